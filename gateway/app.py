@@ -39,6 +39,7 @@ ROUTES = [
     completions.create_completion,
     completions.create_response,
     embeddings.create_embeddings,
+    embeddings.embed,
     embeddings.create_scores,
     embeddings.rerank,
     messages.create_message,

@@ -57,6 +57,18 @@ class Constraint(msgspec.Struct, frozen=True):
     """Of a JSON Schema: a keyword that cannot be enforced is refused, and not dropped."""
 
 
+class Truncation(msgspec.Struct, frozen=True):
+    """How a prompt that is too long is cut."""
+
+    max_tokens: int
+    """Tokens that are kept, special tokens of the tokenizer included; -1: as many as the context
+    has room for."""
+    side: Literal["left", "right"]
+    """Where tokens are left out: at the beginning, or at the end. Of a pair, the document's."""
+    param: str = "truncate_prompt_tokens"
+    """The field that a refusal names."""
+
+
 class ThoughtBudget(msgspec.Struct, frozen=True):
     """How many tokens the thought before an answer may have."""
 
@@ -85,6 +97,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     vector has the logits of the answers no and yes."""
     dimensions: int | None = None
     """For kind `embed`: the leading numbers of each vector that are shown; None: all."""
+    dimensions_param: str = "dimensions"
+    """Field of the body that they came from, for errors."""
     prompts_param: str = "prompt"
     """Field of the body that the prompts came from, for errors."""
     echo: bool = False
@@ -92,9 +106,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     answer. With `messages`: whether the content that the answer goes on with is shown."""
     num_prompt_logprobs: int | None = None
     """Likeliest tokens told beside each one of the prompt, apart from the answer; None: none."""
-    truncate: int | None = None
-    """A prompt keeps its last so many tokens; -1: as many as there is room for. Of a pair the
-    document is cut, at its end."""
+    truncation: Truncation | None = None
+    """None: a prompt that is too long is refused."""
     max_document_tokens: int | None = None
     """For pairs: tokens that each document keeps, from its beginning; None: all."""
     add_special_tokens: bool | None = None

@@ -30,7 +30,7 @@ class Pair(msgspec.Struct, frozen=True):
 
     def with_document(self, document: str) -> Pair:
         """Returns the pair with a shorter document. A character that was cut in two is left out."""
-        return msgspec.structs.replace(self, document=document.rstrip("\ufffd"))
+        return msgspec.structs.replace(self, document=document.strip("\ufffd"))
 
     def messages(self) -> list[Message]:
         """The question as a conversation. The document comes last, so that all documents of a query

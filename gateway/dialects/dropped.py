@@ -72,6 +72,11 @@ RESPONSES: Mapping[str, str] = {
 }
 """What the Responses dialect drops beside: name to reason."""
 
+EMBED: Mapping[str, str] = {
+    "input_type": "What a model's own prompts ask for stands in the texts.",
+}
+"""What Cohere's embeddings drop: name to reason."""
+
 MAX_NAMED = 32
 """Names in one answer's header, at most."""
 

@@ -5,14 +5,15 @@ A field that stands in a struct here is supported; what becomes of others says `
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
 
 from gateway.dialects.openai_table import FieldsWithoutEffect
-from gateway.dialects.sampling_fields import TokenId
+from gateway.dialects.sampling_fields import Priority, TokenId
 from gateway.exceptions import InvalidRequest
+from gateway.generation_request import Truncation
 from gateway.limits.bounds import MAX_TOKEN_IDS
 
 MAX_NAMED_TOKENS = 128
@@ -20,6 +21,8 @@ MAX_SEQUENCES = 128
 """Prompts times choices of one request."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+TruncateTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+Side = Literal["left", "right"]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 
 
@@ -40,8 +43,10 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     prompt_logprobs: TopLogprobs | None = None
     """The prompt's tokens, each with so many of the likeliest; not in a stream."""
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
-    """The prompt keeps its last so many tokens; -1: as many as the context has room for."""
+    truncate_prompt_tokens: TruncateTokens | None = None
+    """The prompt keeps so many tokens; -1: as many as the context has room for."""
+    truncation_side: Side | None = None
+    """Where `truncate_prompt_tokens` cuts: at the beginning, as without it, or at the end."""
     best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     """Accepted where it is `n`: no more answers are made than are given."""
     return_token_ids: bool | None = None
@@ -66,7 +71,7 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
             **self.sampling(),
             "num_prompt_logprobs": self.prompt_logprobs,
             "logprob_token_ids": tuple(self.logprob_token_ids or ()),
-            "truncate": self.truncate_prompt_tokens,
+            "truncation": truncation(self.truncate_prompt_tokens, self.truncation_side or "left"),
             "user": self.user or self.safety_identifier,
             "constraint": self.constraint(),
             "dropped": self.dropped,
@@ -105,12 +110,15 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
 class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a text may be that becomes a vector or a score, as vLLM has it."""
 
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
-    """An input keeps its last so many tokens, and of a question the document is cut at its end;
-    -1: as many as the context has."""
+    truncate_prompt_tokens: TruncateTokens | None = None
+    """An input has so many tokens at most, and so has a question, whose document is cut; -1: as
+    many as the context has."""
+    truncation_side: Side | None = None
+    """Where `truncate_prompt_tokens` cuts: at the end, as without it, or at the beginning."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its special tokens: to a text unless this is false, to what a chat
     template has written only if it is true."""
+    priority: Priority | None = None
 
     def __post_init__(self) -> None:
         check_truncation(self.truncate_prompt_tokens)
@@ -118,9 +126,15 @@ class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def input_fields(self) -> dict[str, Any]:
         """These fields as the neutral request has them."""
         return {
-            "truncate": self.truncate_prompt_tokens,
+            "truncation": truncation(self.truncate_prompt_tokens, self.truncation_side or "right"),
+            "priority": self.priority or 0,
             "add_special_tokens": self.add_special_tokens,
         }
+
+
+def truncation(num_tokens: int | None, side: Side) -> Truncation | None:
+    """Returns how a prompt is cut; None if `num_tokens` is None."""
+    return None if num_tokens is None else Truncation(num_tokens, side)
 
 
 def check_truncation(num_tokens: int | None) -> None:

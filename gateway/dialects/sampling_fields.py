@@ -12,6 +12,7 @@ from gateway.exceptions import InvalidRequest
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Priority = Annotated[int, Meta(ge=-100, le=100)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_BIASES = 300
@@ -45,7 +46,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
+    priority: Priority | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     skip_special_tokens: bool | None = None
     """False: special tokens are in the text."""

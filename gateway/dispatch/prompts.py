@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -77,10 +78,12 @@ async def _chat_prompts(
         conversation_of(asked, messages),
         domain=caller.cache_domain,
         template=template,
-        max_tokens=None if asked.truncate else max_tokens,
+        max_tokens=None if asked.truncation else max_tokens,
         add_special_tokens=bool(asked.add_special_tokens),
     )
-    tokens = tokens[-_most_tokens(asked, max_tokens) :]
+    tokens = _shortened(
+        tokenizer, asked, tokens, max_tokens, has_special_tokens=bool(asked.add_special_tokens)
+    )
     check_total([len(tokens)], asked.num_choices, max_tokens, param="n")
     form = await tokenizer.answer_form(template)
     if target.serving.tool_format is not None:
@@ -112,13 +115,13 @@ async def _pair_prompts(
             Conversation(pair.messages(), template_arguments=WITHOUT_THINKING),
             domain=caller.cache_domain,
             template=target.chat_template(),
-            max_tokens=None if asked.truncate else max_tokens,
+            max_tokens=None if asked.truncation else max_tokens,
             add_special_tokens=bool(asked.add_special_tokens),
         )
         return tokens
 
     documents: list[list[int]] = []
-    if asked.truncate is not None or asked.max_document_tokens is not None:
+    if asked.truncation is not None or asked.max_document_tokens is not None:
         documents = await tokenizer.encode_many(
             [pair.document for pair in asked.pairs],
             domain=caller.cache_domain,
@@ -126,20 +129,21 @@ async def _pair_prompts(
         )
     prompts: list[list[int]] = []
     for number, pair in enumerate(asked.pairs):
-        num_kept = len(documents[number]) if documents else 0
-        if asked.max_document_tokens is not None and num_kept > asked.max_document_tokens:
-            num_kept = asked.max_document_tokens
-            pair = pair.with_document(tokenizer.text(documents[number][:num_kept]))
+        kept = documents[number] if documents else []
+        if asked.max_document_tokens is not None and len(kept) > asked.max_document_tokens:
+            kept = kept[: asked.max_document_tokens]
+            pair = pair.with_document(tokenizer.text(kept))
         tokens = await encode(pair)
-        while len(tokens) > most:
-            num_kept -= len(tokens) - most
+        while asked.truncation is not None and len(tokens) > most:
+            num_kept = len(kept) - (len(tokens) - most)
             if num_kept < 1:
                 raise InvalidRequest(
                     f"The question without its document has {most} tokens or more, which "
-                    "'truncate_prompt_tokens' does not allow.",
-                    param="truncate_prompt_tokens",
+                    f"'{asked.truncation.param}' does not allow.",
+                    param=asked.truncation.param,
                 )
-            pair = pair.with_document(tokenizer.text(documents[number][:num_kept]))
+            kept = kept[-num_kept:] if asked.truncation.side == "left" else kept[:num_kept]
+            pair = pair.with_document(tokenizer.text(kept))
             tokens = await encode(pair)
         prompts.append(tokens)
         await asyncio.sleep(0)
@@ -164,27 +168,34 @@ async def _completion_prompts(
             texts,
             domain=caller.cache_domain,
             add_special_tokens=asked.add_special_tokens is not False,
-            max_tokens=None if asked.truncate else max_tokens,
+            max_tokens=None if asked.truncation else max_tokens,
         )
     )
-    prompts = [(next(encoded) if isinstance(each, str) else each)[-most:] for each in given]
+    shorten = partial(_shortened, tokenizer, asked, max_model_len=max_tokens)
+    has_special_tokens = asked.add_special_tokens is not False
+    prompts = [
+        shorten(next(encoded), has_special_tokens=has_special_tokens)
+        if isinstance(each, str)
+        else shorten(each)
+        for each in given
+    ]
     lengths = [len(prompt) for prompt in prompts]
     check_total(lengths, num_choices, max_tokens, param=asked.prompts_param)
     for length in lengths:
         completion_tokens(length, asked.max_tokens, 1, max_tokens)
     echoed: Sequence[str | list[int]] = []
     if asked.echo:
-        echoed = prompts if asked.truncate else given
+        echoed = prompts if asked.truncation else given
     return await _prompts(tokenizer, target, caller, prompts, echoed, asked.prompts_param)
 
 
 def _most_tokens(asked: GenerationRequest, max_model_len: int) -> int:
-    """Tokens that a prompt keeps at most, its last ones. What a request does not cut is checked, so
+    """Returns how many tokens a prompt keeps at most. What a request does not cut is checked, so
     that it is whole or refused."""
-    if asked.truncate is None:
+    if asked.truncation is None:
         return MAX_TOKEN_IDS
-    if asked.truncate > 0:
-        return asked.truncate
+    if asked.truncation.max_tokens > 0:
+        return asked.truncation.max_tokens
     room = max_model_len - (1 if asked.max_tokens is None else asked.max_tokens)
     if room < 1:
         raise ContextLengthExceeded(
@@ -192,6 +203,32 @@ def _most_tokens(asked: GenerationRequest, max_model_len: int) -> int:
             f"'{asked.max_tokens_param}' of {asked.max_tokens} leaves no room for a prompt."
         )
     return room
+
+
+def _shortened(
+    tokenizer: ModelTokenizer,
+    asked: GenerationRequest,
+    tokens: list[int],
+    max_model_len: int,
+    *,
+    has_special_tokens: bool = False,
+) -> list[int]:
+    """Returns the tokens that a prompt keeps. The special tokens that the tokenizer has put around
+    it stay. Raises InvalidRequest if they leave no room for others."""
+    cut, most = asked.truncation, _most_tokens(asked, max_model_len)
+    if cut is None or len(tokens) <= most:
+        return tokens
+    begin, end = tokenizer.num_added_tokens if has_special_tokens else (0, 0)
+    room = most - begin - end
+    if room < 1:
+        raise InvalidRequest(
+            f"'{cut.param}' must be above {begin + end}, the number of special tokens around a "
+            "prompt of this model.",
+            param=cut.param,
+        )
+    inner = tokens[begin : len(tokens) - end]
+    inner = inner[-room:] if cut.side == "left" else inner[:room]
+    return [*tokens[:begin], *inner, *tokens[len(tokens) - end :]]
 
 
 def check_ids(asked: GenerationRequest, target: ResolvedModel) -> None:

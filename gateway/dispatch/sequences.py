@@ -90,7 +90,7 @@ def check_answer_of(call: Call, default_tokens: int) -> None:
     asked, num_choices = call.asked, call.asked.num_choices
     num_told = _num_told(call)
     if asked.kind is OutputKind.EMBED and not asked.pairs:
-        check_vectors(len(call.prompts), call.target.base.shape.hidden_size, asked.dimensions)
+        check_vectors(len(call.prompts), call.target.base.shape.hidden_size, asked)
     num_logprobs = 0
     for prompt in call.prompts:
         length = len(prompt.tokens)

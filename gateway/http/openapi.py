@@ -105,6 +105,16 @@ class EmbeddingList(msgspec.Struct, frozen=True):
     usage: dict[str, Any]
 
 
+class TypedEmbeddings(msgspec.Struct, frozen=True):
+    """The answer of the embed route; fields as Cohere's."""
+
+    id: str
+    embeddings: dict[str, list[Any]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str
+
+
 class ScoreList(msgspec.Struct, frozen=True):
     """The answer of the score route; fields as vLLM's."""
 
@@ -127,6 +137,7 @@ class Ranking(msgspec.Struct, frozen=True):
 
 WHOLE_ANSWERS: dict[str, type[msgspec.Struct]] = {
     "/v1/embeddings": EmbeddingList,
+    "/v2/embed": TypedEmbeddings,
     **dict.fromkeys(("/v1/score", "/score"), ScoreList),
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), Ranking),
 }

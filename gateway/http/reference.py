@@ -20,6 +20,7 @@ DROPPED_BY_DIALECT: Mapping[str, Mapping[str, str]] = {
     "MessagesRequest": dropped.MESSAGES,
     "CountTokensRequest": dropped.MESSAGES,
     "ResponsesRequest": dropped.RESPONSES,
+    "EmbedRequest": dropped.EMBED,
 }
 
 

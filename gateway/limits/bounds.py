@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
-from gateway.generation_request import AllowedTools, NamedTool, Tool, ToolChoice
+from gateway.generation_request import AllowedTools, GenerationRequest, NamedTool, Tool, ToolChoice
 
 MAX_REQUEST_TOKENS = 1 << 18
 """Prompt tokens of one request, each counted once a choice: a worker is sent so many ids. A single
@@ -194,19 +194,21 @@ def _too_deep(param: str) -> InvalidRequest:
     )
 
 
-def check_vectors(num_vectors: int, size: int, dimensions: int | None) -> None:
+def check_vectors(num_vectors: int, size: int, asked: GenerationRequest) -> None:
     """Checks an answer of vectors before it is begun. size: numbers that the model's vectors have.
     Raises InvalidRequest."""
+    dimensions = asked.dimensions
     if dimensions is not None and dimensions > size:
         raise InvalidRequest(
             f"This model's vectors have {size} dimensions; you asked for {dimensions}.",
-            param="dimensions",
+            param=asked.dimensions_param,
         )
     total = num_vectors * (dimensions or size)
     if total > MAX_VECTOR_NUMBERS:
         raise InvalidRequest(
             f"The vectors of an answer may have {MAX_VECTOR_NUMBERS} numbers; yours would have "
-            f"{total}. Send fewer inputs in one request, or ask for fewer 'dimensions'.",
-            param="input",
+            f"{total}. Send fewer inputs in one request, or ask for fewer "
+            f"'{asked.dimensions_param}'.",
+            param=asked.prompts_param,
             code="answer_too_large",
         )

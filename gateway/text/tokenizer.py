@@ -177,6 +177,13 @@ class ModelTokenizer:
         return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     @cached_property
+    def num_added_tokens(self) -> tuple[int, int]:
+        """Returns how many special tokens the tokenizer puts before a text and behind it."""
+        is_added = self._tokenizer.encode("no").special_tokens_mask
+        begin = is_added.index(0)
+        return begin, is_added[::-1].index(0)
+
+    @cached_property
     def verdict_tokens(self) -> tuple[int, ...]:
         """The tokens that the answers no and yes begin with. Raises InvalidRequest if they begin
         alike: such a model judges nothing with one token."""

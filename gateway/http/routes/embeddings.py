@@ -5,12 +5,14 @@ from __future__ import annotations
 from litestar.params import JSONBody
 from litestar.types import ASGIApp
 
+from gateway.dialects.cohere_embeddings import CohereEmbeddings, EmbedRequest
 from gateway.dialects.embeddings import EmbeddingRequest, Embeddings
 from gateway.dialects.relevance_scores import Reranking, RerankRequest, ScoreRequest, Scores
 from gateway.http.request import GatewayRequest
 from gateway.http.routes.completions import answer, answering
 
 EMBEDDINGS = Embeddings()
+COHERE_EMBEDDINGS = CohereEmbeddings()
 SCORES = Scores()
 RERANKING = Reranking()
 
@@ -19,6 +21,12 @@ RERANKING = Reranking()
 async def create_embeddings(request: GatewayRequest, data: JSONBody[EmbeddingRequest]) -> ASGIApp:
     """A vector of each input, of length 1."""
     return await answer(request, EMBEDDINGS, data)
+
+
+@answering("/v2/embed")
+async def embed(request: GatewayRequest, data: JSONBody[EmbedRequest]) -> ASGIApp:
+    """A vector of each text, of length 1, in Cohere's form."""
+    return await answer(request, COHERE_EMBEDDINGS, data)
 
 
 @answering(["/v1/score", "/score"])

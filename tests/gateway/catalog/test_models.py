@@ -133,6 +133,7 @@ def test_the_schema_has_these_routes_and_bodies(service: Service) -> None:
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/v2/embed",
         "/v1/score",
         "/score",
         "/v1/rerank",

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from tests.gateway.dialects.test_relevance_scores import longest_is_best
 from tests.gateway.scripted import DIGEST, LAYOUT
-from tests.gateway.scripts import embed, spelled
+from tests.gateway.scripts import embed, say, spelled
 from tests.gateway.service import Service, make_store, snapshot
 from workers.wire.protocol import ModelInfo
 
@@ -22,17 +22,20 @@ LENGTH = 1024
 CHAT: list[Any] = [{"role": "user", "content": "Hi"}]
 RENDERED = "<|im_start|>user\nHi<|im_end|>\n"
 BOS = "<|bos|>"
-DOCUMENTS = ["a", "bbbb", "ccccccc"]
+EOS = "<|pad|>"
+DOCUMENTS = ["a", "bbbb", "ccccdde"]
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Its tokenizer puts a special token before each text."""
+    """Its tokenizer puts a special token before each text and one behind it."""
     store: Path = make_store(tmp_path_factory.mktemp("inputs"))
     path = str(store / DIGEST / "tokenizer.json")
     tokenizer = Tokenizer.from_file(path)
-    bos = tokenizer.token_to_id(BOS)
-    tokenizer.post_processor = TemplateProcessing(f"{BOS} $A", special_tokens=[(BOS, bos)])
+    tokenizer.post_processor = TemplateProcessing(
+        f"{BOS} $A {EOS}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)],
+    )
     tokenizer.save(path)
     service = Service(store)
     service.worker.models = [ModelInfo(DIGEST, "tiny", LENGTH, LAYOUT)]
@@ -71,24 +74,41 @@ def test_embeddings_of_a_conversation(service: Service, client: openai.OpenAI) -
     begun = sent(service, "/v1/embeddings", messages=CHAT, add_generation_prompt=True)
     assert begun == [RENDERED + "<|im_start|>assistant\n"]
     assert sent(service, "/v1/embeddings", messages=CHAT, add_special_tokens=True) == [
-        BOS + RENDERED
+        BOS + RENDERED + EOS
     ]
     for wrong in ({"messages": CHAT, "input": "x"}, {}):
         refused = post(service, "/v1/embeddings", **wrong).json()["error"]
         assert "either 'input' or 'messages'" in refused["message"]
 
 
-def test_texts_keep_their_last_tokens(service: Service) -> None:
+def test_texts_are_cut_at_their_end_and_keep_their_special_tokens(service: Service) -> None:
+    """As vLLM cuts what becomes a vector."""
     service.worker.script = embed
     texts = ["Hello", "x" * (LENGTH + 9)]
     path = "/v1/embeddings"
-    assert sent(service, path, input=texts, truncate_prompt_tokens=3) == ["llo", "xxx"]
+    cut = sent(service, path, input=texts, truncate_prompt_tokens=4)
+    assert cut == [f"{BOS}He{EOS}", f"{BOS}xx{EOS}"]
+    left = sent(service, path, input=texts, truncate_prompt_tokens=4, truncation_side="left")
+    assert left == [f"{BOS}lo{EOS}", f"{BOS}xx{EOS}"]
+    bare = sent(service, path, input="Hello", truncate_prompt_tokens=4, add_special_tokens=False)
+    assert bare == ["Hell"]
+    ids = sent(service, path, input=[[1, 2, 3, 4, 5]], truncate_prompt_tokens=4)
+    assert len(service.worker.requests[-1].tokens) == 4 and len(ids) == 1
     whole, cut = sent(service, path, input=texts, truncate_prompt_tokens=-1)
-    assert (whole, cut) == (BOS + "Hello", "x" * LENGTH)
+    assert (whole, cut) == (f"{BOS}Hello{EOS}", f"{BOS}{'x' * (LENGTH - 2)}{EOS}")
     assert post(service, path, input=texts).status_code == 400
     assert sent(service, path, input="Hi", add_special_tokens=False) == ["Hi"]
-    refused = post(service, path, input="Hi", truncate_prompt_tokens=0).json()["error"]
-    assert refused["param"] == "truncate_prompt_tokens"
+    for too_few in (0, 2):
+        refused = post(service, path, input="Hi", truncate_prompt_tokens=too_few).json()["error"]
+        assert refused["param"] == "truncate_prompt_tokens"
+
+
+def test_a_completion_keeps_its_last_tokens_and_its_special_ones(service: Service) -> None:
+    service.worker.script = say("ok")
+    path = "/v1/completions"
+    for side, kept in ((None, "lo"), ("left", "lo"), ("right", "He")):
+        asked: dict[str, Any] = {"truncate_prompt_tokens": 4, "truncation_side": side}
+        assert sent(service, path, prompt="Hello", **asked) == [f"{BOS}{kept}{EOS}"]
 
 
 def documents_in(prompts: list[str]) -> list[str]:
@@ -122,6 +142,8 @@ def test_documents_are_cut_and_questions_are_not(service: Service, path: str) ->
     most = len(service.worker.requests[-2].tokens)
     cut = sent(service, path, **asked, truncate_prompt_tokens=most)
     assert documents_in(cut) == ["a", "bbbb", "cccc"]
+    left = sent(service, path, **asked, truncate_prompt_tokens=most, truncation_side="left")
+    assert documents_in(left) == ["a", "bbbb", "cdde"]
     assert [len(each.tokens) for each in service.worker.requests[-2:]] == [most, most]
     long = asked | {"documents": ["d" * LENGTH]}
     assert post(service, path, **long).status_code == 400
@@ -129,7 +151,7 @@ def test_documents_are_cut_and_questions_are_not(service: Service, path: str) ->
     assert len(service.worker.requests[-1].tokens) == LENGTH
     refused = post(service, path, **asked, truncate_prompt_tokens=5).json()["error"]
     assert refused["param"] == "truncate_prompt_tokens"
-    assert sent(service, path, **asked, add_special_tokens=True)[0] == BOS + whole[0]
+    assert sent(service, path, **asked, add_special_tokens=True)[0] == BOS + whole[0] + EOS
 
 
 def test_a_document_keeps_its_first_tokens(service: Service) -> None:
@@ -140,6 +162,6 @@ def test_a_document_keeps_its_first_tokens(service: Service) -> None:
 
 
 def test_counted_messages_with_the_tokenizer_s_own_tokens(service: Service) -> None:
-    for asked, begin in ((None, ""), (False, ""), (True, BOS)):
+    for asked, begin, end in ((None, "", ""), (False, "", ""), (True, BOS, EOS)):
         counted = post(service, "/tokenize", messages=CHAT, add_special_tokens=asked).json()
-        assert spelled(counted["tokens"]) == f"{begin}{RENDERED}<|im_start|>assistant\n"
+        assert spelled(counted["tokens"]) == f"{begin}{RENDERED}<|im_start|>assistant\n{end}"

@@ -39,6 +39,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Messages": ("/v1/messages", {"messages": SAID, "max_tokens": 90}),
     "Responses": ("/v1/responses", {"input": WORD, "max_output_tokens": 90}),
     "embeddings": ("/v1/embeddings", {"input": WORD}),
+    "embed": ("/v2/embed", {"texts": [WORD]}),
     "score": ("/v1/score", {"queries": "q", "documents": WORD}),
     "rerank": ("/v1/rerank", {"query": "q", "documents": [WORD]}),
 }
@@ -136,9 +137,11 @@ def streamed(probe: Probe) -> None:
 def asks_with(probe: Probe) -> None:
     """Each field that the cell names is in the prompt."""
     for name in probe.names:
-        is_list = name in ("messages", "documents")
-        value = (SAID if name == "messages" else [WORD] * 2) if is_list else WORD
-        fields = {name: value} if name != "messages" else probe.conversation(value)
+        value: Any = [WORD] * 2 if name in ("documents", "texts") else WORD
+        fields = {name: value} if name != "messages" else probe.conversation(SAID)
+        if name == "inputs":
+            part = {"type": "text", "text": WORD}
+            fields = {"texts": None, "inputs": [{"content": [part]}]}
         assert WORD in spelled(probe.sent(**fields).tokens)
 
 
@@ -152,6 +155,9 @@ def answers_per_request(probe: Probe) -> None:
             probe.refuses("n", 2)
         case "embeddings":
             assert len(probe.answered(input=["a", "b", "c"])["data"]) == 3
+        case "embed":
+            answer = probe.answered(texts=["a", "b", "c"])
+            assert len(answer["embeddings"]["float"]) == 3
         case "score":
             assert len(probe.answered(documents=["a", "b", "c"])["data"]) == 3
         case _:
@@ -295,6 +301,9 @@ def templates(probe: Probe) -> None:
 
 
 def cached(probe: Probe) -> None:
+    if probe.dialect == "embed":
+        assert probe.answered()["meta"]["billed_units"].keys() == {"input_tokens"}
+        return
     usage = (
         probe.answered(cached=4)["usage"] if probe.dialect in LIVE else probe.answered()["usage"]
     )
@@ -346,6 +355,7 @@ def images(probe: Probe) -> None:
         "Responses": {"input": turns},
         "completions": {"prompt": [{"image": "data:,"}]},
         "embeddings": {"input": [{"image": "data:,"}]},
+        "embed": {"images": ["data:,"]},
         "score": {"text_2": [{"image": "data:,"}]},
         "rerank": {"documents": [{"image": "data:,"}]},
     }

@@ -39,6 +39,7 @@ ROUTES = {
     "messages": Route("/v1/messages", {"messages": HI, "max_tokens": 8}, "chat", 3, True),
     "responses": Route("/v1/responses", {"input": "Hi", "max_output_tokens": 8}, "chat", 3),
     "embeddings": Route("/v1/embeddings", {"input": ["Hi", "Ho!"]}, "embeddings"),
+    "embed": Route("/v2/embed", {"texts": ["Hi", "Ho!"]}, "embeddings"),
     "score": Route("/v1/score", {"text_1": "Hi", "text_2": ["a", "b"]}, "embeddings"),
     "rerank": Route("/v1/rerank", {"query": "Hi", "documents": ["a", "b"]}, "embeddings"),
     "tokenize": Route("/tokenize", {"prompt": "Hi"}),

@@ -26,6 +26,7 @@ CALLS = {
     "/v1/messages/count_tokens": {"model": "tiny", "messages": CHAT},
     "/v1/responses": {"model": "tiny", "input": "Hi", "max_output_tokens": 3},
     "/v1/embeddings": {"model": "tiny", "input": "Hi"},
+    "/v2/embed": {"model": "tiny", "texts": ["Hi"]},
     "/v1/score": {"model": "tiny", "text_1": "Hi", "text_2": "a"},
     "/score": {"model": "tiny", "text_1": "Hi", "text_2": "a"},
     "/v1/rerank": {"model": "tiny", "query": "Hi", "documents": ["a"]},

@@ -1,0 +1,184 @@
+"""Cohere's embeddings: POST /v2/embed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from gateway.dialects.dialect import Answer, BodyFormat, Dialect
+from gateway.dialects.embeddings import MAX_INPUTS, NUMBERS_AT_ONCE, unit_vector
+from gateway.dialects.history import ConversationReader, Place, is_absent
+from gateway.dialects.openai_fields import Count
+from gateway.dialects.sampling_fields import Priority
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import GenerationRequest, Truncation
+from gateway.limits.admission import Usage
+from gateway.text.detokenizer import TokenBytes
+from workers.wire.protocol import OutputKind, SamplingParams
+
+Vector = NDArray[np.float32]
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+SIDES: Mapping[str, Literal["left", "right"]] = {"START": "left", "END": "right"}
+"""Where a text that is too long is cut."""
+OFFSET = 128
+"""Difference between an unsigned byte and the signed one that stands for it."""
+
+
+class EmbedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text in parts."""
+
+    content: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v2/embed."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot",
+        "input_type": "search_query",
+        "texts": ["Where is my parcel?", "My parcel is late."],
+        "embedding_types": ["float"],
+    }
+
+    model: Annotated[str, Meta(min_length=1)]
+    texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
+    inputs: Annotated[list[EmbedInput], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
+    """In place of `texts`: each is a list of parts, of which only text is read."""
+    images: Any = None
+    """Refused: no model here reads images."""
+    input_type: (
+        Literal["search_document", "search_query", "classification", "clustering"] | None
+    ) = None
+    """Dropped: what a model's prompts ask for stands in the text itself."""
+    embedding_types: Annotated[list[EmbeddingType], Meta(max_length=6)] | None = None
+    """Forms in which each vector is written; `float` unless given."""
+    output_dimension: Count | None = None
+    """Leading numbers of each vector, which are then made of length 1."""
+    truncate: Literal["NONE", "START", "END"] | None = None
+    """Where a text that is too long is cut: `END` unless given; `NONE` refuses it."""
+    max_tokens: Count | None = None
+    """Tokens that each text keeps; as many as the context has unless given. Not with `NONE`."""
+    priority: Priority | None = None
+    user: str | None = None
+    """Splits canaries; without it the API key does."""
+
+    def __post_init__(self) -> None:
+        if not is_absent(self.images):
+            raise InvalidRequest(
+                "Unsupported content in 'images'. Only text is read.",
+                param="images",
+                code="unsupported_content",
+            )
+        if (self.texts is None) == (self.inputs is None):
+            raise InvalidRequest("Give either 'texts' or 'inputs'.", param="texts")
+        if self.truncate == "NONE" and self.max_tokens is not None:
+            raise InvalidRequest(
+                "'max_tokens' cuts texts, which 'truncate' of \"NONE\" forbids; leave one out.",
+                param="max_tokens",
+            )
+
+    def read_texts(self) -> list[str]:
+        """Returns the text of each input. Raises InvalidRequest for content that is not text."""
+        if self.texts is not None:
+            return self.texts
+        reader = ConversationReader()
+        return [
+            reader.text(given.content, Place(number, Place("inputs"), is_typed=True))
+            for number, given in enumerate(self.inputs or [])
+        ]
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """How long texts are cut; None if they are refused."""
+        side = SIDES.get(self.truncate or "END")
+        if side is None:
+            return None
+        return Truncation(self.max_tokens or -1, side, param="max_tokens")
+
+
+def _bytes_of(vector: Vector) -> NDArray[np.int8]:
+    """Returns each number as a byte, by a scale of its own for each vector: the largest of it is
+    127 or -127. So the cosine of two vectors is about that of their bytes."""
+    largest = np.abs(vector).max(initial=0)
+    scaled = np.divide(vector, largest, out=np.zeros_like(vector), where=largest > 0)
+    return np.rint(scaled * 127).astype(np.int8)
+
+
+def _bits_of(vector: Vector) -> NDArray[np.uint8]:
+    """Returns the signs, a bit each, eight in a byte; the last byte is filled up with zeros."""
+    return np.packbits(vector > 0)
+
+
+WRITERS: Mapping[str, Callable[[Vector], Any]] = {
+    "float": lambda vector: vector.tolist(),
+    "int8": lambda vector: _bytes_of(vector).tolist(),
+    "uint8": lambda vector: (_bytes_of(vector).astype(np.int16) + OFFSET).tolist(),
+    "binary": lambda vector: (_bits_of(vector).astype(np.int16) - OFFSET).tolist(),
+    "ubinary": lambda vector: _bits_of(vector).tolist(),
+    "base64": lambda vector: base64.b64encode(vector.tobytes()).decode(),
+}
+"""How a vector is written in each form."""
+
+
+class EmbedFormat(BodyFormat):
+    """Vectors of length 1 in each form that was asked for, in the order of the texts."""
+
+    def __init__(self, response_id: str, body: EmbedRequest) -> None:
+        self._id = response_id
+        self._body = body
+        self._forms = list(dict.fromkeys(body.embedding_types or ["float"]))
+
+    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        written: dict[str, list[msgspec.Raw]] = {form: [] for form in self._forms}
+        num_written = 0
+        for answer in answers:
+            vector = unit_vector(answer, self._body.output_dimension)
+            for form, vectors in written.items():
+                vectors.append(msgspec.Raw(msgspec.json.encode(WRITERS[form](vector))))
+                num_written += len(vector)
+            if num_written >= NUMBERS_AT_ONCE:
+                num_written = 0
+                await asyncio.sleep(0)
+        return msgspec.json.encode(
+            {
+                "id": self._id,
+                "embeddings": written,
+                "texts": self._body.read_texts(),
+                "meta": {
+                    "api_version": {"version": "2"},
+                    "billed_units": {"input_tokens": usage.prompt_tokens},
+                },
+                "response_type": "embeddings_by_type",
+            }
+        )
+
+
+class CohereEmbeddings(Dialect[EmbedRequest]):
+    id_prefix = "embd"
+
+    def read(self, body: EmbedRequest) -> GenerationRequest:
+        return GenerationRequest(
+            model=body.model,
+            prompts=list(body.read_texts()),
+            prompts_param="inputs" if body.texts is None else "texts",
+            truncation=body.truncation,
+            priority=body.priority or 0,
+            kind=OutputKind.EMBED,
+            dimensions=body.output_dimension,
+            dimensions_param="output_dimension",
+            max_tokens=0,
+            user=body.user,
+            dropped=() if body.input_type is None else ("input_type",),
+        )
+
+    def answer_format(
+        self, body: EmbedRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
+    ) -> EmbedFormat:
+        return EmbedFormat(f"{self.id_prefix}-{request_id}", body)
