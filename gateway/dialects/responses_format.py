@@ -22,6 +22,8 @@ from workers.wire.protocol import TokenLogprobs
 encode = msgspec.json.encode
 NAMES = {Text: "output_text", Reasoning: "reasoning_text", ToolCall: "function_call_arguments"}
 """Names of the events that carry a part's pieces."""
+FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""Codes of a failed response by the status of its error; others are `server_error`."""
 CARRIED = "loraplex:"
 """Begins an `encrypted_content` of ours."""
 
@@ -79,10 +81,16 @@ class ResponsesFormat(AnswerFormat):
         return closed + self._event(f"response.{status}", response=response)
 
     def error_event(self, error: Exception) -> bytes:
-        """With the fields that the page has, and as the official client raises it."""
-        body = error_body(error, *problem_of(error))
+        """Two events. `response.failed` has the response as far as it came. `error` follows because
+        the official client raises it, so that no application takes the text for a whole answer."""
+        problem, message = problem_of(error)
+        body = error_body(error, problem, message)
         told = {name: body["error"][name] for name in ("code", "message", "param")}
-        return self._event("error", **told, **body)
+        code = FAILURES.get(problem.status, "server_error")
+        response = self._response("failed", [*self._done, *self._unfinished()], None)
+        response["error"] = {"code": code, "message": message}
+        failed = self._event("response.failed", response=response)
+        return failed + self._event("error", **told, **body)
 
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
         (answer,) = answers
@@ -153,6 +161,13 @@ class ResponsesFormat(AnswerFormat):
         return closed + self._event(
             "response.output_item.done", output_index=index, item=self._done[-1]
         )
+
+    def _unfinished(self) -> list[dict[str, Any]]:
+        """Returns the item under way, if there is one, as far as it came."""
+        if self._part is None:
+            return []
+        text = "".join(self._written)
+        return [self._item(self._part, len(self._done), text, "incomplete")]
 
     def _place(self) -> dict[str, Any]:
         """Where the item under way is."""

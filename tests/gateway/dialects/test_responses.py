@@ -299,9 +299,26 @@ def test_an_error_in_the_middle_of_a_stream(client: openai.OpenAI, worker: Scrip
         raise WorkerFailed(ErrorCode.LOGITS_NAN, "no numbers")
 
     worker.script = script
+    stream = client.responses.create(**ASK, stream=True)
+    events: list[Any] = []
     with pytest.raises(openai.APIError) as raised:
-        list(client.responses.create(**ASK, stream=True))
+        for event in stream:
+            check_event(event.to_dict())
+            events.append(event)
     assert raised.value.code == "logits_nan"
+    failed = events[-1]
+    assert failed.type == "response.failed" and failed.response.status == "failed"
+    assert failed.response.id == events[0].response.id
+    assert (failed.response.error.code, failed.response.error.message) == (
+        "server_error",
+        raised.value.message,
+    )
+    assert failed.response.output_text == "abc"
+    assert failed.response.output[0].status == "incomplete"
+    with pytest.raises(openai.APIError), client.responses.stream(**ASK) as helper:
+        for event in helper:
+            events.append(event)
+    assert events[-1].type == "response.failed"
 
 
 def test_all_that_was_reasoned_in_a_turn_is_kept() -> None:
