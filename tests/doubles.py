@@ -14,7 +14,10 @@ from adapters.manifest import PROJECTIONS, BaseModelShape
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+FAMILIES = (
+    *("llama", "llama3", "mistral", "smollm3", "granite", "qwen2", "qwen3"),
+    *("gemma", "gemma2", "gemma3_text"),
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
@@ -91,6 +94,15 @@ def make_model(folder: Path, family: str = "llama", *, seed: int = 0, **changes:
             }
         case "mistral":
             extra = {"sliding_window": 24}
+        case "smollm3":
+            extra = {"no_rope_layers": [1, 0], "tie_word_embeddings": True}
+        case "granite":
+            extra = {
+                "attention_multiplier": 0.2,
+                "embedding_multiplier": 12.0,
+                "logits_scaling": 4.0,
+                "residual_multiplier": 0.22,
+            }
         case "gemma2":
             extra = {"sliding_window": 24, "query_pre_attn_scalar": 16}
         case "gemma3_text":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
+from adapters.format.validator import AdapterFiles
+from adapters.pool.factors import Factors
 from ops.base import (
     PAGE_TOKENS,
     PROJECTIONS,
@@ -57,21 +57,17 @@ class PagedModel:
         self.end = page_bytes
 
     def load_adapter(self, slot: int, folder: Path) -> None:
-        """A uniform-rank adapter as peft saved it."""
-        config = json.loads((folder / "adapter_config.json").read_text())
-        scale = config["lora_alpha"] / config["r"]
-        tensors = load_file(folder / "adapter_model.safetensors")
+        """Reads an adapter as peft saved it."""
+        factors = Factors(AdapterFiles.in_folder(folder), self.model.plan.shape)
         for layer in range(self.model.plan.spec.num_layers):
-            for index, projection in enumerate(PROJECTIONS):
-                path = self.model.plan.shape.module_path(layer, projection)
-                name = f"base_model.model.{path}.lora_A.weight"
-                if name not in tensors:
+            for projection in range(len(PROJECTIONS)):
+                if (found := factors.read(layer, projection)) is None:
                     continue
-                a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")] * scale
+                a, b = found
                 b = b.T.contiguous() if self.ops.b_rank_major else b
-                self.tables.a_offset[slot, layer, index] = self._write(a)
-                self.tables.b_offset[slot, layer, index] = self._write(b)
-                self.tables.rank[slot, layer, index] = len(a)
+                self.tables.a_offset[slot, layer, projection] = self._write(a)
+                self.tables.b_offset[slot, layer, projection] = self._write(b)
+                self.tables.rank[slot, layer, projection] = len(a)
 
     def _write(self, matrix: Tensor) -> int:
         raw = matrix.to(self.model.plan.kv_layout.dtype).contiguous().view(torch.uint8).flatten()

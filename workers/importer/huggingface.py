@@ -1,13 +1,14 @@
-"""A Hugging Face directory as a canonical folder: the weights bit for bit."""
+"""A Hugging Face directory as a canonical folder: the weights bit for bit, and of a checkpoint that
+also reads images or sounds the language model alone."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,15 +27,22 @@ from workers.importer.weight_formats import (
     widened,
 )
 from workers.models import read_spec
-from workers.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, weight_files
+from workers.models.checkpoint import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    Checkpoint,
+    canonical_name,
+    weight_files,
+)
 from workers.models.progress import ByteProgress, ProgressMeter
+from workers.models.text_part import OTHER_PARTS, is_composite, text_part
 
 POOLING = "1_Pooling/config.json"
 """Where Sentence Transformers says how vectors are made of hidden states."""
 POOLINGS = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
 """Its modes that are served, and their names here."""
 WIDENED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-"""Types of weights that can be quantised, as numpy reads them."""
+"""Types of weights that are written anew, as numpy reads them."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -55,11 +63,13 @@ def write_from_huggingface(
 
     Checks config, weights and tokenizer before the first byte is written.
     """
-    config = _read_object(source / "config.json")
+    whole = _read_object(source / "config.json")
+    config = text_part(whole)
+    others = OTHER_PARTS if is_composite(whole) else ()
     spec = read_spec(config)
     _refuse_pickles(source)
     with Checkpoint(source, "np") as checkpoint:
-        checkpoint.check(spec)
+        checkpoint.check(spec, others)
     _write_tokenizer(source, folder)
     write_json(folder / "config.json", complete_config(config, spec))
     if (source / "generation_config.json").is_file():
@@ -67,7 +77,15 @@ def write_from_huggingface(
     if (source / POOLING).is_file():
         write_json(folder / "pooling.json", {"pooling": _pooling(source)})
     if weight_format in INTO:
-        _quantize_weights(source, folder, weight_format, progress)
+        stored = _quantized(source, others, weight_format)
+    elif others:
+        stored = _unchanged(source, others)
+    else:
+        stored = None
+    if stored is not None:
+        num_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in stored.values())
+        meter = ProgressMeter(num_bytes, progress)
+        write_safetensors(folder / SINGLE_FILE, stored, meter.add)
     else:
         _copy_weights(source, folder, progress)
 
@@ -139,40 +157,65 @@ def _copy_weights(source: Path, folder: Path, progress: ByteProgress | None) -> 
         shutil.copyfile(source / INDEX_FILE, folder / INDEX_FILE)
 
 
-def _quantize_weights(
-    source: Path, folder: Path, weight_format: ImportFormat, progress: ByteProgress | None
-) -> None:
-    """Writes all weights into one file. Raises ImportRefused if they are in blocks already."""
-    stored: dict[str, StoredTensor] = {}
+class FileTensor(NamedTuple):
+    """Where a tensor of the source lies, its shape and its type as safetensors calls it."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self) -> NDArray[Any]:
+        """Reads the numbers as they are; bfloat16 comes as its bits."""
+        count = math.prod(self.shape)
+        raw: NDArray[Any] = np.fromfile(self.path, WIDENED[self.dtype], count, offset=self.offset)
+        return raw.reshape(self.shape)
+
+    def read_floats(self) -> NDArray[np.float32]:
+        raw = self.read()
+        return widened(raw) if self.dtype == "BF16" else raw.astype(np.float32)
+
+
+def _file_tensors(source: Path, others: tuple[str, ...]) -> Iterator[tuple[str, FileTensor]]:
+    """Yields the language model's tensors by canonical name. Raises ImportRefused if one is in
+    blocks or another type that is no float."""
     for path in weight_files(source):
         header, begin = read_header(path)
         header.pop("__metadata__", None)
-        for name, entry in sorted(header.items()):
-            shape, dtype = tuple(entry["shape"]), entry["dtype"]
+        for stored, entry in sorted(header.items()):
+            name, dtype = canonical_name(stored), entry["dtype"]
+            if name.startswith(others):
+                continue
             if dtype not in WIDENED:
-                raise ImportRefused(f"tensor {name} is {dtype}; {weight_format} needs floats")
-            read = partial(_read_floats, path, begin + entry["data_offsets"][0], shape, dtype)
-            format = target_format(name, shape, weight_format)
-            if format is None:
-                stored[name] = StoredTensor(
-                    np.dtype(np.uint16), shape, lambda read=read: to_bfloat16(read())
-                )
-            else:
-                stored[f"{name}.{format.name}"] = StoredTensor(
-                    np.dtype(np.uint8),
-                    block_shape(shape, format),
-                    lambda read=read, format=format: quantized(read(), format),
-                )
-    num_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in stored.values())
-    write_safetensors(folder / SINGLE_FILE, stored, ProgressMeter(num_bytes, progress).add)
+                raise ImportRefused(f"tensor {stored} is {dtype}; allowed: {', '.join(WIDENED)}")
+            offset = begin + entry["data_offsets"][0]
+            yield name, FileTensor(path, offset, tuple(entry["shape"]), dtype)
 
 
-def _read_floats(
-    path: Path, offset: int, shape: tuple[int, ...], dtype: str
-) -> NDArray[np.float32]:
-    raw: NDArray[Any] = np.fromfile(path, WIDENED[dtype], math.prod(shape), offset=offset)
-    raw = raw.reshape(shape)
-    return widened(raw) if dtype == "BF16" else raw.astype(np.float32)
+def _unchanged(source: Path, others: tuple[str, ...]) -> dict[str, StoredTensor]:
+    return {
+        name: StoredTensor(np.dtype(WIDENED[tensor.dtype]), tensor.shape, tensor.read)
+        for name, tensor in _file_tensors(source, others)
+    }
+
+
+def _quantized(
+    source: Path, others: tuple[str, ...], weight_format: ImportFormat
+) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for name, tensor in _file_tensors(source, others):
+        format = target_format(name, tensor.shape, weight_format)
+        if format is None:
+            tensors[name] = StoredTensor(
+                np.dtype(np.uint16), tensor.shape, lambda t=tensor: to_bfloat16(t.read_floats())
+            )
+        else:
+            tensors[f"{name}.{format.name}"] = StoredTensor(
+                np.dtype(np.uint8),
+                block_shape(tensor.shape, format),
+                lambda t=tensor, format=format: quantized(t.read_floats(), format),
+            )
+    return tensors
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -18,7 +18,12 @@ BFloat16 = NDArray[np.uint16]
 """The bits of bfloat16, which numpy does not know."""
 Blocks = NDArray[np.uint8]
 """Rows of a matrix in blocks, see `ops.block_matrix`."""
-DTYPES = {np.dtype(np.uint16): "BF16", np.dtype(np.uint8): "U8"}
+DTYPES = {
+    np.dtype(np.uint16): "BF16",
+    np.dtype(np.uint8): "U8",
+    np.dtype(np.float16): "F16",
+    np.dtype(np.float32): "F32",
+}
 ALIGNMENT = 64
 
 
@@ -27,7 +32,7 @@ class StoredTensor(NamedTuple):
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    read: Callable[[], BFloat16 | Blocks]
+    read: Callable[[], NDArray[Any]]
 
 
 def write_safetensors(

@@ -9,17 +9,20 @@ from ops.base import Ops, PackedLinear
 
 
 class LMHead:
-    """Hidden rows to logits, capped where the family caps them (Gemma 2)."""
+    """The output matrix, and a family's scale (Granite) or cap (Gemma 2) on logits."""
 
-    def __init__(self, ops: Ops, weight: PackedLinear, softcap: float | None) -> None:
+    def __init__(self, ops: Ops, weight: PackedLinear, scale: float, softcap: float | None) -> None:
         self._ops = ops
         self._weight = weight
+        self._scale = scale
         self._softcap = softcap
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[N, K] -> float32 [N, V], in `out` if given."""
         logits = self._ops.linear(hidden, self._weight)
         logits = logits.to(torch.float32) if out is None else out.copy_(logits)
+        if self._scale != 1.0:
+            logits.mul_(self._scale)
         if self._softcap is not None:
             logits.div_(self._softcap).tanh_().mul_(self._softcap)
         return logits

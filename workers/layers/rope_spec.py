@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-RopeType = Literal["default", "linear", "llama3"]
+RopeType = Literal["none", "default", "linear", "llama3"]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Parameters of one table. `factor` stretches positions; the rest is Llama 3's smoothing."""
+    """Parameters of one table. `factor` stretches positions; the rest is Llama 3's smoothing.
+
+    none: queries and keys stay as they are.
+    """
 
     theta: float
     rope_type: RopeType = "default"

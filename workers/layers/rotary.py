@@ -22,6 +22,8 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / spec.theta**exponents
     match spec.rope_type:
+        case "none":
+            return torch.zeros_like(frequencies)
         case "default":
             return frequencies
         case "linear":

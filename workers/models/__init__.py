@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workers.models.gemma import read_gemma2, read_gemma3_text
-from workers.models.llama import read_llama, read_mistral
+from workers.models.gemma import read_gemma, read_gemma2, read_gemma3_text
+from workers.models.llama import read_granite, read_llama, read_mistral, read_smollm3
 from workers.models.qwen import read_qwen2, read_qwen3
 from workers.models.spec import ModelSpec, UnsupportedModel
 
 FAMILIES: dict[str, Callable[[dict[str, Any]], ModelSpec]] = {
     "llama": read_llama,
     "mistral": read_mistral,
+    "smollm3": read_smollm3,
+    "granite": read_granite,
     "qwen2": read_qwen2,
     "qwen3": read_qwen3,
+    "gemma": read_gemma,
     "gemma2": read_gemma2,
     "gemma3_text": read_gemma3_text,
 }

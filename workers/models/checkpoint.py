@@ -15,6 +15,8 @@ from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.models.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ops.block_matrix import Weight
 
 SINGLE_FILE = "model.safetensors"
@@ -23,8 +25,10 @@ DTYPES = ("F32", "F16", "BF16")
 BLOCK_FORMATS = {format.name for format in BLOCK_SIZES}
 """A tensor in blocks is uint8, and its name ends with its format's."""
 BACKBONE = "model."
-"""Begins the names of all tensors but the output matrix's. transformers' AutoModel, which has no
-output matrix, saves them without it."""
+"""Begins the canonical names of all tensors but the output matrix's."""
+ROOTS = ("model.language_model.", "language_model.model.", "language_model.", BACKBONE)
+"""Begin names in files: of a language model beside other parts, and of one that is alone.
+transformers' AutoModel, which has no output matrix, saves names without any root."""
 
 
 class CheckpointError(ValueError):
@@ -80,8 +84,8 @@ class Checkpoint:
     def __init__(self, folder: Path, framework: Literal["pt", "np"] = "pt") -> None:
         """framework: numpy's for checks without torch."""
         self._stack = ExitStack()
-        self._handles: dict[str, Any] = {}
-        """By the names that the files have."""
+        self._stored: dict[str, tuple[Any, str]] = {}
+        """An open file and a name in it, by canonical name."""
         self.formats: dict[str, WeightFormat] = {}
         """Formats of the tensors that are stored as blocks, see `ops.block_matrix`."""
         for path in weight_files(folder):
@@ -90,12 +94,13 @@ class Checkpoint:
             except SafetensorError as error:
                 raise CheckpointError(f"{path.name}: {error}") from error
             for stored in [*handle.keys()]:
-                name, _, suffix = stored.rpartition(".")
+                name = canonical_name(stored)
+                if name in self._stored:
+                    raise CheckpointError(f"{self._stored[name][1]} and {stored} are one tensor")
+                self._stored[name] = handle, stored
+                matrix, _, suffix = name.rpartition(".")
                 if suffix in BLOCK_FORMATS:
-                    self.formats[name] = WeightFormat[suffix]
-                self._handles[stored] = handle
-        self._cut = BACKBONE if "embed_tokens.weight" in self._handles else ""
-        """What the files leave out of a name."""
+                    self.formats[matrix] = WeightFormat[suffix]
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +111,7 @@ class Checkpoint:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._handles.clear()
+        self._stored.clear()
         self._stack.close()
 
     def get(self, name: str) -> Weight:
@@ -114,31 +119,52 @@ class Checkpoint:
         if (format := self.formats.get(name)) is not None:
             from ops.block_matrix import BlockMatrix
 
-            stored = f"{name}.{format.name}"
-            return BlockMatrix(format, self._handles[stored].get_tensor(stored))
-        stored = name.removeprefix(self._cut)
-        return self._handles[stored].get_tensor(stored)
+            return BlockMatrix(format, self._read(f"{name}.{format.name}"))
+        return self._read(name)
 
-    def check(self, spec: ModelSpec) -> None:
-        """Raises CheckpointError unless the files have all tensors of the spec and no others."""
-        expected = {name.removeprefix(self._cut): s for name, s in expected_tensors(spec)}
-        stray = self._handles.keys() - expected.keys()
+    def names(self) -> dict[str, str]:
+        """Returns the name in the files of every tensor, by canonical name."""
+        return {name: stored for name, (_, stored) in self._stored.items()}
+
+    def check(self, spec: ModelSpec, others: tuple[str, ...] = ()) -> None:
+        """Raises CheckpointError unless the files have all tensors of the spec and no others, but
+        for those whose canonical names begin as one of `others` does."""
+        expected = dict(expected_tensors(spec))
+        stray = {
+            name for name in self._stored.keys() - expected.keys() if not name.startswith(others)
+        }
         for name, shape in expected.items():
             dtypes = DTYPES
             if (format := self.formats.get(name)) is not None:
                 name, shape = f"{name}.{format.name}", _block_shape(name, shape, format)
                 dtypes = ("U8",)
                 stray.remove(name)
-            if name not in self._handles:
+            if name not in self._stored:
                 raise CheckpointError(f"tensor {name} is missing")
-            stored = self._handles[name].get_slice(name)
-            if (got := tuple(stored.get_shape())) != shape:
+            handle, stored = self._stored[name]
+            view = handle.get_slice(stored)
+            if (got := tuple(view.get_shape())) != shape:
                 raise CheckpointError(f"tensor {name} has shape {got}, config.json says {shape}")
-            if (dtype := stored.get_dtype()) not in dtypes:
+            if (dtype := view.get_dtype()) not in dtypes:
                 raise CheckpointError(f"tensor {name} is {dtype}; allowed: {', '.join(dtypes)}")
         for name in stray:
             if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
-                raise CheckpointError(f"tensor {name} belongs to no module of {spec.model_type}")
+                raise CheckpointError(
+                    f"tensor {self._stored[name][1]} belongs to no module of {spec.model_type}"
+                )
+
+    def _read(self, name: str) -> Tensor:
+        handle, stored = self._stored[name]
+        return handle.get_tensor(stored)
+
+
+def canonical_name(stored: str) -> str:
+    """Returns the name that a language model alone gives to a tensor."""
+    for root in ROOTS:
+        if stored.startswith(root):
+            stored = stored.removeprefix(root)
+            break
+    return stored if stored.startswith("lm_head.") else BACKBONE + stored
 
 
 def _block_shape(name: str, shape: tuple[int, ...], format: WeightFormat) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ class Decoder:
             head = loader.ops.table_linear(self._table)
         else:
             head = loader.linear(["model.embed_tokens" if spec.tie_word_embeddings else "lm_head"])
-        self._head = LMHead(loader.ops, head, spec.logits_softcap)
+        self._head = LMHead(loader.ops, head, spec.logits_scale, spec.logits_softcap)
         loader.end_part()
         self.num_bytes = loader.num_bytes
         """On the device."""

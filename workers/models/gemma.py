@@ -1,4 +1,5 @@
-"""Gemma 2 (softcaps) and Gemma 3 (norm on q and k, a second rope for sliding layers)."""
+"""Gemma 1, Gemma 2 (norms after each block, softcaps) and Gemma 3 (norm on q and k, a second rope
+for sliding layers)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,32 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-"""What both families mean where their config is silent."""
+"""What Gemma 2 and 3 mean where their config is silent."""
+
+
+GEMMA3: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+"""What the published configs of Gemma 3 with images leave out besides."""
+
+
+def read_gemma(config: dict[str, Any]) -> ModelSpec:
+    """Gemma 1. `hidden_act: gelu` of the first releases means the approximation by tanh too."""
+    config = {"head_dim": 256, "tie_word_embeddings": True, **config}
+    require(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
+    if config.get("hidden_act") != "gelu":
+        require(config, "hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
+    pattern = ["full_attention"] * positive(config, "num_hidden_layers")
+    return ModelSpec(
+        **common_fields(config),
+        layers=layer_specs(config, read_ropes(config, 10_000.0), pattern, None),
+        activation="gelu_tanh",
+        embed_scale=config["hidden_size"] ** 0.5,
+        norm_offset=1.0,
+    )
 
 
 def read_gemma2(config: dict[str, Any]) -> ModelSpec:
@@ -32,7 +58,7 @@ def read_gemma2(config: dict[str, Any]) -> ModelSpec:
 
 def read_gemma3_text(config: dict[str, Any]) -> ModelSpec:
     """Every sixth layer sees everything unless the config has another pattern."""
-    config = DEFAULTS | config
+    config = DEFAULTS | GEMMA3 | config
     require(config, "attn_logit_softcapping", None, None)
     period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     ropes = read_ropes(config, 1_000_000.0, local_theta=10_000.0)

@@ -1,11 +1,21 @@
-"""Llama and those that only differ from it in attention span: Llama 2 and 3, SmolLM2, Mistral."""
+"""Llama and those that differ from it in numbers alone: Llama 2 and 3, SmolLM2 and 3, Mistral,
+Granite."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from workers.layers.rope_spec import RopeSpec
 from workers.models.rope_config import read_ropes
-from workers.models.spec import ModelSpec, common_fields, layer_specs, positive, require
+from workers.models.spec import (
+    LayerSpec,
+    ModelSpec,
+    UnsupportedModel,
+    common_fields,
+    layer_specs,
+    positive,
+    require,
+)
 
 
 def read_llama(config: dict[str, Any]) -> ModelSpec:
@@ -23,3 +33,57 @@ def read_mistral(config: dict[str, Any]) -> ModelSpec:
     pattern = [kind] * positive(config, "num_hidden_layers")
     layers = layer_specs(config, read_ropes(config, 10_000.0), pattern, window)
     return ModelSpec(**common_fields(config), layers=layers)
+
+
+def read_smollm3(config: dict[str, Any]) -> ModelSpec:
+    """Every fourth layer has no rotary embedding, unless `no_rope_layers` has a 0 for others."""
+    config = {"tie_word_embeddings": True, **config}
+    require(config, "hidden_act", "silu", "silu")
+    num_layers = positive(config, "num_hidden_layers")
+    interval = config.get("no_rope_layer_interval") or 4
+    has_rope = config.get("no_rope_layers") or [
+        (layer + 1) % interval != 0 for layer in range(num_layers)
+    ]
+    if len(has_rope) < num_layers:
+        raise UnsupportedModel("no_rope_layers", has_rope, "one entry a layer")
+    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    pattern = [
+        "full_attention" if rope or window is None else "sliding_attention"
+        for rope in has_rope[:num_layers]
+    ]
+    layers = layer_specs(config, read_ropes(config, 2_000_000.0), pattern, window)
+    none = RopeSpec(1.0, "none")
+    return ModelSpec(
+        **common_fields(config),
+        layers=tuple(
+            layer if rope else LayerSpec(none, layer.window)
+            for layer, rope in zip(layers, has_rope, strict=False)
+        ),
+    )
+
+
+def read_granite(config: dict[str, Any]) -> ModelSpec:
+    """Granite 3 multiplies each block's output before it is added to the residual stream. Here the
+    whole stream is divided by that multiplier in its place: a norm undoes it, if its epsilon is
+    divided by the square."""
+    require(config, "hidden_act", "silu", "silu")
+    pattern = ["full_attention"] * positive(config, "num_hidden_layers")
+    residual = _multiplier(config, "residual_multiplier")
+    fields = common_fields(config)
+    return ModelSpec(
+        **fields
+        | {
+            "attention_scale": _multiplier(config, "attention_multiplier"),
+            "embed_scale": _multiplier(config, "embedding_multiplier") / residual,
+            "logits_scale": 1 / _multiplier(config, "logits_scaling"),
+            "rms_norm_eps": fields["rms_norm_eps"] / residual**2,
+        },
+        layers=layer_specs(config, read_ropes(config, 10_000.0), pattern, None),
+    )
+
+
+def _multiplier(config: dict[str, Any], field: str) -> float:
+    value = config.get(field, 1.0)
+    if not isinstance(value, int | float) or value <= 0:
+        raise UnsupportedModel(field, value, "a number above zero")
+    return float(value)

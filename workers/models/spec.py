@@ -57,6 +57,7 @@ class ModelSpec:
     post_norms: bool = False
     norm_offset: float = 0.0
     embed_scale: float = 1.0
+    logits_scale: float = 1.0
     attention_softcap: float | None = None
     logits_softcap: float | None = None
 

@@ -86,12 +86,13 @@ def score_tokens(
         for layer, layer_spec in enumerate(spec.layers):
             weights = load_layer(loader, spec, layer, ropes[layer_spec.rope])
             x = run_layer(ops, weights, x, residual, batch.attention, batch.kv, batch.lora)
-        head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
-        weight = checkpoint.get(f"{head}.weight")
+        module = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
+        weight = checkpoint.get(f"{module}.weight")
         parts: list[Tensor] = []
         for start in range(0, spec.vocab_size, HEAD_ROWS):
             part = densify([weight[start : start + HEAD_ROWS]]).to(dtype)
-            parts.append(LMHead(ops, ops.pack_linear(part), spec.logits_softcap).forward(x))
+            head = LMHead(ops, ops.pack_linear(part), spec.logits_scale, spec.logits_softcap)
+            parts.append(head.forward(x))
     return torch.cat(parts, dim=1).double().log_softmax(-1).float()
 
 

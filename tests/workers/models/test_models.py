@@ -32,9 +32,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("reference", marks=pytest.mark.full), "cpu"])
-def paged(request: pytest.FixtureRequest, folder: Path) -> PagedModel:
-    ops = select(request.param)
+@pytest.fixture(scope="module")
+def paged(folder: Path) -> PagedModel:
+    ops = select("cpu")
     return PagedModel(Decoder.load(ModelPlan.read(folder, "tiny", torch.float32), ops), ops)
 
 

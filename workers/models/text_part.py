@@ -1,0 +1,60 @@
+"""The language model inside a checkpoint that also reads images or sounds: only this is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TEXT_TYPES = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_text": "qwen3",
+}
+"""Family of the text part by `model_type` of the whole or of the part."""
+OTHER_PARTS = tuple(
+    f"model.{part}."
+    for part in ("audio_tower", "multi_modal_projector", "vision_model", "vision_tower", "visual")
+)
+"""Begin the canonical names of tensors that belong to other parts, see `Checkpoint`."""
+INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+"""Fields of the whole that hold for the text part, whatever it says itself."""
+NOT_OF_TEXT = ("text_config", "vision_config", "architectures")
+
+
+def is_composite(config: dict[str, Any]) -> bool:
+    """Returns whether the checkpoint has more parts than its language model."""
+    return isinstance(config.get("text_config"), dict) or "vision_config" in config
+
+
+def text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the config of the language model alone; a model of text comes back as it is.
+
+    Older Qwen configs have the text part's fields beside `vision_config`, newer ones in
+    `text_config`. The positions of a text are the same on all three axes of Qwen's `mrope`, which
+    is then the plain rotary embedding.
+    """
+    if not is_composite(config):
+        return config
+    inner = config.get("text_config")
+    if isinstance(inner, dict):
+        text = inner | {name: config[name] for name in INHERITED if config.get(name) is not None}
+    else:
+        text = {name: value for name, value in config.items() if name not in NOT_OF_TEXT}
+    model_type = text.get("model_type", config.get("model_type"))
+    text["model_type"] = TEXT_TYPES.get(str(model_type), model_type)
+    for field in ("rope_scaling", "rope_parameters"):
+        if isinstance(text.get(field), dict) and "mrope_section" in text[field]:
+            text[field] = _without_axes(text[field])
+    return text
+
+
+def _without_axes(rope: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
+    for field in ("type", "rope_type"):
+        if kept.get(field) == "mrope":
+            kept[field] = "default"
+    return kept
