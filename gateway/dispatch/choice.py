@@ -155,7 +155,8 @@ class Choice:
     def _finish(self) -> list[Part]:
         """Returns the parts that were held back. A stop string may end in them too. An answer that
         calls tools ends for that reason, where it would have stopped."""
-        parts = self._told(self._parser.finish(self._detokenizer.flush()), [])
+        is_cut = self.finish_reason == FinishReason.LENGTH.value
+        parts = self._told(self._parser.finish(self._detokenizer.flush(), is_cut=is_cut), [])
         if self._parser.is_over:
             self.finish_reason = FinishReason.STOP.value
         if self._has_calls and self.finish_reason == FinishReason.STOP.value:

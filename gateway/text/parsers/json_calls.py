@@ -54,7 +54,7 @@ class JsonCallParser(ReadingParser):
             yield from self.expect(":")
             yield from self.skip_space()
             if key in NAMES and not name and (yield from self.peek()) == '"':
-                name = yield from self._read_string()
+                name = yield from self._read_string(names)
                 if names is not None and name not in names:
                     raise Malformed
             elif key in ARGUMENTS and name:
@@ -91,12 +91,18 @@ class JsonCallParser(ReadingParser):
             self.begin_call(name)
             self.add_arguments(written)
 
-    def _read_string(self) -> Reading[str]:
+    def _read_string(self, choices: Set[str] | None = None) -> Reading[str]:
+        """Reads a string. Raises Malformed as soon as it is none of the `choices`, if there are
+        any."""
         if (yield from self.peek()) != '"':
             raise Malformed
         while (found := STRING.match(self._text, self._at)) is None:
             if self._is_ended or len(self._text) - self._at >= MAX_STRING:
                 raise Malformed
+            begun = self._text[self._at + 1 :]
+            if choices is not None and "\\" not in begun:
+                if not any(choice.startswith(begun) for choice in choices):
+                    raise Malformed
             yield
         if len(found[0]) > MAX_STRING:
             raise Malformed

@@ -52,9 +52,11 @@ class Parser(ABC):
         no more than the longest marker of its format, with some white space before it."""
 
     @abstractmethod
-    def finish(self, rest: str = "") -> list[Part]:
+    def finish(self, rest: str = "", *, is_cut: bool = False) -> list[Part]:
         """Returns the parts that were held back when the answer ends. Called once, after every
-        `push`. `rest`: the last characters, which are of tokens that were pushed before."""
+        `push`. `rest`: the last characters, which are of tokens that were pushed before.
+        `is_cut`: the length ended the answer, so that what may be the beginning of a marker or of
+        a call is one, and no text."""
 
     @property
     def is_over(self) -> bool:
@@ -79,7 +81,7 @@ class IdentityParser(Parser):
     def push(self, text: str) -> list[Part]:
         return [Text(text)] if text else []
 
-    def finish(self, rest: str = "") -> list[Part]:
+    def finish(self, rest: str = "", *, is_cut: bool = False) -> list[Part]:
         return self.push(rest)
 
 
@@ -101,8 +103,10 @@ class SingleCallParser(Parser):
     def push(self, text: str) -> list[Part]:
         return [] if self._is_over else self._up_to_second_call(self._parser.push(text))
 
-    def finish(self, rest: str = "") -> list[Part]:
-        return [] if self._is_over else self._up_to_second_call(self._parser.finish(rest))
+    def finish(self, rest: str = "", *, is_cut: bool = False) -> list[Part]:
+        if self._is_over:
+            return []
+        return self._up_to_second_call(self._parser.finish(rest, is_cut=is_cut))
 
     def _up_to_second_call(self, parts: list[Part]) -> list[Part]:
         for number, part in enumerate(parts):
@@ -130,8 +134,8 @@ class CallsOnlyParser(Parser):
     def push(self, text: str) -> list[Part]:
         return _calls(self._parser.push(text))
 
-    def finish(self, rest: str = "") -> list[Part]:
-        return _calls(self._parser.finish(rest))
+    def finish(self, rest: str = "", *, is_cut: bool = False) -> list[Part]:
+        return _calls(self._parser.finish(rest, is_cut=is_cut))
 
 
 def _calls(parts: list[Part]) -> list[Part]:

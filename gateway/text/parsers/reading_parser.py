@@ -37,6 +37,8 @@ class ReadingParser(Parser):
         self._at = 0
         """What has come is read up to here."""
         self._is_ended = False
+        self._is_cut = False
+        """Whether the length ended the answer."""
         self._parts: list[Part] = []
         self._num_calls = 0
         self._follows_call = False
@@ -54,10 +56,11 @@ class ReadingParser(Parser):
         next(self._reading, None)
         return self._taken()
 
-    def finish(self, rest: str = "") -> list[Part]:
+    def finish(self, rest: str = "", *, is_cut: bool = False) -> list[Part]:
         self._text = self._text[self._at :] + rest
         self._at = 0
         self._is_ended = True
+        self._is_cut = is_cut
         next(self._reading, None)
         return self._taken()
 
@@ -139,11 +142,16 @@ class ReadingParser(Parser):
     ) -> Reading[str]:
         """Adds the text before the first marker as it comes, without white space that stands before
         the marker, `trims` characters at most. Returns the marker, once it is read; empty at the
-        end. With `must_end` raises Malformed there."""
+        end, where an answer that is cut leaves out the beginning of a marker. With `must_end` raises
+        Malformed there."""
         pattern = re.compile("|".join(map(re.escape, markers)))
         while (found := pattern.search(self._text, self._at)) is None:
             if self._is_ended and not must_end:
-                add(self.take(len(self._text) - self._at))
+                end = len(self._text)
+                if self._is_cut:
+                    end = _certain(self._text, self._at, markers, trims=0)
+                add(self.take(end - self._at))
+                self._at = len(self._text)
                 return ""
             end = _certain(self._text, self._at, markers, trims)
             if end > self._at:
@@ -187,7 +195,8 @@ class ReadingParser(Parser):
 
     def attempt(self, reading: Reading[None], before: str = "") -> Reading[None]:
         """Reads what may turn out not to be of the format. If it is not, what was read is text, and
-        the marker `before` it too; a call that has begun breaks off."""
+        the marker `before` it too; a call that has begun breaks off. In an answer that is cut while
+        this is open, it is no text."""
         self._unsure = [before]
         try:
             yield from reading
@@ -195,6 +204,8 @@ class ReadingParser(Parser):
             if self._is_begun:
                 self.end_call()
                 self._is_lost = True
+            elif self._is_cut:
+                self._at = len(self._text)
             else:
                 self.add_text("".join(self._unsure))
         finally:

@@ -41,10 +41,10 @@ class StoppingParser(Parser):
     def push(self, text: str) -> list[Part]:
         return self._up_to_stop(self._parser.push(text))
 
-    def finish(self, rest: str = "") -> list[Part]:
+    def finish(self, rest: str = "", *, is_cut: bool = False) -> list[Part]:
         if self.matched is not None:
             return []
-        parts = self._up_to_stop(self._parser.finish(rest))
+        parts = self._up_to_stop(self._parser.finish(rest, is_cut=is_cut))
         return parts if self.matched is not None else parts + self._held()
 
     def _up_to_stop(self, parts: list[Part]) -> list[Part]:

@@ -58,6 +58,8 @@ class ThoughtParser(ReadingParser):
         if not self._is_thinking:
             before = yield from self._space()
             self._is_thinking = yield from self.skip(OPEN)
+            if self._is_cut:
+                yield from self.skip_end(OPEN)
         if self._is_thinking:
             assert self._tokens is not None
             self._tokens.begin = self._num_taken
@@ -72,7 +74,7 @@ class ThoughtParser(ReadingParser):
         while True:
             self._parts += self._answer.push(self.take(len(self._text) - self._at))
             if self._is_ended:
-                self._parts += self._answer.finish()
+                self._parts += self._answer.finish(is_cut=self._is_cut)
                 return
             yield
 

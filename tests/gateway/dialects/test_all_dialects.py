@@ -328,6 +328,23 @@ def test_tools_that_may_not_be_called(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_leaves_no_markup(
+    service: Service, worker: ScriptedWorker, dialect: str, stream: bool
+) -> None:
+    """Wherever the length cuts it, though nothing holds the answer to calls."""
+    said = "One moment."
+    worker.script = say(f"{said}{CALL}")
+    reason = {"chat": "length", "messages": "max_tokens", "responses": "incomplete"}[dialect]
+    for end in (6, len("<tool_call>"), 22, CALL.index("Bern") + 2):
+        fields = {LENGTH_FIELD[dialect]: len(said) + end}
+        answer = post(service, dialect, stream=stream, **fields).text
+        assert stream or said in answer
+        assert "tool_call>" not in answer and "<tool" not in answer and '\\"name' not in answer
+        assert reason in answer
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_fails_ends_in_an_error(
     service: Service, worker: ScriptedWorker, dialect: str, stream: bool
 ) -> None:

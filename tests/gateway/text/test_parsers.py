@@ -108,10 +108,11 @@ def gemma_value(value: Any, quote: str) -> str:
             return json.dumps(value)
 
 
-def parse(parser: Parser, pieces: list[str]) -> list[Part]:
+def parse(parser: Parser, pieces: list[str], *, is_cut: bool = False) -> list[Part]:
     """All parts, neighbours of one kind joined."""
     found: list[Part] = []
-    for part in [part for piece in pieces for part in parser.push(piece)] + parser.finish():
+    pushed = [part for piece in pieces for part in parser.push(piece)]
+    for part in pushed + parser.finish(is_cut=is_cut):
         found[-1:] = join(found[-1], part) if found else [part]
     return found
 
@@ -229,6 +230,37 @@ def test_a_call_that_is_cut_off_is_given_as_far_as_it_came(calls: ToolFormat) ->
                     assert call.arguments.startswith(arguments)
                 case _:
                     assert part == Text(whole[:end])
+        cut = parse(make(calls), [whole[:end]], is_cut=True)
+        assert cut == [part for part in parts if isinstance(part, ToolCall)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "text", "shown"),
+    [
+        ("hermes", "Let me see.\n<tool_c", "Let me see.\n"),
+        ("hermes", 'See.\n<tool_call>{"na', "See."),
+        ("hermes", "if a < b", "if a < b"),
+        ("hermes", "<tool_call>no", "<tool_call>no"),
+        ("generic", '{"name": "Anna"', '{"name": "Anna"'),
+        ("generic", '{"name": "Ann', '{"name": "Ann'),
+        ("generic", '{"name": "get_w', ""),
+        ("llama_json", '{"city": "Be', '{"city": "Be'),
+        ("pythonic", "[1, 2", "[1, 2"),
+        ("pythonic", "[get_wea", ""),
+    ],
+)
+def test_the_beginning_of_a_call_that_is_cut_off_is_no_text(
+    calls: ToolFormat, text: str, shown: str
+) -> None:
+    """What cannot become a call is text all the same."""
+    for pieces in ([text], list(text)):
+        assert parse(make(calls), pieces, is_cut=True) == ([Text(shown)] if shown else [])
+
+
+def test_the_beginning_of_a_marker_ends_a_thought_that_is_cut_off() -> None:
+    whole = "<think>\nHm, so</thi"
+    assert parse(make("hermes", thinks=True), [whole], is_cut=True) == [Reasoning("Hm, so")]
+    assert parse(make("hermes", thinks=True), ["<thin"], is_cut=True) == []
 
 
 def test_arguments_are_given_as_they_come() -> None:
@@ -292,9 +324,10 @@ def test_parts_do_not_depend_on_the_pieces(calls: ToolFormat, thinks: bool, data
     whole = "".join(data.draw(st.lists(pieces, max_size=12)))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)), max_size=8)))
     some = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    expected = parse(make(calls, thinks=thinks), [whole])
-    assert parse(make(calls, thinks=thinks), some) == expected
-    assert parse(make(calls, thinks=thinks), list(whole)) == expected
+    is_cut = data.draw(st.booleans())
+    expected = parse(make(calls, thinks=thinks), [whole], is_cut=is_cut)
+    assert parse(make(calls, thinks=thinks), some, is_cut=is_cut) == expected
+    assert parse(make(calls, thinks=thinks), list(whole), is_cut=is_cut) == expected
 
 
 def test_the_identity_parser_gives_all_text() -> None:
