@@ -99,10 +99,8 @@ class JsonCallParser(ReadingParser):
         while (found := STRING.match(self._text, self._at)) is None:
             if self._is_ended or len(self._text) - self._at >= MAX_STRING:
                 raise Malformed
-            begun = self._text[self._at + 1 :]
-            if choices is not None and "\\" not in begun:
-                if not any(choice.startswith(begun) for choice in choices):
-                    raise Malformed
+            if choices is not None and not _may_become(self._text[self._at + 1 :], choices):
+                raise Malformed
             yield
         if len(found[0]) > MAX_STRING:
             raise Malformed
@@ -174,6 +172,11 @@ class OpenValue:
             if self._depth == 0 and not self._is_in_string:
                 return written + text[start:at], at
         return written + text[start:], None
+
+
+def _may_become(begun: str, choices: Set[str]) -> bool:
+    """Returns whether a string that begins so may be one of the choices. Escapes may spell any."""
+    return "\\" in begun or any(choice.startswith(begun) for choice in choices)
 
 
 def as_object(written: str) -> str:

@@ -142,8 +142,8 @@ class ReadingParser(Parser):
     ) -> Reading[str]:
         """Adds the text before the first marker as it comes, without white space that stands before
         the marker, `trims` characters at most. Returns the marker, once it is read; empty at the
-        end, where an answer that is cut leaves out the beginning of a marker. With `must_end` raises
-        Malformed there."""
+        end, where an answer that is cut leaves out the beginning of a marker. With `must_end`
+        raises Malformed there."""
         pattern = re.compile("|".join(map(re.escape, markers)))
         while (found := pattern.search(self._text, self._at)) is None:
             if self._is_ended and not must_end:
