@@ -12,6 +12,7 @@ from admin.http.controllers.adapters import AdapterController
 from admin.http.controllers.aliases import AliasController
 from admin.http.controllers.audit import AuditController
 from admin.http.controllers.keys import KeyController
+from admin.http.controllers.lora_adapters import LoraAdapterController
 from admin.http.controllers.models import ModelController
 from admin.http.controllers.organization import OrganizationController
 from admin.http.controllers.overview import show_overview
@@ -36,7 +37,8 @@ MAX_BODY_BYTES = 64 << 10
 
 
 def create_app(config: AdminConfig, *, database: Database, store: Store) -> Litestar:
-    """Serves /admin/v1 and /v1/organization. The database is the caller's to open and close."""
+    """Serves /admin/v1, /v1/organization, and vLLM's routes that load adapters. The database is the
+    caller's to open and close."""
     controllers = [
         TenantController,
         KeyController,
@@ -57,6 +59,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         route_handlers=[
             Router("/admin/v1", route_handlers=controllers),
             OrganizationController,
+            LoraAdapterController,
         ],
         state=State({"admin": AdminPlane(config, database, store)}),
         request_class=AdminRequest,

@@ -31,7 +31,7 @@ ORDER BY id;
 SELECT name, digest, shape, max_model_len, residency, created_at FROM base_models ORDER BY name;
 
 -- name: catalog_versions
-SELECT tenant_id, name, version, created_at, digest, base_name, serving,
+SELECT tenant_id, name, version, created_at, digest, base_name, serving, expires_at IS NOT NULL AS is_ephemeral,
        coalesce(manifest -> 'invocation_tokens', '[]') AS invocation_tokens
 FROM adapter_versions WHERE state = 'ready' AND ($1::text[] IS NULL OR tenant_id = ANY ($1) AND name = ANY ($2::text[]))
 ORDER BY tenant_id, name, version;

@@ -259,6 +259,8 @@ class ServedVersion(msgspec.Struct, frozen=True):
     serving: ServingData = ServingData()
     invocation_tokens: tuple[int, ...] = ()
     """Token ids that switch an activated LoRA on, from its manifest."""
+    is_ephemeral: bool = False
+    """Whether it was loaded for a while, without an effect proof."""
 
 
 class Alias(msgspec.Struct, frozen=True):

@@ -167,6 +167,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_loaded_adapters: Rows = 128
     """Adapter slots of the device tables: entries, not memory."""
     max_upload: int = 1 << 30
+    adapter_roots: dict[str, str] = {}
+    """Tenant to the folder of the admin plane's machine that it may load adapters from by path;
+    `*`: every tenant."""
+    ephemeral_versions: Positive = 4
+    """Ephemeral versions of an adapter that are kept, the newest included."""
+    ephemeral_ttl_s: Annotated[float, msgspec.Meta(gt=0)] = 86_400.0
+    """Seconds until an ephemeral version is retired."""
     max_usage_wal: int = 256 << 20
     """Bytes of usage in <data_dir>/spool that wait for the database; above it requests are
     refused."""
@@ -229,6 +236,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             self.transport_gateways,
             self.transport_workers,
         )
+
+    @property
+    def opened_folders(self) -> dict[str, Path]:
+        """Folders that tenants may load adapters from, by tenant name. Raises BadSettings."""
+        folders = {tenant: Path(text) for tenant, text in self.adapter_roots.items()}
+        for folder in folders.values():
+            if not folder.is_absolute() or folder == Path("/"):
+                raise BadSettings(f"adapter_roots: {folder} is not an absolute path below /")
+        return folders
 
     @property
     def certificates(self) -> dict[str, Path]:
@@ -370,6 +386,8 @@ def _read(name: str, value: Any, source: str) -> Any:
             return _parse_range(value)
         if name == "models" and not isinstance(value, Mapping):
             return _parse_pairs([named_model(each) for each in _listed(value)], "NAME=PATH")
+        if name == "adapter_roots" and not isinstance(value, Mapping):
+            return _parse_pairs(_listed(value), "TENANT=FOLDER")
         if name == "default_tenant_quota" and not isinstance(value, Mapping):
             return _parse_pairs(_listed(value), "LIMIT=VALUE")
         if name == "workers":

@@ -58,6 +58,7 @@ CREATE TABLE adapter_versions (
     ready_generation bigint,
     retired_at timestamp with time zone,
     retired_generation bigint,
+    expires_at timestamp with time zone,
     CONSTRAINT adapter_versions_complete CHECK (
 CASE
     WHEN (state = ANY (ARRAY['proving'::text, 'ready'::text])) THEN ((num_nonnulls(digest, base_name, manifest) = 3) AND (error IS NULL))
@@ -72,8 +73,9 @@ END),
     CONSTRAINT adapter_versions_tenant_id_name_fkey FOREIGN KEY (tenant_id, name) REFERENCES adapters(tenant_id, name) ON DELETE CASCADE
 );
 CREATE INDEX adapter_versions_base ON adapter_versions USING btree (base_name);
-CREATE UNIQUE INDEX adapter_versions_content ON adapter_versions USING btree (tenant_id, name, base_name, digest, md5((serving)::text)) WHERE (state = ANY (ARRAY['proving'::text, 'ready'::text]));
+CREATE UNIQUE INDEX adapter_versions_content ON adapter_versions USING btree (tenant_id, name, base_name, digest, md5((serving)::text)) WHERE ((state = ANY (ARRAY['proving'::text, 'ready'::text])) AND (expires_at IS NULL));
 CREATE INDEX adapter_versions_digest ON adapter_versions USING btree (digest);
+CREATE INDEX adapter_versions_ephemeral ON adapter_versions USING btree (expires_at) WHERE ((state = 'ready'::text) AND (expires_at IS NOT NULL));
 CREATE INDEX adapter_versions_rejected ON adapter_versions USING btree (tenant_id, created_at) WHERE (state = 'rejected'::text);
 CREATE INDEX adapter_versions_unsettled ON adapter_versions USING btree (state) WHERE (state = ANY (ARRAY['proving'::text, 'retired'::text]));
 CREATE TRIGGER a_bump BEFORE INSERT OR DELETE OR UPDATE OR TRUNCATE ON adapter_versions FOR EACH STATEMENT EXECUTE FUNCTION bump_catalog();

@@ -44,17 +44,17 @@ class AdapterLoader:
     def is_cached(self, digest: str) -> bool:
         return self._cache.has(self.layout.version, digest)
 
-    def fetch(self, digest: str, proved: str = "") -> AdapterImage:
+    def fetch(self, digest: str, proved: str = "", *, keeps_file: bool = True) -> AdapterImage:
         """Disk to host: the cached image, or one packed from the store.
 
         proved: the checksum that the image must have, if not empty: a cached one with another is
-        built again.
+        built again. keeps_file: whether a packed image is written to the cache.
         """
         if not DIGEST.fullmatch(digest):
             raise AdapterUnavailable("adapter.store.missing", "not a digest")
         image = self._cache.load(self.layout.version, digest)
         if image is None or proved not in ("", image.checksum):
-            image = self._build(digest, proved)
+            image = self._build(digest, proved, keeps_file)
         placed = None if self._slab is None else self._slab.copy(image.payload)
         # Without room in the slab the copy to the device waits for the host.
         return image if placed is None else replace(image, payload=placed)
@@ -76,7 +76,7 @@ class AdapterLoader:
         target.copy_(torch.from_numpy(image.payload), non_blocking=True)
         return torch.equal(self._ops.block_hashes(target).cpu(), image.block_hashes)
 
-    def _build(self, digest: str, proved: str) -> AdapterImage:
+    def _build(self, digest: str, proved: str, keeps_file: bool) -> AdapterImage:
         """From the store; what the cache has is replaced, or removed on failure."""
         self._cache.delete(self.layout.version, digest)
         try:
@@ -92,7 +92,8 @@ class AdapterLoader:
                 "adapter.image.mismatch",
                 f"the image of {digest} is {image.checksum}, the one proved was {proved}",
             )
-        self._cache.save(self.layout.version, image)
+        if keeps_file:
+            self._cache.save(self.layout.version, image)
         return image
 
 

@@ -62,6 +62,11 @@ class AdapterRef(Protocol):
         """Checksum of the packed image, as proved; empty if not known."""
         ...
 
+    @property
+    def is_ephemeral(self) -> bool:
+        """Whether the version lives for a while only: its image gets no file in the cache."""
+        ...
+
 
 @dataclass(slots=True)
 class Loads:
@@ -377,6 +382,7 @@ class AdapterPool:
             reuse = self._requests.of(ref.digest)
             entry = self._entries[ref.digest] = AdapterEntry(ref.digest, self, reuse)
         entry.name = ref.name or entry.name
+        entry.is_ephemeral = ref.is_ephemeral
         if ref.checksum not in ("", entry.proved) and not (entry.is_proved or entry.loading):
             entry.proved, entry.failure = ref.checksum, None
         if entry.is_wrong and not entry.leases and entry.loading is None:
@@ -438,7 +444,9 @@ class AdapterPool:
             return
         if entry.image_bytes and self._host.victims(entry) is None:
             return
-        work = partial(self._loader.fetch, entry.digest, entry.proved)
+        work = partial(
+            self._loader.fetch, entry.digest, entry.proved, keeps_file=not entry.is_ephemeral
+        )
         entry.load_times.source = self._far_tier(entry.digest)
         entry.load_times.fetch_begun_s = self._clock()
         self._submit(self._fetches, entry, work)

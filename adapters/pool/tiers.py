@@ -97,6 +97,8 @@ class AdapterEntry:
     """Requests for it."""
     name: str = ""
     """For people, as the last request had it."""
+    is_ephemeral: bool = False
+    """Whether the last request asked for it as an ephemeral version."""
     account: str = NO_TENANT.name
     """The tenant that asked for it last: its bytes are charged to it."""
     image: AdapterImage | None = None

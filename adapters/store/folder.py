@@ -62,8 +62,11 @@ class Store(Protocol):
         """Removes what writers left behind: not held, and untouched for so long."""
         ...
 
-    def put(self, kind: Kind, digest: str, staged: Path) -> None:
-        """Moves a staged folder in, whole or not at all. One already there stays as it is."""
+    def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:
+        """Moves a staged folder in, whole or not at all. One already there stays as it is.
+
+        durable: returns when it is on the disk, whoever put it there. Otherwise a power failure may
+        lose or damage it."""
         ...
 
     def adapter_folder(self, digest: str) -> Path:
@@ -123,19 +126,23 @@ class LocalStore:
                 if time.time() - last_touched(folder) > max_age_s:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def put(self, kind: Kind, digest: str, staged: Path) -> None:
+    def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:
         target = self._locate(kind, digest)
         for file in staged.iterdir():
             file.chmod(0o444)
-            fsync(file)
-        fsync(staged)
+        if durable:
+            _fsync_folder(staged)
         try:
             staged.rename(target)
         except OSError:
             if not target.is_dir():
                 raise
             shutil.rmtree(staged)
-        fsync(target.parent)
+            if durable:
+                # The writer before may not have waited for the disk.
+                _fsync_folder(target)
+        if durable:
+            fsync(target.parent)
 
     def adapter_folder(self, digest: str) -> Path:
         return self._existing("adapters", digest)
@@ -226,6 +233,13 @@ def _open(folder: Path) -> Generator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Returns when a folder and its files are on the disk."""
+    for file in folder.iterdir():
+        fsync(file)
+    fsync(folder)
 
 
 def fsync(path: Path) -> None:

@@ -101,7 +101,7 @@ class ObjectStore:
     def stage(self) -> Path:
         return self._cache.stage()
 
-    def put(self, kind: Kind, digest: str, staged: Path) -> None:
+    def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:
         is_there = self.exists(kind, digest)
         # An adapter is sent even then: a put that takes less time would tell a tenant that another
         # has uploaded the same.
@@ -127,7 +127,7 @@ class ObjectStore:
                 Body=msgspec.json.encode(entry),
             )
         with self._alone((self._cache, kind, digest)):
-            self._cache.put(kind, digest, staged)
+            self._cache.put(kind, digest, staged, durable=durable)
             if kind == "adapters":
                 self._trim()
 

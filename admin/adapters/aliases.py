@@ -184,9 +184,17 @@ async def _point(
     wanted = set(target.canary or {}) | {target.version}
     rows = await connection.fetch(sql["version_states"], tenant_id, name, sorted(wanted))
     states = {row["version"]: row["state"] for row in rows}
+    ephemeral = {row["version"] for row in rows if row["is_ephemeral"]}
     for version in sorted(wanted):
         if version not in states:
             raise NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
+        if version in ephemeral:
+            raise Conflict(
+                f"version {version} is ephemeral: it expires, and its effect was never proved. Push"
+                " its files as a version (loraplex adapter push) and promote that",
+                "version_ephemeral",
+                "version",
+            )
         if states[version] == AdapterState.AWAITING_APPROVAL:
             if completions_only:
                 continue

@@ -36,7 +36,7 @@ SELECT version_rejected($1, $2, $3, $4);
 -- $1: layout; $2: digest of the base; $3: versions to leave out, as <tenant id>/<name>/<version>; $4: how many at most.
 SELECT v.tenant_id, v.name, v.version, v.digest, b.digest AS base_digest
 FROM adapter_versions v JOIN base_models b ON b.name = v.base_name
-WHERE v.state = 'ready' AND b.digest = $2 AND NOT v.tenant_id || '/' || v.name || '/' || v.version = ANY ($3::text[])
+WHERE v.state = 'ready' AND v.expires_at IS NULL AND b.digest = $2 AND NOT v.tenant_id || '/' || v.name || '/' || v.version = ANY ($3::text[])
     AND NOT EXISTS (SELECT FROM version_proofs p
                     WHERE (p.tenant_id, p.name, p.version, p.base_digest, p.layout)
                         = (v.tenant_id, v.name, v.version, $2, $1))

@@ -40,7 +40,7 @@ async def retire_version(
                 f"alias {alias.alias!r} points to version {version}: promote another one first",
                 "version_in_use",
             )
-    return await _retire(connection, tenant_id, name, [version])
+    return await retire_versions(connection, tenant_id, name, [version])
 
 
 async def retire_adapter(connection: Connection, tenant_id: str, name: str) -> Retirement:
@@ -49,12 +49,15 @@ async def retire_adapter(connection: Connection, tenant_id: str, name: str) -> R
     await find_adapter(connection, tenant_id, name)
     await connection.execute(sql["aliases_clear"], tenant_id, name)
     found = await versions.list_versions(connection, tenant_id, name)
-    return await _retire(connection, tenant_id, name, [version.version for version in found])
+    return await retire_versions(
+        connection, tenant_id, name, [version.version for version in found]
+    )
 
 
-async def _retire(
+async def retire_versions(
     connection: Connection, tenant_id: str, name: str, numbers: list[int]
 ) -> Retirement:
+    """Retires versions that no alias points to, under the catalog's lock."""
     await connection.execute(sql["version_retire"], tenant_id, name, numbers)
     await connection.execute(sql["version_forget"], tenant_id, name, numbers)
     generation = await connection.fetchval(sql["catalog_generation"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -104,6 +104,10 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     pins."""
     uploaded_by: str | None
     retired_at: datetime | None
+    expires_at: datetime | None
+    """When an ephemeral version is retired; null for a version that stays."""
+    effect_proof: Literal["passed", "pending", "failed", "skipped"]
+    """Whether a worker has proved what the version computes; skipped for an ephemeral version."""
     serving: ServingView
     proving: ProvingView | None
     proofs: list[ProofView]
@@ -128,6 +132,11 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
         """All but the version may tell of others too."""
         manifest = version.manifest
         base_digest = manifest.base_digest if manifest else None
+        own_proofs = [
+            shown(ProofView, p)
+            for p in proofs
+            if (p.version, p.base_digest) == (version.version, base_digest)
+        ]
         return shown(
             cls,
             version,
@@ -139,11 +148,8 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
             aliases=[a.alias for a in aliases if version.version in {a.version, *(a.canary or ())}],
             serving=_serving_view(version, approved),
             proving=_proving_view(version),
-            proofs=[
-                shown(ProofView, p)
-                for p in proofs
-                if (p.version, p.base_digest) == (version.version, base_digest)
-            ],
+            effect_proof=_effect_proof(version, is_proved=bool(own_proofs)),
+            proofs=own_proofs,
             faults=[
                 shown(FaultView, f)
                 for f in faults
@@ -160,6 +166,16 @@ def _serving_view(version: VersionDetails, approved: set[str]) -> ServingView:
     if digest is not None:
         template = TemplateView(digest, digest in approved, serving.chat_template or "")
     return ServingView(template, list(serving.stop), serving.defaults, serving.metadata)
+
+
+def _effect_proof(
+    version: VersionDetails, *, is_proved: bool
+) -> Literal["passed", "pending", "failed", "skipped"]:
+    if version.expires_at is not None:
+        return "skipped"
+    if is_proved:
+        return "passed"
+    return "failed" if version.state is AdapterState.REJECTED else "pending"
 
 
 def _proving_view(version: VersionDetails) -> ProvingView | None:

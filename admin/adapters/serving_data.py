@@ -49,10 +49,19 @@ def check_names(name: str | None, model: str | None, alias: str | None) -> None:
         ("alias", alias, AliasName, "alias_name_form"),
     ]
     for field, given, kind, form in checks:
-        try:
-            msgspec.convert(given, kind | None)
-        except msgspec.ValidationError:
-            raise Invalid(FORMS[form], param=field) from None
+        _check_form(field, given, kind, form)
+
+
+def check_entity_name(field: str, given: str) -> None:
+    """Raises Invalid unless the text can be the name of an adapter."""
+    _check_form(field, given, EntityName, "entity_name_form")
+
+
+def _check_form(field: str, given: str | None, kind: Any, form: str) -> None:
+    try:
+        msgspec.convert(given, kind | None)
+    except msgspec.ValidationError:
+        raise Invalid(FORMS[form], param=field) from None
 
 
 def parse_serving(text: str | None) -> ServingData:

@@ -64,6 +64,8 @@ class VersionDetails(msgspec.Struct, frozen=True, kw_only=True):
     served: bool = False
     """Every live gateway knows that it is ready."""
     retired_at: datetime | None = None
+    expires_at: datetime | None = None
+    """When an ephemeral version is retired; None: the version is not ephemeral."""
     attempts: int | None = None
     """Proofs that were begun."""
     detail: str | None = None
@@ -122,7 +124,7 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
         await _want_alias(connection, new, row["version"], row["state"])
         found = await find_version(connection, new.tenant_id, new.name, row["version"])
         return found, False
-    await _check_holdings(connection, new.tenant_id, new.name, new.manifest)
+    await check_holdings(connection, new.tenant_id, new.name, new.manifest)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
     key = (new.tenant_id, new.name, number)
     await connection.execute(
@@ -220,7 +222,7 @@ async def approved_templates(connection: Connection, digests: set[str]) -> set[s
     return {row["digest"] for row in rows}
 
 
-async def _check_holdings(
+async def check_holdings(
     connection: Connection, tenant_id: str, name: str, manifest: AdapterManifest
 ) -> None:
     """Raises Conflict unless the tenant's quota has room for a version of this content under this

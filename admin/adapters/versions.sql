@@ -18,12 +18,12 @@ WHERE tenant_id = $1 AND name = $2 AND version = $3;
 -- name: version_find_content
 SELECT version, version_state(state, serving) AS state FROM adapter_versions
 WHERE tenant_id = $1 AND name = $2 AND base_name = $3 AND digest = $4 AND serving = $5
-    AND state IN ('proving', 'ready');
+    AND state IN ('proving', 'ready') AND expires_at IS NULL;
 
 -- name: version_list
 -- $3: where the page before ended; $4: limit, or null; $5: the one that is asked for, or null.
 SELECT v.tenant_id, v.name, v.version, version_state(v.state, v.serving) AS state, v.created_at, v.digest, v.base_name,
-       v.manifest, v.error, v.serving, v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail,
+       v.manifest, v.error, v.serving, v.wanted_alias, v.uploaded_by, v.retired_at, v.expires_at, p.attempts, p.detail,
        version_state(v.state, v.serving) = 'ready' AND NOT EXISTS (
            SELECT FROM gateways g
            WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
@@ -32,7 +32,8 @@ WHERE v.tenant_id = $1 AND v.name = $2 AND v.version > $3 AND ($5::integer IS NU
 ORDER BY v.version LIMIT $4;
 
 -- name: version_states
-SELECT version, version_state(state, serving) AS state, (SELECT name FROM tenants WHERE id = $1) AS owner
+SELECT version, version_state(state, serving) AS state, expires_at IS NOT NULL AS is_ephemeral,
+       (SELECT name FROM tenants WHERE id = $1) AS owner
 FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
 
 -- name: version_proofs

@@ -7,8 +7,9 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -17,13 +18,14 @@ from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from adapters.manifest import AdapterManifest, BaseModelShape
 from adapters.store.folder import NotInStore, Store, hold
 from admin import idempotency
-from admin.adapters import contents, versions
+from admin.adapters import contents, ephemeral, versions
+from admin.adapters.ephemeral import Retention
 from admin.adapters.retirement import Retirement, retirement_progress
 from admin.adapters.stored import StoredContent, inspect
 from admin.adapters.versions import NewVersion, VersionDetails
 from admin.audit.audit import Actor, changing
 from admin.audit.retention import keep_audit_days
-from admin.database import Database
+from admin.database import Connection, Database
 from admin.errors import AdminError, DatabaseUnavailable, Invalid, Overloaded
 from admin.http.tenant_rates import TenantRates
 from admin.keys.last_use import KeyUses
@@ -33,6 +35,7 @@ from admin.queries import catalog_generation, sql
 from admin.quotas.schemas import TenantLimits
 from admin.records import AdapterState, BaseModel, Tenant
 from admin.upkeep.reaper import PRUNE_INTERVAL_S, REAP_INTERVAL_S, Reaper
+from admin.uploads.opened_folders import OpenedFolders
 from admin.uploads.resumable import ResumableUploads
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from admin.uploads.validation import Validation
@@ -40,6 +43,8 @@ from admin.usage.usage import keep_days
 
 RETIREMENT_WAIT_S = 2.0
 KNOWN_WAIT_S = 1.0
+
+T = TypeVar("T")
 
 
 class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +65,11 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     upload_idle_s: float = 60.0
     """Seconds of waiting for the client in which an upload must bring `min_upload_rate` on average;
     otherwise it is given up. One in pieces that is not continued for so long is removed."""
+    retention: Retention = Retention()
+    """Of ephemeral versions."""
+    adapter_roots: Mapping[str, Path] = {}
+    """Folders of this machine that tenants may load adapters from, by tenant name; `*`: all
+    tenants."""
     min_upload_rate: int = 16 << 10
     """Bytes a second; slower, an upload would hold its place for days. A line of 1 Mbit/s brings 7
     times as many."""
@@ -102,6 +112,11 @@ class AdminPlane:
         finally:
             await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
 
+    def opened_folders(self, tenant: Tenant) -> OpenedFolders:
+        """Folders of this machine that the tenant may load adapters from."""
+        roots = self.config.adapter_roots
+        return OpenedFolders([roots[name] for name in (tenant.name, "*") if name in roots])
+
     async def validate(
         self, tenant: Tenant, bases: list[BaseModel], staged: Path, archive: Path | None
     ) -> AdapterManifest:
@@ -135,33 +150,57 @@ class AdminPlane:
     ) -> tuple[VersionDetails, bool]:
         """Files and row of a version, and whether it is new; what is ready at once gateways go by.
         With `approves_template` its chat template may run."""
+
+        async def add(connection: Connection) -> tuple[VersionDetails, bool]:
+            template = new.serving.template_digest
+            if template is not None and new.approves_template:
+                await versions.approve_template(connection, template, actor.key.id)
+            return await versions.add_version(connection, new)
+
+        version, is_new = await self._publish(new.manifest.digest, staged, actor, add)
+        if version.state == AdapterState.READY:
+            await self.until_known()
+        return version, is_new
+
+    async def load(
+        self, new: NewVersion, staged: Path, actor: Actor, *, in_place: bool
+    ) -> VersionDetails:
+        """Files and row of an ephemeral version, when gateways know it. The files need not survive
+        a power failure. Raises as `add_ephemeral`, and OSError."""
+
+        async def add(connection: Connection) -> VersionDetails:
+            retention = self.config.retention
+            return await ephemeral.add_ephemeral(connection, new, retention, in_place=in_place)
+
+        version = await self._publish(new.manifest.digest, staged, actor, add, durable=False)
+        await self.until_known()
+        return version
+
+    async def _publish(
+        self,
+        digest: str,
+        staged: Path,
+        actor: Actor,
+        add: Callable[[Connection], Awaitable[T]],
+        *,
+        durable: bool = True,
+    ) -> T:
+        """Puts the files into the store and calls `add`, which makes their version."""
         for file in staged.iterdir():
             if file.name not in (CONFIG_NAME, WEIGHTS_NAME):
                 file.unlink()
         try:
-            version, is_new = await self._publish(new, staged, actor)
+            async with contents.held(self.database, digest) as holder:
+                await asyncio.to_thread(self.store.put, "adapters", digest, staged, durable=durable)
+                async with changing(self.database, actor) as connection:
+                    added = await add(connection)
+                    await contents.check_held(connection, digest, holder)
         except Exception:
             # What was stored for a version that could not be made goes at once, or later.
             with contextlib.suppress(AdminError, OSError):
                 await self.reaper.reap()
             raise
-        if version.state == AdapterState.READY:
-            await self.until_known()
-        return version, is_new
-
-    async def _publish(
-        self, new: NewVersion, staged: Path, actor: Actor
-    ) -> tuple[VersionDetails, bool]:
-        digest = new.manifest.digest
-        async with contents.held(self.database, digest) as holder:
-            await asyncio.to_thread(self.store.put, "adapters", digest, staged)
-            async with changing(self.database, actor) as connection:
-                template = new.serving.template_digest
-                if template is not None and new.approves_template:
-                    await versions.approve_template(connection, template, actor.key.id)
-                version, is_new = await versions.add_version(connection, new)
-                await contents.check_held(connection, digest, holder)
-        return version, is_new
+        return added
 
     async def reject(
         self, tenant: Tenant, name: str, rejected: AdapterRejected, actor: Actor

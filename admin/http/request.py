@@ -42,6 +42,11 @@ class AdminRequest(Request[ApiKey, Any, State]):
         address = client_address(self.scope)
         return Actor(self.user, self.scope["state"]["request_id"], address)
 
+    @property
+    def num_body_bytes(self) -> int:
+        """Size of the body by its head; 0 if the body tells its end in another way."""
+        return int(self.headers.get("content-length") or 0)
+
     async def stream(self) -> AsyncGenerator[bytes]:
         """The body as it comes; its bytes count as held until the answer. Raises Stalled if it
         comes too slowly, and, unread, if the client leaves; Overloaded."""

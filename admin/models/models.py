@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from adapters.manifest import BaseModelShape
 from admin.database import Connection
-from admin.errors import AlreadyExists, Conflict, NotFound
+from admin.errors import AlreadyExists, Conflict, Invalid, NotFound
 from admin.queries import fetch_all, fetch_one, sql
 from admin.records import BaseModel, Residency
 
@@ -57,6 +57,16 @@ async def delete_model(connection: Connection, name: str) -> None:
 async def find_model(connection: Connection, name: str) -> BaseModel:
     """Raises NotFound."""
     return await fetch_one(connection, BaseModel, "model_find", name, missing=_missing(name))
+
+
+async def candidate_bases(connection: Connection, name: str | None) -> list[BaseModel]:
+    """Returns the base models that an adapter may be for: the one named, or all registered, between
+    which its tensors decide. Raises NotFound, Invalid if none is registered."""
+    if name:
+        return [await find_model(connection, name)]
+    if found := await list_models(connection):
+        return found
+    raise Invalid("no base model is registered yet", "no_base_model", "model")
 
 
 async def check_not_a_model(connection: Connection, name: str) -> None:

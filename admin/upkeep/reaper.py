@@ -27,7 +27,8 @@ class Reaper:
             await connection.execute(sql["gateways_gone"])
             has_versions = await connection.fetchrow(sql["versions_to_reap"]) is not None
             has_adapters = await connection.fetchrow(sql["adapters_to_reap"]) is not None
-        if has_versions or has_adapters:
+            has_expired: bool = await connection.fetchval(sql["ephemeral_expired"])
+        if has_versions or has_adapters or has_expired:
             await self._reap_catalog()
         await contents.remove_due(self._database, self._remove)
         await workers.forget_lost(self._database)
@@ -35,6 +36,7 @@ class Reaper:
     async def _reap_catalog(self) -> None:
         async with self._database.transaction(EVERYTHING) as connection:
             await lock_catalog(connection)
+            await connection.execute(sql["ephemeral_retire_expired"])
             for row in await connection.fetch(sql["versions_to_reap"]):
                 key = (row["tenant_id"], row["name"], row["version"])
                 await connection.execute(sql["version_delete"], *key)

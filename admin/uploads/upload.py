@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import msgspec
 from multipart import (
@@ -29,16 +29,7 @@ from admin.stored_text import check_text
 from admin.uploads.archive import KNOWN_FILES, max_file_bytes
 from admin.uploads.file_sink import FileSink
 
-FIELDS = {
-    "name": 1024,
-    "model": 1024,
-    "tenant": 1024,
-    "alias": 1024,
-    "sha256": 1024,
-    "approve_template": 5,
-    "serving": 512 << 10,
-}
-"""With the bytes each may have."""
+MAX_FIELD_BYTES = 1024
 ARCHIVE = "upload.archive"
 ARCHIVE_SUFFIXES = (".tar", ".zip")
 MULTIPART = "multipart/form-data"
@@ -56,15 +47,28 @@ class Segment(Protocol):
     filename: str | None
 
 
-class VersionFields(msgspec.Struct, kw_only=True):
-    """What is said of a version beside its files."""
+class FormFields(msgspec.Struct, kw_only=True):
+    """Text fields that a form may have alongside an adapter's files."""
 
-    name: str | None = None
+    long_fields: ClassVar[Mapping[str, int]] = {}
+    """Largest number of bytes of fields that may have more than `MAX_FIELD_BYTES`."""
+
     model: str | None = None
-    tenant: str | None = None
-    alias: str | None = None
     sha256: str | None = None
     """Hex; of the weights file, or of the archive if one is sent."""
+
+
+F = TypeVar("F", bound=FormFields)
+
+
+class VersionFields(FormFields, kw_only=True):
+    """What is said of a version beside its files."""
+
+    long_fields = {"serving": 512 << 10}
+
+    name: str | None = None
+    tenant: str | None = None
+    alias: str | None = None
     serving: str | None = None
     """JSON."""
     approve_template: str | None = None
@@ -104,14 +108,16 @@ async def receive_form(
     staged: Path,
     max_bytes: int,
     check_room: Callable[[int], None],
-    check_fields: Callable[[VersionFields], Awaitable[None]],
-) -> tuple[VersionFields, Path | None]:
-    """Reads a multipart/form-data body to its end: the fields, and where an archive lies.
+    fields: F,
+    check_fields: Callable[[F], Awaitable[None]],
+) -> Path | None:
+    """Reads a multipart/form-data body to its end: sets the `fields`, and returns where an archive
+    is stored, if one was sent.
 
-    `check_fields` is asked before the first file, with the fields that came before it. Raises
+    `check_fields` is called before the first file, with the fields that came before it. Raises
     Invalid, TooLarge, OSError, and what that raises.
     """
-    form = _Form(staged, max_bytes + OVERHEAD_BYTES, check_room, check_fields)
+    form = _Form(staged, max_bytes + OVERHEAD_BYTES, check_room, fields, check_fields)
     try:
         with _parser(boundary) as parser:
             async for chunk in chunks:
@@ -123,14 +129,14 @@ async def receive_form(
         raise Invalid(f"not valid multipart/form-data: {error}", "multipart") from error
     finally:
         form.close()
-    return form.result()
+    return form.archive()
 
 
 def _parser(boundary: str) -> Any:
     return PushMultipartParser(boundary, strict=True)
 
 
-class _Form:
+class _Form(Generic[F]):
     """Takes the parser's events: a segment, its bytes, then None."""
 
     def __init__(
@@ -138,9 +144,10 @@ class _Form:
         staged: Path,
         max_bytes: int,
         check_room: Callable[[int], None],
-        check_fields: Callable[[VersionFields], Awaitable[None]],
+        fields: F,
+        check_fields: Callable[[F], Awaitable[None]],
     ) -> None:
-        self._fields = VersionFields()
+        self._fields = fields
         self._staged = staged
         self._bytes_left = max_bytes
         self._check_room = check_room
@@ -162,16 +169,17 @@ class _Form:
             await self._file.write(event)
         else:
             self._text += event
-            if len(self._text) > FIELDS[self._part]:
+            if len(self._text) > self._fields.long_fields.get(self._part, MAX_FIELD_BYTES):
                 raise Invalid(f"{self._part} is too long", "field_too_long", self._part)
 
-    def result(self) -> tuple[VersionFields, Path | None]:
+    def archive(self) -> Path | None:
+        """Returns where the archive is stored, if one was sent. Raises Invalid."""
         if ARCHIVE in self._digests and len(self._digests) > 1:
             raise Invalid("send the two files or one archive, not both", "unexpected_part")
         digest = self._digests.get(ARCHIVE, self._digests.get(WEIGHTS_NAME))
         if self._fields.sha256 is not None and digest is not None:
             check_sha256(self._fields.sha256, digest)
-        return self._fields, self._staged / ARCHIVE if ARCHIVE in self._digests else None
+        return self._staged / ARCHIVE if ARCHIVE in self._digests else None
 
     def close(self) -> None:
         if self._file is not None:
@@ -182,7 +190,7 @@ class _Form:
         name = segment.name or ""
         is_file = segment.filename is not None
         part = _target(segment) if is_file else name
-        if part is None or (not is_file and name not in FIELDS):
+        if part is None or (not is_file and name not in self._fields.__struct_fields__):
             raise Invalid(f"unexpected part {name[:64]!r}", "unexpected_part", name[:64])
         if part in self._seen:
             raise Invalid(f"{part} is there twice", "duplicate_part", part)

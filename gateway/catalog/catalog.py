@@ -65,13 +65,23 @@ class ResolvedModel(msgspec.Struct, frozen=True):
         """What the version brings besides its weights."""
         return self.version.serving if self.version else NOTHING
 
+    @property
+    def page_salt(self) -> str:
+        """What keeps KV pages of an ephemeral version from every other version, also from one of
+        the same content; empty for other versions."""
+        version = self.version
+        if version is None or not version.is_ephemeral:
+            return ""
+        return f"ephemeral {version.tenant_id}/{version.name}@{version.version}\0"
+
     def adapter_for(self, layout: str) -> AdapterRef | None:
         """The version as a worker of this layout knows it; its name is `name@version`."""
         version = self.version
         if version is None:
             return None
         name = f"{version.name}@{version.version}"
-        return AdapterRef(version.digest, name, self.checksums.get(layout, ""))
+        checksum = self.checksums.get(layout, "")
+        return AdapterRef(version.digest, name, checksum, version.is_ephemeral)
 
     def chat_template(self) -> str | None:
         """The version's own template; None: the base model's. Raises TemplateNotApproved."""
@@ -197,12 +207,16 @@ class CatalogView:
         return Tariff(self._prices.get(model, FREE), weight)
 
     def names(self, tenant: Tenant) -> list[str]:
-        """Names of base models, then of the tenant's adapters, one for each alias. An alias whose
-        version is no longer ready has no card."""
+        """Names of base models, then of the tenant's adapters: one for each alias, and the plain
+        name of an adapter that has ephemeral versions and no `prod`. An alias whose version is no
+        longer ready has no card."""
         names = list(self.models)
         parts = self._adapters_of(tenant)
         for adapter in sorted(parts):
-            for alias in sorted(parts[adapter].aliases):
+            part = parts[adapter]
+            if part.newest_ephemeral is not None and DEFAULT_ALIAS not in part.aliases:
+                names.append(adapter)
+            for alias in sorted(part.aliases):
                 names.append(adapter if alias == DEFAULT_ALIAS else f"{adapter}@{alias}")
         return names
 
@@ -282,9 +296,11 @@ class CatalogView:
             return adapter, int(selector)
         part = self._adapters_of(tenant).get(adapter, NO_ADAPTER)
         alias = part.aliases.get(selector if at else DEFAULT_ALIAS)
-        if alias is None:
-            raise ModelNotFound(name)
-        return adapter, alias
+        if alias is not None:
+            return adapter, alias
+        if not at and part.newest_ephemeral is not None:
+            return adapter, part.newest_ephemeral
+        raise ModelNotFound(name)
 
     def _resolved(
         self,

@@ -42,6 +42,8 @@ class AdapterPart:
         self.versions: dict[int, ServedVersion] = {}
         """Ready versions by number."""
         self.aliases: dict[str, Alias] = {}
+        self.newest_ephemeral: int | None = None
+        """Number of the newest ephemeral version: what the plain name means without `prod`."""
         self._checksums: dict[tuple[str, str], dict[str, str]] = {}
 
     @property
@@ -63,6 +65,8 @@ class AdapterPart:
 
     def add_version(self, version: ServedVersion, proofs: list[AdapterProof]) -> None:
         self.versions[version.version] = version
+        if version.is_ephemeral:
+            self.newest_ephemeral = max(version.version, self.newest_ephemeral or 0)
         for proof in proofs:
             by_layout = self._checksums.setdefault((proof.digest, proof.base_digest), {})
             by_layout[proof.layout] = proof.checksum

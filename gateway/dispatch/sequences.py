@@ -141,8 +141,14 @@ def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix
         domain=call.caller.cache_domain,
         adapter=version.digest if version and prompt.activation is not None else None,
         activation=prompt.activation or 0,
-        salt=call.asked.cache_salt,
+        salt=_salt(call, prompt),
     )
+
+
+def _salt(call: Call, prompt: Prompt) -> str:
+    """Returns the caller's salt for KV pages. The version's own is added where the adapter is
+    active, as without it the pages are the base model's."""
+    return ("" if prompt.activation is None else call.target.page_salt) + call.asked.cache_salt
 
 
 def plan(
@@ -242,7 +248,7 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         cache_domain=call.caller.cache_domain,
         adapter=None if prompt.activation is None else call.target.adapter_for(layout),
         activation=prompt.activation or 0,
-        cache_salt=call.asked.cache_salt,
+        cache_salt=_salt(call, prompt),
         tenant=call.caller.tenant.id,
         weight=call.service.weight,
         service_class=call.service.service_class,

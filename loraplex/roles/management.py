@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from litestar import Litestar, Request, Response, get
@@ -25,34 +25,47 @@ MAX_PAGE_BYTES = 16 << 20
 """Bytes of a worker's metrics at most."""
 PROBES = ("/livez", "/readyz", "/health", "/version")
 ADMIN_PATHS = ("/admin/", "/v1/organization/")
+LOAD_PATHS: tuple[str, ...] = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""The admin plane's routes that the public port always has."""
 
 
 class Composed:
-    """Sends a request to the first application whose prefix its path has, any other to `rest`."""
+    """Sends a request whose path is one of `exact` to that application, otherwise to the first
+    whose prefix the path has, and any other request to `rest`."""
 
-    def __init__(self, rest: Any, routes: Sequence[tuple[str, Any]]) -> None:
+    def __init__(
+        self, rest: Any, routes: Sequence[tuple[str, Any]], exact: Mapping[str, Any] | None = None
+    ) -> None:
         self._rest = rest
         self._routes = tuple(routes)
+        self._exact = exact or {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         app = self._rest
         if scope["type"] == "http":
             path = scope["path"]
-            app = next((app for prefix, app in self._routes if path.startswith(prefix)), app)
+            app = self._exact.get(path) or next(
+                (app for prefix, app in self._routes if path.startswith(prefix)), app
+            )
         await app(scope, receive, send)
 
 
 def public_app(
-    data: Any, administration: Litestar | None, worker_health: str | None = None
+    data: Any,
+    administration: Litestar | None,
+    loading: Any = None,
+    worker_health: str | None = None,
 ) -> Composed:
-    """For the public port. administration: None where the management listener has it.
-    worker_health: as for `management_app`."""
+    """For the public port. administration: None where the management listener has it. loading:
+    answers the routes that load adapters; None: they are not served. worker_health: as for
+    `management_app`."""
     routes: list[tuple[str, Any]] = []
     if administration is not None:
         routes += [(prefix, administration) for prefix in ADMIN_PATHS]
     if isinstance(data, Litestar) and "gateway" in data.state:
         routes.append((METRICS, _metrics_for_admins(data.state["gateway"], worker_health)))
-    return Composed(data, routes)
+    exact = None if loading is None else dict.fromkeys(LOAD_PATHS, loading)
+    return Composed(data, routes, exact)
 
 
 def management_app(

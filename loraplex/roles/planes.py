@@ -24,6 +24,7 @@ from litestar import Litestar
 import admin.app
 import gateway.app
 from adapters.store.folder import Store
+from admin.adapters.ephemeral import Retention
 from admin.body_budget import BodyBudget
 from admin.database import EVERYTHING, Database
 from admin.http.plane import AdminConfig, AdminPlane
@@ -150,7 +151,7 @@ async def _serve_gateway(
         administration = await _admin_plane(stack, role, store) if with_admin else None
         is_apart = serves_apart(sockets[0], role.tls)
         await role.serve(
-            public_app(data, None if is_apart else administration, worker_health),
+            public_app(data, None if is_apart else administration, administration, worker_health),
             management_app(data, administration if is_apart else None, worker_health),
             plane=administration and administration.state.admin,
             says=f"{instance_id}, {'with' if with_admin else 'without'} the admin plane"
@@ -168,7 +169,7 @@ async def _serve_admin(settings: Settings, sockets: Sockets) -> None:
         plane: AdminPlane = administration.state.admin
         probes = make_probes(Readiness(plane.database).check)
         await role.serve(
-            public_app(probes, administration),
+            public_app(probes, administration, administration),
             management_app(probes, None),
             plane=plane,
             says="the admin plane",
@@ -308,5 +309,7 @@ async def _admin_plane(stack: AsyncExitStack, role: Role, store: Store) -> Lites
         audit_days=settings.audit_days,
         tenant_writes_per_minute=settings.tenant_writes_per_minute,
         default_quota=limits,
+        retention=Retention(settings.ephemeral_versions, settings.ephemeral_ttl_s),
+        adapter_roots=settings.opened_folders,
     )
     return admin.app.create_app(config, database=database, store=store)

@@ -139,6 +139,8 @@ class AdapterRef(msgspec.Struct, frozen=True):
     checksum: str = ""
     """SHA-256 (hex) of the packed image in the receiving worker's layout, as proved; empty: not
     proved for this layout yet."""
+    is_ephemeral: bool = False
+    """Whether the version lives for a while only, so that its packed image is not worth a file."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -26,7 +26,6 @@ from admin.adapters.describe import describe_version
 from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_names, parse_serving
 from admin.adapters.versions import NewVersion
-from admin.database import Connection
 from admin.errors import Forbidden, Invalid
 from admin.http.body import decode_json, read_all
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
@@ -115,13 +114,15 @@ class UploadController(Controller):
                     return await _make(request, given.fields(), staged, upload.data)
             if kind == MULTIPART and options.get("boundary"):
                 with plane.forms.taking(request.user.tenant_id):
-                    plane.store.check_room(_content_length(request))
-                    fields, archive = await receive_form(
+                    plane.store.check_room(request.num_body_bytes)
+                    fields = VersionFields()
+                    archive = await receive_form(
                         options["boundary"],
                         request.upload(),
                         staged,
                         plane.config.max_upload_bytes,
                         plane.store.check_room,
+                        fields,
                         partial(_check_first, request),
                     )
                     return await _make(request, fields, staged, archive)
@@ -164,7 +165,7 @@ class UploadController(Controller):
         given = request.headers.get("upload-offset", "")
         if not (given.isascii() and given.isdigit() and len(given) < 16):
             raise Invalid("the header upload-offset is missing", "upload_offset", "upload-offset")
-        length = _content_length(request)
+        length = request.num_body_bytes
         appended = await request.plane.uploads.append(
             request.user, upload_id, int(given), length, request.upload()
         )
@@ -228,22 +229,8 @@ async def _check(
     async with request.reading() as connection:
         tenant = await tenant_for(connection, request.user, given.tenant)
         await models.check_not_a_model(connection, given.name)
-        bases = await _bases(connection, given.model)
+        bases = await models.candidate_bases(connection, given.model)
     return given.name, tenant, bases, serving
-
-
-async def _bases(connection: Connection, name: str | None) -> list[BaseModel]:
-    """The one named, or all registered: then the tensors decide."""
-    if name:
-        return [await models.find_model(connection, name)]
-    if found := await models.list_models(connection):
-        return found
-    raise Invalid("no base model is registered yet", "no_base_model", "model")
-
-
-def _content_length(request: AdminRequest) -> int:
-    """0 if the body tells its end in another way."""
-    return int(request.headers.get("content-length") or 0)
 
 
 def _view(request: AdminRequest, upload: PartialUpload) -> UploadView:

@@ -185,7 +185,7 @@ class SlowStore(LocalStore):
             self.is_asked.set()
             assert self.go_on.wait(30)
 
-    def put(self, kind: Kind, digest: str, staged: Path) -> None:
+    def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:
         super().put(kind, digest, staged)
         self._wait("put")
 

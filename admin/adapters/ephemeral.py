@@ -1,0 +1,89 @@
+"""Ephemeral versions: what a training loop loads under a name, ready at once and retired by itself.
+
+Their files are validated and addressed by digest like those of every version. Their effect is not
+proved, no alias points to them, and the plain name of an adapter means the newest of them only
+while it has no `prod`. Every writing function wants a transaction of its caller's.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from admin.adapters import retirement, versions
+from admin.adapters.aliases import PRODUCTION
+from admin.adapters.retirement import Retirement
+from admin.adapters.versions import NewVersion, VersionDetails
+from admin.database import Connection
+from admin.errors import Conflict, Invalid, NotFound
+from admin.queries import lock_catalog, sql
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """How many ephemeral versions of an adapter are kept, and for how long."""
+
+    max_versions: int = 4
+    """The newest is one of them."""
+    ttl_s: float = 86_400.0
+    """Seconds from the load of a version until it is retired."""
+
+
+async def check_name(
+    connection: Connection, tenant_id: str, name: str, *, in_place: bool
+) -> list[int]:
+    """Returns the numbers of the adapter's ephemeral versions, newest first.
+
+    Raises Conflict if the adapter has a `prod`, Invalid if it has an ephemeral version and the
+    caller does not replace it.
+    """
+    if await connection.fetchval(sql["ephemeral_is_promoted"], tenant_id, name, PRODUCTION):
+        raise Conflict(
+            f"the name {name!r} means the version that its alias {PRODUCTION!r} points to: load"
+            " under another name, or push the files as a version and promote it",
+            "name_promoted",
+            "lora_name",
+        )
+    rows = await connection.fetch(sql["ephemeral_list"], tenant_id, name)
+    if rows and not in_place:
+        raise Invalid(
+            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter"
+            " in place, set 'load_inplace' to True.",
+            "adapter_already_loaded",
+            "lora_name",
+        )
+    return [row["version"] for row in rows]
+
+
+async def add_ephemeral(
+    connection: Connection, new: NewVersion, retention: Retention, *, in_place: bool
+) -> VersionDetails:
+    """Makes an ephemeral version, which is ready, and retires those that are too many then.
+
+    Raises as `check_name`; AlreadyExists if a base model bears the name; Conflict if the tenant's
+    quota has no room.
+    """
+    await lock_catalog(connection)
+    await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
+    numbers = await check_name(connection, new.tenant_id, new.name, in_place=in_place)
+    too_many = numbers[retention.max_versions - 1 :]
+    if too_many:
+        await retirement.retire_versions(connection, new.tenant_id, new.name, too_many)
+    await versions.check_holdings(connection, new.tenant_id, new.name, new.manifest)
+    number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
+    await connection.execute(
+        sql["ephemeral_insert"],
+        *(new.tenant_id, new.name, number, new.manifest.digest, new.base_name, new.manifest),
+        *(new.key_id, retention.ttl_s),
+    )
+    return await versions.find_version(connection, new.tenant_id, new.name, number)
+
+
+async def retire_ephemeral(connection: Connection, tenant_id: str, name: str) -> Retirement:
+    """Retires all ephemeral versions of an adapter. Raises NotFound if it has none."""
+    await lock_catalog(connection)
+    rows = await connection.fetch(sql["ephemeral_list"], tenant_id, name)
+    if not rows:
+        raise NotFound(
+            f"The lora adapter '{name}' cannot be found.", "adapter_not_found", "lora_name"
+        )
+    numbers = [row["version"] for row in rows]
+    return await retirement.retire_versions(connection, tenant_id, name, numbers)

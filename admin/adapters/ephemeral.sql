@@ -1,0 +1,24 @@
+-- name: ephemeral_list
+-- Newest first.
+SELECT version FROM adapter_versions
+WHERE tenant_id = $1 AND name = $2 AND state = 'ready' AND expires_at IS NOT NULL ORDER BY version DESC;
+
+-- name: ephemeral_insert
+-- $1-$3: the version; $4: digest; $5: served name of the base model; $6: manifest; $7: key id; $8: seconds that it lives. A
+-- statement's own bump is not seen by itself, hence + 1.
+INSERT INTO adapter_versions
+    (tenant_id, name, version, state, digest, base_name, manifest, uploaded_by, expires_at, ready_generation)
+VALUES ($1, $2, $3, 'ready', $4, $5, $6, $7, now() + make_interval(secs => $8),
+        (SELECT generation + 1 FROM catalog_generation));
+
+-- name: ephemeral_is_promoted
+-- Whether the plain name means a version that stays.
+SELECT EXISTS (SELECT FROM aliases WHERE tenant_id = $1 AND name = $2 AND alias = $3);
+
+-- name: ephemeral_expired
+SELECT EXISTS (SELECT FROM adapter_versions WHERE state = 'ready' AND expires_at < now());
+
+-- name: ephemeral_retire_expired
+UPDATE adapter_versions
+SET state = 'retired', retired_at = now(), retired_generation = (SELECT generation + 1 FROM catalog_generation)
+WHERE state = 'ready' AND expires_at < now();

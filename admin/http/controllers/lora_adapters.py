@@ -1,0 +1,308 @@
+"""vLLM's routes that load and unload an adapter, as training loops and scripts call them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from litestar import Controller, MediaType, Request, Response, post
+from litestar.openapi import ResponseSpec
+from litestar.openapi.spec import (
+    OpenAPIFormat,
+    OpenAPIMediaType,
+    OpenAPIType,
+    RequestBody,
+    Schema,
+)
+from litestar.params import JSONBody
+
+from adapters.errors import AdapterRejected
+from admin.adapters import ephemeral
+from admin.adapters.serving_data import check_entity_name
+from admin.adapters.versions import NewVersion, VersionDetails
+from admin.errors import Invalid, NotFound
+from admin.http import problems
+from admin.http.body import decode_json, read_all
+from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.http.openapi import AdminOperation
+from admin.http.parameters import TenantName
+from admin.http.request import AdminRequest
+from admin.models import models
+from admin.openapi import flat
+from admin.records import BaseModel, Tenant
+from admin.uploads.upload import MULTIPART, FormFields, media_type, receive_form
+
+JSON = "application/json"
+MAX_JSON_BYTES = 64 << 10
+TYPES = {400: "InvalidUserInput", 404: "NotFoundError", 500: "InternalServerError"}
+"""What vLLM calls errors of a status."""
+SKIPPED = {"loraplex-effect-proof": "skipped"}
+
+
+class VllmErrorDetails(msgspec.Struct, frozen=True):
+    """Some reasons bring more fields: a refused adapter has field, got, allowed and hint."""
+
+    message: str
+    type: str
+    param: str | None
+    """The field, parameter or header that is wrong."""
+    code: int
+    """The HTTP status."""
+    reason: str | None
+    """The code that errors of the other routes have."""
+
+
+class VllmErrorBody(msgspec.Struct, frozen=True):
+    """The body of an error as vLLM shapes it, and the reason."""
+
+    error: VllmErrorDetails
+
+
+class LoadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields are vLLM's, and `model`."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "lora_name": "policy",
+        "lora_path": "/checkpoints/policy/step-120",
+        "load_inplace": True,
+    }
+
+    lora_name: str
+    lora_path: str
+    """Absolute path of a folder on the admin plane's machine, under one of `adapter_roots`."""
+    load_inplace: bool = False
+    """Whether an adapter of this name that is loaded is replaced."""
+    is_3d_lora_weight: Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})] = False
+    """Adapters of mixture-of-experts layers are not supported: only false is taken."""
+    model: str | None = None
+    """Served name of the base model; needed where the adapter fits several."""
+
+
+class UnloadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields are vLLM's."""
+
+    example: ClassVar[dict[str, Any]] = {"lora_name": "policy"}
+
+    lora_name: str
+    lora_int_id: int | None = None
+    """Without effect."""
+
+
+class LoadForm(FormFields, kw_only=True):
+    """Fields of the form that brings the files."""
+
+    lora_name: str | None = None
+    load_inplace: str | None = None
+    is_3d_lora_weight: str | None = None
+
+
+class _Load(msgspec.Struct, frozen=True):
+    """A load whose fields are checked."""
+
+    name: str
+    in_place: bool
+    tenant: Tenant
+    bases: list[BaseModel]
+
+
+@dataclass
+class LoadOperation(AdminOperation):
+    """Takes a JSON body with a path, or a form with the files."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        text = Schema(type=OpenAPIType.STRING)
+        binary = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
+        files = ("adapter_config.json", "adapter_model.safetensors", "file")
+        form = Schema(
+            type=OpenAPIType.OBJECT,
+            required=["lora_name"],
+            properties={
+                **dict.fromkeys(LoadForm.__struct_fields__, text),
+                **dict.fromkeys(files, binary),
+            },
+        )
+        self.request_body = RequestBody(
+            {JSON: OpenAPIMediaType(flat(LoadLoraAdapter)), MULTIPART: OpenAPIMediaType(form)},
+            required=True,
+        )
+
+
+def _answered(*statuses: int) -> dict[int, ResponseSpec]:
+    return {
+        status: ResponseSpec(VllmErrorBody, generate_examples=False, description="As vLLM's.")
+        for status in statuses
+    }
+
+
+def _to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """Answers an error as vLLM does: `code` is the status, and our code the `reason`."""
+    answer = problems.to_response(request, error)
+    status = answer.status_code or 500
+    problem = answer.content["error"]
+    problem["reason"] = problem["code"]
+    problem["code"] = status
+    problem["type"] = TYPES.get(status, problem["type"])
+    return answer
+
+
+class LoraAdapterController(Controller):
+    path = "/v1"
+    tags = ("adapters",)
+    guards = (requires(ADMIN, ADAPTERS_WRITE),)
+    exception_handlers: ClassVar[Any] = {Exception: _to_response}
+
+    @post(
+        "/load_lora_adapter",
+        status_code=200,
+        media_type=MediaType.TEXT,
+        request_max_body_size=None,
+        operation_class=LoadOperation,
+        responses=_answered(400, 401, 403, 404, 408, 409, 413, 429, 503, 507),
+    )
+    async def load_lora_adapter(
+        self, request: AdminRequest, tenant: TenantName = None
+    ) -> Response[str]:
+        """Loads an adapter as an ephemeral version, which `"model": lora_name` means from now on.
+
+        A JSON body names a folder that the operator has opened to the tenant; a form
+        (multipart/form-data) brings the files, or one .tar or .zip of them. The files are checked
+        as those of every upload; what the version computes is not proved. The newest few versions
+        of a name are kept, for a limited time, and never become `prod`.
+        """
+        plane = request.plane
+        kind, options = media_type(request.headers.get("content-type", ""))
+        with plane.forms.taking(request.user.tenant_id):
+            async with plane.staging() as staged:
+                if kind == JSON:
+                    body = await read_all(request.stream(), MAX_JSON_BYTES)
+                    given: LoadLoraAdapter = decode_json(body, LoadLoraAdapter)
+                    load = await _check(request, given, tenant)
+                    await _copy(request, load, given.lora_path, staged)
+                    made = await _load(request, load, staged, None)
+                elif kind == MULTIPART and options.get("boundary"):
+                    plane.store.check_room(request.num_body_bytes)
+                    fields = LoadForm()
+                    archive = await receive_form(
+                        options["boundary"],
+                        request.upload(),
+                        staged,
+                        plane.config.max_upload_bytes,
+                        plane.store.check_room,
+                        fields,
+                        partial(_check_first, request, tenant),
+                    )
+                    load = await _check(request, _fields(fields), tenant)
+                    made = await _load(request, load, staged, archive)
+                else:
+                    raise Invalid(
+                        f"send {JSON} with a lora_path, or {MULTIPART} with the files",
+                        "content_type",
+                    )
+        return Response(
+            f"Success: LoRA adapter '{load.name}' added successfully.",
+            headers={**SKIPPED, "loraplex-adapter-version": str(made.version)},
+        )
+
+    @post(
+        "/unload_lora_adapter",
+        status_code=200,
+        media_type=MediaType.TEXT,
+        responses=_answered(400, 401, 403, 404, 408, 409, 413, 429, 503),
+    )
+    async def unload_lora_adapter(
+        self,
+        request: AdminRequest,
+        data: JSONBody[UnloadLoraAdapter],
+        tenant: TenantName = None,
+    ) -> str:
+        """Retires all ephemeral versions of an adapter; requests that have one end as they would
+        have. Versions that were pushed stay."""
+        if not data.lora_name:
+            raise Invalid(
+                "'lora_name' needs to be provided to unload a LoRA adapter.", param="lora_name"
+            )
+        async with request.transaction() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            retired = await ephemeral.retire_ephemeral(connection, owner.id, data.lora_name)
+        await request.plane.settle_retirement(retired)
+        return f"Success: LoRA adapter '{data.lora_name}' removed successfully."
+
+
+def _fields(form: LoadForm) -> LoadLoraAdapter:
+    """Returns the fields of a form as those of a body. Raises Invalid."""
+    switches: dict[str, bool] = {}
+    for name in ("load_inplace", "is_3d_lora_weight"):
+        text = getattr(form, name)
+        if text not in (None, "true", "false", "True", "False"):
+            raise Invalid(f"{name} is true or false", param=name)
+        switches[name] = text in ("true", "True")
+    return LoadLoraAdapter(form.lora_name or "", "(in the body)", model=form.model, **switches)
+
+
+async def _check_first(request: AdminRequest, tenant: str | None, form: LoadForm) -> None:
+    """Refuses before the files come what the fields in front of them already show."""
+    if form.lora_name:
+        await _check(request, _fields(form), tenant)
+
+
+async def _check(request: AdminRequest, given: LoadLoraAdapter, reference: str | None) -> _Load:
+    """Checks what can be refused without the files. `reference`: the tenant's name or id; a
+    tenant's key needs none. Raises AdminError."""
+    if not given.lora_name or not given.lora_path:
+        raise Invalid("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
+    if given.is_3d_lora_weight:
+        raise Invalid(
+            "is_3d_lora_weight is not supported: adapters of mixture-of-experts layers are not"
+            " served",
+            "unsupported",
+            "is_3d_lora_weight",
+        )
+    check_entity_name("lora_name", given.lora_name)
+    async with request.reading() as connection:
+        tenant = await tenant_for(connection, request.user, reference)
+        await models.check_not_a_model(connection, given.lora_name)
+        await ephemeral.check_name(
+            connection, tenant.id, given.lora_name, in_place=given.load_inplace
+        )
+        bases = await models.candidate_bases(connection, given.model)
+    return _Load(given.lora_name, given.load_inplace, tenant, bases)
+
+
+async def _copy(request: AdminRequest, load: _Load, path: str, staged: Path) -> None:
+    plane = request.plane
+    folders = plane.opened_folders(load.tenant)
+    try:
+        await asyncio.to_thread(
+            folders.copy, path, staged, plane.config.max_upload_bytes, plane.store.check_room
+        )
+    except NotFound as error:
+        raise NotFound(
+            f"Loading lora {load.name} failed: No adapter found for {path}",
+            error.code,
+            error.param,
+        ) from None
+
+
+async def _load(
+    request: AdminRequest, load: _Load, staged: Path, archive: Path | None
+) -> VersionDetails:
+    plane = request.plane
+    try:
+        manifest = await plane.validate(load.tenant, load.bases, staged, archive)
+    except AdapterRejected as rejected:
+        await plane.reject(load.tenant, load.name, rejected, request.actor)
+        raise
+    base = next(base for base in load.bases if base.digest == manifest.base_digest)
+    new = NewVersion(
+        tenant_id=load.tenant.id,
+        name=load.name,
+        base_name=base.name,
+        manifest=manifest,
+        key_id=request.user.id,
+    )
+    return await plane.load(new, staged, request.actor, in_place=load.in_place)

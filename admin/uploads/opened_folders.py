@@ -1,0 +1,125 @@
+"""Copies of adapters that lie in a folder of this machine which the operator has opened for it.
+
+A path is resolved first, symbolic links included, and must then lie under an opened folder. Its
+parts are opened one by one without following links: a link that is put in their place in the
+meantime is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from adapters.format.validator import CONFIG_NAME, PICKLE_NAMES
+from admin.errors import Invalid, NotFound, TooLarge
+from admin.uploads.archive import KNOWN_FILES, max_file_bytes
+
+CHUNK_BYTES = 4 << 20
+
+
+class OpenedFolders:
+    """Folders that the operator has opened to one tenant."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = [Path(os.path.realpath(root)) for root in roots]
+
+    def copy(
+        self, path: str, staged: Path, max_bytes: int, check_room: Callable[[int], None]
+    ) -> None:
+        """Copies an adapter's files from the folder `path` into `staged`.
+
+        A pickle is not copied: an empty file of its name is left for the validator to refuse.
+        Raises Invalid if the path, or a file in it, lies outside of the opened folders or is not a
+        plain file; NotFound if there is no adapter; TooLarge if its files together have more than
+        `max_bytes`; OSError of the disk.
+        """
+        folder = self._resolve(path)
+        bytes_left = max_bytes
+        for name in KNOWN_FILES:
+            file = Path(os.path.realpath(folder / name))
+            try:
+                descriptor = self._open(file, path)
+            except FileNotFoundError:
+                if name == CONFIG_NAME:
+                    raise _missing() from None
+                continue
+            with open(descriptor, "rb", buffering=0) as source:
+                if name in PICKLE_NAMES:
+                    (staged / name).touch()
+                    continue
+                limit = max_file_bytes(name, bytes_left)
+                num_bytes = os.fstat(descriptor).st_size
+                if num_bytes > limit:
+                    raise TooLarge(f"{name} has {num_bytes} bytes of at most {limit}", param=name)
+                check_room(num_bytes)
+                with (staged / name).open("xb", buffering=0) as target:
+                    bytes_left -= _copy(source.fileno(), target.fileno(), limit, name)
+
+    def _resolve(self, path: str) -> Path:
+        """Raises Invalid."""
+        if "\0" in path or not os.path.isabs(path):
+            raise Invalid(
+                "lora_path must be an absolute path of a folder on the server's machine",
+                "lora_path_form",
+                "lora_path",
+            )
+        resolved = Path(os.path.realpath(path))
+        self._root_of(resolved)
+        return resolved
+
+    def _root_of(self, resolved: Path) -> Path:
+        """Raises Invalid: the same whether or not the path exists."""
+        for root in self._roots:
+            if resolved.is_relative_to(root):
+                return root
+        raise Invalid(
+            "lora_path is not under a folder that the operator has opened to this tenant (setting"
+            " adapter_roots): have it opened, or send the files in the body as multipart/form-data",
+            "lora_path_not_allowed",
+            "lora_path",
+        )
+
+    def _open(self, file: Path, path: str) -> int:
+        """Returns a descriptor of a plain file. Raises Invalid, FileNotFoundError."""
+        root = self._root_of(file)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(root, flags | os.O_DIRECTORY)
+        try:
+            *folders, name = file.relative_to(root).parts
+            for part in folders:
+                inner = os.open(part, flags | os.O_DIRECTORY, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            # A pipe would wait for a writer.
+            opened = os.open(name, flags | os.O_NONBLOCK, dir_fd=descriptor)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.ENXIO):
+                raise Invalid(
+                    f"{file.name} in {path[:256]!r} cannot be read: {error.strerror}",
+                    "lora_path_unreadable",
+                    "lora_path",
+                ) from None
+            raise
+        finally:
+            os.close(descriptor)
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            os.close(opened)
+            raise Invalid(f"{name} is not a plain file", "lora_path_unreadable", "lora_path")
+        return opened
+
+
+def _missing() -> NotFound:
+    return NotFound("no adapter there", "lora_path_not_found", "lora_path")
+
+
+def _copy(source: int, target: int, limit: int, name: str) -> int:
+    """Returns the number of bytes copied. Raises TooLarge for a file that grows meanwhile."""
+    copied = 0
+    while num := os.sendfile(target, source, None, CHUNK_BYTES):
+        copied += num
+        if copied > limit:
+            raise TooLarge(f"{name} has more than {limit} bytes", param=name)
+    return copied
