@@ -15,6 +15,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from admin.database import EVERYTHING
+from admin.http.controllers.lora_adapters import LoadLoraAdapter
 from admin.http.parameters import parameters
 from admin.records import TENANT_SCOPES
 from tests.admin.conftest import Plane
@@ -116,6 +117,8 @@ def requests(
     arguments: dict[str, Any] = {"json": body} if data is not None else {}
     if path.startswith("/admin/v1/uploads") and method == "PATCH":
         arguments = {"content": b"abc", "headers": {"upload-offset": "0"}}
+    if path == "/v1/load_lora_adapter":
+        arguments = {"json": LoadLoraAdapter.example}
     url = path.format_map(values)
     yield url, arguments
     if any(name == "tenant" and place == "query" for name, place, _ in parameters(handler)):
