@@ -167,6 +167,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_loaded_adapters: Rows = 128
     """Adapter slots of the device tables: entries, not memory."""
     max_upload: int = 1 << 30
+    admin_url: str | None = None
+    """Where a gateway without an admin plane sends requests that load adapters."""
     adapter_roots: dict[str, str] = {}
     """Tenant to the folder of the admin plane's machine that it may load adapters from by path;
     `*`: every tenant."""
@@ -394,6 +396,8 @@ def _read(name: str, value: Any, source: str) -> Any:
             return [check_address(each) for each in _listed(value)]
         if name == "trusted_proxies":
             return [str(ip_network(each)) for each in _listed(value)]
+        if name == "admin_url" and isinstance(value, str):
+            return _check_url(value)
         if name == "cors_origins":
             return [_check_origin(each) for each in _listed(value)]
         if name in ("transport_gateways", "transport_workers"):
@@ -423,6 +427,12 @@ def _parse_range(text: str) -> MemoryRange:
     if not colon:
         raise ValueError(f"{text!r} is not MIN:MAX")
     return MemoryRange(parse_size(low) if low else 0, parse_size(high) if high else None)
+
+
+def _check_url(text: str) -> str:
+    if not _ORIGIN.fullmatch(text):
+        raise ValueError(f"{text!r} is not a URL such as http://loraplex-admin:8000")
+    return text
 
 
 def _check_origin(text: str) -> str:

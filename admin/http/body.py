@@ -6,13 +6,15 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from decimal import Decimal
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
+from litestar.exceptions import InternalServerException
 from msgspec.structs import fields
 
+from admin.body_budget import HeldBody
 from admin.choices import list_choices
-from admin.errors import Invalid, Stalled, TooLarge
+from admin.errors import Invalid, Overloaded, Stalled, TooLarge
 from admin.stored_text import check_json
 
 _PLACE = re.compile(r"^(?P<reason>.*) - at (?:`key` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
@@ -41,6 +43,38 @@ async def keep_coming(
         if num_bytes >= min_bytes:
             waited_s, num_bytes = 0.0, 0
         yield chunk
+
+
+class UploadPace(NamedTuple):
+    """How slowly an upload may come."""
+
+    idle_s: float
+    """Seconds of waiting for the client in which `min_rate` must be kept on average."""
+    min_rate: int
+    """Bytes a second."""
+
+
+async def held_chunks(chunks: AsyncIterator[bytes], held: HeldBody) -> AsyncIterator[bytes]:
+    """The same chunks of a framework's request, whose body is `held`. Raises Overloaded while too
+    many bytes are held, Stalled if the client leaves."""
+    try:
+        async for chunk in chunks:
+            if held.excess is not None:
+                raise Overloaded("too many bytes of requests are being read", "too_many_body_bytes")
+            yield chunk
+    except InternalServerException:
+        raise Stalled("the client left before its request was whole") from None
+
+
+async def released_chunks(
+    chunks: AsyncIterator[bytes], held: HeldBody, pace: UploadPace
+) -> AsyncIterator[bytes]:
+    """The same chunks, whose bytes are given back when the next one is asked for. Raises Stalled if
+    fewer come than an upload must bring."""
+    min_bytes = round(pace.min_rate * pace.idle_s)
+    async for chunk in keep_coming(chunks, pace.idle_s, min_bytes):
+        yield chunk
+        held.release(min(len(chunk), held.num_bytes))
 
 
 async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:

@@ -10,15 +10,14 @@ from typing import Any
 
 from litestar import Request
 from litestar.datastructures import State
-from litestar.exceptions import InternalServerException
 from litestar.types import Message, Scope
 
 from admin.audit.audit import Actor, changing
 from admin.body_budget import held_body
 from admin.client_address import client_address
 from admin.database import Connection
-from admin.errors import Overloaded, Stalled
-from admin.http.body import decode_json, keep_coming
+from admin.errors import Stalled
+from admin.http.body import UploadPace, decode_json, held_chunks, released_chunks
 from admin.http.plane import AdminPlane
 from admin.records import ApiKey
 
@@ -67,23 +66,15 @@ class AdminRequest(Request[ApiKey, Any, State]):
         """The body as it comes, of any size: each chunk's bytes are given back when the next is
         asked for. Raises Stalled if fewer come than an upload must bring; Overloaded."""
         config, held = self.plane.config, held_body(self.scope)
-        min_bytes = round(config.min_upload_rate * config.upload_idle_s)
-        async for chunk in keep_coming(self._chunks(), config.upload_idle_s, min_bytes):
+        pace = UploadPace(config.upload_idle_s, config.min_upload_rate)
+        async for chunk in released_chunks(self._chunks(), held, pace):
             yield chunk
-            held.release(min(len(chunk), held.num_bytes))
 
     async def _chunks(self) -> AsyncGenerator[bytes]:
         held = held_body(self.scope)
         held.charge(self.user.tenant_id or ADMIN)
-        try:
-            async for chunk in super().stream():
-                if held.excess is not None:
-                    raise Overloaded(
-                        "too many bytes of requests are being read", "too_many_body_bytes"
-                    )
-                yield chunk
-        except InternalServerException:
-            raise Stalled("the client left before its request was whole") from None
+        async for chunk in held_chunks(super().stream(), held):
+            yield chunk
 
     async def json(self) -> Any:
         """The body as what the handler takes as `data`, strictly: the framework would take "5" for

@@ -39,6 +39,7 @@ from gateway.tracing import Tracing
 from loraplex.errors import BadSettings
 from loraplex.otlp import otlp_url, without_secrets
 from loraplex.roles.bootstrap import default_quota, load_pepper
+from loraplex.roles.forwarding import Forwarding
 from loraplex.roles.listener import address_of, serves_apart
 from loraplex.roles.management import management_app, public_app
 from loraplex.roles.precautions import warnings_of
@@ -149,9 +150,15 @@ async def _serve_gateway(
         data = _data_plane(settings, database, store, instance_id, tracing)
         # Its own connections: what a gateway says of itself must not wait for uploads.
         administration = await _admin_plane(stack, role, store) if with_admin else None
+        loading = administration
+        if loading is None and settings.admin_url is not None:
+            config = _admin_config(settings)
+            forwarding = Forwarding(settings.admin_url, data.state["gateway"], config)
+            stack.push_async_callback(forwarding.close)
+            loading = forwarding.app()
         is_apart = serves_apart(sockets[0], role.tls)
         await role.serve(
-            public_app(data, None if is_apart else administration, administration, worker_health),
+            public_app(data, None if is_apart else administration, loading, worker_health),
             management_app(data, administration if is_apart else None, worker_health),
             plane=administration and administration.state.admin,
             says=f"{instance_id}, {'with' if with_admin else 'without'} the admin plane"
@@ -296,20 +303,23 @@ def _data_plane(
 
 async def _admin_plane(stack: AsyncExitStack, role: Role, store: Store) -> Litestar:
     """Each of its transactions says what it may see."""
-    settings = role.settings
-    limits = default_quota(settings)
+    config = _admin_config(role.settings)
     database = await role.connect(
         stack, application_name="loraplex-admin", acquire_timeout=ADMIN_ACQUIRE_S
     )
-    config = AdminConfig(
+    return admin.app.create_app(config, database=database, store=store)
+
+
+def _admin_config(settings: Settings) -> AdminConfig:
+    """Raises BadSettings."""
+    return AdminConfig(
         pepper=load_pepper(settings),
         max_upload_bytes=settings.max_upload,
         max_lora_rank=settings.max_lora_rank,
         usage_days=settings.usage_days,
         audit_days=settings.audit_days,
         tenant_writes_per_minute=settings.tenant_writes_per_minute,
-        default_quota=limits,
+        default_quota=default_quota(settings),
         retention=Retention(settings.ephemeral_versions, settings.ephemeral_ttl_s),
         adapter_roots=settings.opened_folders,
     )
-    return admin.app.create_app(config, database=database, store=store)

@@ -91,8 +91,10 @@ class ProductGateway(ServerProcess):
         dsn: str,
         workers: Sequence[str],
         module: str,
+        **settings: object,
     ) -> None:
-        """folder: of its log and data. workers: addresses. module: whose command it is."""
+        """folder: of its log and data. workers: addresses. module: whose command it is. settings:
+        LORAPLEX_* variables, without the prefix and in lower case."""
         port = free_port()
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
@@ -104,6 +106,7 @@ class ProductGateway(ServerProcess):
             "LORAPLEX_DATABASE_URL": dsn,
             "LORAPLEX_KEY_PEPPER": PEPPER.decode(),
             "LORAPLEX_WORKERS": ",".join(workers),
+            **{f"LORAPLEX_{name.upper()}": str(value) for name, value in settings.items()},
         }
         super().__init__(
             (sys.executable, "-m", module, "gateway"),
@@ -144,11 +147,13 @@ class Cluster:
         return self.workers[name]
 
     def add_gateway(
-        self, name: str, workers: Sequence[str], module: str = "loraplex"
+        self, name: str, workers: Sequence[str], module: str = "loraplex", **settings: object
     ) -> ProductGateway:
         """Not started yet. workers: the addresses where it finds them. module: has its command."""
         folder = self.house.folder / name
-        self.gateways[name] = ProductGateway(name, folder, self.house, self.dsn, workers, module)
+        self.gateways[name] = ProductGateway(
+            name, folder, self.house, self.dsn, workers, module, **settings
+        )
         return self.gateways[name]
 
     def client(self, gateway: str, tenant: str = TENANTS[0]) -> AsyncOpenAI:

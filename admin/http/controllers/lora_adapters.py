@@ -139,7 +139,7 @@ def _answered(*statuses: int) -> dict[int, ResponseSpec]:
     }
 
 
-def _to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+def to_vllm_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
     """Answers an error as vLLM does: `code` is the status, and our code the `reason`."""
     answer = problems.to_response(request, error)
     status = answer.status_code or 500
@@ -154,7 +154,7 @@ class LoraAdapterController(Controller):
     path = "/v1"
     tags = ("adapters",)
     guards = (requires(ADMIN, ADAPTERS_WRITE),)
-    exception_handlers: ClassVar[Any] = {Exception: _to_response}
+    exception_handlers: ClassVar[Any] = {Exception: to_vllm_response}
 
     @post(
         "/load_lora_adapter",

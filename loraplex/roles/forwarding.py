@@ -1,0 +1,157 @@
+"""vLLM's routes that load adapters, for a gateway without an admin plane: forwarded as a stream."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import httpx
+from litestar import Litestar, Request, Response, post
+from litestar.handlers import BaseRouteHandler
+
+from admin.body_budget import held_body
+from admin.client_address import client_address
+from admin.errors import AdminError, Forbidden, Overloaded, TooLarge, Unauthenticated
+from admin.http.body import UploadPace, held_chunks, released_chunks
+from admin.http.controllers.lora_adapters import to_vllm_response
+from admin.http.guards import ADAPTERS_WRITE
+from admin.http.plane import AdminConfig
+from admin.uploads.upload import OVERHEAD_BYTES, Forms
+from gateway import exceptions
+from gateway.catalog.auth import authenticate, check_address
+from gateway.headers import find_header
+from gateway.http.guards import Connection
+from gateway.http.services import Gateway
+from loraplex.roles.management import LOAD_PATHS
+
+CONNECT_S = 5.0
+ANSWER_S = 180.0
+"""Seconds until the admin plane answers a body that it has: an upload's validation may take 120."""
+MAX_ANSWER_BYTES = 64 << 10
+SENT = ("content-type", "content-length", "authorization", "traceparent")
+"""Headers of a request that the admin plane gets."""
+RETURNED = (
+    *("content-type", "loraplex-adapter-version", "loraplex-effect-proof", "x-request-id"),
+    *("retry-after", "retry-after-ms", "x-should-retry", "www-authenticate"),
+)
+"""Headers of its answer that the client gets."""
+
+
+class Forwarding:
+    """Sends these requests to the admin plane, whose answers are the client's.
+
+    The key is checked here first, so that nothing without one reaches the admin plane, and a body
+    has the bounds that it has there.
+    """
+
+    def __init__(self, url: str, gateway: Gateway, config: AdminConfig) -> None:
+        """config: of the admin plane; its bounds of uploads are used."""
+        self._gateway = gateway
+        self._max_bytes = config.max_upload_bytes + OVERHEAD_BYTES
+        self._pace = UploadPace(config.upload_idle_s, config.min_upload_rate)
+        self._forms = Forms()
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            # No proxy of the environment: the body has a tenant's weights, and the key.
+            trust_env=False,
+            verify=ssl.create_default_context(),
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def app(self) -> Litestar:
+        """An application with the routes."""
+
+        async def with_key(connection: Connection, _handler: BaseRouteHandler) -> None:
+            self._check_key(connection)
+
+        @post(list(LOAD_PATHS), guards=[with_key], status_code=200, request_max_body_size=None)
+        async def forward(request: Request[Any, Any, Any]) -> Response[bytes]:
+            return await self._forward(request)
+
+        return Litestar(
+            [forward],
+            exception_handlers={Exception: to_vllm_response},
+            openapi_config=None,
+            logging_config=None,
+        )
+
+    def _check_key(self, connection: Connection) -> None:
+        """Leaves the key as `user`. Raises Unauthenticated, Forbidden, Overloaded."""
+        scope, gateway = connection.scope, self._gateway
+        try:
+            key = authenticate(
+                gateway.catalog.current,
+                gateway.config.pepper,
+                find_header(scope, b"authorization"),
+                gateway.clock.moment,
+            )
+            check_address(key, client_address(scope))
+        except exceptions.ApiError as error:
+            raise _as_admin_error(error) from None
+        if key.tenant_id is not None and ADAPTERS_WRITE not in key.scopes:
+            raise Forbidden(f"This API key lacks the scope {ADAPTERS_WRITE}.")
+        held_body(scope).charge(key.tenant_id or "admin")
+        scope["user"] = key
+
+    async def _forward(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        announced = int(request.headers.get("content-length") or 0)
+        self._check_size(announced)
+        with self._forms.taking(request.user.tenant_id):
+            try:
+                async with self._client.stream(
+                    "POST",
+                    request.scope["path"],
+                    params=request.scope["query_string"],
+                    headers=_sent(request),
+                    content=self._body(request),
+                ) as answer:
+                    body = b""
+                    async for chunk in answer.aiter_bytes():
+                        body += chunk
+                        if len(body) > MAX_ANSWER_BYTES:
+                            raise _unavailable("answers with too many bytes")
+            except httpx.HTTPError as error:
+                raise _unavailable(f"does not answer ({type(error).__name__})") from error
+        headers = {name: answer.headers[name] for name in RETURNED if name in answer.headers}
+        media_type = headers.pop("content-type", "application/octet-stream")
+        return Response(
+            body, status_code=answer.status_code, headers=headers, media_type=media_type
+        )
+
+    async def _body(self, request: Request[Any, Any, Any]) -> AsyncGenerator[bytes]:
+        """The body's chunks. Raises TooLarge, Stalled, Overloaded."""
+        held, num_bytes = held_body(request.scope), 0
+        chunks = held_chunks(request.stream(), held)
+        async for chunk in released_chunks(chunks, held, self._pace):
+            num_bytes += len(chunk)
+            self._check_size(num_bytes)
+            yield chunk
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise TooLarge(f"the body has more than {self._max_bytes} bytes")
+
+
+def _sent(request: Request[Any, Any, Any]) -> Mapping[str, str]:
+    headers = {name: request.headers[name] for name in SENT if name in request.headers}
+    address = client_address(request.scope)
+    return headers if address is None else {**headers, "x-forwarded-for": address}
+
+
+def _as_admin_error(error: exceptions.ApiError) -> AdminError:
+    """The refusal of a key, as the admin plane words it."""
+    match error:
+        case exceptions.Unauthenticated():
+            return Unauthenticated(error.message, error.code)
+        case exceptions.Forbidden():
+            return Forbidden(error.message, error.code)
+        case _:
+            return Overloaded(error.message, error.code)
+
+
+def _unavailable(what: str) -> Overloaded:
+    return Overloaded(f"The admin plane {what}. Try again.", "admin_unavailable")
