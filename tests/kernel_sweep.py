@@ -1,8 +1,9 @@
 """The contracts of `ops/` hold on every backend and in every variant of the C++ kernels, with
 thousands of sizes. Triton's interpreter takes a second for what a GPU does in a microsecond. So the
-first tier runs one example of each contract on the interpreter and on each variant, and all of them
-only if the kernels have changed since they last passed. A checkout that has never run them is taken
-as it was merged."""
+first tier runs one case of each contract on the interpreter and on each variant, and all of them
+only if the kernels have changed since a run of this checkout. The rest runs all of them unless they
+have passed in this form in this checkout, so that a new checkout runs them once.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.ops.interpreter import IS_INTERPRETED
-from tests.tiers import is_quick
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "ops"
 FIXTURES = ("ops", "quick_ops", "cpu", "triton_ops")
-KEY = "loraplex/kernels"
+SEEN, PASSED = "loraplex/seen_kernels", "loraplex/passed_kernels"
+"""Digests in pytest's cache: of the kernels that last ran, and of those that passed every case."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,13 +31,20 @@ class KernelSweep:
     def __init__(self, config: pytest.Config) -> None:
         self._digest = digest()
         self._cache = getattr(config, "cache", None)
-        known = self._cache.get(KEY, None) if self._cache else None
-        self.is_due = known not in (None, self._digest)
-        self._is_quick = is_quick(config)
+        self._tier = config.getoption("tier")
+        seen, passed = (self._cache and self._cache.get(key, None) for key in (SEEN, PASSED))
+        self._is_new = seen is None
+        self._is_due = {
+            "quick": seen not in (None, self._digest),
+            "rest": passed != self._digest,
+            "all": True,
+        }[self._tier]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if not self._is_quick or self.is_due or not IS_INTERPRETED:
+        """Marks all cases of a contract but the first, so that the first tier leaves them out, or
+        so that the rest runs them."""
+        if not IS_INTERPRETED or self._is_due is not (self._tier == "rest"):
             return
         seen: set[tuple[Path, str, str]] = set()
         for item, backend in on_backends(items):
@@ -49,15 +57,24 @@ class KernelSweep:
         config = session.config
         if hasattr(config, "workeroutput") or config.option.collectonly or not self._cache:
             return
+        if self._cache.get(SEEN, None) is None:
+            self._cache.set(SEEN, self._digest)
         is_whole = config.args in (["tests"], ["tests/ops"]) and not config.option.keyword
-        ran_all = is_whole and exitstatus == 0 and (self.is_due or not self._is_quick)
-        if ran_all or self._cache.get(KEY, None) is None:
-            self._cache.set(KEY, self._digest)
+        if is_whole and exitstatus == 0 and self._is_due:
+            self._cache.set(SEEN, self._digest)
+            self._cache.set(PASSED, self._digest)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._is_quick and IS_INTERPRETED:
-            part = "every case, they have" if self.is_due else "one case each, they have not"
-            terminalreporter.write_line(f"kernels: {part} changed")
+        if IS_INTERPRETED and self._tier != "all":
+            terminalreporter.write_line(f"kernels: {self._told}")
+
+    @property
+    def _told(self) -> str:
+        if self._tier == "rest":
+            return "every other case" if self._is_due else "no other case, all have passed"
+        if self._is_due:
+            return "every case, they have changed"
+        return f"one case each, {'in a new checkout' if self._is_new else 'they have not changed'}"
 
 
 def on_backends(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, str]]:

@@ -43,11 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Tiers(config), "tiers")
 
 
-def is_quick(config: pytest.Config) -> bool:
-    """Returns whether the first tier alone was asked for."""
-    return config.getoption("tier") == "quick"
-
-
 class Tiers:
     """Hooks of one process of a run; of several, the one that started the others collects no tests
     and reports the results of all."""

@@ -23,13 +23,9 @@ from tests.e2e.floods import (
 from tests.e2e.shares import HEAVY, ORDINARY
 from tests.scale import IS_FULL, scaled
 
-SECONDS = scaled(5, 60)
-LENIENCE = 1.0 if IS_FULL else 10.0
-"""Of times: the suite shares its machine."""
-SHARED_S = 0.0 if IS_FULL else 0.25
-"""What such a machine takes of anybody's time; who was alone may have been spared."""
+SECONDS = scaled(2, 60)
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -49,18 +45,16 @@ async def test_another_tenant_hardly_notices_a_flood(
     """Of large requests that are refused for a limit of their tenant, or once they are read."""
     url, keys = cluster.gateways["gateway-0"].url, cluster.keys
     await limit(cluster, HEAVY, **limits)
-    alone = await other_tenant(url, keys[ORDINARY[0]], SECONDS)
+    alone = await other_tenant(url, keys[ORDINARY[0]], SECONDS) if IS_FULL else None
     body = large_request(random.Random(0), last_token)
     async with flooding(url, keys[HEAVY], FLOOD_PER_S, body) as answers:
         beside = await other_tenant(url, keys[ORDINARY[0]], SECONDS)
     print(f"\n{limits}\nalone  {alone}\nbeside {beside}\n{answers}")
     assert answers.num_refused > 0
     assert beside.num_served == beside.num_asked
-    for before_s, after_s in (
-        (alone.p99_ttft_s, beside.p99_ttft_s),
-        (alone.p99_gap_s, beside.p99_gap_s),
-    ):
-        assert after_s <= 1.5 * LENIENCE * max(before_s, SHARED_S)
+    if alone is not None:
+        assert beside.p99_ttft_s <= 1.5 * alone.p99_ttft_s
+        assert beside.p99_gap_s <= 1.5 * alone.p99_gap_s
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -68,8 +62,10 @@ async def test_clients_that_ask_again_at_once_keep_no_prompt_from_being_served(
     cluster: Cluster,
 ) -> None:
     url, key = cluster.gateways["gateway-0"].url, cluster.keys[ORDINARY[1]]
-    patient, _ = await finished_per_s(url, key, SECONDS, is_patient=True)
     impatient, answers = await finished_per_s(url, key, SECONDS, is_patient=False)
-    print(f"\n{patient:.2f} prompts/s, {impatient:.2f} of clients that do not wait\n{answers}")
     assert answers.num_refused > 0
-    assert impatient >= 0.7 / LENIENCE * patient
+    assert impatient > 0
+    if IS_FULL:
+        patient, _ = await finished_per_s(url, key, SECONDS, is_patient=True)
+        print(f"\n{patient:.2f} prompts/s, {impatient:.2f} of clients that do not wait\n{answers}")
+        assert impatient >= 0.7 * patient

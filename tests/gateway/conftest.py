@@ -14,6 +14,8 @@ from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.service import Service, make_store
 from tests.postgres import fresh_database
 
+REPORT_INTERVAL_S = 0.1
+
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,7 +51,9 @@ def dsn() -> Iterator[str]:
 
 
 @pytest.fixture
-async def live(dsn: str, tmp_path: Path) -> AsyncIterator[Live]:
+async def live(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Live]:
+    # Tests wait for usage, heartbeats and reports of workers, which production writes each second.
+    monkeypatch.setattr("gateway.control.tasks.INTERVAL_S", REPORT_INTERVAL_S)
     database = await Database.connect(dsn, sees=EVERYTHING)
     live = Live(database, tmp_path)
     await live.prepare()

@@ -24,6 +24,7 @@ from tests.stub_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate
 
 POLICY = CanaryPolicy(window_s=60, min_requests=10, max_error_rate=0.1, max_ttft_ratio=2.0)
+JUDGE_INTERVAL_S = 0.2
 SPLIT = Alias("t", "bot", "prod", 1, {1: 50, 2: 50}, POLICY, change=9)
 
 
@@ -96,6 +97,13 @@ def test_judge_finds_the_worse_of_several() -> None:
     assert judge(split, {6: bad}) is None
 
 
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outcomes are written and judged ten times as often as in production."""
+    monkeypatch.setattr("gateway.control.canary_judge.WRITE_INTERVAL_S", 0.1)
+    monkeypatch.setattr("gateway.control.canary_judge.JUDGE_INTERVAL_S", JUDGE_INTERVAL_S)
+
+
 async def make_canary(live: Live, policy: CanaryPolicy | None = POLICY) -> None:
     await live.make_ready("a", "b")
     async with live.database.transaction() as connection:
@@ -140,7 +148,7 @@ def slow(request: Generate) -> Reply:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failing_canary_goes_back(live: Live, stream: bool) -> None:
+async def test_a_failing_canary_goes_back(live: Live, often: None, stream: bool) -> None:
     live.worker.script = failing
     await make_canary(live)
     async with live.worker, live.gateway() as served, live.gateway("gateway-2") as other:
@@ -159,7 +167,7 @@ async def _all_get(served: Served, version: str) -> bool:
     return {each.headers.get("loraplex-adapter-version") for each in answers} == {version}
 
 
-async def test_a_slow_canary_goes_back(live: Live) -> None:
+async def test_a_slow_canary_goes_back(live: Live, often: None) -> None:
     live.worker.script = slow
     await make_canary(live)
     async with live.worker, live.gateway() as served:
@@ -169,7 +177,7 @@ async def test_a_slow_canary_goes_back(live: Live) -> None:
         assert "ms to the first token" in (await history(live))[0].detail
 
 
-async def test_a_good_canary_stays_and_is_counted(live: Live) -> None:
+async def test_a_good_canary_stays_and_is_counted(live: Live, often: None) -> None:
     await make_canary(live)
     async with live.worker, live.gateway() as served, live.gateway("gateway-2") as other:
         for gateway in (served, other):
@@ -187,7 +195,7 @@ async def test_a_good_canary_stays_and_is_counted(live: Live) -> None:
         assert set(seen) == {1, 2}
         assert sum(errors for _, errors, _ in seen.values()) == 0
         assert sum(measured for _, _, measured in seen.values()) == 80
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(3 * JUDGE_INTERVAL_S)
         assert not await is_rolled_back(live)
 
 
@@ -258,7 +266,7 @@ async def test_all_sets_are_judged_by_one_query(live: Live, dsn: str) -> None:
     await database.close()
 
 
-async def test_what_was_before_the_last_move_does_not_count(live: Live) -> None:
+async def test_what_was_before_the_last_move_does_not_count(live: Live, often: None) -> None:
     """The same versions, split anew: the canary begins with a clean sheet."""
     live.worker.script = failing
     await make_canary(live, policy=None)
@@ -268,16 +276,16 @@ async def test_what_was_before_the_last_move_does_not_count(live: Live) -> None:
             weights = {1: 51, 2: 49}
             await aliases.set_canary(connection, live.tenant_id, "bot", "prod", weights, POLICY)
         live.worker.script = answer
-        await asyncio.sleep(4.5)
+        await asyncio.sleep(5 * JUDGE_INTERVAL_S)
         assert not await is_rolled_back(live)
 
 
-async def test_outcomes_wait_for_a_database_that_is_away(live: Live) -> None:
+async def test_outcomes_wait_for_a_database_that_is_away(live: Live, often: None) -> None:
     await make_canary(live)
     async with live.worker, live.gateway() as served:
         async with live.postgres_away():
             assert set(await send(served, 20)) == {200}
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(0.3)
 
         async def all_counted() -> bool:
             return sum(each[0] for each in (await outcomes(live)).values()) == 20

@@ -7,9 +7,9 @@ import hashlib
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from admin.database import EVERYTHING, Database
-from gateway.control.verification import POLL_INTERVAL_S
 from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.live import Live, eventually
 from tests.proxy import PostgresProxy
@@ -169,9 +169,10 @@ async def _has_proofs(live: Live, digits: str) -> bool:
 
 
 async def test_proofs_that_are_missing_are_not_looked_for_again_and_again(
-    dsn: str, tmp_path: Path
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All versions are gone through for it. Only a change of the catalog makes new ones."""
+    monkeypatch.setattr("gateway.control.verification.POLL_INTERVAL_S", 0.2)
     async with PostgresProxy(dsn, tmp_path / "proxy") as proxy:
         database = await Database.connect(proxy.dsn, sees=EVERYTHING)
         live = Live(database, tmp_path)
@@ -183,11 +184,15 @@ async def test_proofs_that_are_missing_are_not_looked_for_again_and_again(
         async with live.worker, live.gateway():
             await upload(live, "a")
             await eventually(lambda: _has_proofs(live, "a"))
-            await asyncio.sleep(2.5)
+
+            async def is_over() -> bool:
+                before = num_looks()
+                await asyncio.sleep(0.6)
+                return num_looks() == before
+
+            await eventually(is_over)
             before = num_looks()
             assert before > 0
-            await asyncio.sleep(2 * POLL_INTERVAL_S + 0.5)
-            assert num_looks() == before
             await upload(live, "b")
             await eventually(lambda: num_looks() > before)
         await database.close()
