@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from adapters.family_layout import JOINED, NEIGHBOURS, head_order
+
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -22,11 +24,14 @@ class BaseModelShape(msgspec.Struct, frozen=True):
     intermediate_size: int
     vocab_size: int
     tie_word_embeddings: bool
+    rotary_dim: int = 0
+    """Rows of each head that are rotated; 0 = all."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], digest: str) -> BaseModelShape:
         """`config` is a Hugging Face config.json of one of the supported families."""
         heads: int = config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
         return cls(
             digest=digest,
             model_type=config["model_type"],
@@ -34,10 +39,11 @@ class BaseModelShape(msgspec.Struct, frozen=True):
             hidden_size=config["hidden_size"],
             num_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            head_dim=head_dim,
             intermediate_size=config["intermediate_size"],
             vocab_size=config["vocab_size"],
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            rotary_dim=config.get("rotary_dim", 0),
         )
 
     def projection_shape(self, projection: str) -> tuple[int, int]:
@@ -55,9 +61,38 @@ class BaseModelShape(msgspec.Struct, frozen=True):
         }[projection]
 
     def module_path(self, layer: int, projection: str) -> str:
-        """The module's name as transformers and peft spell it."""
-        block = "self_attn" if projection in PROJECTIONS[:4] else "mlp"
-        return f"model.layers.{layer}.{block}.{projection}"
+        """The module's name in a canonical folder: that of transformers, unless the family joins
+        projections."""
+        return f"model.layers.{layer}.{_block(projection)}.{projection}"
+
+    def trained_modules(self, layer: int) -> dict[str, tuple[str, ...]]:
+        """Returns the projections of each linear of a layer, by the linear's name in transformers
+        and peft."""
+        joined = JOINED.get(self.model_type, {})
+        apart = {name: (name,) for name in PROJECTIONS}
+        for names in joined.values():
+            for name in names:
+                del apart[name]
+        return {
+            f"model.layers.{layer}.{_block(names[0])}.{module}": names
+            for module, names in (joined | apart).items()
+        }
+
+    def row_order(self, projection: str) -> list[int] | None:
+        """Returns the family's row of a projection for each canonical row; None if all are the
+        same."""
+        if projection not in ("q_proj", "k_proj"):
+            return None
+        are_neighbours = self.model_type in NEIGHBOURS
+        order = head_order(self.head_dim, self.rotary_dim or self.head_dim, are_neighbours)
+        if order is None:
+            return None
+        _, num_rows = self.projection_shape(projection)
+        return [start + row for start in range(0, num_rows, self.head_dim) for row in order]
+
+
+def _block(projection: str) -> str:
+    return "self_attn" if projection in PROJECTIONS[:4] else "mlp"
 
 
 class AdapterManifest(msgspec.Struct, frozen=True):

@@ -18,6 +18,8 @@ FAMILIES = (
     *("llama", "llama3", "mistral", "smollm3", "granite", "qwen2", "qwen3"),
     *("gemma", "gemma2", "gemma3_text"),
 )
+LAID_OUT_ANEW = ("phi3", "glm", "glm4")
+"""Families whose weights are not canonical before they are imported."""
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
@@ -102,6 +104,17 @@ def make_model(folder: Path, family: str = "llama", *, seed: int = 0, **changes:
                 "embedding_multiplier": 12.0,
                 "logits_scaling": 4.0,
                 "residual_multiplier": 0.22,
+            }
+        case "phi3":
+            extra = {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.75,
+                    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+                    "long_factor": [2.0 + 0.3 * i for i in range(6)],
+                },
+                "original_max_position_embeddings": 16,
             }
         case "gemma2":
             extra = {"sliding_window": 24, "query_pre_attn_scalar": 16}

@@ -19,9 +19,10 @@ from adapters.manifest import PROJECTIONS, BaseModelShape
 
 
 class BoundModule(msgspec.Struct, frozen=True):
-    """One adapted linear.
+    """One adapted projection.
 
-    a [rank, in] and b [out, rank] lie in the file at these entries; scale belongs to the product.
+    a [rank, in] and b [out, rank] lie in the file at these entries, in the family's layout; the
+    projection's rows of b begin at first_row. scale belongs to the product.
     """
 
     layer: int
@@ -32,6 +33,7 @@ class BoundModule(msgspec.Struct, frozen=True):
     b_name: str
     a: TensorEntry
     b: TensorEntry
+    first_row: int = 0
 
 
 class BoundAdapter(msgspec.Struct, frozen=True):
@@ -52,13 +54,15 @@ def bind(
     sites = _sites(base, names.root)
     _check_modules(names, sites)
     matcher = PatternMatcher("target_modules")
-    modules = tuple(
-        _bind_module(
-            config, path, sites[path], names.modules[path], tensors, base, max_rank, matcher
-        )
+    bound = [
+        module
         for path in sites
         if path in names.modules
-    )
+        for module in _bind_module(
+            config, path, sites[path], names.modules[path], tensors, base, max_rank, matcher
+        )
+    ]
+    modules = tuple(sorted(bound, key=lambda module: (module.layer, module.projection)))
     missing = [
         path
         for path, (layer, _) in sites.items()
@@ -103,16 +107,16 @@ def bind_any(
 
 
 @lru_cache(maxsize=16)
-def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, int]]:
-    """Path of each linear an adapter can touch -> (layer, index in PROJECTIONS), in that order.
+def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """Path of each linear an adapter can touch -> (layer, its projections), by layer.
 
     The paths begin with `root`, as in the model that was trained, because the config's patterns are
     of those.
     """
     return {
-        root + base.module_path(layer, name).removeprefix(ROOTS[0]): (layer, index)
+        root + path.removeprefix(ROOTS[0]): (layer, projections)
         for layer in range(base.num_layers)
-        for index, name in enumerate(PROJECTIONS)
+        for path, projections in base.trained_modules(layer).items()
     }
 
 
@@ -128,7 +132,7 @@ def _check_vocabulary(invocation_tokens: tuple[int, ...], vocab_size: int) -> No
             )
 
 
-def _check_modules(names: TensorNames, sites: dict[str, tuple[int, int]]) -> None:
+def _check_modules(names: TensorNames, sites: dict[str, tuple[int, tuple[str, ...]]]) -> None:
     """Raises AdapterRejected for a module that the base lacks, or that lacks one of its factors."""
     for path, factors in names.modules.items():
         name = next(iter(factors.values()))
@@ -148,18 +152,19 @@ def _check_modules(names: TensorNames, sites: dict[str, tuple[int, int]]) -> Non
 def _bind_module(
     config: LoRAConfig,
     path: str,
-    site: tuple[int, int],
+    site: tuple[int, tuple[str, ...]],
     names: dict[Factor, str],
     tensors: dict[str, TensorEntry],
     base: BaseModelShape,
     max_rank: int,
     matcher: PatternMatcher,
-) -> BoundModule:
-    layer, projection = site
+) -> list[BoundModule]:
+    layer, projections = site
     a_name, b_name = names["A"], names["B"]
     if not config.targets(path, layer, matcher):
         raise AdapterRejected("adapter.tensor.not_targeted", a_name, path)
-    in_features, out_features = base.projection_shape(PROJECTIONS[projection])
+    shapes = [base.projection_shape(projection) for projection in projections]
+    in_features, out_features = shapes[0][0], sum(rows for _, rows in shapes)
     a, b = tensors[a_name], tensors[b_name]
     rank = config.rank(path, matcher)
     _check_shape(a_name, a, (rank, in_features), rank_axis=0)
@@ -167,7 +172,15 @@ def _bind_module(
     if rank > max_rank:
         raise AdapterRejected("adapter.rank.too_large", a_name, rank, max_rank)
     scale = config.scale(path, rank, matcher)
-    return BoundModule(layer, projection, rank, scale, a_name, b_name, a, b)
+    modules: list[BoundModule] = []
+    first_row = 0
+    for projection, (_, num_rows) in zip(projections, shapes, strict=True):
+        index = PROJECTIONS.index(projection)
+        modules.append(
+            BoundModule(layer, index, rank, scale, a_name, b_name, a, b, first_row=first_row)
+        )
+        first_row += num_rows
+    return modules
 
 
 def _check_shape(name: str, entry: TensorEntry, expected: tuple[int, int], rank_axis: int) -> None:

@@ -198,7 +198,8 @@ def _summarise(
         warnings.append(
             f"{len(idle)} of {len(modules)} adapted modules equal the base's, because {because}"
         )
-    shapes = [shape for module in modules for shape in (module.a.shape, module.b.shape)]
+    tensors = {m.a_name: m.a for m in modules} | {m.b_name: m.b for m in modules}
+    shapes = [entry.shape for entry in tensors.values()]
     return AdapterManifest(
         digest=digest,
         base_digest=bound.base.digest,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import BaseModelShape
-from adapters.pool.lora import read_tensor
+from adapters.pool.lora import read_factors
 
 
 class Factors:
@@ -15,16 +15,15 @@ class Factors:
     def __init__(self, files: AdapterFiles, base: BaseModelShape) -> None:
         bound, header = read_adapter(files, base)
         self._weights = files.weights
+        self._base = base
         self._data_start = header.data_start
         self._modules = {(module.layer, module.projection): module for module in bound.modules}
 
     def read(self, layer: int, projection: int) -> tuple[Tensor, Tensor] | None:
-        """A [rank, in] and B [out, rank], float32, the scale multiplied into B; None if the adapter
-        leaves the projection alone. Raises OSError."""
+        """Returns the factors as `read_factors` does; None if the adapter leaves the projection
+        alone. Raises OSError."""
         module = self._modules.get((layer, projection))
         if module is None:
             return None
         with self._weights.open("rb") as file:
-            a = read_tensor(file, self._data_start, module.a)
-            b = read_tensor(file, self._data_start, module.b)
-        return a, b * module.scale
+            return read_factors(file, self._data_start, module, self._base)

@@ -62,32 +62,47 @@ def pack(
     the one rounding to the serving dtype. Raises AdapterRejected if it does not fit the base.
     """
     bound, header = read_adapter(files, base)
-    tables, num_bytes = _lay_out(bound.modules, layout)
+    tables, num_bytes = _lay_out(bound.modules, base, layout)
     image = torch.zeros(num_bytes, dtype=torch.uint8)
     with files.weights.open("rb") as file:
         for module in bound.modules:
             at = (module.layer, module.projection)
-            a = read_tensor(file, header.data_start, module.a)
-            b = read_tensor(file, header.data_start, module.b) * module.scale
+            a, b = read_factors(file, header.data_start, module, base)
             _place(image, int(tables.a_offset[at]), a, layout.dtype)
             _place(image, int(tables.b_offset[at]), b.T if layout.b_rank_major else b, layout.dtype)
     return tables, image
 
 
-def _lay_out(modules: tuple[BoundModule, ...], layout: ImageLayout) -> tuple[ImageTables, int]:
+def _lay_out(
+    modules: tuple[BoundModule, ...], base: BaseModelShape, layout: ImageLayout
+) -> tuple[ImageTables, int]:
     tables = ImageTables.empty(layout.num_layers)
     end = 0
     for module in modules:
         at = (module.layer, module.projection)
         tables.rank[at] = module.rank
-        for offsets, entry in ((tables.a_offset, module.a), (tables.b_offset, module.b)):
+        widths = base.projection_shape(PROJECTIONS[module.projection])
+        for offsets, width in zip((tables.a_offset, tables.b_offset), widths, strict=True):
             offsets[at] = end
-            end = _align(end + entry.shape[0] * entry.shape[1] * layout.dtype.itemsize)
+            end = _align(end + width * module.rank * layout.dtype.itemsize)
     return tables, end
 
 
-def read_tensor(file: BinaryIO, data_start: int, entry: TensorEntry) -> Tensor:
-    """float32, in the tensor's own shape."""
+def read_factors(
+    file: BinaryIO, data_start: int, module: BoundModule, base: BaseModelShape
+) -> tuple[Tensor, Tensor]:
+    """Reads A [rank, in] and B [out, rank] as float32: B's rows in canonical order, the scale
+    multiplied into them."""
+    name = PROJECTIONS[module.projection]
+    _, num_rows = base.projection_shape(name)
+    b = _read_tensor(file, data_start, module.b)[module.first_row : module.first_row + num_rows]
+    if (order := base.row_order(name)) is not None:
+        b = b[order]
+    return _read_tensor(file, data_start, module.a), b * module.scale
+
+
+def _read_tensor(file: BinaryIO, data_start: int, entry: TensorEntry) -> Tensor:
+    """Reads a tensor as float32, in its own shape."""
     begin, end = entry.data_offsets
     file.seek(data_start + begin)
     raw = bytearray(file.read(end - begin))

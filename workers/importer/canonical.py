@@ -56,11 +56,16 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def complete_config(config: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
     """Spells out what readers of a config would otherwise have to know of the family."""
-    return config | {
-        "vocab_size": spec.vocab_size,
-        "num_attention_heads": spec.num_heads,
-        "max_position_embeddings": spec.max_position_embeddings,
-        "head_dim": spec.head_dim,
-        "num_key_value_heads": spec.num_kv_heads,
-        "tie_word_embeddings": spec.tie_word_embeddings,
-    }
+    rotary_dim = spec.layers[0].rope.rotary_dim
+    return (
+        config
+        | {
+            "vocab_size": spec.vocab_size,
+            "num_attention_heads": spec.num_heads,
+            "max_position_embeddings": spec.max_position_embeddings,
+            "head_dim": spec.head_dim,
+            "num_key_value_heads": spec.num_kv_heads,
+            "tie_word_embeddings": spec.tie_word_embeddings,
+        }
+        | ({"rotary_dim": rotary_dim} if rotary_dim else {})
+    )

@@ -6,32 +6,31 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from adapters.manifest import BaseModelShape
 from workers.importer.canonical import CHUNK_BYTES, ImportRefused, complete_config, write_json
+from workers.importer.canonical_layout import canonical_layout, is_canonical
+from workers.importer.file_tensors import WIDENED, FileTensor, check_tensors, file_tensors
 from workers.importer.gguf_tensors import to_bfloat16
-from workers.importer.safetensors_file import StoredTensor, read_header, write_safetensors
+from workers.importer.safetensors_file import StoredTensor, write_safetensors
 from workers.importer.weight_formats import (
     INTO,
     ImportFormat,
     block_shape,
     quantized,
     target_format,
-    widened,
 )
 from workers.models import read_spec
 from workers.models.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
     Checkpoint,
-    canonical_name,
     weight_files,
 )
 from workers.models.progress import ByteProgress, ProgressMeter
@@ -41,8 +40,6 @@ POOLING = "1_Pooling/config.json"
 """Where Sentence Transformers says how vectors are made of hidden states."""
 POOLINGS = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
 """Its modes that are served, and their names here."""
-WIDENED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-"""Types of weights that are written anew, as numpy reads them."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -67,27 +64,28 @@ def write_from_huggingface(
     config = text_part(whole)
     others = OTHER_PARTS if is_composite(whole) else ()
     spec = read_spec(config)
+    config = complete_config(config, spec)
     _refuse_pickles(source)
-    with Checkpoint(source, "np") as checkpoint:
-        checkpoint.check(spec, others)
+    if is_canonical(spec):
+        with Checkpoint(source, "np") as checkpoint:
+            checkpoint.check(spec, others)
+        tensors = file_tensors(source, others) if others or weight_format in INTO else None
+    else:
+        shape = BaseModelShape.from_config(config, "")
+        tensors = canonical_layout(file_tensors(source, others), shape)
+        check_tensors(tensors, spec)
     _write_tokenizer(source, folder)
-    write_json(folder / "config.json", complete_config(config, spec))
+    write_json(folder / "config.json", config)
     if (source / "generation_config.json").is_file():
         write_json(folder / "generation_config.json", _generation_config(source))
     if (source / POOLING).is_file():
         write_json(folder / "pooling.json", {"pooling": _pooling(source)})
-    if weight_format in INTO:
-        stored = _quantized(source, others, weight_format)
-    elif others:
-        stored = _unchanged(source, others)
-    else:
-        stored = None
-    if stored is not None:
-        num_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in stored.values())
-        meter = ProgressMeter(num_bytes, progress)
-        write_safetensors(folder / SINGLE_FILE, stored, meter.add)
-    else:
+    if tensors is None:
         _copy_weights(source, folder, progress)
+    else:
+        stored = _stored(tensors, weight_format)
+        num_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in stored.values())
+        write_safetensors(folder / SINGLE_FILE, stored, ProgressMeter(num_bytes, progress).add)
 
 
 def _refuse_pickles(source: Path) -> None:
@@ -157,65 +155,27 @@ def _copy_weights(source: Path, folder: Path, progress: ByteProgress | None) -> 
         shutil.copyfile(source / INDEX_FILE, folder / INDEX_FILE)
 
 
-class FileTensor(NamedTuple):
-    """Where a tensor of the source lies, its shape and its type as safetensors calls it."""
-
-    path: Path
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-
-    def read(self) -> NDArray[Any]:
-        """Reads the numbers as they are; bfloat16 comes as its bits."""
-        count = math.prod(self.shape)
-        raw: NDArray[Any] = np.fromfile(self.path, WIDENED[self.dtype], count, offset=self.offset)
-        return raw.reshape(self.shape)
-
-    def read_floats(self) -> NDArray[np.float32]:
-        raw = self.read()
-        return widened(raw) if self.dtype == "BF16" else raw.astype(np.float32)
-
-
-def _file_tensors(source: Path, others: tuple[str, ...]) -> Iterator[tuple[str, FileTensor]]:
-    """Yields the language model's tensors by canonical name. Raises ImportRefused if one is in
-    blocks or another type that is no float."""
-    for path in weight_files(source):
-        header, begin = read_header(path)
-        header.pop("__metadata__", None)
-        for stored, entry in sorted(header.items()):
-            name, dtype = canonical_name(stored), entry["dtype"]
-            if name.startswith(others):
-                continue
-            if dtype not in WIDENED:
-                raise ImportRefused(f"tensor {stored} is {dtype}; allowed: {', '.join(WIDENED)}")
-            offset = begin + entry["data_offsets"][0]
-            yield name, FileTensor(path, offset, tuple(entry["shape"]), dtype)
-
-
-def _unchanged(source: Path, others: tuple[str, ...]) -> dict[str, StoredTensor]:
-    return {
-        name: StoredTensor(np.dtype(WIDENED[tensor.dtype]), tensor.shape, tensor.read)
-        for name, tensor in _file_tensors(source, others)
-    }
-
-
-def _quantized(
-    source: Path, others: tuple[str, ...], weight_format: ImportFormat
-) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
-    for name, tensor in _file_tensors(source, others):
+def _stored(tensors: dict[str, FileTensor], weight_format: ImportFormat) -> dict[str, StoredTensor]:
+    """Returns what is written of each tensor: its numbers, unless they are quantised."""
+    if weight_format not in INTO:
+        return {
+            name: StoredTensor(np.dtype(WIDENED[tensor.dtype]), tensor.shape, tensor.read)
+            for name, tensor in tensors.items()
+        }
+    stored: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
         format = target_format(name, tensor.shape, weight_format)
         if format is None:
-            tensors[name] = StoredTensor(
+            stored[name] = StoredTensor(
                 np.dtype(np.uint16), tensor.shape, lambda t=tensor: to_bfloat16(t.read_floats())
             )
         else:
-            tensors[f"{name}.{format.name}"] = StoredTensor(
+            stored[f"{name}.{format.name}"] = StoredTensor(
                 np.dtype(np.uint8),
                 block_shape(tensor.shape, format),
                 lambda t=tensor, format=format: quantized(t.read_floats(), format),
             )
-    return tensors
+    return stored
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-RopeType = Literal["none", "default", "linear", "llama3"]
+RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Parameters of one table. `factor` stretches positions; the rest is Llama 3's smoothing.
+    """Parameters of one table.
 
-    none: queries and keys stay as they are.
+    rope_type: none leaves queries and keys as they are; the others scale the frequencies.
+    rotary_dim: numbers of a head that are rotated, the first ones; 0 = all. factor: by which
+    positions are stretched. low_freq_factor, high_freq_factor: bounds of Llama 3's smoothing.
+    beta_slow, beta_fast: turns over the original positions between which YaRN blends.
+    attention_factor: of cosine and sine (YaRN, LongRoPE). short_factors, long_factors: LongRoPE's
+    divisor of each frequency, for texts up to the original length and beyond.
     """
 
     theta: float
@@ -21,3 +26,19 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 0
+    rotary_dim: int = 0
+    beta_slow: float = 1.0
+    beta_fast: float = 32.0
+    attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    def served(self, max_model_len: int) -> RopeSpec:
+        """Returns the parameters for texts of at most this length.
+
+        LongRoPE's factors then are the same for short and long ones, because the keys of a text
+        that grows are in the cache already.
+        """
+        is_long = max_model_len > self.original_max_positions
+        factors = self.long_factors if is_long else self.short_factors
+        return replace(self, short_factors=factors, long_factors=factors)

@@ -45,7 +45,7 @@ class ModelPlan:
         spec = read_spec(config, _read_json(folder / "generation_config.json"))
         length = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
         shape = BaseModelShape.from_config(config, digest)
-        return cls(digest, folder, spec, shape, dtype, length, _read_formats(folder))
+        return cls(digest, folder, spec.served(length), shape, dtype, length, _read_formats(folder))
 
     @property
     def kv_layout(self) -> KVLayout:

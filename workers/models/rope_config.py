@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from workers.layers.rope_spec import RopeSpec
-from workers.models.spec import UnsupportedModel
+from workers.models.spec import UnsupportedModel, require
 
 
 def read_ropes(
@@ -22,22 +24,41 @@ def read_ropes(
         full = parameters["full_attention"]
         sliding = parameters.get("sliding_attention") or full
         return {
-            "full_attention": _read_rope(full, default_theta),
-            "sliding_attention": _read_rope(sliding, local_theta or default_theta),
+            "full_attention": _read_rope(full, default_theta, config),
+            "sliding_attention": _read_rope(sliding, local_theta or default_theta, config),
         }
     if not parameters:
         parameters = config.get("rope_scaling") or {}
-    full = _read_rope(parameters, default_theta)
+    full = _read_rope(parameters, default_theta, config)
     if local_theta is None:
         return {"full_attention": full, "sliding_attention": full}
     local = RopeSpec(config.get("rope_local_base_freq", local_theta))
     return {"full_attention": full, "sliding_attention": local}
 
 
-def _read_rope(parameters: dict[str, Any], default_theta: float) -> RopeSpec:
+def partial_rotary(config: dict[str, Any], head_dim: int, default: float = 1.0) -> int:
+    """Returns how many numbers of a head are rotated, for families that rotate a part of it."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", default))
+    if not isinstance(factor, int | float) or not 0 < factor <= 1:
+        raise UnsupportedModel("partial_rotary_factor", factor, "above 0, at most 1")
+    if (rotary_dim := int(head_dim * factor)) % 2:
+        raise UnsupportedModel("partial_rotary_factor", factor, "an even number of each head")
+    return rotary_dim
+
+
+def rotated(ropes: dict[str, RopeSpec], rotary_dim: int, head_dim: int) -> dict[str, RopeSpec]:
+    """Returns the ropes of heads of which only the first numbers are rotated."""
+    return {
+        kind: replace(rope, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
+        for kind, rope in ropes.items()
+    }
+
+
+def _read_rope(
+    parameters: dict[str, Any], default_theta: float, config: dict[str, Any]
+) -> RopeSpec:
     theta = float(parameters.get("rope_theta", default_theta))
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel("partial_rotary_factor", parameters["partial_rotary_factor"], "1.0")
     match parameters.get("rope_type") or parameters.get("type") or "default":
         case "default":
             return RopeSpec(theta)
@@ -52,8 +73,71 @@ def _read_rope(parameters: dict[str, Any], default_theta: float) -> RopeSpec:
                 _number(parameters, "high_freq_factor"),
                 int(_number(parameters, "original_max_position_embeddings")),
             )
+        case "yarn":
+            return _read_yarn(parameters, theta, config)
+        case "longrope" | "su":
+            return _read_longrope(parameters, theta, config)
         case other:
-            raise UnsupportedModel("rope_type", other, "default, linear, llama3")
+            raise UnsupportedModel("rope_type", other, "default, linear, llama3, yarn, longrope")
+
+
+def _read_yarn(parameters: dict[str, Any], theta: float, config: dict[str, Any]) -> RopeSpec:
+    for field, allowed in (("truncate", True), ("llama_4_scaling_beta", None)):
+        require(parameters, field, allowed, allowed)
+    factor = _number(parameters, "factor")
+    original = _original_length(parameters, config)
+
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = magnitude(1.0)
+        weight, all_dims = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        if weight and all_dims:
+            attention_factor = magnitude(weight) / magnitude(all_dims)
+    return RopeSpec(
+        theta,
+        "yarn",
+        factor,
+        original_max_positions=original,
+        beta_slow=float(parameters.get("beta_slow") or 1),
+        beta_fast=float(parameters.get("beta_fast") or 32),
+        attention_factor=float(attention_factor),
+    )
+
+
+def _read_longrope(parameters: dict[str, Any], theta: float, config: dict[str, Any]) -> RopeSpec:
+    original = _original_length(parameters, config)
+    factor = parameters.get("factor") or config["max_position_embeddings"] / original
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = (
+            1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        )
+    return RopeSpec(
+        theta,
+        "longrope",
+        original_max_positions=original,
+        attention_factor=float(attention_factor),
+        short_factors=_factors(parameters, "short_factor"),
+        long_factors=_factors(parameters, "long_factor"),
+    )
+
+
+def _original_length(parameters: dict[str, Any], config: dict[str, Any]) -> int:
+    """Returns the number of positions before they were stretched. What stands beside the rope's
+    parameters counts first, as in transformers."""
+    field = "original_max_position_embeddings"
+    found = config.get(field) or parameters.get(field) or config.get("max_position_embeddings")
+    return int(_number({field: found}, field))
+
+
+def _factors(parameters: dict[str, Any], field: str) -> tuple[float, ...]:
+    value = parameters.get(field)
+    if not isinstance(value, list) or not all(isinstance(each, int | float) for each in value):
+        raise UnsupportedModel(field, value, "a list of numbers")
+    return tuple(map(float, value))
 
 
 def _number(parameters: dict[str, Any], field: str) -> float:

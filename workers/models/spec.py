@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from workers.layers.rope_spec import RopeSpec
@@ -61,6 +61,11 @@ class ModelSpec:
     attention_softcap: float | None = None
     logits_softcap: float | None = None
 
+    def served(self, max_model_len: int) -> ModelSpec:
+        """Returns the spec for texts of at most this length."""
+        layers = [replace(layer, rope=layer.rope.served(max_model_len)) for layer in self.layers]
+        return replace(self, layers=tuple(layers))
+
     @property
     def num_layers(self) -> int:
         return len(self.layers)
@@ -74,9 +79,12 @@ class ModelSpec:
         return self.num_kv_heads * self.head_dim
 
 
-def common_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields all families spell alike, checked; for `ModelSpec(**...)`."""
-    _refuse_extensions(config)
+def common_fields(config: dict[str, Any], *own: str) -> dict[str, Any]:
+    """Returns the fields that all families spell alike, checked; for `ModelSpec(**...)`.
+
+    own: fields that the family reads itself and that are refused in others.
+    """
+    _refuse_extensions({name: value for name, value in config.items() if name not in own})
     num_heads = positive(config, "num_attention_heads")
     hidden_size = positive(config, "hidden_size")
     head_dim = config.get("head_dim") or hidden_size // num_heads
@@ -140,6 +148,8 @@ def _refuse_extensions(config: dict[str, Any]) -> None:
     require(config, "mlp_bias", False, False)
     require(config, "attention_bias", False, False)
     require(config, "partial_rotary_factor", 1.0, 1.0)
+    for field in ("rope_parameters", "rope_scaling"):
+        require(config.get(field) or {}, "partial_rotary_factor", 1.0, 1.0)
     if config.get("use_bidirectional_attention"):
         raise UnsupportedModel("use_bidirectional_attention", True, "False")
 

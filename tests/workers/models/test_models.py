@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from adapters.store.folder import LocalStore
 from ops.registry import select
-from tests.doubles import FAMILIES, SIZES, make_adapter, make_model
+from tests.doubles import FAMILIES, LAID_OUT_ANEW, SIZES, make_adapter, make_model
 from tests.workers.paged import PagedModel, Stream
+from workers.importer import import_model
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 
@@ -25,7 +27,7 @@ FIRST_TIER = ("llama", "gemma3_text")
     scope="module",
     params=[
         pytest.param(family, marks=() if family in FIRST_TIER else pytest.mark.full)
-        for family in FAMILIES
+        for family in (*FAMILIES, *LAID_OUT_ANEW)
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,9 +35,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def paged(folder: Path) -> PagedModel:
+def canonical(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("store")
+    return store / "models" / import_model(folder, LocalStore(store))
+
+
+@pytest.fixture(scope="module")
+def paged(canonical: Path) -> PagedModel:
     ops = select("cpu")
-    return PagedModel(Decoder.load(ModelPlan.read(folder, "tiny", torch.float32), ops), ops)
+    return PagedModel(Decoder.load(ModelPlan.read(canonical, "tiny", torch.float32), ops), ops)
 
 
 @torch.no_grad()
@@ -89,8 +97,8 @@ def test_adapters_mixed_with_base_rows_equal_peft(
 ) -> None:
     adapters: list[Path | None] = [
         make_adapter(folder, tmp_path / "all", rank=8, alpha=16, seed=1),
-        make_adapter(folder, tmp_path / "attention", rank=4, targets=["q_proj", "o_proj"], seed=2),
-        make_adapter(folder, tmp_path / "mlp", rank=16, targets=["up_proj", "down_proj"], seed=3),
+        make_adapter(folder, tmp_path / "attention", rank=4, targets=r".*(q|qkv|o)_proj", seed=2),
+        make_adapter(folder, tmp_path / "mlp", rank=16, targets=r".*(up|down)_proj", seed=3),
         None,
     ]
     paged.end = 0
@@ -108,11 +116,11 @@ def test_adapters_mixed_with_base_rows_equal_peft(
         torch.testing.assert_close(torch.cat(logits), expected, atol=TOLERANCE, rtol=1e-4)
 
 
-def test_bfloat16_stays_near_float32(folder: Path) -> None:
+def test_bfloat16_stays_near_float32(canonical: Path) -> None:
     ops = select("reference")
     tokens = draw_tokens(4, 40)
     rows = [
-        PagedModel(Decoder.load(ModelPlan.read(folder, "tiny", dtype), ops), ops).step(
+        PagedModel(Decoder.load(ModelPlan.read(canonical, "tiny", dtype), ops), ops).step(
             [(Stream(), tokens)]
         )[0]
         for dtype in (torch.float32, torch.bfloat16)

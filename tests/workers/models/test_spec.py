@@ -10,7 +10,7 @@ import torch
 
 from tests.doubles import SIZES
 from workers.layers.rope_spec import RopeSpec
-from workers.layers.rotary import inverse_frequencies
+from workers.layers.rotary import inverse_frequencies, rope_table
 from workers.models import read_spec
 from workers.models.spec import UnsupportedModel
 
@@ -19,6 +19,20 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + i / 8 for i in range(6)],
+    "long_factor": [2.0 + i / 4 for i in range(6)],
 }
 
 
@@ -43,7 +57,14 @@ def config_of(model_type: str, **changes: Any) -> dict[str, Any]:
         ("auto_map", config_of("llama", auto_map={"AutoModel": "code.Model"})),
         ("partial_rotary_factor", config_of("llama", partial_rotary_factor=0.5)),
         ("rope_type", config_of("llama", rope_scaling={"type": "dynamic", "factor": 2.0})),
-        ("rope_type", config_of("qwen2", rope_parameters={"rope_type": "yarn", "factor": 4.0})),
+        ("factor", config_of("qwen2", rope_parameters={"rope_type": "yarn"})),
+        (
+            "llama_4_scaling_beta",
+            config_of("mistral", rope_parameters={**YARN, "llama_4_scaling_beta": 0.1}),
+        ),
+        ("long_factor", config_of("phi3", rope_parameters={**LONGROPE, "long_factor": None})),
+        ("partial_rotary_factor", config_of("phi3", partial_rotary_factor=2.0)),
+        ("partial_rotary_factor", config_of("glm4", partial_rotary_factor=0.45)),
         ("layer_types", config_of("gemma2", layer_types=["chunked_attention"] * 2)),
         ("layer_types", config_of("gemma2", layer_types=["full_attention"])),
         ("sliding_window", config_of("gemma2", sliding_window=None)),
@@ -119,6 +140,43 @@ def test_frequencies_equal_transformers(rope_type: str) -> None:
     oracle = LlamaRotaryEmbedding(LlamaConfig(**SIZES, rope_parameters=parameters))
     (layer, _) = read_spec(config_of("llama", rope_parameters=parameters)).layers
     torch.testing.assert_close(inverse_frequencies(layer.rope, 16), oracle.inv_freq)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"beta_fast": 4.0, "beta_slow": 2.0},
+        {"mscale": 1.0, "mscale_all_dim": 0.7},
+        {"attention_factor": 1.5},
+    ],
+)
+def test_yarn_tables_equal_transformers(changes: dict[str, float]) -> None:
+    from transformers import Qwen2Config
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+
+    parameters = YARN | changes
+    oracle = Qwen2RotaryEmbedding(Qwen2Config(**SIZES, rope_parameters=parameters))
+    cos, sin = oracle(torch.zeros(1), torch.arange(80)[None])
+    rope = read_spec(config_of("qwen2", rope_parameters=parameters)).served(512).layers[0].rope
+    expected = torch.cat((cos[0, :, :8], sin[0, :, :8]), dim=1)
+    torch.testing.assert_close(rope_table(rope, 16, 80), expected)
+
+
+@pytest.mark.parametrize("length", [60, 64, 65, 500])
+def test_longrope_takes_the_factors_of_the_served_length(length: int) -> None:
+    """transformers chooses by the text; here the keys of a text that grows are cached already."""
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    changes: dict[str, Any] = {"original_max_position_embeddings": 64, "rope_parameters": LONGROPE}
+    config = Phi3Config(**SIZES, **deepcopy(changes))
+    cos, sin = Phi3RotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
+    spec = read_spec(config_of("phi3", **changes)).served(length)
+    got = rope_table(spec.layers[0].rope, 16, length)
+    torch.testing.assert_close(got[:, :6], cos[0, :, :6])
+    torch.testing.assert_close(got[:, 8:14], sin[0, :, :6])
+    assert (got[:, 6:8] == 1).all() and (got[:, 14:] == 0).all()
 
 
 def test_qwen2_slides_from_max_window_layers_on() -> None:
