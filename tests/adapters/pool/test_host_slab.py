@@ -38,11 +38,12 @@ def test_the_collector_may_free_images_while_one_is_placed() -> None:
     one that searches the slab."""
     slab = HostSlab(np.zeros(NUM_UNITS * UNIT_BYTES, np.uint8))
     payload = np.ones(UNIT_BYTES, np.uint8)
+    cycle: list[object] = []
     threshold = gc.get_threshold()
     gc.set_threshold(1)
     try:
         for _ in range(20 * NUM_UNITS):
-            cycle: list[object] = [slab.copy(payload)]
+            cycle = [slab.copy(payload)]
             cycle.append(cycle)
     finally:
         gc.set_threshold(*threshold)
