@@ -14,7 +14,10 @@ _INITIALISATION = (
 _SMALLER_RANK = "Train with a smaller r (and rank_pattern), or have max_lora_rank raised."
 
 _HINTS = {
-    "adapter.base.ambiguous": "Several registered base models fit: name one in the field model.",
+    "adapter.base.ambiguous": (
+        "Several registered base models fit: say which is meant, with --model NAME (the field"
+        " model)."
+    ),
     "adapter.base.mismatch": (
         "Train on a registered base model, or name the right one in the field model: its layers"
         " have other sizes."

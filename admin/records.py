@@ -180,6 +180,8 @@ class BaseModel(msgspec.Struct, frozen=True):
     max_model_len: int
     created_at: datetime
     residency: Residency = Residency.AUTO
+    source: str = ""
+    """Name under which its weights were imported, such as that of a repository; may be empty."""
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):

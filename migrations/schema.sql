@@ -238,6 +238,7 @@ CREATE TABLE base_models (
     max_model_len integer NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     residency text DEFAULT 'auto'::text NOT NULL,
+    source text DEFAULT ''::text NOT NULL,
     CONSTRAINT base_models_max_model_len_check CHECK ((max_model_len > 0)),
     CONSTRAINT base_models_residency_check CHECK ((residency = ANY (ARRAY['auto'::text, 'pinned'::text, 'unloaded'::text]))),
     CONSTRAINT base_models_pkey PRIMARY KEY (name)

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -30,6 +30,7 @@ from admin.errors import AdminError, DatabaseUnavailable, Invalid, Overloaded
 from admin.http.tenant_rates import TenantRates
 from admin.keys.last_use import KeyUses
 from admin.keys.lookup import KeyLookup
+from admin.models import base_choice
 from admin.periodic import repeat
 from admin.queries import catalog_generation, sql
 from admin.quotas.schemas import TenantLimits
@@ -119,17 +120,37 @@ class AdminPlane:
 
     async def validate(
         self, tenant: Tenant, bases: list[BaseModel], staged: Path, archive: Path | None
-    ) -> AdapterManifest:
-        """Validates the staged files, unpacked from `archive` first if there is one. Raises
-        AdapterRejected, Invalid, TooLarge, OSError."""
-        shapes = list({base.digest: base.shape for base in bases}.values())
+    ) -> tuple[AdapterManifest, BaseModel]:
+        """Validates the staged files, unpacked from `archive` first if there is one, and chooses
+        among `bases` the one that they are for. Raises AdapterRejected, Invalid, TooLarge,
+        OSError."""
         if archive is not None:
             self.store.check_room(archive.stat().st_size)
-        manifest = await self.validation.validate(
+        manifest, digests = None, set[str]()
+        try:
+            manifest = await self._validate(tenant, bases, staged, archive)
+            digests = {manifest.base_digest}
+        except AdapterRejected as rejected:
+            if rejected.code != base_choice.AMBIGUOUS:
+                raise
+            digests = set(cast(list[str], rejected.allowed))
+        trained_on = await asyncio.to_thread(base_choice.read_trained_on, staged / CONFIG_NAME)
+        fitting = [base for base in bases if base.digest in digests]
+        base = base_choice.choose_base(trained_on, bases, fitting)
+        if manifest is None:
+            manifest = await self._validate(tenant, [base], staged, None)
+        self.store.check_room()
+        if warning := base_choice.quantisation_warning(trained_on, base):
+            manifest = msgspec.structs.replace(manifest, warnings=(*manifest.warnings, warning))
+        return manifest, base
+
+    async def _validate(
+        self, tenant: Tenant, bases: list[BaseModel], staged: Path, archive: Path | None
+    ) -> AdapterManifest:
+        shapes = list({base.digest: base.shape for base in bases}.values())
+        return await self.validation.validate(
             tenant.id, staged, shapes, archive, self.store.min_free_bytes
         )
-        self.store.check_room()
-        return manifest
 
     async def inspect(
         self, digest: str | None, file_bytes: int | None, *, every_byte: bool

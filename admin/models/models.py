@@ -10,15 +10,16 @@ from admin.records import BaseModel, Residency
 
 
 async def register_model(
-    connection: Connection, name: str, shape: BaseModelShape, max_model_len: int
+    connection: Connection, name: str, shape: BaseModelShape, max_model_len: int, source: str = ""
 ) -> BaseModel:
-    """Gives the weights of `shape.digest` a name, in a transaction of the caller's.
+    """Gives the weights of `shape.digest` a name, in a transaction of the caller's. `source`: the
+    name under which they were imported; empty: unknown, or as it was for these weights.
 
     A name may be given to other weights while no adapter is bound to it. Raises Conflict
     (adapters are), AlreadyExists (an adapter has that name), Invalid.
     """
     known = await connection.fetchrow(sql["model_find"], name)
-    values = (name, shape.digest, shape, max_model_len)
+    values = (name, shape.digest, shape, max_model_len, source)
     if known is None:
         return await fetch_one(connection, BaseModel, "model_insert", *values)
     changed = await fetch_one(connection, BaseModel, "model_update", *values)

@@ -25,6 +25,9 @@ class ModelRegister(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Digest of a model in the store."""
     max_model_len: Length | None = None
     """Tokens of prompt and answer; default and upper bound: what the model was made for."""
+    source: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Name under which the weights were imported: adapters that were trained on it are for this
+    model."""
 
 
 class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +48,7 @@ class ModelView(msgspec.Struct, frozen=True):
     model_type: str
     max_model_len: int
     residency: Residency
+    source: str
     created_at: datetime
     object: str = "model"
 

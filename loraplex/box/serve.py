@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from admin.database import EVERYTHING, Database
+from admin.models.base_choice import source_of
 from loraplex.api import Api
 from loraplex.box import demo
 from loraplex.box.children import Child, environment_of_child, python
@@ -118,7 +119,8 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
             digests = asyncio.run(registered_models(dsn))
         if not digests:
             raise BadSettings(NOTHING_TO_SERVE)
-        box = Box(settings, (listener, management), postgres, dsn, digests, with_demo)
+        sources = {name: source_of(Path(path).absolute()) for name, path in models.items()}
+        box = Box(settings, (listener, management), postgres, dsn, digests, sources, with_demo)
         asyncio.run(box.run(started))
 
 
@@ -132,14 +134,18 @@ class Box:
         postgres: EmbeddedPostgres | None,
         dsn: str,
         digests: dict[str, str],
+        sources: dict[str, str],
         with_demo: bool,
     ) -> None:
+        """`digests` and `sources`: of the base models by served name; a model that is registered
+        already has its source there."""
         self._settings = settings
         self._listener, self._management = sockets
         self._tls = load_tls(settings)
         self._postgres = postgres
         self._dsn = dsn
         self._digests = digests
+        self._sources = sources
         self._with_demo = with_demo
         folder = make_private_folder(socket_folder(settings.home, "worker-health.sock"))
         self._worker_address = f"unix:{folder / 'worker.sock'}"
@@ -202,7 +208,8 @@ class Box:
             keys = await ensure_keys(database, load_pepper(settings), known, tenants, limits)
             store = settings.open_store()
             for name, digest in self._digests.items():
-                await register(database, store, name, digest, settings.max_model_len)
+                source = self._sources.get(name, "")
+                await register(database, store, name, digest, settings.max_model_len, source)
         finally:
             await database.close()
         await self._gateway.start()

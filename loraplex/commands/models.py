@@ -29,6 +29,7 @@ MODELS = (
     Column("max_model_len", "length", Kind.NUMBER),
     Column("model_type", "type"),
     Column("created_at", "created", Kind.AGE),
+    Column("source", "source"),
     Column("digest", "digest", Kind.ID),
 )
 STATES = (
@@ -69,6 +70,7 @@ def model_group() -> None:
 @settings_options()
 def add(model: str, weight_format: str, replace: bool, as_json: bool, **flags: Any) -> None:
     """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
+    from admin.models.base_choice import source_of
     from loraplex.api import connect, with_store_of_server
     from loraplex.box.importing import import_model
 
@@ -86,7 +88,8 @@ def add(model: str, weight_format: str, replace: bool, as_json: bool, **flags: A
             f"--replace to serve {digest[:12]} under this one"
         )
     with connect(settings) as server:
-        made = server.post("/admin/v1/models", {"name": name, "digest": digest})
+        fields = {"name": name, "digest": digest, "source": source_of(Path(path).absolute())}
+        made = server.post("/admin/v1/models", fields)
     show_done(made, f"{name} {digest}", as_json)
 
 

@@ -36,7 +36,7 @@ class Upload(NamedTuple):
     help='JSON: a list of {"folder": ...}, beside the file, each with any of '
     f"{', '.join(FIELDS)}; the options are for those that say nothing else.",
 )
-@click.option("--model", help="The base model; without it the tensors decide.")
+@click.option("--model", help="The base model; without it the configuration or the tensors decide.")
 @click.option("--alias", help="Point this alias to the version once it is ready.")
 @click.option("--serving", type=FILE, help="JSON: chat_template, stop, defaults, metadata.")
 @click.option("--chat-template", type=FILE, help="Jinja; runs when an admin has approved it.")

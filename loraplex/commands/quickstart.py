@@ -22,7 +22,7 @@ from loraplex.output import progress, tell, waiting
     help="What peft saved: the tenant's first adapter.",
 )
 @click.option("--name", help="Of the adapter; default: that of its folder.")
-@click.option("--model", help="Its base model; without it the tensors decide.")
+@click.option("--model", help="Its base model; without it the configuration or the tensors decide.")
 @json_option
 def quickstart_command(
     tenant: str, folder: Path | None, name: str | None, model: str | None, as_json: bool

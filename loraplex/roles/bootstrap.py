@@ -161,12 +161,17 @@ async def _ensure_tenant(connection: Connection, name: str, limits: TenantLimits
 
 
 async def register(
-    database: Database, store: Store, name: str, digest: str, max_model_len: int | None
+    database: Database,
+    store: Store,
+    name: str,
+    digest: str,
+    max_model_len: int | None,
+    source: str = "",
 ) -> None:
-    """Gives a model of the store its served name."""
+    """Gives a model of the store its served name. `source`: see `models.register_model`."""
     config = json.loads((store.model_folder(digest, weights=False) / "config.json").read_text())
     longest: int = config["max_position_embeddings"]
     shape = BaseModelShape.from_config(config, digest)
     async with database.transaction() as connection:
         length = min(longest, max_model_len or longest)
-        await models.register_model(connection, name, shape, length)
+        await models.register_model(connection, name, shape, length, source)

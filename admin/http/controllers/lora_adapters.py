@@ -293,11 +293,10 @@ async def _load(
 ) -> VersionDetails:
     plane = request.plane
     try:
-        manifest = await plane.validate(load.tenant, load.bases, staged, archive)
+        manifest, base = await plane.validate(load.tenant, load.bases, staged, archive)
     except AdapterRejected as rejected:
         await plane.reject(load.tenant, load.name, rejected, request.actor)
         raise
-    base = next(base for base in load.bases if base.digest == manifest.base_digest)
     new = NewVersion(
         tenant_id=load.tenant.id,
         name=load.name,

@@ -39,7 +39,7 @@ class ModelController(Controller):
         shape, length = await _describe(request, data.digest, data.max_model_len)
 
         async def create(connection: Connection, _seed: bytes) -> ModelView:
-            made = await models.register_model(connection, data.name, shape, length)
+            made = await models.register_model(connection, data.name, shape, length, data.source)
             return ModelView.of(made)
 
         return await once(request, idempotency_key, create)
@@ -81,6 +81,7 @@ class ModelController(Controller):
             known = await models.find_model(connection, name)
         digest = data.digest or known.digest
         is_same = digest == known.digest
+        source = known.source if is_same else ""
         length = data.max_model_len or (known.max_model_len if is_same else None)
         if data.digest is None and data.max_model_len is None:
             shape, length = known.shape, known.max_model_len
@@ -89,7 +90,7 @@ class ModelController(Controller):
         async with request.transaction() as connection:
             if await _checked(connection, name, if_match) != known:
                 raise Overtaken
-            changed = await models.register_model(connection, name, shape, length)
+            changed = await models.register_model(connection, name, shape, length, source)
             if data.residency is not None:
                 changed = await models.set_residency(connection, name, data.residency)
         return tagged(ModelView.of(changed))

@@ -183,11 +183,10 @@ async def _make(
     plane = request.plane
     name, tenant, bases, serving = await _check(request, given)
     try:
-        manifest = await plane.validate(tenant, bases, staged, archive)
+        manifest, base = await plane.validate(tenant, bases, staged, archive)
     except AdapterRejected as rejected:
         await plane.reject(tenant, name, rejected, request.actor)
         raise
-    base = next(base for base in bases if base.digest == manifest.base_digest)
     new = NewVersion(
         tenant_id=tenant.id,
         name=name,

@@ -1,0 +1,118 @@
+"""Which base model an adapter is for, where its tensors fit several or its configuration names
+one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from adapters.errors import AdapterRejected
+from adapters.format.validator import MAX_CONFIG_BYTES
+from admin.records import BaseModel
+
+AMBIGUOUS, MISMATCH = "adapter.base.ambiguous", "adapter.base.mismatch"
+FIELD = "base_model_name_or_path"
+MAX_NAME_CHARS = 1024
+_CACHED = re.compile(r"models--[^/]+?--([^/]+)")
+"""Folder of a repository in Hugging Face's cache."""
+_QUANTISED = re.compile(
+    r"[-_.](unsloth[-_.])?(bnb|[48]-?bit|int[48]|nf4|fp[48]|gptq|awq|hqq|aqlm|eetq|w\d+a\d+|gguf)"
+    r"([-_.].*)?$",
+    re.IGNORECASE,
+)
+"""What the name of a quantised model ends with."""
+
+
+class _Configuration(msgspec.Struct):
+    base_model_name_or_path: Any = None
+
+
+def read_trained_on(config: Path) -> str:
+    """Returns the name or path of the model that an adapter was trained on, as its configuration
+    has it. Returns an empty text if it has none or is not JSON, which its validation refuses."""
+    with config.open("rb") as file:
+        raw = file.read(MAX_CONFIG_BYTES)
+    try:
+        name = msgspec.json.decode(raw, type=_Configuration).base_model_name_or_path
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return ""
+    return name if isinstance(name, str) and len(name) <= MAX_NAME_CHARS else ""
+
+
+def choose_base(
+    trained_on: str, bases: Sequence[BaseModel], fitting: Sequence[BaseModel]
+) -> BaseModel:
+    """Returns the base model of an adapter.
+
+    `bases`: those that it may be for. `fitting`: those among them that take its tensors. Raises
+    AdapterRejected if that leaves several, or none of those that the configuration names.
+    """
+    named = _find_named(trained_on, bases)
+    chosen = [base for base in fitting if base in named] if named else list(fitting)
+    if len(chosen) == 1:
+        return chosen[0]
+    if not chosen:
+        raise AdapterRejected(
+            MISMATCH,
+            FIELD,
+            trained_on,
+            [base.name for base in named],
+            f"The configuration names {_listed(named)}, which does not take these tensors; they fit"
+            f" {_listed(fitting)}. If that is meant, say so: --model {fitting[0].name} (the field"
+            " model).",
+        )
+    names = [base.name for base in chosen]
+    raise AdapterRejected(
+        AMBIGUOUS,
+        FIELD,
+        trained_on,
+        names,
+        f"Several registered base models take these tensors: {_listed(chosen)}. Say which is meant:"
+        f" --model {names[0]} (the field model).",
+    )
+
+
+def quantisation_warning(trained_on: str, base: BaseModel) -> str | None:
+    """Returns a warning if the adapter was trained on a quantised model that the base model was not
+    imported from."""
+    if not _QUANTISED.search(_last_part(trained_on)) or trained_on_is(trained_on, base):
+        return None
+    return (
+        f"trained on {trained_on}, a quantised model, and served on {base.name}, which was not"
+        " imported from it: answers may differ a little from those in training"
+    )
+
+
+def trained_on_is(trained_on: str, base: BaseModel) -> bool:
+    """Returns whether a name or path means the base model, by its served name or its source."""
+    return _last_part(trained_on) in (_last_part(base.name), _last_part(base.source))
+
+
+def source_of(path: Path) -> str:
+    """Returns the name under which a model's files lie: the repository's in Hugging Face's cache,
+    else the folder's or the file's."""
+    return _CACHED.sub(r"\1", str(path)).split("/snapshots/")[0].rpartition("/")[2]
+
+
+def _find_named(trained_on: str, bases: Sequence[BaseModel]) -> list[BaseModel]:
+    """Returns the base models that a name or path means: by their served names before their
+    sources, and as it is before the model that it is a quantisation of."""
+    name = _last_part(trained_on)
+    for key in (name, _QUANTISED.sub("", name)):
+        by_name = [base for base in bases if key and _last_part(base.name) == key]
+        by_source = [base for base in bases if key and _last_part(base.source) == key]
+        if found := by_name or by_source:
+            return found
+    return []
+
+
+def _last_part(name: str) -> str:
+    return source_of(Path(name)).lower() if name else ""
+
+
+def _listed(bases: Sequence[BaseModel]) -> str:
+    return ", ".join(base.name for base in bases)
