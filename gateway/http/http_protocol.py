@@ -127,10 +127,11 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        while data and not self.transport.is_closing():
-            num_bytes = min(HEAD_PIECE_BYTES, MAX_HEAD_BYTES - self._head_bytes)
-            self._receive(data[:num_bytes])
-            data = data[num_bytes:]
+        start = 0
+        while start < len(data) and not self.transport.is_closing():
+            end = start + min(HEAD_PIECE_BYTES, MAX_HEAD_BYTES - self._head_bytes)
+            self._receive(data[start:end])
+            start = end
 
     def _receive(self, data: bytes) -> None:
         clock, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
