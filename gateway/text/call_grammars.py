@@ -1,6 +1,6 @@
-"""What an answer with tools or thoughts is held to: the grammars of calls, in each format.
+"""Grammars that constrain an answer with tools or thoughts, for each format of tool calls.
 
-What they let a model write, the format's parser (`parsers/`) reads back.
+The format's parser in `parsers/` reads back what these grammars let a model write.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ HELD: dict[ToolFormat, tuple[str, str, str, str]] = {
     "gemma": (FUNCTION_GEMMA.begin, "call:%s", FUNCTION_GEMMA.end, "\n"),
     "gemma4": (GEMMA_4.begin, "call:%s", GEMMA_4.end, "\n"),
 }
-"""For each format: the marker before a call, what stands before and after its arguments, which are
-a JSON object, and what is between calls."""
+"""By format: the marker before a call, the text before and after its arguments, which are a JSON
+object, and the text between two calls."""
 BARE: dict[ToolFormat, tuple[str, str]] = {
     "llama_json": ("{[", llama_json.TAG),
     "pythonic": ("[", pythonic.OPEN),
 }
-"""Formats that need no marker: what an answer that is a call begins with, and the marker that may
-stand before it. Where a tool is strict, a text neither begins so nor has the marker."""
+"""Formats whose calls need no marker: the characters that an answer with a call may begin with, and
+an optional marker before it. When a tool is strict, plain text may neither begin with these
+characters nor contain the marker."""
 CLOSING = (FUNCTION_GEMMA.end, GEMMA_4.end)
 MARKERS = (
     *(thoughts.OPEN, thoughts.CLOSE),
@@ -52,31 +53,30 @@ MARKERS = (
     *(marker for _, marker in BARE.values()),
     *CLOSING,
 )
-"""Markers that are special tokens of some models."""
+"""Markers that some models have as special tokens."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 class AnswerRules(msgspec.Struct, frozen=True):
-    """What decides the grammar of an answer."""
+    """Inputs that determine the grammar of an answer."""
 
     form: AnswerForm
     in_thought: bool
     tools: list[Tool]
-    """Those that may be called."""
     must_call: bool
     is_parallel: bool
     body: str
-    """Grammar of an answer without calls; empty: any text."""
+    """Grammar of an answer without calls. Empty if any text is allowed."""
 
     def schema_of(self, tool: Tool) -> dict[str, Any]:
-        """Returns the schema that arguments of the tool are held to."""
+        """Returns the schema that constrains the tool's arguments."""
         return tool.parameters if self.must_call or tool.strict else ANY_OBJECT
 
 
 def rules_of(
     asked: GenerationRequest, form: AnswerForm, *, in_thought: bool, body: str
 ) -> AnswerRules | None:
-    """The rules of an answer; None if it may be any text."""
+    """Returns the rules of an answer. Returns None if any text is allowed."""
     tools, choice = callable_tools(asked), asked.tool_choice
     is_forced = must_call(asked)
     is_limited = isinstance(choice, AllowedTools) or any(tool.strict for tool in tools)
@@ -89,18 +89,19 @@ def rules_of(
 
 
 class HeldGrammar(msgspec.Struct, frozen=True):
-    """A grammar that an answer is held to."""
+    """Grammar that constrains an answer."""
 
     grammar: str = ""
-    """As it travels to a worker; empty: any text."""
+    """Text that is sent to a worker. Empty if any text is allowed."""
     dropped: frozenset[str] = frozenset()
-    """Keywords of its schemas that it does not enforce, behind the names of their fields."""
+    """Schema keywords that the grammar does not enforce, prefixed with the names of their
+    fields."""
 
 
 def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> HeldGrammar:
-    """Returns the grammar of an answer. `special`: the id of a marker that is a special token of
-    the model, None of one that is text. Raises ValueError for a schema that is none, or that is
-    strict and cannot be enforced."""
+    """Returns the grammar of an answer. `special` returns the token id of a marker, or None if the
+    model has no special token for it. Raises ValueError if a schema is invalid, or is strict and
+    cannot be enforced."""
     parts: list[dict[str, Any]] = []
     dropped: frozenset[str] = frozenset()
     for number, tool in enumerate(rules.tools):
@@ -125,7 +126,7 @@ def _lines(rules: AnswerRules, special: Callable[[str], int | None]) -> Sequence
         return json.dumps(text) if token is None else f"<[{token}]>"
 
     def text_until(name: str, end: str) -> str:
-        """A rule: any text up to the first marker."""
+        """Returns a rule for any text up to and including the first `end` marker."""
         return f"{name}{'[lazy]' if special(end) is None else ''}: TEXT {marker(end)}"
 
     before = ""

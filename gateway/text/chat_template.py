@@ -1,7 +1,7 @@
-"""Chat templates: conversations to text, sandboxed and within a budget.
+"""Renders conversations with chat templates, in a sandbox and within a budget of work.
 
-Templates run in process because an admin stands behind each: those of imported models, and those
-of adapter versions that an admin has approved. None ever comes from a request.
+Templates run in this process because an admin is responsible for each: an admin imports models, and
+approves the templates of adapter versions. A template never comes from a request.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ RENDERING_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a template's own expressions may raise on messages it did not expect."""
+"""Exceptions that a template's own expressions may raise on unexpected messages."""
 FINAL_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Put behind the content that an answer goes on with, to find where it ends; as in transformers,
-the space at its end shows whether the template trims."""
+"""Appended to the content that an answer continues, to find where that content ends in the prompt.
+As in transformers, its trailing space shows whether the template trims contents."""
 
 
 SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 class TemplateOverBudget(InvalidRequest):
-    """A rendering takes more work than the conversation's budget."""
+    """Error for a rendering that takes more work than the conversation's budget allows."""
 
 
 class TemplateRefused(InvalidRequest):
-    """A template's own refusal of a conversation, or an error of its expressions."""
+    """Error for a conversation that the template refuses, or on which its expressions fail."""
 
 
 class Rendered(NamedTuple):
-    """The text of a prompt."""
+    """Rendered text of a prompt."""
 
     text: str
     is_folded: bool = False
-    """Whether the template refused the turns as they came (see `folded_turns`)."""
+    """Whether the template refused the original turns, so that `folded_turns` made them plainer."""
 
 
 class ChatTemplate:
-    """Compiled. Its constructor takes a while for a long text."""
+    """Compiled chat template. Compiling takes long if the template's text is long."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         """Raises jinja2.TemplateSyntaxError."""
         names = ENVIRONMENT.parse(source).find_all(nodes.Name)
         self.shows_tools = any(name.name == "tools" for name in names)
-        """Whether the template itself knows of tools, and so of calls and their results."""
+        """Whether the template itself renders tools, and so also calls and their results."""
         self.answer_form = form_of(source, shows_tools=self.shows_tools)
         self._wants_short_ids = "length 9" in source
         self._template: Any = ENVIRONMENT.from_string(source)
-        # One plain dict: Jinja's chain of them costs as much as the rendering.
+        # Jinja looks names up in a chain of dicts, which costs as much as the rendering.
         self._template.globals = {
             **self._template.globals,
             **special_tokens,
@@ -77,10 +77,10 @@ class ChatTemplate:
         }
 
     def render(self, conversation: Conversation, *, steps: int) -> Rendered:
-        """Renders the conversation, folded if the template refuses it as it is. Tools that the
-        template does not know are described in plain messages. Raises InvalidRequest if the
-        template refuses each form, TemplateOverBudget if one takes more `steps` of
-        `template_budget`."""
+        """Renders the conversation. If the template refuses its turns, renders plainer forms of
+        them. Describes tools in plain messages if the template does not render tools. Raises
+        TemplateRefused if the template refuses every form, and TemplateOverBudget if a rendering
+        takes more than `steps` steps (see `template_budget`)."""
         if not self.shows_tools:
             conversation = in_plain_messages(conversation)
         try:
@@ -127,14 +127,14 @@ class ChatTemplate:
 
 
 def _shows_task(text: str, conversation: Conversation) -> bool:
-    """Returns whether a prompt has the last user's text. A template that wants contents in another
-    form may leave them out without a word."""
+    """Returns whether a prompt contains the last user message. A template that expects contents in
+    another form may silently omit them."""
     asked = [message.content for message in conversation.messages if message.role == "user"]
     return not asked or asked[-1].strip() in text
 
 
 def _shorten_ids(messages: list[dict[str, Any]]) -> None:
-    """Mistral's templates take ids of calls of nine letters and digits only."""
+    """Shortens ids of calls, because Mistral's templates accept only nine letters and digits."""
     for message in messages:
         if "tool_call_id" in message:
             message["tool_call_id"] = _short_id(message["tool_call_id"])
@@ -147,8 +147,8 @@ def _short_id(id: str) -> str:
 
 
 def _until_mark(text: str) -> str:
-    """The text up to the end of the last message's content. Raises InvalidRequest if the template
-    does not show it."""
+    """Returns the text up to the end of the last message's content. Raises InvalidRequest if the
+    template does not render that content unchanged."""
     end = text.rfind(FINAL_MARK.strip())
     if end < 0:
         raise InvalidRequest(
@@ -161,7 +161,7 @@ def _until_mark(text: str) -> str:
 
 
 class CompiledTemplates:
-    """The templates of adapter versions on one base model, compiled when first used."""
+    """Cache of the chat templates of adapter versions on one base model, compiled at first use."""
 
     def __init__(self, special_tokens: dict[str, str], capacity: int = 256) -> None:
         self._special_tokens = special_tokens
@@ -169,7 +169,7 @@ class CompiledTemplates:
         self._compiling: OrderedDict[str, asyncio.Task[ChatTemplate]] = OrderedDict()
 
     async def get(self, source: str) -> ChatTemplate:
-        """Raises InvalidRequest if it is no template."""
+        """Returns the compiled template. Raises InvalidRequest if its syntax is invalid."""
         task = self._compiling.get(source)
         if task is None:
             task = asyncio.create_task(

@@ -1,9 +1,9 @@
-"""Token ids to text, a few at a time: exact, linear, and never half a character.
+"""Decodes token ids to text incrementally: exact, in linear time, and never half a character.
 
-A tokenizer's decoder is one of two kinds here. Byte-level (GPT-2, Llama 3, Qwen, SmolLM): tokens
-spell bytes, the text is their UTF-8. Byte-fallback (Gemma, Mistral, Llama 2): tokens spell text
-with U+2581 for a space, and runs of `<0xNN>` tokens spell bytes which are text only if the whole
-run is UTF-8. Everything else is refused by name.
+Two kinds of decoders are supported, and any other is refused by name. Byte-level (GPT-2, Llama 3,
+Qwen, SmolLM): tokens spell bytes, and the text is their UTF-8. Byte-fallback (Gemma, Mistral, Llama
+2): tokens spell text with U+2581 for a space, and runs of `<0xNN>` tokens spell bytes that are text
+only if the whole run is UTF-8.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class UnsupportedDecoder(ValueError):
-    """The tokenizer's decoder is of no known kind."""
+    """Error for a tokenizer whose kind of decoder is not supported."""
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes each id spells, looked up at first use; ids outside the vocabulary spell none."""
+    """Bytes that each token id spells, computed at first use. Unknown ids spell none."""
 
     def __init__(self, tokenizer: Tokenizer, spell: Callable[[str], bytes]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class TokenBytes(dict[int, bytes]):
 
 
 class ByteLevelDetokenizer:
-    """`spelled` must spell special tokens as nothing if they are to be skipped."""
+    """Decoder of tokens that spell bytes. `spelled` must map skipped special tokens to no bytes."""
 
     def __init__(self, spelled: TokenBytes) -> None:
         self._spelled = spelled
@@ -52,7 +52,8 @@ class ByteLevelDetokenizer:
 
 
 class ByteFallbackDetokenizer:
-    """Holds a run of byte tokens until it ends: one bad byte makes all of it replacements."""
+    """Decoder of tokens that spell text. Holds back a run of byte tokens until it ends, because one
+    invalid byte turns the whole run into replacement characters."""
 
     def __init__(self, spelled: TokenBytes, byte_tokens: dict[int, int]) -> None:
         self._spelled = spelled
@@ -79,39 +80,40 @@ class ByteFallbackDetokenizer:
 
 
 Detokenizer = ByteLevelDetokenizer | ByteFallbackDetokenizer
-"""`push` gives the text that has become certain with these ids, `flush` at the end what is left of
-an unfinished character, as replacement characters."""
+"""`push` returns the text that is certain after these ids. `flush` returns replacement characters
+for a character that is incomplete at the end."""
 
 
 class Spelling:
-    """How a tokenizer's ids become bytes and text."""
+    """Mapping of a tokenizer's ids to bytes and text."""
 
     def __init__(self, tokenizer: Tokenizer, decoder: dict[str, Any] | None) -> None:
-        """`decoder` is that of tokenizer.json; UnsupportedDecoder if its kind is unknown."""
+        """Raises UnsupportedDecoder if the kind of tokenizer.json's `decoder` is unknown."""
         self._is_byte_level = _is_byte_level(decoder)
         special = {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special}
         spell = _spell_byte_level if self._is_byte_level else _spell_byte_fallback
         self.all = TokenBytes(tokenizer, spell)
-        """The exact bytes of every id, special ones included."""
+        """Exact bytes of every id, including special tokens."""
         self.special = special
         self._tokenizer = tokenizer
         self._spell = spell
         self._shown: dict[frozenset[str], TokenBytes] = {}
-        """By the special tokens that are shown."""
+        """Bytes of ids, by the set of special tokens that are shown."""
         self._byte_tokens: dict[int, int] = {}
         if not self._is_byte_level:
             ids = ((tokenizer.token_to_id(f"<0x{byte:02X}>"), byte) for byte in range(256))
             self._byte_tokens = {token: byte for token, byte in ids if token is not None}
 
     def detokenizer(self, shown: frozenset[str] | None = frozenset()) -> Detokenizer:
-        """`shown`: special tokens that are in the text; None: all are."""
+        """Returns a new detokenizer that shows the special tokens `shown`, or all if that is
+        None."""
         spelled = self.all if shown is None else self._showing(shown & self.special)
         if self._is_byte_level:
             return ByteLevelDetokenizer(spelled)
         return ByteFallbackDetokenizer(spelled, self._byte_tokens)
 
     def _showing(self, shown: frozenset[str]) -> TokenBytes:
-        """The bytes of ids without special tokens other than these: one table for each set."""
+        """Returns the table of bytes that omits special tokens other than `shown`."""
         if shown not in self._shown:
             hidden, spell = self.special - shown, self._spell
             self._shown[shown] = TokenBytes(
@@ -127,8 +129,8 @@ def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return True
-    # The last step of some strips the space before the first word of a text; an answer goes on
-    # after a prompt, so that space belongs to it.
+    # Some decoders end with a step that strips the space before the first word. An answer continues
+    # a prompt, so that space is kept.
     if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
         replace = steps[0]
         if replace["pattern"] == {"String": "▁"} and replace["content"] == " ":
@@ -137,7 +139,7 @@ def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in of each byte, inverted."""
+    """Returns the byte of each printable character that GPT-2 uses as its stand-in."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     stand_ins = [*printable, *(256 + i for i in range(len(others)))]

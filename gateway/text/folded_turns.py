@@ -1,8 +1,8 @@
 """Plainer forms of a conversation, for chat templates that refuse its turns.
 
-Agents send turns that many templates do not take: instructions in the middle, two turns of one role
-in a row, several calls in one turn. Only a conversation that was refused is folded, so that the
-prompts of all others stay as they are.
+Agents send turns that many templates refuse: instructions in the middle, two turns of one role in a
+row, several calls in one turn. Only a refused conversation is folded, so that the prompts of all
+others do not change.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def folded(conversation: Conversation) -> Iterator[Conversation]:
 
 
 def _with_one_system(conversation: Conversation) -> Conversation:
-    """Joins the system messages at the start. Each later one becomes a user's turn at its place, or
-    behind the results of the calls that it interrupts."""
+    """Joins the system messages at the start. Turns each later one into a user message at the same
+    position or, if it interrupts the results of calls, after these results."""
     messages: list[Message] = []
     waiting: list[Message] = []
     for message in in_turns(conversation.messages, _are_systems):
@@ -45,8 +45,8 @@ def _with_one_system(conversation: Conversation) -> Conversation:
 
 
 def _alternating(conversation: Conversation) -> Conversation:
-    """Joins turns of one role, and a user's text to the results of tools before it. The first turn
-    is a user's."""
+    """Joins consecutive turns of one role, and appends a user's text to the tool results before it.
+    Inserts an empty user turn if the conversation does not begin with a user."""
     turns = in_turns(conversation.messages, lambda last, turn: last.role == turn.role != "tool")
     messages: list[Message] = []
     for turn in turns:
@@ -60,7 +60,7 @@ def _alternating(conversation: Conversation) -> Conversation:
 
 
 def _with_single_calls(conversation: Conversation) -> Conversation:
-    """Gives each call a turn of its own, with the results of this call behind it."""
+    """Gives each call its own turn, followed by the results of that call."""
     messages: list[Message] = []
     calling: Message | None = None
     for is_result, turns in groupby(conversation.messages, lambda turn: turn.role == "tool"):
@@ -81,7 +81,7 @@ def _with_single_calls(conversation: Conversation) -> Conversation:
 
 
 def _one_by_one(turn: Message, results: list[Message] | None = None) -> list[Message]:
-    """A turn's calls as turns of their own. The last call has the results that belong to none."""
+    """Gives each call of a turn its own turn. Results that match no call follow the last one."""
     if len(turn.calls) < 2:
         return [turn]
     rest = results or []
@@ -96,7 +96,7 @@ def _one_by_one(turn: Message, results: list[Message] | None = None) -> list[Mes
 
 
 def _with_described_tools(conversation: Conversation) -> Conversation:
-    """Gives tools without a description their name as one."""
+    """Uses the name of a tool as its description if it has none."""
     tools = [
         tool if tool.description else msgspec.structs.replace(tool, description=tool.name)
         for tool in conversation.tools
@@ -105,14 +105,14 @@ def _with_described_tools(conversation: Conversation) -> Conversation:
 
 
 def _with_calls_as_text(conversation: Conversation) -> Conversation:
-    """Writes calls and results as text, as for a template that knows none of them. Tools stay,
-    because answers are read in the form that the template describes."""
+    """Writes calls and results as text. Keeps the tools, because answers are parsed in the format
+    that the template describes."""
     bare = msgspec.structs.replace(conversation, tools=[])
     return msgspec.structs.replace(in_plain_messages(bare), tools=conversation.tools)
 
 
 def _without_system(conversation: Conversation) -> Conversation:
-    """Puts the system message into the first user's turn."""
+    """Moves the system message into the first user turn."""
     first, *others = conversation.messages
     if first.role != "system":
         return conversation
@@ -131,7 +131,7 @@ FORMS: tuple[tuple[Fold, ...], ...] = (
     (_with_one_system, _with_calls_as_text, _alternating),
     (_with_one_system, _with_calls_as_text, _alternating, _without_system),
 )
-"""The folds that make each form, in their order."""
+"""Folds that make up each form, in the order in which they are applied."""
 
 
 def _with(conversation: Conversation, messages: list[Message]) -> Conversation:

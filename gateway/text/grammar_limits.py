@@ -1,5 +1,5 @@
-"""Limits of schemas and grammars that are checked before they are compiled. A compiler follows
-references and brackets by recursion, and an expression may cost the square of its length."""
+"""Limits of schemas and grammars, checked before they are compiled because the compiler follows
+references and brackets recursively, and may take quadratic time for a regular expression."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from gateway.text.lark_rules import LarkRules
 from gateway.text.schema_graph import SchemaGraph
 
 MAX_PATH = 128
-"""Lists, objects and references on a path through a schema, or rules and brackets on one through a
-grammar."""
+"""Maximum number of lists, objects and references on a path through a schema, or of rules and
+brackets on a path through a grammar."""
 MAX_EXPRESSION_BYTES = 16 << 10
 MAX_PATTERN_BYTES = 4 << 10
-"""Bytes of an expression in a schema. They are fewer because the compiler leaves such an expression
-to the token of the answer that needs it."""
+"""Maximum bytes of a regular expression in a schema. Smaller than the limit above, because the
+compiler defers the work on such an expression to the token that needs it."""
 
 
 def check_expression(expression: str, *, param: str) -> None:
-    """Checks a regular expression. Raises InvalidRequest."""
+    """Raises InvalidRequest if a regular expression is too long."""
     _check_length("An expression", expression, MAX_EXPRESSION_BYTES, param)
 
 
 def check_schema(schema: Any, *, param: str) -> None:
-    """Checks a JSON Schema. Raises InvalidRequest."""
+    """Raises InvalidRequest if a JSON Schema has too long a pattern or path."""
     _check_graph(SchemaGraph(schema), param)
 
 
 def check_lark(grammar: str, *, param: str) -> None:
-    """Checks a grammar in Lark's syntax. Raises InvalidRequest."""
+    """Raises InvalidRequest if a Lark grammar has too long an expression, pattern or path."""
     rules = LarkRules(grammar)
     for expression in rules.expressions:
         check_expression(expression, param=param)

@@ -1,4 +1,4 @@
-"""Grammars that answers are held to, which a worker generates by."""
+"""Compiles and caches the grammars that constrain answers while a worker generates them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ log = logging.getLogger(__name__)
 MAX_COMPILING = 2
 MAX_CACHED = 1024
 MAX_CACHED_BYTES = 16 << 20
-"""Length of all cached grammars, in characters."""
+"""Maximum total length of the cached grammars, in characters."""
 
 
 class GrammarUser(NamedTuple):
-    """The request that a grammar is compiled for, and its tenant."""
+    """Request that a grammar is compiled for, and its tenant."""
 
     request_id: str
     tenant_id: str
     domain: str
-    """The tenant, or the group that it shares its cache with."""
 
 
 class Grammars:
-    """Cache of compiled grammars. Each is compiled in a sandbox, one at a time for each tenant."""
+    """Cache of compiled grammars. Compiles each in a sandbox, one at a time for a tenant."""
 
     def __init__(self) -> None:
         self._threads = LongTexts(MAX_COMPILING)
@@ -49,7 +48,8 @@ class Grammars:
         self._num_bytes = 0
 
     async def of(self, constraint: Constraint | None, user: GrammarUser) -> HeldGrammar:
-        """Returns the grammar of a constraint; empty without one. Raises InvalidRequest."""
+        """Returns the grammar of a constraint, which is empty if there is no constraint. Raises
+        InvalidRequest if the constraint cannot be used."""
         if constraint is None:
             return HeldGrammar()
         return await self._find(constraint, user, lambda: self._compile_constraint(constraint))
@@ -57,8 +57,9 @@ class Grammars:
     async def of_rules(
         self, rules: AnswerRules, special: Callable[[str], int | None], user: GrammarUser
     ) -> HeldGrammar:
-        """Returns the grammar of an answer with tools or thoughts. special: as of `grammar_of`.
-        Raises InvalidRequest."""
+        """Returns the grammar of an answer with tools or thoughts. `special` returns the token id
+        of a marker, or None if the model has no special token for it. Raises InvalidRequest if a
+        tool's schema cannot be used."""
         ids = [special(marker) for marker in MARKERS]
         return await self._find((rules, ids), user, lambda: self._compile_rules(rules, special))
 
@@ -68,14 +69,15 @@ class Grammars:
     async def _find(
         self, source: object, user: GrammarUser, compile: Callable[[], HeldGrammar]
     ) -> HeldGrammar:
-        """Returns the grammar of a `source`. The digest of its JSON is the key of the cache."""
+        """Returns the grammar of `source`, from the cache if it was compiled before. The cache key
+        is a digest of its JSON."""
         key = hashlib.sha256(msgspec.json.encode((type(source).__name__, source))).digest()
         if (held := self._known(key)) is not None:
             self._compiled.move_to_end(key)
             return held
 
         def compile_once() -> HeldGrammar:
-            # The tenant may have sent the same in a request before, and this one waited for it.
+            # An earlier request of the tenant may have compiled it while this one waited.
             if (held := self._known(key)) is not None:
                 return held
             try:
@@ -84,7 +86,7 @@ class Grammars:
                 self._refusals.remember(key, error)
                 raise
 
-        # A grammar that ends a process can be traced to its request.
+        # Logged first, so that a grammar that crashes the process can be traced to its request.
         log.info(
             "compiling a grammar",
             extra={"request_id": user.request_id, "tenant": user.tenant_id, "digest": key.hex()},

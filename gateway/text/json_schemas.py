@@ -1,8 +1,8 @@
-"""JSON Schemas as pydantic, zod and OpenAPI documents write them, made into ones that an answer can
-be held to.
+"""Rewrites JSON Schemas from pydantic, zod and OpenAPI documents so that answers can be constrained
+to them.
 
-Keywords that cannot be enforced while an answer is generated are left out, and unions become
-`anyOf` where their branches cannot be confused.
+Removes keywords that cannot be enforced during generation, and turns `oneOf` into `anyOf` if a
+value can match only one of its branches.
 """
 
 from __future__ import annotations
@@ -28,40 +28,39 @@ NOTHING: Mapping[str, tuple[Any, ...]] = {
     "unevaluatedProperties": ({}, True),
     "uniqueItems": (False,),
 }
-"""Keywords that cannot be enforced, and the values of each that ask for nothing."""
+"""Keywords that cannot be enforced, each with the values that have no effect."""
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 )
-"""Formats that are enforced. Any other is an annotation."""
+"""Values of `format` that are enforced. Any other is treated as an annotation."""
 UNSUPPORTED_PATTERN = re.compile(
     r"(\\[1-9bBck]|\(\?<?[=!])|\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)", re.DOTALL
 )
-"""Finds a part of a regular expression; the group matches one that cannot be enforced: references
-back, borders of words, looks ahead and behind."""
+"""Finds the parts of a regular expression. Group 1 matches parts that cannot be enforced: back
+references, word boundaries, lookahead and lookbehind."""
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMAS_IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 SCHEMAS = ("items", "additionalItems", "additionalProperties")
 MAX_STEPS = 1 << 15
-"""Schemas that are looked at to tell the branches of all unions apart: unions of references to
-unions have exponentially many branches."""
+"""Maximum number of schemas visited to compare the branches of all unions, because nested unions
+can have exponentially many branches."""
 MAX_NESTED = 32
-"""References and unions inside each other that are followed to the branches of a union."""
+"""Maximum number of nested references and unions followed from a branch of a union."""
 
 Node = dict[str, Any]
 
 
 class HeldSchema(NamedTuple):
-    """A schema that an answer can be held to, as far as can be told before it is compiled."""
+    """Schema without the keywords that cannot be enforced. Compiling it may still fail."""
 
     text: str
-    """As JSON."""
     dropped: frozenset[str]
-    """Keywords that were left out."""
+    """Keywords that were removed."""
 
 
 def held_schema(schema: str, *, is_strict: bool) -> HeldSchema:
-    """Returns the schema, given as JSON, without what cannot be enforced. Raises ValueError, which
-    names the keyword, if it is strict and has a keyword that would change what it accepts."""
+    """Returns a JSON schema without the parts that cannot be enforced. Raises ValueError, naming
+    the keyword, if the schema is strict and removing the keyword would change what it accepts."""
     reader = SchemaReader(json.loads(schema))
     if is_strict and (unenforced := sorted(reader.dropped - {"format"})):
         raise ValueError(
@@ -72,7 +71,7 @@ def held_schema(schema: str, *, is_strict: bool) -> HeldSchema:
 
 
 class SchemaReader:
-    """Changes one schema in place, node by node: nothing depends on how deep references lead."""
+    """Rewriter of one schema, in place and without recursion over references."""
 
     def __init__(self, schema: Any) -> None:
         self.dropped: set[str] = set()
@@ -89,7 +88,7 @@ class SchemaReader:
         return self._root["schema"]
 
     def _nodes(self) -> Iterator[Node]:
-        """Every schema that is an object, each once, also those that only a reference leads to."""
+        """Yields every schema object once, including those that only a reference reaches."""
         seen: set[int] = set()
         places: list[tuple[Any, Any]] = [(self._root, "schema")]
         while places:
@@ -128,10 +127,8 @@ class SchemaReader:
             del node[keyword]
             self.dropped.add(keyword)
 
-    # Unions
-
     def _change_union(self, node: Node) -> None:
-        """Any value fits at most one branch if they differ: then `anyOf` accepts the same."""
+        """Replaces `oneOf` by `anyOf`, which accepts the same if no value matches two branches."""
         branches = _list(node["oneOf"])
         discriminator = _object(node.get("discriminator")) or {}
         if not self._differ(branches, discriminator.get("propertyName")):
@@ -146,7 +143,8 @@ class SchemaReader:
         del node["oneOf"]
 
     def _differ(self, branches: list[Any], tag: Any) -> bool:
-        """`tag`: the property that a discriminator names. It is required from here on."""
+        """Returns whether no value matches two branches. If the discriminator property `tag`
+        separates the branches, makes it required in each."""
         if _are_apart(self._values(branch) for branch in branches):
             return True
         types = [self._types(branch) for branch in branches]
@@ -168,8 +166,8 @@ class SchemaReader:
         )
 
     def _leaves(self, branch: Any, depth: int = 0) -> Iterator[Node | None]:
-        """The schemas that a branch is one of, behind references and unions. None: any value, or
-        more of them inside each other than are followed."""
+        """Yields the alternatives of a branch after following references and unions. Yields None if
+        an alternative allows any value, or is nested too deeply to be followed."""
         self._num_steps += 1
         node = _object(branch)
         if node is None or depth > MAX_NESTED or self._num_steps > MAX_STEPS:
@@ -183,7 +181,8 @@ class SchemaReader:
             yield node
 
     def _merged(self, leaf: Node, depth: int = 0) -> Iterator[Node]:
-        """A leaf and the schemas that it joins by `allOf`, as far as they are followed."""
+        """Yields a schema and those that its `allOf` includes, up to the limits of depth and
+        steps."""
         self._num_steps += 1
         if depth > MAX_NESTED or self._num_steps > MAX_STEPS:
             return
@@ -195,7 +194,7 @@ class SchemaReader:
                 yield from self._merged(found, depth + 1)
 
     def _values(self, branch: Any) -> frozenset[str] | None:
-        """The values of a branch that is a list of them, as JSON; None of any other."""
+        """Returns the values that a branch enumerates, as JSON, or None if it enumerates none."""
         values: set[str] = set()
         for leaf in self._leaves(branch):
             found = None if leaf is None else _constants_of(leaf)
@@ -205,7 +204,7 @@ class SchemaReader:
         return frozenset(values)
 
     def _types(self, branch: Any) -> frozenset[str] | None:
-        """The JSON types of a branch's values; None: any."""
+        """Returns the JSON types of a branch's values. Returns None if any type is allowed."""
         types: set[str] = set()
         for leaf in self._leaves(branch):
             found = None if leaf is None else self._types_of(leaf)
@@ -224,8 +223,8 @@ class SchemaReader:
         return None
 
     def _constants(self, branch: Any, name: str, *, must: bool) -> frozenset[str] | None:
-        """The values that a property has in a branch, as JSON; None: any. `must`: the property has
-        to be required."""
+        """Returns the values of a property in a branch, as JSON. Returns None if any value is
+        allowed or, with `must`, if the property is not required."""
         values: set[str] = set()
         for leaf in self._leaves(branch):
             found = None if leaf is None else self._constants_in(leaf, name, must=must)
@@ -249,12 +248,13 @@ class SchemaReader:
                     node["required"] = [*_required(node), name]
 
     def _names(self, branch: Any) -> list[str]:
-        """Properties of the first of the schemas that a branch is one of."""
+        """Returns the property names of a branch's first alternative."""
         leaf = next(self._leaves(branch), None)
         return [] if leaf is None else [n for each in self._merged(leaf) for n in _properties(each)]
 
     def _place(self, reference: Any) -> tuple[Any, Any] | None:
-        """Where a reference within the schema leads: a list or an object, and the key in it."""
+        """Returns the container (a list or an object) and the key that a reference within the
+        schema points to. Returns None if it points to nothing."""
         if not isinstance(reference, str) or reference.partition("/")[0] != "#":
             return None
         holder: Any = self._root
@@ -274,11 +274,11 @@ class SchemaReader:
 
 OBJECT = frozenset(("object",))
 TYPES = {str: "string", bool: "boolean", type(None): "null", int: "number", float: "number"}
-"""Types of constants. An integer is a number too."""
+"""JSON type of each Python type. Integers count as numbers."""
 
 
 def _children(node: Node) -> Iterator[tuple[Any, Any]]:
-    """Where schemas are in a schema."""
+    """Yields the container and the key of each subschema."""
     for keyword in SCHEMAS_BY_NAME:
         named = _object(node.get(keyword)) or {}
         yield from ((named, name) for name in named)
@@ -295,14 +295,14 @@ def _is_unsupported(pattern: Any) -> bool:
 
 
 def _has_optional_properties(node: Node) -> bool:
-    """Whether the number of an object's properties depends on those that may be left out."""
+    """Returns whether an object may have properties that are not required."""
     is_open = node.get("additionalProperties") is not False
     required = {name for name in _required(node) if isinstance(name, str)}
     return is_open and not _properties(node).keys() <= required
 
 
 def _change_bounds(node: Node) -> None:
-    """OpenAPI 3.0 says of a bound that it is exclusive; JSON Schema has exclusive bounds."""
+    """Converts the boolean exclusive bounds of OpenAPI 3.0 to the numeric ones of JSON Schema."""
     for bound, exclusive in (
         ("minimum", "exclusiveMinimum"),
         ("maximum", "exclusiveMaximum"),
@@ -315,7 +315,7 @@ def _change_bounds(node: Node) -> None:
 
 
 def _allow_null(node: Node) -> None:
-    """Accepts null too, as `nullable` of OpenAPI 3.0 says."""
+    """Allows null in addition to the schema's values, as `nullable` does in OpenAPI 3.0."""
     if "type" in node:
         node["type"] = [*(_list(node["type"]) or [node["type"]]), "null"]
     if "enum" in node:
@@ -327,8 +327,8 @@ def _allow_null(node: Node) -> None:
 
 
 def _constants_of(node: Node) -> frozenset[str] | None:
-    """The values of a schema that lists them, as JSON. None of any other, and where one of them is
-    a list or an object."""
+    """Returns the values that a schema enumerates, as JSON. Returns None if it enumerates none, or
+    one of them is a list or an object."""
     values = [node["const"]] if "const" in node else _list(node.get("enum"))
     if not values or any(type(value) not in TYPES for value in values):
         return None
@@ -336,12 +336,12 @@ def _constants_of(node: Node) -> frozenset[str] | None:
 
 
 def _whole(value: Any) -> Any:
-    """1.0 is the same value as 1."""
+    """Returns 1 for 1.0, because JSON Schema treats them as the same value."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _are_apart(sets: Iterable[frozenset[str] | None]) -> bool:
-    """Whether all sets are known and have nothing in common."""
+    """Returns whether all sets are known and no two share an element."""
     found: set[str] = set()
     for each in sets:
         if each is None or not found.isdisjoint(each):
@@ -363,5 +363,5 @@ def _object(value: Any) -> Node | None:
 
 
 def _list(value: Any) -> list[Any]:
-    """The value if it is a list, else an empty one."""
+    """Returns the value if it is a list, and an empty list otherwise."""
     return cast(list[Any], value) if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""Rules of a grammar in Lark's syntax, read as far as it takes to see which names which."""
+"""Parses a grammar in Lark's syntax far enough to see which rules refer to which."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-"""Quotes and slashes that are not closed end with their line, so that no text is read twice."""
+"""An unclosed quote or slash ends at the end of its line, so that no text is scanned twice."""
 DECODER = json.JSONDecoder()
 
 
 @dataclass(slots=True)
 class _Rule:
     names: list[str] = field(default_factory=list[str])
-    """All names in the rule, also those that are no rules."""
+    """All names in the rule, including those that are not rules."""
     weight: int = 1
-    """One, and the largest number of brackets inside each other, those of schemas included."""
+    """One plus the largest depth of nested brackets, including those of embedded schemas."""
 
 
 class LarkRules:
-    """Rules of one grammar."""
+    """Rules of one grammar, with its regular expressions and JSON Schemas."""
 
     def __init__(self, grammar: str) -> None:
         self.expressions: list[str] = []
         self.schemas: list[SchemaGraph] = []
-        """JSON Schemas inside the rules."""
         self._rules: dict[str, _Rule] = {}
         self._read(grammar)
 
@@ -68,7 +67,7 @@ class LarkRules:
                 case "name", name:
                     rule.names.append(name)
                 case "mark", ":" if not depth and rule.names:
-                    # The name before a colon is that of the next rule.
+                    # A name before a colon begins the next rule.
                     rule = self._rules.setdefault(rule.names.pop(), _Rule())
                 case "mark", "(" | "[" | "{":
                     depth += 1

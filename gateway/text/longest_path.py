@@ -1,4 +1,4 @@
-"""The longest path through a graph, in time proportional to its size and without recursion."""
+"""Finds the longest path through a graph, in linear time and without recursion."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class _Step(Generic[K]):
     key: K
     followers: Iterator[K]
     longest: int = 0
-    """Length of the longest path behind this step, of the followers seen."""
+    """Length of the longest path from the followers visited so far."""
 
 
 def longest_path(
     begins: Iterable[K], followers: Callable[[K], Iterable[K]], weight: Callable[[K], int]
 ) -> int:
-    """Returns the largest sum of weights on a path that begins at one of `begins`. A path ends
-    where it meets itself. Visits each node once."""
+    """Returns the largest sum of weights on a path that starts at one of `begins`. A path ends
+    where it would repeat a node. Visits each node once."""
     lengths: dict[K, int] = {}
-    """0 for nodes on the path."""
+    """Longest path from each node. 0 while the node is on the current path."""
     for begin in begins:
         if begin in lengths:
             continue

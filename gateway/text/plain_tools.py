@@ -1,6 +1,6 @@
-"""Tools for chat templates that know nothing of them: described in plain messages, as JSON.
+"""Describes tools in plain messages, as JSON, for chat templates that do not render tools.
 
-The form is the one that Hermes and Qwen 2.5 were trained on, which many other models have seen.
+The format is that of Hermes and Qwen 2.5, which many other models have seen in training.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ CALL = "<tool_call>\n{}\n</tool_call>"
 
 
 def in_plain_messages(conversation: Conversation) -> Conversation:
-    """The same conversation without tools, calls and results: tools stand in the system message,
-    calls in the text of the answer, results in messages of the user."""
+    """Returns the conversation as plain messages: tools described in the system message, calls as
+    text of the assistant, results as messages of the user."""
     messages: list[Message] = []
     for is_result, turns in groupby(conversation.messages, lambda turn: turn.role == "tool"):
         if is_result:
-            # In one message: some templates want turns to alternate.
+            # Results share one message because some templates require alternating turns.
             results = [f"<tool_response>\n{turn.content}\n</tool_response>" for turn in turns]
             messages.append(Message("user", "\n".join(results)))
         else:

@@ -1,8 +1,8 @@
-"""Prompts to token ids without tokenising again what was tokenised before.
+"""Encodes prompts, and remembers the token ids of pieces that were encoded before.
 
-A chat template puts special tokens around each message, and a tokenizer parts a text at those
-before it does anything else. So a conversation is encoded by its pieces, and those that came
-before, the system prompt and all turns but the last, are remembered.
+A chat template writes special tokens around each message, and a tokenizer splits a text at these
+first. So a conversation is encoded piece by piece, and earlier pieces (the system prompt and all
+turns but the last) are found in the cache.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gateway.exceptions import ContextLengthExceeded
 from gateway.text.long_texts import LongTexts
 
 MAX_CHARS = 8 << 20
-"""Bound of the pieces that are remembered, with what each takes beside its text. A character takes
-two to eight bytes: its own, and its part of the ids."""
+"""Maximum characters of all cached pieces, including PIECE_CHARS for each. A character takes two to
+eight bytes of memory, ids included."""
 PIECE_CHARS = 256
-"""What a piece takes beside its text."""
+"""Overhead of a cached piece, in characters."""
 LONGEST_SHARE = 16
-"""No piece is remembered that takes more than this part of all."""
+"""A piece larger than one part in this many of the cache is not cached."""
 MAX_PIECES = 4096
-"""Most pieces that one text is parted into."""
+"""Maximum number of pieces that a text is split into on the event loop."""
 
 
 class _AddedToken(msgspec.Struct):
@@ -41,7 +41,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class TokenizerFile(msgspec.Struct):
-    """What is read here of a tokenizer.json."""
+    """Fields of tokenizer.json that the gateway uses."""
 
     added_tokens: list[_AddedToken] = []
     pre_tokenizer: dict[str, Any] | None = None
@@ -49,7 +49,7 @@ class TokenizerFile(msgspec.Struct):
 
 
 class PromptEncoder:
-    """Without the special tokens that a post-processor adds: templates write their own."""
+    """Encoder of prompts. Adds no special tokens, because templates write their own."""
 
     def __init__(
         self,
@@ -59,9 +59,8 @@ class PromptEncoder:
         long_texts: LongTexts,
         max_chars: int = MAX_CHARS,
     ) -> None:
-        """Texts are parted at the special tokens that the model's
-        chat template writes, for a vocabulary may have thousands, and every text is searched for
-        them."""
+        """Splits texts at the special tokens in the model's chat template only, because every text
+        is searched for them and a vocabulary may have thousands."""
         self._tokenizer = tokenizer
         self._ids = _parting_tokens(file, template)
         self._parts = re.compile(f"({'|'.join(map(re.escape, self._ids))})")
@@ -72,12 +71,13 @@ class PromptEncoder:
 
     @property
     def num_chars(self) -> int:
-        """That are remembered."""
+        """Characters of all cached pieces, with their overhead."""
         return self._num_chars
 
     async def encode(self, text: str, domain: str, max_tokens: int | None = None) -> list[int]:
-        """As the tokenizer itself. What was encoded for another domain is encoded anew: the time
-        that takes tells no tenant what others ask. Raises ContextLengthExceeded."""
+        """Returns the same token ids as the tokenizer. A piece that only another domain has encoded
+        is encoded again, so that timing does not reveal other tenants' prompts. Raises
+        ContextLengthExceeded if the text has more than `max_tokens` tokens."""
         if not self._ids or self._has_many_pieces(text):
             (tokens,) = await self.encode_each(
                 [text], domain, add_special_tokens=False, max_tokens=max_tokens
@@ -109,7 +109,8 @@ class PromptEncoder:
         return tokens
 
     def _has_many_pieces(self, text: str) -> bool:
-        """More than a conversation has: to part and remember them would hold up the loop."""
+        """Returns whether a text has so many pieces that splitting it would block the event
+        loop."""
         return len(text) > MAX_PIECES and sum(map(text.count, self._ids)) > MAX_PIECES
 
     async def encode_each(
@@ -120,11 +121,12 @@ class PromptEncoder:
         add_special_tokens: bool,
         max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """Anew; those that are long while others of the domain wait. Raises ContextLengthExceeded,
-        before it makes a list of the ids, if one text has more than `max_tokens`."""
+        """Encodes texts without the cache. Long texts of a domain wait for each other. Raises
+        ContextLengthExceeded, before it copies the ids, if a text has more than `max_tokens`
+        tokens."""
 
         def encode() -> list[list[int]]:
-            # Fast: without the place of each token in its text, which is not needed.
+            # `encode_batch_fast` skips the offsets of tokens, which are not needed.
             encoded = self._tokenizer.encode_batch_fast(
                 texts, add_special_tokens=add_special_tokens
             )
@@ -150,8 +152,8 @@ class PromptEncoder:
 
 
 def _parting_tokens(file: TokenizerFile, template: str) -> dict[str, int]:
-    """The special tokens of the template at which a text falls into pieces that become the same ids
-    wherever they stand, with their own; none where a piece depends on what is beside it."""
+    """Returns the ids of the template's special tokens at which a text can be split without
+    changing the ids of its pieces. Returns none if the ids of a piece depend on its neighbours."""
     if any(token.single_word for token in file.added_tokens) or _marks_first(file.pre_tokenizer):
         return {}
     found_first = [token for token in file.added_tokens if not token.normalized]
@@ -169,13 +171,15 @@ def _parting_tokens(file: TokenizerFile, template: str) -> dict[str, int]:
 
 
 def _may_hide(other: str, token: str) -> bool:
-    """Whether in some text `other` is found where `token` stands: it holds it, or begins before it
-    and ends in it. Of two the tokenizer takes what begins first, then the longer."""
+    """Returns whether the tokenizer may find `other` where a text contains `token`: because it
+    contains `token`, or ends with the beginning of it. The tokenizer prefers the earliest match,
+    then the longest."""
     return token in other or any(other.endswith(token[:end]) for end in range(1, len(token)))
 
 
 def _marks_first(pre_tokenizer: dict[str, Any] | None) -> bool:
-    """Whether the first word of a text is another than the same one after a special token."""
+    """Returns whether the pre-tokenizer treats the first word of a text differently
+    (`prepend_scheme: first`)."""
     steps = [pre_tokenizer] if pre_tokenizer else []
     while steps:
         step = steps.pop()

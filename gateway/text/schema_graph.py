@@ -12,15 +12,14 @@ Container = dict[str, Any] | list[Any]
 
 
 class SchemaGraph:
-    """Lists and objects of one schema."""
+    """Graph of one schema's lists and objects."""
 
     def __init__(self, schema: Any) -> None:
         self._root = schema
         self._containers = {id(container): container for container in _containers(schema)}
         self._names: dict[str, Any] = {}
-        """Parts of the schema by `$id`, and by `$anchor` behind a `#`."""
+        """Parts of the schema by `$id`, or by `$anchor` with a `#` before it."""
         self.patterns: list[str] = []
-        """Regular expressions."""
         for container in self._containers.values():
             if isinstance(container, dict):
                 self._index(container)
@@ -48,7 +47,7 @@ class SchemaGraph:
         return (id(value) for value in values if id(value) in self._containers)
 
     def _target(self, reference: Any) -> Any:
-        """Returns the part that is referred to, or None."""
+        """Returns the part of the schema that a reference points to, or None."""
         if not isinstance(reference, str):
             return None
         base, _, fragment = reference.partition("#")

@@ -1,4 +1,4 @@
-"""Finds the first stop string in a text that comes in pieces; holds back what may become one."""
+"""Finds the first stop string in a text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class StopStrings:
-    """Knuth-Morris-Pratt over several patterns at once; the cost is linear in the text.
+    """Knuth-Morris-Pratt search for several patterns at once, in time linear in the text.
 
-    The match that ends first wins, of those that end together the longest; so the outcome does not
-    depend on how the text is cut into pieces. `matched` is the stop string found; nothing may be
-    pushed after it.
+    The match that ends first wins, and the longest of several that end together, so that the result
+    does not depend on where the text is cut into pieces. Once `matched` is set, no more text may be
+    pushed.
     """
 
     def __init__(self, stops: list[str]) -> None:
@@ -22,7 +22,8 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Takes the next piece and returns what can be shown; after a match, the text before it."""
+        """Adds the next piece and returns the text that can be shown. Holds back what may become a
+        stop string. After a match, returns the text before it."""
         start = len(self._held)
         text = self._held + text
         for position in range(start, len(text)):
@@ -35,8 +36,8 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def flush(self) -> str:
-        """Returns what was held back and did not become a stop string, because the text ends here.
-        A text that is pushed afterwards is another one."""
+        """Returns the text that was held back, because the text ends here. Text that is pushed
+        afterwards is searched separately."""
         held, self._held = self._held, ""
         self._states = [0] * len(self._stops)
         return held
@@ -55,7 +56,7 @@ class StopStrings:
 
 
 def failure_function(pattern: Sequence[Any]) -> list[int]:
-    """For each prefix, the length of its longest proper suffix that is a prefix of the pattern."""
+    """Returns, for each prefix, the length of its longest proper suffix that begins the pattern."""
     failure = [0] * len(pattern)
     length = 0
     for i in range(1, len(pattern)):

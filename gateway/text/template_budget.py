@@ -1,8 +1,8 @@
-"""Work that one rendering of a chat template may do, counted in steps.
+"""Budget of the work that one rendering of a chat template may do, counted in steps.
 
-A step is about a tenth of a microsecond: one node of the template's syntax tree, 16 characters that
-are read or written, or one item of a list. Costs that can be known are counted before the work is
-done, so no single operation exceeds what is left.
+A step takes about 0.1 µs: one node of the template's syntax tree, 16 characters read or written, or
+one item of a list. Known costs are counted before the work is done, so that no single operation
+exceeds the remaining budget.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from jinja2.exceptions import SecurityError, TemplateRuntimeError
 
 CHARS_PER_STEP = 16
 SEARCHED_PER_STEP = 256
-"""Characters of the text times characters of what is searched for; some searches compare each."""
+"""Product of the lengths of text and searched text that costs one step, because some searches
+compare every pair of characters."""
 SHORT = 128
-"""Characters of a text that are covered by the step of the expression that handles it."""
+"""Characters of a text that cost nothing beyond the step of the expression."""
 BASE_STEPS = 1 << 19
 STEPS_PER_MESSAGE = 2048
-"""Several times what the longest published template takes for a message."""
+"""Several times the steps that the longest published template takes for a message."""
 STEPS_PER_CHAR = 1
-"""16 passes over each character of the conversation."""
+"""Enough for 16 passes over each character of the conversation."""
 MAX_INTEGER = 1 << 63
-"""Larger ones cost more than a step, and can be chosen so that their hashes collide."""
+"""Larger integers cost more than a step, and can be chosen so that their hashes collide."""
 MAX_WIDTH = 4096
-"""Characters that a number in a format, an indentation or a list of fillings may ask for."""
+"""Maximum width that a format, indentation or fill argument may request."""
 MAX_DIGITS = 9
 EMPTY: dict[Any, Any] = {}
 SIZED: Any = (list, tuple, dict, range)
 SEQUENCES: Any = (list, tuple, range, type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items()))
 NUMBERS = re.compile(r"[0-9]+")
 TAKEN_WIDTH = re.compile(r"%[-#0 +0-9.]*\*")
-"""A width that is one of the values."""
+"""Matches a width in a format that is taken from the values."""
 MAX_NESTED_ITERATORS = 16
-"""Lazy filters on lazy filters: each takes the interpreter's stack."""
+"""Maximum depth of nested lazy filters, because each uses the interpreter's stack."""
 
 
 class BudgetExceeded(Exception):
-    """The template asks for more work than one rendering may do."""
+    """Error for a template that takes more steps than its budget."""
 
 
 @dataclass(slots=True)
@@ -55,12 +56,13 @@ _budget: ContextVar[Budget] = ContextVar("budget")
 
 
 def steps_for(num_messages: int, num_chars: int) -> int:
-    """Steps that rendering a conversation of this size may take."""
+    """Returns the number of steps that rendering a conversation of this size may take."""
     return BASE_STEPS + STEPS_PER_MESSAGE * num_messages + STEPS_PER_CHAR * num_chars
 
 
 class limited:
-    """Renderings inside the `with` block share this many steps. A thread has its own."""
+    """Context manager that limits the renderings inside it, in one thread, to `steps` steps in
+    all."""
 
     __slots__ = ("_budget", "_token")
 
@@ -76,7 +78,7 @@ class limited:
 
 
 def spend(steps: int) -> bool:
-    """True. Raises BudgetExceeded."""
+    """Spends steps and returns True. Raises BudgetExceeded if too few remain."""
     budget = _budget.get()
     budget.steps -= steps
     if budget.steps < 0:
@@ -90,7 +92,7 @@ def spend_chars(num_chars: int) -> None:
 
 
 def weighed(value: Any) -> Any:
-    """The value, once what reading all of it costs is counted.
+    """Returns the value, after spending the steps for reading all of it.
 
     Values that share parts may have far more leaves than the template has characters.
     """
@@ -117,7 +119,7 @@ def weighed(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """As `str`."""
+    """Returns `str(value)`, after spending its steps."""
     if type(value) is str:
         if len(value) > SHORT:
             spend(len(value) // CHARS_PER_STEP)
@@ -126,12 +128,12 @@ def text(value: Any) -> str:
 
 
 def joined(*values: Any) -> str:
-    """The operator `~`."""
+    """Returns the result of the operator `~`, after spending its steps."""
     return "".join([text(value) for value in values])
 
 
 def add(first: Any, *rest: Any) -> Any:
-    """`first + ...`, from the left."""
+    """Returns the sum of the values, added from the left, and spends its steps."""
     for value in rest:
         first = first + value
         kind = type(first)  # pyright: ignore[reportUnknownVariableType]
@@ -146,14 +148,14 @@ def add(first: Any, *rest: Any) -> Any:
 
 
 def integer(value: Any) -> Any:
-    """The value, unless it is an integer of more than 64 bits."""
+    """Returns the value. Raises TemplateRuntimeError if it is an integer of more than 64 bits."""
     if isinstance(value, int) and not -MAX_INTEGER < value < MAX_INTEGER:
         raise TemplateRuntimeError("integers have at most 64 bits")
     return value
 
 
 def spend_size(value: Any) -> Any:
-    """The value, once what a copy of it costs is counted: its parts are shared."""
+    """Returns the value, after spending the steps for a shallow copy of it."""
     if isinstance(value, str):
         spend_chars(len(value))
     elif isinstance(value, SIZED):
@@ -162,7 +164,7 @@ def spend_size(value: Any) -> Any:
 
 
 def multiply(left: Any, right: Any) -> Any:
-    """The operator `*`."""
+    """Returns `left * right`, after spending its steps."""
     for value, count in ((left, right), (right, left)):
         if isinstance(count, int) and count > 0:
             if isinstance(value, str):
@@ -173,21 +175,21 @@ def multiply(left: Any, right: Any) -> Any:
 
 
 def power(left: Any, right: Any) -> Any:
-    """The operator `**`."""
+    """Returns `left ** right`. Raises TemplateRuntimeError if the result has more than 64 bits."""
     if isinstance(left, int) and isinstance(right, int) and abs(left) > 1:
         integer(MAX_INTEGER if right > 64 else 0)
     return integer(left**right)
 
 
 def modulo(left: Any, right: Any) -> Any:
-    """The operator `%`."""
+    """Returns `left % right`, after spending its steps."""
     if isinstance(left, str):
         spend_percent(left, right)
     return left % right
 
 
 def contains(item: Any, container: Any) -> bool:
-    """The operator `in`."""
+    """Returns `item in container`, after spending its steps."""
     if isinstance(container, str) and isinstance(item, str):
         spend_search(container, len(item))
     elif not isinstance(container, dict):
@@ -199,14 +201,14 @@ def contains(item: Any, container: Any) -> bool:
 
 
 def key(value: Any) -> Any:
-    """The value, unless its hash could be chosen to collide."""
+    """Returns the value. Refuses tuples, whose hashes could be chosen to collide."""
     if isinstance(value, tuple):
         raise SecurityError("a tuple cannot be a key")
     return value
 
 
 def spend_search(searched: str, num_chars: int) -> None:
-    """Spends the steps of searching a text for another of so many characters."""
+    """Spends the steps for searching a text for another one of `num_chars` characters."""
     if len(searched) > SHORT:
         spend(len(searched) // CHARS_PER_STEP + len(searched) * num_chars // SEARCHED_PER_STEP)
 
@@ -223,7 +225,7 @@ def spend_width(width: Any) -> None:
 
 
 def spend_percent(pattern: str, values: Any) -> None:
-    """Counts `pattern % values`."""
+    """Spends the steps of `pattern % values`."""
     spend_chars(len(pattern))
     if TAKEN_WIDTH.search(pattern):
         raise TemplateRuntimeError("a width in a format is a number")
@@ -232,7 +234,7 @@ def spend_percent(pattern: str, values: Any) -> None:
 
 
 def spend_format(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Counts `pattern.format(*args, **kwargs)`."""
+    """Spends the steps of `pattern.format(*args, **kwargs)`."""
     spend_chars(len(pattern))
     num_fields = 0
     for _, name, spec, _ in string.Formatter().parse(pattern):
@@ -246,7 +248,7 @@ def spend_format(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _spend_values(num_fields: int, values: Any) -> None:
-    """Each field may show all of them."""
+    """Spends the steps for showing all values once for each field."""
     budget = _budget.get()
     before = budget.steps
     weighed(values)
@@ -264,7 +266,7 @@ ReversedList: Any = type(reversed([0]))
 
 
 class CountedIterator:
-    """What a lazy filter yields, a step for each item."""
+    """Iterator over the items of a lazy filter that spends `steps` steps for each."""
 
     __slots__ = ("_iterator", "_steps", "depth")
 
@@ -284,7 +286,8 @@ class CountedIterator:
 
 
 def counted(result: Any, source: Any) -> Any:
-    """The result of a filter, with its size counted or, if it is lazy, each of its items."""
+    """Returns the result of a filter, after spending the steps for its size. If it is lazy, the
+    steps are spent item by item."""
     if isinstance(result, (GeneratorType, ReversedList)):
         depth = source.depth if isinstance(source, CountedIterator) else 1
         return CountedIterator(result, 1, depth)  # pyright: ignore[reportUnknownArgumentType]

@@ -1,7 +1,7 @@
 """Compiles chat templates to code that counts its own work.
 
-Each body that may run again begins by spending the steps of one pass; operators whose cost depends
-on their operands become calls that count first (see `template_budget`).
+Each body that may run repeatedly begins by spending the steps of one pass. Operators whose cost
+depends on their operands become calls that count first (see `template_budget`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.text.template_budget import CHARS_PER_STEP, MAX_INTEGER
 RUNTIME = (
     "spend, weighed, text, joined, add, multiply, power, modulo, contains, key, integer, spend_size"
 )
-"""Names of `template_budget` that compiled templates use; a template's own have a prefix."""
+"""Names of `template_budget` that compiled templates use. Jinja prefixes a template's own names."""
 
 UNSUPPORTED: dict[type[nodes.Node], str] = {
     nodes.Include: "include",
@@ -26,14 +26,14 @@ UNSUPPORTED: dict[type[nodes.Node], str] = {
     nodes.Extends: "extends",
     nodes.ScopedEvalContextModifier: "autoescape",
 }
-"""There are no other templates to load, and text is never escaped."""
+"""Statements without use here: there are no other templates, and text is never escaped."""
 
 BOOLEANS = (nodes.Const, nodes.Compare, nodes.Not, nodes.Test)
-"""Operands that cost nothing to compare; a constant is as long as the template at most."""
+"""Operands that cost nothing to compare. A constant is at most as long as the template."""
 
 
 class CountingCodeGenerator(CodeGenerator):
-    """Without constant folding: what a template computes, its rendering pays for."""
+    """Code generator that folds no constants, so that rendering pays for all computation."""
 
     def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
         for found in node.find_all(tuple(UNSUPPORTED)):
@@ -82,7 +82,7 @@ class CountingCodeGenerator(CodeGenerator):
             self._call("contains", operands, frame)
             self.write(")")
             return
-        # To compare with a constant takes no longer than the constant.
+        # A comparison with a constant takes no longer than the constant's length.
         is_short = len(operands) == 2 and any(isinstance(each, BOOLEANS) for each in operands)
         self.write("(")
         for number, operand in enumerate(operands):
@@ -143,32 +143,32 @@ OPERATORS = {
 
 
 def _count_bodies(template: nodes.Template) -> None:
-    """Each pass of a loop and each call of a macro or a block spends the weight of its body."""
+    """Makes each pass of a loop and each call of a macro or block spend the weight of its body."""
     kinds = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)
     found = list(template.find_all(kinds))
     weights = [1 + sum(map(_weight, node.body)) for node in found]
     for node, weight in zip(found, weights, strict=True):
         if isinstance(node, nodes.For) and node.test is not None:
-            # What the test leaves out was looked at too.
+            # Items that the test skips also cost a step.
             node.test = nodes.And(_spend(1 + _weight(node.test)), node.test)
         node.body = [nodes.ExprStmt(_spend(weight), lineno=node.lineno), *node.body]
 
 
 def _spend(steps: int) -> nodes.Expr:
-    # Jinja keeps this node for names of the compiler's own; its constructor is its parser's.
+    # Jinja reserves this node for the compiler's own names, and only its parser can construct it.
     node: Any = object.__new__(nodes.InternalName)
     nodes.Node.__init__(node, f"spend({steps})", lineno=1)
     return node
 
 
 def _weight(node: nodes.Node) -> int:
-    """Steps of one evaluation, without the bodies that spend their own."""
+    """Returns the steps of one evaluation, without the bodies that spend their own."""
     weight = 1
     match node:
         case nodes.TemplateData(data=str(data)) | nodes.Const(value=str(data)):
             return 1 + len(data) // CHARS_PER_STEP
         case nodes.Dict(items=items):
-            # Numbers can be chosen to collide for the first few probes.
+            # Numeric keys can be chosen so that their first few probes collide.
             weight += len(items) * len(items) // 16
         case _:
             pass

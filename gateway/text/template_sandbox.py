@@ -1,6 +1,6 @@
-"""The environment that chat templates run in: Jinja's sandbox, with a budget for their work.
+"""Sandboxed Jinja environment for chat templates, with a budget for their work.
 
-What is not listed here, of functions, methods, filters and tests, a template may not use.
+A template may use only the functions, methods, filters and tests listed here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SHALLOW = frozenset((
     "attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map",
     "reject", "rejectattr", "select", "selectattr", "slice"
 ))
-"""Filters that do not look into what the items of their value hold."""
+"""Filters that do not read inside the items of their value."""
 DEEP = frozenset((
     "abs", "capitalize", "center", "dictsort", "e", "escape", "float", "format", "groupby",
     "indent", "int", "join", "lower", "max", "min", "replace", "reverse", "round", "safe",
@@ -87,7 +87,7 @@ CHEAP_TESTS = frozenset((
 
 
 class Generation(Extension):
-    """`{% generation %}`, which marks answers for training, renders as what stands inside."""
+    """Extension that renders `{% generation %}`, which marks answers for training, as its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -97,7 +97,7 @@ class Generation(Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Takes no private names, which the sandbox guards on every other object."""
+    """Namespace that refuses private names, which the sandbox guards on all other objects."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -125,7 +125,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which chat templates do not mean."""
+    """Returns JSON without HTML escapes, unlike Jinja's own filter, as chat templates expect."""
     if indent is not None or separators is not None:
         if (indent or 0) > MAX_INDENT:
             raise TemplateRuntimeError(f"an indentation is at most {MAX_INDENT}")
@@ -142,7 +142,7 @@ def tojson(
 
 
 def _spend_indentation(value: Any) -> None:
-    """A line for each part, indented by its depth."""
+    """Spends the steps for one line for each part, indented by its depth."""
     level: list[Any] = [value]
     depth = 0
     while level:
@@ -155,7 +155,7 @@ def _spend_indentation(value: Any) -> None:
 
 
 def spend_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Counts `owner.name(*args, **kwargs)`; the arguments to call it with."""
+    """Spends the steps of `owner.name(*args, **kwargs)`, and returns the arguments for the call."""
     if not isinstance(owner, str):
         kind = next((kind for kind in METHODS if isinstance(owner, kind)), None)
         if kind is None or name not in METHODS[kind]:
@@ -189,19 +189,20 @@ def spend_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _join(separator: Any, parts: Any) -> list[Any]:
-    """The parts, with their text counted."""
+    """Returns the parts of a join, after spending the steps for its text."""
     found = weighed(list(spend_size(parts)))
     spend_chars(len(text(separator)) * len(found))
     return found
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
-    """Templates are rendered inside `template_budget.limited`."""
+    """Environment whose templates must be rendered inside `template_budget.limited`."""
 
     code_generator_class = CountingCodeGenerator
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """As the sandbox has it; quick for `loop`, which each message's turn asks for."""
+        """Returns the sandbox's decision, with a shortcut for `loop`, which is used for each
+        message."""
         if type(obj) is LoopContext:
             return not attr.startswith("_")
         return super().is_safe_attribute(obj, attr, value)
@@ -226,7 +227,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         kind = type(obj)  # pyright: ignore[reportUnknownVariableType]
         if kind in (Macro, BlockReference, LoopContext) or isinstance(obj, Undefined):
             return context.call(obj, *args, **kwargs)
-        kwargs.pop("_loop_vars", None)  # what Jinja passes to functions that ask for a context
+        kwargs.pop("_loop_vars", None)  # Jinja passes these to functions that take a context.
         kwargs.pop("_block_vars", None)
         if kind is BuiltinMethodType or kind is MethodType:
             owner = obj.__self__
@@ -237,7 +238,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             return spend_size(obj(*args, **kwargs))
         formatted: Any = getattr(obj, "__wrapped__", None)
         if isinstance(formatted, BuiltinMethodType | MethodType):
-            # The sandbox's own function in place of str.format and str.format_map.
+            # The sandbox replaces str.format and str.format_map by this function.
             spend_format(str(formatted.__self__), args, kwargs)
         elif obj is dict:
             if args and not isinstance(args[0], dict):
@@ -249,7 +250,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a filter of Jinja's. It may take a context first."""
+    """Wraps a Jinja filter, which may take a context first, so that it spends its steps."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
     is_deep = name in DEEP
     guard = GUARDS.get(name)
@@ -269,7 +270,7 @@ def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., A
         if guard is not None:
             guard(value, others, kwargs)
         if name in LAZY and value:
-            # What a filter leaves out was looked at too.
+            # Items that the filter skips also cost steps.
             steps = 4 + sum(len(each) for each in others if isinstance(each, str)) // 4
             depth = value.depth + 1 if isinstance(value, CountedIterator) else 1
             value = CountedIterator(iter(value), steps, depth)
@@ -364,7 +365,7 @@ def _length(value: Any) -> int:
 
 
 def make_environment() -> BudgetedEnvironment:
-    """Renders as transformers' apply_chat_template does."""
+    """Returns an environment that renders as transformers' `apply_chat_template` does."""
     environment: Any = BudgetedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and the chat template, from a base model's canonical folder."""
+"""Tokenizer and chat template of a base model, loaded from its canonical folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.prompt_encoder import PromptEncoder, TokenizerFile
 from gateway.text.template_budget import steps_for
 
-# A short prompt takes less time than handing it to the library's threads.
+# Encoding a short prompt takes less time than passing it to the library's threads.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 A = TypeVar("A")
@@ -38,11 +38,12 @@ SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 MANY_MESSAGES = 256
 STEPS_ON_LOOP = 1 << 16
-"""About 10 ms; a rendering that takes more is begun again beside the loop."""
+"""Steps that a rendering may take on the event loop, about 10 ms, before it is moved to a
+thread."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
-    """What the model's generation_config.json has for what a caller leaves out."""
+    """Sampling defaults from the model's generation_config.json."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -52,11 +53,11 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 
 class ChatTokens(NamedTuple):
-    """A conversation as a prompt."""
+    """Token ids of a conversation's prompt."""
 
     tokens: list[int]
     is_folded: bool
-    """Whether the chat template refused the turns as they came."""
+    """Whether the chat template refused the original turns, so that they were made plainer."""
 
 
 class _PoolingFile(msgspec.Struct):
@@ -64,10 +65,12 @@ class _PoolingFile(msgspec.Struct):
 
 
 class ModelTokenizer:
-    """Its constructor reads files and compiles the template: call it in a thread."""
+    """Tokenizer of one base model. Reads files and compiles the template: construct it in a
+    thread."""
 
     def __init__(self, folder: Path, long_texts: LongTexts) -> None:
-        """Raises UnsupportedDecoder or OSError."""
+        """Raises UnsupportedDecoder if the tokenizer's decoder is not supported, and OSError if a
+        file cannot be read."""
         source = (folder / "tokenizer.json").read_bytes()
         file = msgspec.json.decode(source, type=TokenizerFile)
         config: dict[str, Any] = _read_json(folder / "tokenizer_config.json")
@@ -80,12 +83,12 @@ class ModelTokenizer:
             _read_json(folder / "generation_config.json"), SamplingDefaults
         )
         self.pooling = msgspec.convert(_read_json(folder / "pooling.json"), _PoolingFile).pooling
-        """How the model makes embeddings of its last hidden states, where it says so."""
+        """How the model pools its last hidden states to an embedding. None if it does not say."""
         template = _template_source(folder, config)
         self._prompts = PromptEncoder(self._tokenizer, file, template or "", long_texts)
         self._long_texts = long_texts
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
-        """Characters that one token stands for at most."""
+        """Maximum characters that one token stands for."""
         self._template = None if template is None else ChatTemplate(template, special_tokens)
         self._templates = CompiledTemplates(special_tokens)
 
@@ -97,8 +100,9 @@ class ModelTokenizer:
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """Long texts of a `domain` wait for each other. Raises ContextLengthExceeded if one has
-        more than `max_tokens`, before it reads any if that shows."""
+        """Returns the token ids of each text. Long texts of a `domain` wait for each other. Raises
+        ContextLengthExceeded if a text has more than `max_tokens` tokens, before encoding if its
+        length shows it."""
         self.check_chars(max(map(len, texts), default=0), max_tokens)
         return await self._prompts.encode_each(
             texts, domain, add_special_tokens=add_special_tokens, max_tokens=max_tokens
@@ -113,9 +117,10 @@ class ModelTokenizer:
         max_tokens: int | None = None,
         add_special_tokens: bool = False,
     ) -> ChatTokens:
-        """As `render`; the template writes the special tokens itself, so none are added unless
-        that is asked for. `domain`: inside one, what was encoded before need not be again. Raises
-        ContextLengthExceeded as `encode_many` does."""
+        """Renders a conversation and returns its token ids. Adds special tokens only if
+        `add_special_tokens` is set, because the template writes its own. Pieces that the same
+        `domain` has encoded before are cached. Raises InvalidRequest if the template refuses the
+        conversation, and ContextLengthExceeded if it has more than `max_tokens` tokens."""
         text, is_folded = await self.render(conversation, domain=domain, template=template)
         self.check_chars(len(text), max_tokens)
         if add_special_tokens:
@@ -129,9 +134,9 @@ class ModelTokenizer:
     async def render(
         self, conversation: Conversation, *, domain: str, template: str | None = None
     ) -> Rendered:
-        """By an adapter version's approved `template`, else the model's own. Raises InvalidRequest
-        if it refuses the conversation, or there is none. What takes long, for the size of the
-        conversation or by the template's own fault, is rendered beside the loop."""
+        """Renders a conversation with an adapter version's approved `template`, or the model's own
+        if that is None. Runs in a thread if the conversation is large or the template slow. Raises
+        InvalidRequest if there is no template, or it refuses the conversation."""
         chosen = await self._chosen(template)
         num_chars, num_messages = conversation.num_chars, len(conversation.messages)
 
@@ -145,7 +150,8 @@ class ModelTokenizer:
         return await self._long_texts.run(domain, partial(render, steps))
 
     async def answer_form(self, template: str | None = None) -> AnswerForm:
-        """How answers are written by this template's models. Raises InvalidRequest as `render`."""
+        """Returns how models with this template write answers. Raises InvalidRequest if there is no
+        valid template."""
         return (await self._chosen(template)).answer_form
 
     async def _chosen(self, template: str | None) -> ChatTemplate:
@@ -162,8 +168,8 @@ class ModelTokenizer:
         skip_special_tokens: bool = False,
         max_bytes: int | None = None,
     ) -> str:
-        """Long ones of a `domain` wait for each other. Raises InvalidRequest if the tokens spell
-        more than `max_bytes`."""
+        """Returns the text of token ids. Long lists of a `domain` wait for each other. Raises
+        InvalidRequest if the text has more than `max_bytes` bytes."""
 
         def decode() -> str:
             if max_bytes is not None:
@@ -173,20 +179,20 @@ class ModelTokenizer:
         return await self.work_on([tokens], domain, decode)
 
     def text(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids, at once."""
+        """Returns the text of token ids, decoded on the caller's thread."""
         return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def num_added_tokens(self) -> tuple[int, int]:
-        """Returns how many special tokens the tokenizer puts before a text and behind it."""
+        """Returns the numbers of special tokens that the tokenizer adds before and after a text."""
         is_added = self._tokenizer.encode("no").special_tokens_mask
         begin = is_added.index(0)
         return begin, is_added[::-1].index(0)
 
     @cached_property
     def verdict_tokens(self) -> tuple[int, ...]:
-        """The tokens that the answers no and yes begin with. Raises InvalidRequest if they begin
-        alike: such a model judges nothing with one token."""
+        """Returns the first tokens of the answers "no" and "yes". Raises InvalidRequest if they are
+        equal, because such a model cannot judge with one token."""
         tokens = tuple(
             self._tokenizer.encode(word, add_special_tokens=False).ids[0] for word in VERDICTS
         )
@@ -198,33 +204,33 @@ class ModelTokenizer:
         return tokens
 
     def token_strings(self, tokens: list[int]) -> list[str]:
-        """Each token as the vocabulary spells it, such as `Ġparcel`."""
+        """Returns each token as the vocabulary spells it, such as `Ġparcel`."""
         spelled = {token: self._tokenizer.id_to_token(token) for token in set(tokens)}
         return [spelled[token] or "" for token in tokens]
 
     def special_id(self, text: str) -> int | None:
-        """The id of a special token; None of any other text."""
+        """Returns the id of a special token. Returns None if the text is not a special token."""
         return self._tokenizer.token_to_id(text) if text in self.spelling.special else None
 
     @cached_property
     def thought_tokens(self) -> tuple[int, int] | None:
-        """The tokens that begin and end a thought; None where these are texts of several."""
+        """Returns the tokens that begin and end a thought, or None if they are several each."""
         begin, end = (self._tokenizer.token_to_id(marker) for marker in thoughts.MARKERS)
         return None if begin is None or end is None else (begin, end)
 
     async def work_on(self, prompts: Sequence[list[int]], domain: str, work: Callable[[], A]) -> A:
-        """Does work that takes time for each token of the prompts: beside the loop where they are
-        long, one after the other within a `domain`."""
+        """Runs work whose time grows with the prompts' tokens. Runs it in a thread if the prompts
+        are long, one at a time for a `domain`."""
         size = sum([len(prompt) for prompt in prompts]) * TOKEN_CHARS
         return await self._long_texts.do(domain, size, work)
 
     def fewest_tokens(self, num_chars: int) -> int:
-        """Tokens that a text of so many characters has at least."""
+        """Returns the minimum number of tokens of a text with `num_chars` characters."""
         return -(-num_chars // self._longest)
 
     def check_chars(self, num_chars: int, max_tokens: int | None) -> None:
-        """Raises ContextLengthExceeded if a text of so many characters must have more tokens. What
-        a normalizer would take away counts."""
+        """Raises ContextLengthExceeded if a text of `num_chars` characters must have more than
+        `max_tokens` tokens. Characters that a normalizer would remove count too."""
         if max_tokens is not None and self.fewest_tokens(num_chars) > max_tokens:
             raise ContextLengthExceeded(
                 f"At most {max_tokens} tokens are read for this model; your text has {num_chars} "
@@ -243,7 +249,7 @@ class ModelTokenizer:
 
 
 class Tokenizers:
-    """The tokenizer of each model digest, loaded once from the folder found in a thread."""
+    """Cache of tokenizers by model digest, each loaded once, in a thread."""
 
     def __init__(self, find_folder: Callable[[str], Path]) -> None:
         self._find_folder = find_folder
@@ -266,7 +272,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token and its like as text; older configs write them as objects."""
+    """Returns bos_token and the others as text. Older configs write them as objects."""
     entries = {f"{name}_token": config.get(f"{name}_token") for name in SPECIAL_TOKENS}
     return {
         name: entry["content"] if isinstance(entry, dict) else str(entry)

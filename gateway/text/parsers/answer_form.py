@@ -1,4 +1,4 @@
-"""How a model writes calls and thoughts, told from its chat template."""
+"""Determines from a chat template how a model writes tool calls and thoughts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FINGERPRINTS: tuple[tuple[str, ToolFormat], ...] = (
     ("<|python_tag|>", "llama_json"),
     ("<|start_header_id|>", "llama_json"),
 )
-"""What only the templates of a format contain; the first that is found decides."""
+"""Texts that occur only in the templates of a format. The first match decides."""
 
 SPECIAL_MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "llama_json": (llama_json.TAG,),
@@ -44,7 +44,7 @@ SPECIAL_MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "gemma": tuple(gemma.FUNCTION_GEMMA),
     "gemma4": tuple(gemma.GEMMA_4),
 }
-"""Markers that may be special tokens, which are not shown otherwise."""
+"""Markers that may be special tokens, which a detokenizer otherwise omits."""
 
 
 class AnswerForm(msgspec.Struct, frozen=True):
@@ -59,8 +59,8 @@ class AnswerForm(msgspec.Struct, frozen=True):
         must_call: bool = False,
         in_thought: bool = False,
     ) -> Parser:
-        """Returns a parser of one answer. `tools`: those that may be called. `must_call`: a grammar
-        holds the answer to calls. `in_thought`: the prompt ends with the beginning of a
+        """Returns a parser for one answer. `tools` are the tools that may be called, `must_call`
+        says that a grammar allows only calls, and `in_thought` that the prompt ends inside a
         thought."""
         parser = IdentityParser()
         if tools:
@@ -72,7 +72,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
         return ThoughtParser(parser, is_begun=in_thought) if self.has_thoughts else parser
 
     def markers(self, tools: Sequence[Tool]) -> frozenset[str]:
-        """Special tokens that the parser wants to see."""
+        """Returns the special tokens that the parser needs to see in the text."""
         found: tuple[str, ...] = (thoughts.OPEN, thoughts.CLOSE) if self.has_thoughts else ()
         if tools:
             found += SPECIAL_MARKERS.get(self.calls, (hermes.OPEN, hermes.CLOSE))
@@ -82,7 +82,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
         names = {tool.name for tool in tools}
         match self.calls:
             case "generic":
-                # A strict tool is held to its schema behind the tag alone.
+                # A call of a strict tool is constrained to its schema only after the tag.
                 return HermesParser({tool.name for tool in tools if not tool.strict})
             case "hermes":
                 return HermesParser()
@@ -101,7 +101,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
 
 
 def form_of(template: str, *, shows_tools: bool) -> AnswerForm:
-    """The form of answers of a model with this chat template."""
+    """Returns the form in which models with this chat template write their answers."""
     has_thoughts = thoughts.CLOSE in template
     if shows_tools:
         for mark, calls in FINGERPRINTS:

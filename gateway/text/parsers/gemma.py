@@ -19,7 +19,7 @@ MAX_SCALAR = 1024
 
 
 class GemmaMarkers(NamedTuple):
-    """Around a call, and around each string in it."""
+    """Markers around a call, and around each string in it."""
 
     begin: str
     end: str
@@ -31,8 +31,8 @@ GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 class GemmaParser(JsonCallParser):
-    """Keys and numbers stand as they are, or else arguments are JSON; they are given as they
-    come."""
+    """Parser of Gemma's calls, whose arguments are JSON or have unquoted keys and scalars. Emits
+    arguments while they are read."""
 
     def __init__(self, markers: GemmaMarkers) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class GemmaParser(JsonCallParser):
 
 
 def _scalar(text: str) -> str:
-    """A number or a constant; anything else is a string."""
+    """Returns a number or constant as JSON, and any other text as a JSON string."""
     word = text.strip()
     try:
         msgspec.json.decode(word)

@@ -1,7 +1,7 @@
 """Hermes, Qwen 2.5, Qwen 3: `<tool_call>{"name": "...", "arguments": {...}}</tool_call>`.
 
-Also the form for models whose template knows no tools (`text/plain_tools.py`), which may forget the
-tags.
+Also used for models whose template does not render tools (`text/plain_tools.py`), which may forget
+the tags.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(JsonCallParser):
-    """Inside a tag stands an object, several, or a list of them."""
+    """Parser of calls in tags that contain one object, several, or a list."""
 
     def __init__(self, untagged: Set[str] = frozenset()) -> None:
-        """`untagged`: names of tools that an answer may begin to call without the tag."""
+        """`untagged` are names of tools that an answer may begin to call without a tag."""
         super().__init__()
         self._untagged = untagged
 

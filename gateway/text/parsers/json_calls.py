@@ -13,17 +13,17 @@ NAMES = ("name", "function")
 ARGUMENTS = ("arguments", "parameters")
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 MAX_STRING = 1024
-"""Characters of a key, or of a name, as they are written."""
+"""Maximum characters of a key or name, including quotes and escapes."""
 MARKS = re.compile(r'[\\"{}\[\]\x00-\x1f]')
 END_OF_SCALAR = re.compile(r"[,}\]\s]")
 
 
 class JsonCallParser(ReadingParser):
-    """Reads such objects, one or a list of them."""
+    """Parser of JSON objects that are calls, alone or in a list."""
 
     def read_calls(self, names: Set[str] | None = None) -> Reading[None]:
-        """Calls that follow each other. With `names` they stand where an answer may stand too: then
-        a call begins with one of these names. Raises Malformed."""
+        """Reads consecutive calls. With `names`, each call must begin with one of these names,
+        because the text may also be an answer. Raises Malformed."""
         yield from self.skip_space()
         is_list = yield from self.skip("[")
         while True:
@@ -39,7 +39,7 @@ class JsonCallParser(ReadingParser):
             yield from self.expect("]")
 
     def add_string(self, text: str) -> None:
-        """Adds to a string in the arguments."""
+        """Adds text to a string in the arguments, with JSON's escapes."""
         self.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _read_object(self, names: Set[str] | None) -> Reading[None]:
@@ -72,7 +72,7 @@ class JsonCallParser(ReadingParser):
         self._end(name, captured)
 
     def _end(self, name: str, captured: str) -> None:
-        """`captured`: arguments that came before the name."""
+        """Ends a call. `captured` are arguments that preceded the name."""
         if not self._is_begun:
             if not name:
                 raise Malformed
@@ -92,8 +92,8 @@ class JsonCallParser(ReadingParser):
             self.add_arguments(written)
 
     def _read_string(self, choices: Set[str] | None = None) -> Reading[str]:
-        """Reads a string. Raises Malformed as soon as it is none of the `choices`, if there are
-        any."""
+        """Reads a string. Raises Malformed as soon as it cannot become one of the `choices`, if any
+        are given."""
         if (yield from self.peek()) != '"':
             raise Malformed
         while (found := STRING.match(self._text, self._at)) is None:
@@ -115,8 +115,8 @@ class JsonCallParser(ReadingParser):
         return "".join(pieces)
 
     def read_value(self, add: Callable[[str], None], depth: int = 0) -> Reading[None]:
-        """Reads a JSON value and adds its text as it comes. `depth`: of brackets that were read
-        before. Raises Malformed at the end of the text."""
+        """Reads a JSON value and passes its text to `add` while it is read. `depth` is the number
+        of brackets already open. Raises Malformed if the text ends first."""
         first = yield from self.peek()
         if not depth and first not in ("{", "[", '"'):
             add((yield from self.until(END_OF_SCALAR)))
@@ -134,17 +134,18 @@ class JsonCallParser(ReadingParser):
 
 
 class OpenValue:
-    """Reads a JSON list, object or string to its end, in text that comes in pieces."""
+    """Incremental reader of a JSON list, object or string."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._is_in_string = False
         self._is_escaped = False
-        """The next character is, whatever it is."""
+        """Whether the next character is escaped."""
 
     def read(self, text: str, start: int) -> tuple[str, int | None]:
-        """What `text[start:]` adds to the value, and the position behind its end; None: it goes on.
-        Control characters in strings, which models write and JSON does not allow, are escaped."""
+        """Returns the text that `text[start:]` adds to the value, and the position after its end.
+        The position is None if the value continues. Escapes control characters in strings, which
+        models write but JSON forbids."""
         written = ""
         at = start
         if self._is_escaped and start < len(text):
@@ -175,13 +176,14 @@ class OpenValue:
 
 
 def _may_become(begun: str, choices: Set[str]) -> bool:
-    """Returns whether a string that begins so may be one of the choices. Escapes may spell any."""
+    """Returns whether a string that begins with `begun` may become one of the choices. Escapes may
+    spell any of them."""
     return "\\" in begun or any(choice.startswith(begun) for choice in choices)
 
 
 def as_object(written: str) -> str:
-    """Arguments as an object: they may be missing, or an object written as a string. Raises
-    Malformed."""
+    """Returns arguments as the JSON text of an object. They may be missing, or be a string that
+    contains an object. Raises Malformed if they are anything else."""
     try:
         value: Any = json.loads(written, strict=False) if written.strip(SPACE) else None
         if isinstance(value, str):

@@ -11,10 +11,10 @@ TAG = "<|python_tag|>"
 
 
 class LlamaJsonParser(JsonCallParser):
-    """JSON that begins otherwise is an answer."""
+    """Parser of Llama 3's calls. JSON that does not begin as a call of a tool is text."""
 
     def __init__(self, names: Set[str]) -> None:
-        """`names`: of the tools that may be called."""
+        """`names` are the tools that may be called."""
         super().__init__()
         self._names = names
 

@@ -1,7 +1,7 @@
-"""The stage between an answer's text and its dialect: text becomes parts.
+"""Interface between the text of an answer and its dialect: parsers split the text into parts.
 
-A parser is made for each answer. It sees the text in pieces of any length, and gives the same parts
-however the text is cut into pieces.
+Each answer has its own parser. It receives the text in pieces of any length, and returns the same
+parts wherever the text is cut.
 """
 
 from __future__ import annotations
@@ -16,67 +16,68 @@ from workers.wire.protocol import TokenLogprobs
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A piece of the answer itself."""
+    """Piece of the answer itself."""
 
     text: str
     scored: list[TokenLogprobs] = []
-    """Its tokens with their log-probabilities, where they are asked for by piece."""
+    """Tokens of the piece with their log-probabilities. Empty unless they are requested by
+    piece."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """A piece of what the model writes before its answer."""
+    """Piece of the text that the model writes before its answer."""
 
     text: str
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A piece of a call of a tool."""
+    """Piece of a tool call."""
 
     index: int
     """Number of the call within the answer, from 0."""
     name: str
-    """Name of the tool, in the first piece; empty in those after it."""
+    """Name of the tool. Empty in all pieces but the first."""
     arguments: str
-    """The next characters of its arguments, a JSON object."""
+    """Next characters of the arguments, which are a JSON object."""
 
 
 Part = Text | Reasoning | ToolCall
 
 
 class Parser(ABC):
-    """Turns the text of one answer into parts."""
+    """Base class of parsers that split the text of one answer into parts."""
 
     @abstractmethod
     def push(self, text: str) -> list[Part]:
-        """The parts that are certain once `text` is added. Of the answer's own text it holds back
-        no more than the longest marker of its format, with some white space before it."""
+        """Adds text and returns the parts that are certain now. Holds back at most the longest
+        marker of the format and some white space before it."""
 
     @abstractmethod
     def finish(self, rest: str = "", *, is_cut: bool = False) -> list[Part]:
-        """Returns the parts that were held back when the answer ends. Called once, after every
-        `push`. `rest`: the last characters, which are of tokens that were pushed before.
-        `is_cut`: the length ended the answer, so that what may be the beginning of a marker or of
-        a call is one, and no text."""
+        """Returns the parts that were held back. Called once, at the end of the answer. `rest` are
+        the last characters, which belong to tokens pushed before. `is_cut` says that the length
+        limit ended the answer, so that a possible beginning of a marker or call is not returned as
+        text."""
 
     @property
     def is_over(self) -> bool:
-        """Whether what comes would add no more parts."""
+        """Whether further text cannot add parts."""
         return False
 
     @property
     def needs_each_token(self) -> bool:
         """Whether the next `push` must be the text of a single token, because the answer may end
-        there or the token may be one of a thought."""
+        there or the token may belong to a thought."""
         return False
 
     @property
     def num_thought_tokens(self) -> int:
-        """Number of tokens so far that spell the thought, without the markers around it."""
+        """Number of tokens of the thought so far, without the markers around it."""
         return 0
 
 
 class IdentityParser(Parser):
-    """All text is the answer itself."""
+    """Parser that treats all text as the answer itself."""
 
     def push(self, text: str) -> list[Part]:
         return [Text(text)] if text else []
@@ -86,7 +87,7 @@ class IdentityParser(Parser):
 
 
 class SingleCallParser(Parser):
-    """Takes the parts of another parser up to its second call."""
+    """Parser that passes on the parts of another parser until its second call begins."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
@@ -117,8 +118,8 @@ class SingleCallParser(Parser):
 
 
 class CallsOnlyParser(Parser):
-    """Takes only the calls of another parser, for an answer that a grammar holds to calls: any text
-    in it is the beginning of a call that was cut off."""
+    """Parser that passes on only the calls of another parser. The grammar of such an answer allows
+    only calls, so that any text is the beginning of a truncated call."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
@@ -148,7 +149,8 @@ def join_parts(pieces: Iterable[Part]) -> list[Part]:
 
 
 def part_key(piece: Part) -> tuple[type[Part], int]:
-    """Returns what is equal for pieces of one part: its kind and, of a tool call, its number."""
+    """Returns a key that is equal for pieces of one part: the kind, and the index of a tool
+    call."""
     return type(piece), piece.index if isinstance(piece, ToolCall) else 0
 
 

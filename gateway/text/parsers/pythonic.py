@@ -1,5 +1,5 @@
-"""Llama 3.2 and 4: the answer is `[name(city="Bern", days=3), other()]`, or `[name(**{"city":
-"Bern"})]`, as Python has it too."""
+"""Parser for Llama 3.2 and 4: `[name(city="Bern", days=3), other()]` or `[name(**{"city":
+"Bern"})]`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ OPEN, CLOSE = "<|python_start|>", "<|python_end|>"
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
 END_OF_NAME = re.compile(r"[^\w.-]")
 MAX_LITERAL = 1 << 16
-"""Characters of one argument."""
+"""Maximum characters of one argument."""
 MARKS = re.compile(r"""[\\"'()\[\]{},]""")
 CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser(JsonCallParser):
-    """A list that begins otherwise is an answer. An argument is given when all of it is there."""
+    """Parser of calls in Python's syntax. A list that does not begin with a call is treated as
+    text. Emits each argument once it is complete."""
 
     def __init__(self, names: Set[str]) -> None:
-        """`names`: of the tools that may be called."""
+        """`names` are the tools that may be called."""
         super().__init__()
         self._names = names
 
@@ -78,7 +79,7 @@ class PythonicParser(JsonCallParser):
         self.end_call()
 
     def _read_literal(self) -> Reading[str]:
-        """The text up to the comma or bracket that ends it."""
+        """Reads the text up to the comma or bracket that ends the literal."""
         literal, at = OpenLiteral(), self._at
         while (end := literal.find_end(self._text, at)) is None:
             if self._is_ended or len(self._text) - self._at > MAX_LITERAL:
@@ -92,7 +93,7 @@ class PythonicParser(JsonCallParser):
 
 
 class OpenLiteral:
-    """Where the literal of a keyword argument ends, in text that comes in pieces."""
+    """Incremental search for the end of a keyword argument's literal."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -100,8 +101,8 @@ class OpenLiteral:
         self._is_escaped = False
 
     def find_end(self, text: str, start: int) -> int | None:
-        """Position of the comma or bracket behind it; None: it goes on. `text[start:]` comes
-        next."""
+        """Returns the position of the comma or bracket after the literal. Returns None if the
+        literal continues. `text[start:]` is the part that was not searched before."""
         if self._is_escaped and start < len(text):
             self._is_escaped = False
             start += 1
@@ -126,7 +127,8 @@ class OpenLiteral:
 
 
 def as_json(literal: str) -> str:
-    """A Python literal as JSON; what is none, a bare word for instance, as a string."""
+    """Returns a Python literal as JSON, and any other text, such as a bare word, as a JSON
+    string."""
     word = literal.strip()
     if word in CONSTANTS:
         return json.dumps(CONSTANTS[word])

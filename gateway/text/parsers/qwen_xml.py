@@ -1,7 +1,7 @@
 """Qwen 3 Coder: `<function=name><parameter=city>Bern</parameter></function>` inside `<tool_call>`.
 
-Each tag stands on a line of its own, and so does a value. Arguments that are held to a schema are a
-JSON object.
+Each tag and each value is on a line of its own. If a schema constrains the arguments, they are a
+JSON object instead.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ END_OF_NAME = re.compile(r"[>\n]")
 
 
 class QwenXmlParser(JsonCallParser):
-    """Values have the types that the tool's schema says. A string is given as it comes, anything
-    else when all of it is there."""
+    """Parser that converts values to the types in the tool's schema. Emits a string while it is
+    read, and any other value once it is complete."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class QwenXmlParser(JsonCallParser):
             yield from self.attempt(self._read_calls(is_tagged=is_tagged), marker)
 
     def _read_calls(self, *, is_tagged: bool) -> Reading[None]:
-        """From behind the first marker."""
+        """Reads calls after the first marker."""
         if is_tagged:
             yield from self.skip_space()
             if (yield from self.peek()) in ("{", "["):
@@ -98,7 +98,8 @@ def _property(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _as_json(text: str, schema: Mapping[str, Any]) -> str:
-    """A value as JSON; as a string where it is none, or where the schema prefers one."""
+    """Returns a value as JSON. Returns a JSON string if the text is not JSON, or the schema prefers
+    a string."""
     written = text.strip()
     try:
         value = msgspec.json.decode(written)

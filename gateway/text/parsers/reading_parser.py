@@ -1,6 +1,7 @@
-"""Parsers written as readers: a generator reads characters and waits where it needs more of them.
+"""Base of parsers that are written as generators, which wait whenever they need more text.
 
-So a parser says what comes after what, and cannot depend on how the text is cut into pieces.
+Such a parser describes the order of the text, and cannot depend on where the text is cut into
+pieces.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ from gateway.text.parsers.parser import Parser, Part, Text, ToolCall
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""Yields where it waits for more text, and returns what it has read."""
+"""Generator that yields when it needs more text, and returns what it has read."""
 
 SPACE = " \t\r\n"
 MAX_SPACE = 64
-"""White space in a row, where a format allows some: a model may write it without end."""
+"""Maximum white space in a row, because a model may write it without end."""
 MAX_TRIMMED = 8
-"""White space that is taken off a text before a marker, and so is held back."""
+"""Maximum white space that is removed before a marker, and so is held back."""
 MAX_NAME = 128
-"""Characters of the name of a tool or of an argument."""
+"""Maximum characters in the name of a tool or an argument."""
 
 
 class Malformed(Exception):
-    """What has been read is not of the format."""
+    """Error for text that does not match the format."""
 
 
 class ReadingParser(Parser):
-    """Its `read` goes on until the text ends."""
+    """Parser whose generator `read` runs until the text ends."""
 
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
-        """What has come is read up to here."""
+        """Position in `_text` up to which it has been read."""
         self._is_ended = False
         self._is_cut = False
-        """Whether the length ended the answer."""
+        """Whether the length limit ended the answer."""
         self._parts: list[Part] = []
         self._num_calls = 0
         self._follows_call = False
-        """White space after a call belongs to no text."""
+        """Whether white space is dropped because it follows a call."""
         self._is_lost = False
-        """What follows a call that broke off belongs to no text either."""
+        """Whether text is dropped because it follows a call that broke off."""
         self._unsure: list[str] | None = None
-        """What was read since it was unsure what it is; None: it is sure."""
+        """Text read by an attempt that may still fail. None if no attempt is open."""
         self._reading = self.read()
         self._is_begun = False
 
@@ -72,10 +73,8 @@ class ReadingParser(Parser):
         parts, self._parts = self._parts, []
         return parts
 
-    # Characters
-
     def take(self, count: int) -> str:
-        """The next characters, which have come."""
+        """Reads the next `count` characters, which must be available."""
         text = self._text[self._at : self._at + count]
         self._at += count
         if self._unsure is not None:
@@ -83,7 +82,7 @@ class ReadingParser(Parser):
         return text
 
     def peek(self) -> Reading[str]:
-        """The next character, which is not read yet; empty at the end."""
+        """Returns the next character without reading it, or an empty string at the end."""
         while self._at == len(self._text):
             if self._is_ended:
                 return ""
@@ -91,7 +90,7 @@ class ReadingParser(Parser):
         return self._text[self._at]
 
     def skip_space(self) -> Reading[None]:
-        """Raises Malformed if there is too much."""
+        """Skips white space. Raises Malformed if there are more than MAX_SPACE characters of it."""
         for _ in range(MAX_SPACE):
             character = yield from self.peek()
             if not character or character not in SPACE:
@@ -100,7 +99,7 @@ class ReadingParser(Parser):
         raise Malformed
 
     def skip(self, marker: str) -> Reading[bool]:
-        """Whether the marker comes next; then it is read."""
+        """Reads the marker if it comes next, and returns whether it did."""
         while len(self._text) - self._at < len(marker):
             if self._is_ended or not marker.startswith(self._text[self._at :]):
                 return False
@@ -111,20 +110,20 @@ class ReadingParser(Parser):
         return True
 
     def skip_end(self, marker: str) -> Reading[None]:
-        """Reads the marker if it comes next, or as much of it as comes before the text ends."""
+        """Reads the marker if it comes next, or the part of it before the end of the text."""
         if not (yield from self.skip(marker)) and self._is_ended:
             rest = self._text[self._at :]
             if marker.startswith(rest):
                 self.take(len(rest))
 
     def expect(self, marker: str) -> Reading[None]:
-        """Raises Malformed if the marker does not come next."""
+        """Reads the marker. Raises Malformed if it does not come next."""
         if not (yield from self.skip(marker)):
             raise Malformed
 
     def until(self, ends: re.Pattern[str], most: int = MAX_NAME) -> Reading[str]:
-        """The text before the first character that matches, which is not read yet. Raises
-        Malformed if it is longer than `most`, or the text ends."""
+        """Reads and returns the text before the first character that matches `ends`. Raises
+        Malformed if it is longer than `most` characters, or the text ends first."""
         while (found := ends.search(self._text, self._at)) is None:
             if self._is_ended or len(self._text) - self._at > most:
                 raise Malformed
@@ -140,10 +139,10 @@ class ReadingParser(Parser):
         trims: int = MAX_TRIMMED,
         must_end: bool = False,
     ) -> Reading[str]:
-        """Adds the text before the first marker as it comes, without white space that stands before
-        the marker, `trims` characters at most. Returns the marker, once it is read; empty at the
-        end, where an answer that is cut leaves out the beginning of a marker. With `must_end`
-        raises Malformed there."""
+        """Passes the text before the first marker to `add` while it is read, without up to `trims`
+        white space characters before the marker. Reads and returns the marker. At the end of the
+        text, returns an empty string, or raises Malformed if `must_end` is set; if the answer is
+        cut, omits the possible beginning of a marker."""
         pattern = re.compile("|".join(map(re.escape, markers)))
         while (found := pattern.search(self._text, self._at)) is None:
             if self._is_ended and not must_end:
@@ -163,10 +162,8 @@ class ReadingParser(Parser):
         add(text[: len(text) - _num_spaces(text, trims)])
         return self.take(len(found[0]))
 
-    # Parts
-
     def add_text(self, text: str) -> None:
-        """Adds to the answer itself."""
+        """Adds text to the answer itself."""
         if self._is_lost:
             return
         if self._follows_call:
@@ -176,7 +173,7 @@ class ReadingParser(Parser):
             self._parts.append(Text(text))
 
     def begin_call(self, name: str) -> None:
-        """Adds a call. From here on it is sure that this is one."""
+        """Begins a call. An attempt can no longer turn its text into plain text."""
         self._unsure = None
         self._is_begun = True
         self._is_lost = False
@@ -187,16 +184,16 @@ class ReadingParser(Parser):
             self._parts.append(ToolCall(self._num_calls, "", whole_characters(text)))
 
     def end_call(self) -> None:
-        """What follows may be another call, or not."""
+        """Ends a call. The text after it may or may not be another call."""
         self._unsure = []
         self._is_begun = False
         self._num_calls += 1
         self._follows_call = True
 
     def attempt(self, reading: Reading[None], before: str = "") -> Reading[None]:
-        """Reads what may turn out not to be of the format. If it is not, what was read is text, and
-        the marker `before` it too; a call that has begun breaks off. In an answer that is cut while
-        this is open, it is no text."""
+        """Runs `reading`, which may turn out to be plain text. If it is malformed, adds what it
+        read, with the marker `before`, as text. A call that has already begun breaks off instead,
+        and text at the end of a cut answer is dropped."""
         self._unsure = [before]
         try:
             yield from reading
@@ -212,8 +209,8 @@ class ReadingParser(Parser):
             self._unsure = None
 
     def attempt_if(self, firsts: str, reading: Reading[None]) -> Reading[None]:
-        """As `attempt`, of a text that begins with one of these characters, behind white space.
-        Any other is read again, as something else."""
+        """Runs `reading` as an attempt if the text begins with one of the characters `firsts`,
+        after white space. Otherwise leaves the text to be read by the caller."""
         yield from self.attempt(self._read_if(firsts, reading))
 
     def _read_if(self, firsts: str, reading: Reading[None]) -> Reading[None]:
@@ -228,15 +225,15 @@ class ReadingParser(Parser):
 
 
 def whole_characters(text: str) -> str:
-    """Joins the halves of characters that escapes of JSON or Python spell, and replaces a half that
-    stands alone: no encoding has it."""
+    """Joins surrogate pairs that escapes of JSON or Python spell, and replaces lone surrogates,
+    which cannot be encoded."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _certain(text: str, start: int, markers: tuple[str, ...], trims: int) -> int:
-    """Where that part of a text ends which stands before any marker, whatever comes."""
+    """Returns the end of the text that cannot be part of a marker, whatever text follows."""
     end = len(text)
     for marker in markers:
         for length in range(min(len(marker) - 1, len(text) - start), 0, -1):
@@ -247,5 +244,5 @@ def _certain(text: str, start: int, markers: tuple[str, ...], trims: int) -> int
 
 
 def _num_spaces(text: str, most: int) -> int:
-    """White space at the end of a text."""
+    """Returns the number of white space characters at the end of a text, up to `most`."""
     return min(len(text) - len(text.rstrip(SPACE)), most)

@@ -1,4 +1,4 @@
-"""Where stop strings are searched: in the text that an answer shows, and nowhere else."""
+"""Searches for stop strings, only in the text that an answer shows."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from gateway.text.stop_strings import StopStrings
 
 
 class StoppingParser(Parser):
-    """Takes the parts of another parser up to a stop string in the answer's own text.
+    """Parser that passes on the parts of another parser up to a stop string in the answer's text.
 
-    Thoughts, calls and the markers of both are not searched, and no stop string is found across
-    them.
+    Thoughts, calls and their markers are not searched, and no stop string spans them.
     """
 
     def __init__(self, parser: Parser, stops: list[str], *, shows_stop: bool) -> None:
-        """`shows_stop`: the text ends with the stop string, not before it."""
+        """`shows_stop` says that the text ends after the stop string instead of before it."""
         self.is_searching = True
-        """Whether text that arrives now is searched."""
+        """Whether new text is searched."""
         self._parser = parser
         self._search = StopStrings(stops)
         self._shows_stop = shows_stop
 
     @property
     def matched(self) -> str | None:
-        """The stop string that ended the answer."""
+        """Stop string that ended the answer. None if none was found."""
         return self._search.matched
 
     @property
@@ -64,6 +63,6 @@ class StoppingParser(Parser):
         return shown
 
     def _held(self) -> list[Part]:
-        """Returns the text that might have become a stop string and has not."""
+        """Returns held-back text that did not become a stop string."""
         held = self._search.flush()
         return [Text(held)] if held else []

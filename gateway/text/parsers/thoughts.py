@@ -1,4 +1,4 @@
-"""What a model writes before its answer: `<think>...</think>`."""
+"""Parser for the text that a model writes before its answer: `<think>...</think>`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ MARKERS = OPEN, CLOSE = "<think>", "</think>"
 
 
 def is_in_thought(prompt: str) -> bool:
-    """Whether a prompt ends with the beginning of a thought."""
+    """Returns whether a prompt ends with the opening marker of a thought."""
     return prompt.rstrip(SPACE).endswith(OPEN)
 
 
 class ThoughtParser(ReadingParser):
-    """Takes the thought from the beginning, and leaves the rest to the answer's own parser."""
+    """Parser of the thought at the beginning. Passes the rest to the parser of the answer."""
 
     def __init__(self, answer: Parser, *, is_begun: bool) -> None:
-        """`is_begun`: the prompt ends inside the thought."""
+        """`is_begun` says that the prompt ends inside the thought."""
         super().__init__()
         self._answer = answer
         self._is_thinking = is_begun
         self._num_taken = 0
-        """Characters that were read."""
+        """Number of characters read so far."""
         self._tokens: ThoughtTokens | None = ThoughtTokens()
-        """The tokens until the thought has ended."""
+        """Tokens of the thought. None once it has ended."""
         self._num_thought_tokens = 0
-        """Set when the thought has ended."""
+        """Set when the thought ends."""
 
     @property
     def is_over(self) -> bool:
@@ -93,16 +93,16 @@ class ThoughtParser(ReadingParser):
 
 
 class ThoughtTokens:
-    """Finds which tokens spell a thought, by where the text of each begins."""
+    """Counter of the tokens that spell a thought, based on where the text of each token begins."""
 
     def __init__(self) -> None:
         self.begin: int | None = None
-        """Position of the thought's first character; None until it has begun."""
+        """Position of the thought's first character. None until the thought begins."""
         self._starts: list[int] = []
         self._num_chars = 0
 
     def add(self, num_chars: int) -> None:
-        """Adds a token whose text has so many characters; none while a character is incomplete."""
+        """Adds a token whose text has `num_chars` characters: 0 while a character is incomplete."""
         self._starts.append(self._num_chars)
         self._num_chars += num_chars
 
@@ -113,6 +113,6 @@ class ThoughtTokens:
         first = bisect_left(self._starts, self.begin)
         after = self._starts[first] if first < len(self._starts) else self._num_chars
         if first and after > self.begin:
-            # This token spells the end of the marker too.
+            # This token also spells the end of the opening marker.
             first -= 1
         return max(bisect_left(self._starts, end) - first, 0)
