@@ -1,10 +1,10 @@
-"""Accounts of tenants, the bytes that each holds, and the order of eviction when bytes are short.
+"""Tenants' accounts: the bytes that each holds, and the order of eviction when bytes are short.
 
-    level of an account = what it holds / its weight
+    level of an account = bytes it holds / its weight
 
-The account of the highest level gives way first, and to none that would then hold more for its
-weight than it does. So max-min fairness holds: each account keeps its share at least, and may hold
-all that no other asks for.
+Bytes are evicted from the account of the highest level first, and only while its level stays above
+that of the requesting account. This is max-min fairness: each account can always hold its share,
+and may hold more while the others do not request theirs.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ ACTIVE_S = 5 * HALF_LIFE_S
 
 
 class Tenant(NamedTuple):
-    """An account: a tenant with its weight as of its last request."""
+    """Tenant that is charged for bytes, with its weight as of its last request."""
 
     name: str
     weight: int
 
 
 NO_TENANT = Tenant("", 0)
-"""The account of bytes that no tenant asked for. It has no share."""
+"""Account of bytes that no tenant requested. It has no share."""
 
 
 class Accounts:
-    """Weights of the accounts that asked for something within `ACTIVE_S`."""
+    """Weights of the accounts that requested something within the last `ACTIVE_S` seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._asked: dict[str, tuple[int, float]] = {}
-        """Weight and time of the last request, the oldest first."""
+        """Weight and time of the last request by account name, the oldest request first."""
 
     def note(self, tenant: Tenant) -> None:
-        """Notes a request of the tenant."""
+        """Records a request of the tenant and forgets accounts that are no longer active."""
         if tenant.name == NO_TENANT.name:
             return
         now = self._clock()
@@ -50,13 +50,13 @@ class Accounts:
             del self._asked[first]
 
     def weight(self, name: str) -> int:
-        """Weight of the account; 0: it has no share."""
+        """Returns the weight of the account, or 0 if it has no share."""
         weight, asked_s = self._asked.get(name, (0, -math.inf))
         return weight if self._clock() - asked_s <= ACTIVE_S else 0
 
 
 class BytesHeld:
-    """What each account holds of one resource, in its units: bytes, or block tables."""
+    """Amount of one resource that each account holds: bytes, or a number of block tables."""
 
     def __init__(self, accounts: Accounts, held: Iterable[tuple[str, int]] = ()) -> None:
         self.accounts = accounts
@@ -65,7 +65,7 @@ class BytesHeld:
             self.charge(name, amount)
 
     def charge(self, name: str, amount: int) -> None:
-        """Charges the amount to the account; a negative amount is given back."""
+        """Charges the amount to the account. A negative amount is a refund."""
         held = self.held.get(name, 0) + amount
         require(held >= 0, f"{name!r} holds {held}")
         if held:
@@ -74,16 +74,18 @@ class BytesHeld:
             self.held.pop(name, None)
 
     def level(self, name: str, extra: int = 0) -> float:
-        """What the account holds, and `extra` more, for its weight."""
+        """Returns the account's amount plus `extra`, divided by its weight; infinity without a
+        share."""
         weight = self.accounts.weight(name)
         return (self.held.get(name, 0) + extra) / weight if weight else math.inf
 
 
 class Ask:
-    """An account that asks for more, and what others would give up for it.
+    """Request of an account for more of a resource. Decides what may be evicted for it.
 
-    `amount` counts as held already: an account that would hold most for its weight gives way
-    itself."""
+    The requested amount counts as already held, so an account that would end up above the others
+    evicts its own items.
+    """
 
     def __init__(
         self,
@@ -94,9 +96,8 @@ class Ask:
         is_first: bool = False,
         spare: int = 0,
     ) -> None:
-        """is_first: the account uses nothing else of the kind. Its first may be had at any
-        account's cost, in the same order, so that none waits for ever. spare: what it could give up
-        itself."""
+        """is_first: the account holds nothing else of this kind. It may then take from any account,
+        in the same order, so that it never starves. spare: amount that it could evict itself."""
         self._bytes_held = bytes_held
         self.name = name
         self._amount = amount
@@ -104,17 +105,17 @@ class Ask:
         self._spare = spare
 
     def priority(self, *names: str) -> float:
-        """Eviction priority of something that these accounts hold: the least is evicted first."""
+        """Returns the eviction priority of an item of these accounts (lowest first)."""
         return max((-self._level(name) for name in names), default=-math.inf)
 
     def may_take(self, *names: str) -> bool:
-        """Whether all of these accounts give way now."""
+        """Whether an item that all of these accounts hold may be evicted for this request."""
         return self._is_first or all(
             name == self.name or self._level(name) > self._level(self.name) for name in names
         )
 
     def most(self, name: str) -> float:
-        """The most that the account may lose."""
+        """Returns the largest amount that may be evicted from the account for this request."""
         if self._is_first or name == self.name:
             return math.inf
         bytes_held, weight = self._bytes_held, self._bytes_held.accounts.weight(name)

@@ -28,7 +28,7 @@ class AdapterAllocations:
     only user of the arena's adapter extents.
 
     Holes are free units inside adapter extents: sorted, disjoint, coalesced, as [start, end) in
-    units. No hole covers a whole extent, for that extent went back to the arena.
+    units. No hole covers a whole extent, because that extent was returned to the arena.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -40,25 +40,25 @@ class AdapterAllocations:
         self._extent_units = arena.extent_bytes // UNIT_BYTES
         self._holes: list[tuple[int, int]] = []
         self._runs: dict[Allocation, str] = {}
-        """With the accounts that they are charged to."""
+        """Account that is charged for each allocation."""
 
     @property
     def capacity_bytes(self) -> int:
-        """The largest run that could ever be: all the adapters' ceiling allows."""
+        """Size of the largest possible allocation in bytes: the adapter ceiling."""
         return self._arena.adapter_ceiling * self._arena.extent_bytes
 
     def place_of(self, run: Allocation) -> range:
-        """Bytes of the device's memory that the run has."""
+        """Returns the byte range of the allocation in the device's memory."""
         start = self._arena.first_byte + run.offset
         return range(start, start + run.num_bytes)
 
     @staticmethod
     def rounded(num_bytes: int) -> int:
-        """Bytes of a run of at least num_bytes."""
+        """Rounds a size in bytes up to whole units."""
         return -(-num_bytes // UNIT_BYTES) * UNIT_BYTES
 
     def by_extent(self) -> dict[int, list[Allocation]]:
-        """The runs that lie in each extent, wholly or in part."""
+        """Returns the allocations that overlap each extent."""
         found: dict[int, list[Allocation]] = {}
         size = self._arena.extent_bytes
         for run in self._runs:
@@ -67,12 +67,12 @@ class AdapterAllocations:
         return found
 
     def holes(self) -> list[tuple[int, int]]:
-        """Free bytes inside adapter extents, as (start, end), in order."""
+        """Returns the free byte ranges inside adapter extents as (start, end), in order."""
         return [(start * UNIT_BYTES, end * UNIT_BYTES) for start, end in self._holes]
 
     def is_allowed(self, start: int, end: int, num_bytes: int) -> bool:
-        """The ceiling leaves room for the extents that so many bytes at one end of start..end would
-        newly take."""
+        """Whether the ceiling permits the extents that `num_bytes` at an end of start..end would
+        add."""
         first, last = start // UNIT_BYTES, end // UNIT_BYTES
         size = -(-num_bytes // UNIT_BYTES)
         allowed = self._arena.adapter_ceiling - self._arena.num_adapter_extents
@@ -80,17 +80,18 @@ class AdapterAllocations:
         return min(len(self._new_extents(*place)) for place in places) <= allowed
 
     def held_bytes(self) -> Counter[str]:
-        """By account."""
+        """Returns the allocated bytes by account."""
         held = Counter[str]()
         for run, account in self._runs.items():
             held[account] += run.num_bytes
         return held
 
     def allocate(self, num_bytes: int, account: str = NO_TENANT.name) -> Allocation | None:
-        """A run of at least num_bytes: where it costs the fewest new extents, then the highest
+        """Allocates at least `num_bytes` where it needs the fewest new extents, at the highest such
         place.
 
-        None when no place is long enough now; the caller may evict and ask again.
+        Returns None if no free range is long enough; the caller may evict and call again. Raises
+        ValueError unless `num_bytes` is positive.
         """
         if num_bytes <= 0:
             raise ValueError(f"a run of {num_bytes} bytes")
@@ -109,22 +110,22 @@ class AdapterAllocations:
         return self._runs[run]
 
     def charge(self, run: Allocation, account: str) -> None:
-        """To this account from now on."""
+        """Charges the allocation to another account."""
         self._arena.bytes_held.charge(self._runs[run], -run.num_bytes)
         self._arena.bytes_held.charge(account, run.num_bytes)
         self._runs[run] = account
 
     def free(self, run: Allocation) -> None:
-        """Gives the run back, and to the arena each extent that no run touches any more."""
+        """Frees the allocation, and returns each extent without an allocation to the arena."""
         require(run in self._runs, f"{run} is not a live run")
         self._arena.bytes_held.charge(self._runs.pop(run), -run.num_bytes)
         start = run.offset // UNIT_BYTES
         self._return_extents(*self._add_hole(start, start + run.num_bytes // UNIT_BYTES))
 
     def _find(self, num_units: int) -> int | None:
-        """First unit of the best place. A place that costs nothing lies in a hole; else the
-        cheapest ends at one end of a stretch of holes and free extents, since whole free extents
-        are only in its middle."""
+        """Returns the first unit of the best place, or None if there is none. A place inside a hole
+        needs no new extent. Otherwise the place that needs the fewest is at one end of a stretch of
+        holes and free extents, because whole free extents are only in its middle."""
         for start, end in reversed(self._holes):
             if end - start >= num_units:
                 return end - num_units
@@ -140,14 +141,13 @@ class AdapterAllocations:
         return -best[1]
 
     def _spans(self) -> list[tuple[int, int]]:
-        """Maximal intervals of units in holes and free extents."""
+        """Returns the maximal intervals of units in holes and free extents."""
         size = self._extent_units
         free = [(r.start * size, r.stop * size) for r in self._arena.free_ranges()]
         return _joined(sorted([*self._holes, *free]))
 
     def _new_extents(self, start: int, end: int) -> range:
-        """Extents of the interval that adapters do not have yet: adjacent, for the interval is
-        free."""
+        """Returns the adjacent extents of a free interval that are not adapter extents yet."""
         first, last = start // self._extent_units, (end - 1) // self._extent_units
         while first <= last and self._arena.is_adapter(first):
             first += 1
@@ -169,7 +169,7 @@ class AdapterAllocations:
         self._holes[index : index + 1] = [hole for hole in rest if hole[0] < hole[1]]
 
     def _add_hole(self, start: int, end: int) -> tuple[int, int]:
-        """Adds free units and returns the hole they are now part of."""
+        """Adds free units and returns the bounds of the hole that now contains them."""
         index = bisect_left(self._holes, (start, end))
         first, last = index, index
         if index > 0 and self._holes[index - 1][1] == start:
@@ -180,7 +180,7 @@ class AdapterAllocations:
         return start, end
 
     def _return_extents(self, start: int, end: int) -> None:
-        """Gives the whole extents inside the hole back to the arena."""
+        """Returns the whole extents inside the hole to the arena."""
         size = self._extent_units
         extents = range(-(-start // size), end // size)
         if extents:
@@ -188,7 +188,7 @@ class AdapterAllocations:
             self._arena.free_adapters(extents)
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless runs and holes tile the adapter extents exactly."""
+        """Raises IntegrityError unless allocations and holes tile the adapter extents exactly."""
         size = self._extent_units
         runs = [(run.offset, run.offset + run.num_bytes) for run in self._runs]
         parts = sorted([*runs, *self.holes()])
@@ -209,7 +209,7 @@ class AdapterAllocations:
 
 
 def _joined(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Intervals in order, those that touch as one."""
+    """Joins touching intervals. The input must be sorted."""
     joined: list[tuple[int, int]] = []
     for start, end in parts:
         if joined and joined[-1][1] == start:

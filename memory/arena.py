@@ -1,4 +1,4 @@
-"""A device's memory, cut into equal extents that KV, adapters and weights share."""
+"""A device's memory, divided into equal extents that KV, adapters and weights share."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from memory.errors import require
 
 
 class Backing(Protocol):
-    """The bytes that extents stand for."""
+    """Memory behind the arena's extents. Notified when weights acquire or release an extent."""
 
     def lend(self, extent: int) -> None:
-        """To weights, which lie elsewhere. What was there is lost; it must not be in use."""
+        """Called when weights acquire the extent, which must not be in use. Weights are stored
+        elsewhere, so its memory may be released; its contents are lost."""
         ...
 
     def restore(self, extent: int) -> None:
-        """Weights have it no more: there are bytes again, whichever."""
+        """Called when weights release the extent. Restores its memory, with arbitrary contents."""
         ...
 
 
 class Arena:
-    """The owner of each extent: one KV cache, the adapters, one model's weights, or none.
+    """Extents and their owners: one KV cache, the adapters, one model's weights, or none.
 
         extent   0   1   2   3   4   5   6   7
                  w   w   k   .   .   a   a   a      KV from the low end, adapters from the high
                                          `--+--'
-                               floor: for adapters alone, which always find that much in one piece
+                                floor: for adapters alone, always contiguous
 
-    Weights own extents wherever they are free, as KV does, adjacent or not. Extents beside the
-    arena (`extend`) are for weights alone and have no number. The floor counts up to whole extents,
-    the ceiling down. Sets of extents are bit masks, bit i = extent i. Used by one thread.
+    Weights own any free extents outside the floor, as KV does, adjacent or not. Extents outside the
+    arena (`extend`) are for weights alone and have no number. The floor is rounded up to whole
+    extents, the ceiling down. Sets of extents are bit masks, bit i = extent i. Not thread-safe.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class Arena:
         first_byte: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """first_byte: where extent 0 begins in the device's memory; what lies before it is not the
-        arena's. Raises ValueError for sizes that contradict each other."""
+        """first_byte: offset of extent 0 in the device's memory; the bytes before it are not
+        managed here. Raises ValueError for sizes that contradict each other."""
         if extent_bytes <= 0 or num_bytes < extent_bytes:
             raise ValueError(f"an arena of {num_bytes} bytes has no extent of {extent_bytes} bytes")
         self.first_byte = first_byte
@@ -63,9 +64,9 @@ class Arena:
                 f"and may have {ceiling_bytes} ({self.adapter_ceiling} extents of {extent_bytes})"
             )
         self.bytes_held = BytesHeld(Accounts(clock))
-        """Bytes of pages and runs."""
+        """Bytes of KV pages and adapter allocations, by account."""
         self.backing: Backing | None = None
-        """Is told what weights own from now on, and what they do not any more."""
+        """Notified of the extents that weights acquire and release, unless None."""
         self._all = (1 << self.num_extents) - 1
         self._kv_zone = (1 << (self.num_extents - self.adapter_floor)) - 1
         self._free = self._all
@@ -73,7 +74,7 @@ class Arena:
         self._kv: dict[int, str] = {}
         self._weights: dict[int, str] = {}
         self.num_beside = 0
-        """Extents beside the arena."""
+        """Number of extents outside the arena."""
         self._weights_beside: Counter[str] = Counter()
 
     @property
@@ -82,30 +83,30 @@ class Arena:
 
     @property
     def num_kv_extents(self) -> int:
-        """All that are not on the adapters' floor: KV and weights may have them."""
+        """Number of extents that KV and weights may use: all but the adapters' floor."""
         return self.num_extents - self.adapter_floor
 
     @property
     def num_beside_obtainable(self) -> int:
-        """Free extents beside the arena."""
+        """Number of free extents outside the arena."""
         return self.num_beside - self._weights_beside.total()
 
     def extend(self, num_extents: int) -> None:
-        """Adds extents beside the arena. The caller has seen to the memory behind them."""
+        """Adds extents outside the arena. The caller has allocated their memory."""
         self.num_beside += num_extents
 
     @property
     def num_kv_obtainable(self) -> int:
-        """Free extents that a KV cache may take now."""
+        """Number of free extents that a KV cache may allocate now."""
         return (self._free & self._kv_zone).bit_count()
 
     @property
     def num_adapters_obtainable(self) -> int:
-        """Free extents that adapters may take now, adjacent or not."""
+        """Number of free extents that adapters may allocate now, adjacent or not."""
         return min(self._free.bit_count(), self.adapter_ceiling - self.num_adapter_extents)
 
     def allocate_kv(self, owner: str) -> int | None:
-        """The lowest free extent becomes the owner's; None when KV may take no more."""
+        """Allocates the lowest free extent to the owner. Returns None if KV may have no more."""
         extent = self._take_lowest()
         if extent is not None:
             self._kv[extent] = owner
@@ -117,8 +118,8 @@ class Arena:
         self._free |= 1 << extent
 
     def allocate_weights(self, owner: str, num_extents: int) -> int:
-        """Gives the owner up to `num_extents` free extents, those beside the arena and then the
-        lowest. Returns their number."""
+        """Allocates up to `num_extents` free extents to the owner: first those outside the arena,
+        then the lowest. Returns the number allocated."""
         num_taken = min(num_extents, self.num_beside_obtainable)
         self._weights_beside[owner] += num_taken
         while num_taken < num_extents and (extent := self._take_lowest()) is not None:
@@ -128,7 +129,7 @@ class Arena:
         return num_taken
 
     def free_weights(self, owner: str) -> None:
-        """All that the owner has."""
+        """Frees all extents of the owner."""
         self._weights_beside.pop(owner, None)
         for extent in sorted(e for e, name in self._weights.items() if name == owner):
             del self._weights[extent]
@@ -136,9 +137,10 @@ class Arena:
             self._restore(extent)
 
     def sink_weights(self) -> bool:
-        """Weights own a number of extents, no place: theirs move down to free ones, so that
-        adapters find longer rows above. False if none could. Without it an adapter of several
-        extents finds no row between the weights of models that came and left."""
+        """Moves extents of weights down to free ones, so that adapters find longer ranges above.
+        Weights need a number of extents and no particular ones. Returns False if none could move.
+        Without it, an adapter of several extents finds no range between the weights of models
+        loaded at various times."""
         has_moved = False
         for extent in sorted(self._weights, reverse=True):
             lower = self._take_lowest()
@@ -171,8 +173,8 @@ class Arena:
         return extent
 
     def allocate_adapters(self, extents: range) -> bool:
-        """All of these become adapter extents, or none (False) if one is not free or the ceiling is
-        near."""
+        """Allocates these extents to the adapters. Returns False, and allocates none, if one of
+        them is not free or the ceiling would be exceeded."""
         mask = ((1 << len(extents)) - 1) << extents.start
         over = self.num_adapter_extents + len(extents) > self.adapter_ceiling
         if over or mask & ~self._free:
@@ -188,7 +190,7 @@ class Arena:
         self._free |= mask
 
     def free_ranges(self) -> Iterator[range]:
-        """Maximal ranges of adjacent free extents, from the low end."""
+        """Yields the maximal ranges of adjacent free extents, from the low end."""
         remaining = self._free
         while remaining:
             start = (remaining & -remaining).bit_length() - 1
@@ -201,22 +203,22 @@ class Arena:
         return {extent for extent, name in self._kv.items() if name == owner}
 
     def num_weight_extents(self, owner: str) -> int:
-        """Extents of the owner's weights, those beside the arena included."""
+        """Returns the number of the owner's extents, including those outside the arena."""
         return self._weights_beside[owner] + list(self._weights.values()).count(owner)
 
     def kv_owner(self, extent: int) -> str | None:
         return self._kv.get(extent)
 
     def is_for_kv(self, extent: int) -> bool:
-        """Not on the adapters' floor."""
+        """Whether the extent is outside the adapters' floor."""
         return bool(self._kv_zone >> extent & 1)
 
     def is_adapter(self, extent: int) -> bool:
         return bool(self._adapters >> extent & 1)
 
     def map(self) -> str:
-        """One character an extent: '.' free, 'k' KV, 'a' adapters, 'w' weights. Those beside the
-        arena come last."""
+        """Returns one character per extent: '.' free, 'k' KV, 'a' adapters, 'w' weights. Extents
+        outside the arena come last."""
         marks = dict.fromkeys(self._kv, "k") | dict.fromkeys(self._weights, "w")
         inside = "".join(
             marks.get(i) or ("a" if self.is_adapter(i) else ".") for i in range(self.num_extents)
@@ -224,8 +226,7 @@ class Arena:
         return inside + "w" * self._weights_beside.total() + "." * self.num_beside_obtainable
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless each extent has exactly one state and floor and ceiling are
-        kept."""
+        """Raises IntegrityError unless each extent has one state, and floor and ceiling hold."""
         kv = sum(1 << extent for extent in self._kv)
         weights = sum(1 << extent for extent in self._weights)
         states = (self._free, kv, self._adapters, weights)

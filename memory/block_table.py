@@ -10,7 +10,8 @@ from memory.page_key import PAGE_TOKENS
 
 
 class BlockTable:
-    """pages[i] holds the KV of tokens 16 i .. 16 i + 15. Usable again after `free`.
+    """Page ids of one sequence: pages[i] holds the KV of tokens 16 i .. 16 i + 15. Reusable after
+    `free`.
 
     pages    0        1        2        3
              matched  computed computed being filled
@@ -18,31 +19,33 @@ class BlockTable:
     """
 
     def __init__(self, kv: KVCache, tenant: Tenant = NO_TENANT) -> None:
-        """tenant: charged for the pages that it adds."""
+        """tenant: account that is charged for the pages that the table adds."""
         self._kv = kv
         self.tenant = tenant
         self.pages: list[int] = []
         self.num_committed = 0
         self._num_matched = self._num_found = 0
-        """Pages matched; the same once there is room to go on: a match given back is no use."""
+        """`_num_matched`: pages taken from the prefix cache. `_num_found`: pages of these that
+        count as reused, set once `grow` succeeds, because a match that is released at once is no
+        use."""
         self._duplicates: dict[int, int] = {}
-        """Cached pages of the same content as private ones, by index: held too, so that no page
-        cached after them outlives them in the prefix cache."""
+        """Cached page with the same content as the private page of that index. The table holds a
+        reference to it, so that no page cached after it outlives it in the prefix cache."""
         self._last_key: bytes | None = None
 
     @property
     def is_first(self) -> bool:
-        """No other table of the tenant has pages."""
+        """Whether no other table of the tenant has pages."""
         return self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
 
     def may_displace(self, other: BlockTable) -> bool:
-        """Pages that the other gave up would be had for this one."""
+        """Whether pages of the other table would be evicted for this one, once they are idle."""
         ask = self._kv.ask(1, self.tenant, is_first=self.is_first)
         return ask.may_take(other.tenant.name)
 
     @property
     def held_pages(self) -> list[int]:
-        """Every page this table has a reference to, once per reference, in token order."""
+        """Pages that this table has a reference to, once per reference, in token order."""
         if not self._duplicates:
             return self.pages
         held: list[int] = []
@@ -55,9 +58,9 @@ class BlockTable:
     def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> int:
         """Takes the longest cached prefix of whole pages and returns its number of tokens.
 
-        keys: of the sequence's full pages, in order. max_tokens: at most so many tokens are taken;
-        pass the sequence's length - 1, for the last token must be computed to have its logits. The
-        table must be empty.
+        keys: of the sequence's full pages, in order. max_tokens: maximum number of tokens to take;
+        pass the sequence's length - 1, because the last token must be computed to have its logits.
+        The table must be empty.
         """
         assert not self.pages, "match_prefix on a table that has pages"
         self.pages = self._kv.prefix_cache.match(keys[: max(max_tokens, 0) // PAGE_TOKENS])
@@ -67,8 +70,8 @@ class BlockTable:
         return len(self.pages) * PAGE_TOKENS
 
     def grow(self, num_tokens: int) -> bool:
-        """Makes room for num_tokens in all (not: more). False, and no page added, when memory is
-        short."""
+        """Extends the table to `num_tokens` tokens in total. Returns False, without change, if
+        memory is short."""
         missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
         if missing > 0:
             pages = self._kv.allocate(missing, self.tenant, is_first=self.is_first)
@@ -80,10 +83,10 @@ class BlockTable:
         return True
 
     def commit(self, keys: Sequence[bytes]) -> None:
-        """Offers the pages that are full by now to the prefix cache.
+        """Offers the table's full pages to the prefix cache.
 
-        keys[i] is page i's; those committed before are passed over. The pages stay this table's,
-        cached or not; where the cache has a page of that key already, ours stays private.
+        keys[i] is page i's; pages committed before are skipped. The table keeps its pages, cached
+        or not. A page whose key the cache already has stays private.
         """
         start, end = self.num_committed, len(keys)
         if start >= end:
@@ -97,11 +100,11 @@ class BlockTable:
         self.num_committed, self._last_key = end, keys[-1]
 
     def _count(self, change: int) -> None:
-        """Counts `change` more tables of the tenant that have pages."""
+        """Adds `change` to the number of the tenant's tables that have pages."""
         self._kv.tables.charge(self.tenant.name, change)
 
     def free(self) -> None:
-        """Gives all pages back; cached ones become idle once no other sequence holds them."""
+        """Releases all pages. Cached pages become idle once no other sequence holds them."""
         self._kv.prefix_cache.release(self.held_pages, self._num_found)
         self._count(-bool(self.pages))
         self.pages, self._duplicates = [], {}

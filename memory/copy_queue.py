@@ -1,4 +1,4 @@
-"""Copies between tiers that wait for a thread, those first that a request waits for."""
+"""Queue of copies between adapter tiers. Copies that a request waits for are made first."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Copy(Generic[T]):
     """A copy of an adapter from one tier to another."""
 
     work: Callable[[], T]
-    """Copies, on the queue's thread, without the lock."""
+    """Makes the copy. Called on the queue's thread without the lock."""
     done: Callable[[T | BaseException], None]
-    """Is told the result of `work`, or what it raised, with the lock held. Not called for a copy
-    that was cancelled."""
+    """Receives the result of `work`, or the exception that it raised. Called with the lock held,
+    unless the copy was cancelled."""
     is_awaited: bool = False
-    """Whether a request waits for it; may change while it waits."""
+    """Whether a request waits for the copy. May change while the copy is queued."""
 
 
 class CopyQueue(Generic[T]):
-    """Chooses the next copy when the thread is free, not when a copy is submitted.
+    """Queue that chooses the next copy when the thread is free, not when a copy is submitted.
 
     executor: one thread. `submit` and `cancel` are called with the lock held.
     """
@@ -37,18 +37,17 @@ class CopyQueue(Generic[T]):
         self._executor = executor
         self._lock = lock
         self._waiting: list[Copy[T]] = []
-        """In the order of submission."""
+        """Queued copies in the order of submission."""
         self.num_open = 0
-        """Copies that wait or are in progress."""
+        """Number of queued and running copies."""
 
     def submit(self, copy: Copy[T]) -> None:
-        """Adds a copy."""
         self._waiting.append(copy)
         self.num_open += 1
         self._executor.submit(self._run_next)
 
     def cancel(self, copy: Copy[T]) -> bool:
-        """Removes a copy that has not begun. False: it has begun, or has ended."""
+        """Removes a copy that has not started. Returns False if it has started or ended."""
         if copy not in self._waiting:
             return False
         self._waiting.remove(copy)

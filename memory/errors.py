@@ -1,16 +1,17 @@
-"""The one error of this package that is not an answer.
+"""Errors of this package.
 
     AssertionError
-        IntegrityError    the accounting contradicts itself: a defect of ours, never of a request
+        IntegrityError    the accounting contradicts itself: a bug here, never a bad request
 
-Running out of memory is no error: the allocating calls answer None or False.
+Running out of memory is not an error: the allocating methods return None or False.
 """
 
 from __future__ import annotations
 
 
 class IntegrityError(AssertionError):
-    """Pages, extents or runs are not in exactly one state each. The message has the numbers."""
+    """Failure of an integrity check: a page, extent or allocation is not in exactly one state. The
+    message has the numbers."""
 
 
 def require(condition: bool, message: str) -> None:

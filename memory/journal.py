@@ -1,4 +1,4 @@
-"""What came into a cache and what left it since the last look."""
+"""Record of the keys added to and removed from a cache since the last read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Changes(NamedTuple):
 
 
 class Journal:
-    """Changes of a set of keys. What came and left in between cancels out; more than
-    `MAX_CHANGES` are not kept."""
+    """Changes of a set of keys. An addition and a removal of the same key cancel out. At most
+    `MAX_CHANGES` changes are kept."""
 
     def __init__(self) -> None:
         self._is_added: dict[bytes, bool] = {}
@@ -27,7 +27,8 @@ class Journal:
         self._note(key, is_added=False)
 
     def take(self) -> Changes | None:
-        """The changes since the last call; None: too many, look at the whole."""
+        """Returns the changes since the last call, or None if there were too many and the caller
+        must read the whole set."""
         is_added, self._is_added = self._is_added, {}
         if self._is_lost:
             self._is_lost = False

@@ -1,4 +1,4 @@
-"""The KV memory of one model: its page pool and its prefix cache, as one."""
+"""KV memory of one model: its page pool and its prefix cache."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from memory.places import NO_LIMIT, Idle, Loss
 from memory.prefix_cache import PrefixCache
 
 SECONDS_PER_TOKEN = 1e-3
-"""To prefill one token, until it is measured."""
+"""Assumed seconds to prefill one token, until it is measured."""
 MEMORY = 0.9
-"""Part that is kept, at each new measurement, of what was measured before."""
+"""Fraction of the earlier measurements that is kept at each new one."""
 
 
 class KVCache:
-    """Every page is free, used by sequences, or idle in the prefix cache (counted as obtainable).
+    """KV pages of one model. Every page is free, used by sequences, or idle in the prefix cache;
+    idle pages count as obtainable.
 
-    Sequences allocate here and give back through `prefix_cache.release`, never to the pool itself.
+    Sequences allocate here and release through `prefix_cache.release`, never to the pool itself.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class KVCache:
         broker: MemoryBroker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """broker: of all caches of the arena; none if there are no others."""
+        """broker: shared by all caches of the arena; None if there is only one cache."""
         self._arena = arena
         self._broker = broker or MemoryBroker(arena)
         self._broker.add_cache(owner, self)
@@ -43,39 +44,39 @@ class KVCache:
         self.prefix_cache = PrefixCache(self.pool, clock)
         self._bytes_held = arena.bytes_held
         self.tables = BytesHeld(arena.bytes_held.accounts)
-        """Block tables that have pages."""
+        """Number of block tables with pages, by tenant."""
         self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
-        """Tokens and seconds of late."""
+        """Tokens and seconds of recent prefills, the older ones counted less."""
 
     @property
     def lock(self) -> Lock:
-        """That of the arena."""
+        """Lock of the arena, shared by all its caches."""
         return self._broker.lock
 
     @property
     def has_neighbours(self) -> bool:
-        """Other models share the arena."""
+        """Whether other models share the arena."""
         return self._broker.num_caches > 1
 
     @property
     def num_free(self) -> int:
-        """Pages without a user, idle cached ones included. A caller may find fewer: not
-        everybody gives way to everybody."""
+        """Free plus idle cached pages. A tenant may obtain fewer, because not every tenant's pages
+        may be evicted for it."""
         return self.pool.num_free + self.prefix_cache.num_idle
 
     @property
     def num_total(self) -> int:
-        """Pages in use and obtainable ones; changes as extents move to and from others."""
+        """Used plus free pages. Changes as extents move between this cache and other owners."""
         return self.pool.num_used + self.pool.num_free
 
     @property
     def num_cached(self) -> int:
-        """Idle pages in the prefix cache: without a user, kept for reuse."""
+        """Number of idle pages in the prefix cache: unused, but kept for reuse."""
         return self.prefix_cache.num_idle
 
     @property
     def page_cost_s(self) -> float:
-        """Seconds to compute a page again, as prefill goes of late."""
+        """Seconds to compute a page again, by recent prefills."""
         num_tokens, seconds = self._prefill
         return PAGE_TOKENS * seconds / num_tokens
 
@@ -85,7 +86,7 @@ class KVCache:
         self._prefill = MEMORY * old_tokens + num_tokens, MEMORY * old_seconds + seconds
 
     def ask(self, num_pages: int, tenant: Tenant, *, is_first: bool) -> Ask:
-        """For so many pages more."""
+        """Returns the tenant's request for `num_pages` more pages, for the eviction rules."""
         size = self.pool.page_bytes
         spare = self.prefix_cache.num_idle_of(tenant.name) * size
         return Ask(self._bytes_held, tenant.name, num_pages * size, is_first=is_first, spare=spare)
@@ -98,9 +99,9 @@ class KVCache:
         num_beside: int = 0,
         is_first: bool = False,
     ) -> bool:
-        """Sees to it that so many pages are free, at the cost of what is idle here or at others and
-        gives way to the tenant. False if that does not suffice. num_beside: pages more, for others.
-        is_first: none of the tenant's other sequences has pages here."""
+        """Makes `num_pages` pages free, evicting idle items here and in other caches as far as the
+        tenant may. Returns False if too few can be freed. num_beside: additional pages to free for
+        other users. is_first: none of the tenant's other sequences has pages here."""
         self._bytes_held.accounts.note(tenant)
         ask = self.ask(num_pages, tenant, is_first=is_first)
         return self._broker.free_pages(self, num_pages + num_beside, ask)
@@ -108,27 +109,27 @@ class KVCache:
     def allocate(
         self, num_pages: int, tenant: Tenant = NO_TENANT, *, is_first: bool = False
     ) -> list[int] | None:
-        """New pages with one reference each, the caller's; None if even `make_room` does not
-        help."""
+        """Allocates pages with one reference each, owned by the caller. Returns None if `make_room`
+        cannot free enough."""
         if not self.make_room(num_pages, tenant, is_first=is_first):
             return None
         return self.pool.allocate(num_pages, tenant.name)
 
     def num_evictable(self, ask: Ask) -> int:
-        """Idle pages that give way to the ask."""
+        """Returns the number of idle pages that may be evicted for the request."""
         return self.prefix_cache.num_evictable(ask)
 
     def evict(self, num_pages: int, ask: Ask | None = None, limit: Loss = NO_LIMIT) -> int:
-        """Frees up to so many idle pages in the order of their loss, and only while that is at most
-        the limit, in seconds a byte. Returns how many. ask: the account it is for; None: none,
-        and any may lose pages."""
+        """Frees up to `num_pages` idle pages in the order of their loss, while the loss is within
+        the limit (its cost in seconds per byte). Returns their number. ask: the request to evict
+        for; None may evict any account's pages."""
         ask = ask or self._broker.at_any_cost()
         max_reuse = limit.cost_s * self.pool.page_bytes / self.page_cost_s
         return self.prefix_cache.evict(num_pages, ask, (limit.priority, max_reuse))
 
     def drainable(self) -> dict[int, Idle]:
-        """Extents that `drain` could free, with what the loss of the pages in them costs: seconds
-        to compute them again, times their expected reuse."""
+        """Returns the extents that `drain` could free. Their cost is the seconds to compute their
+        pages again, times the expected reuse of these."""
         cost = self.page_cost_s
         return {
             extent: Idle(accounts, cost * reuse)
@@ -136,20 +137,20 @@ class KVCache:
         }
 
     def lost_with(self, extents: Iterable[int]) -> Idle:
-        """The same for all that draining these together loses, pages after theirs included."""
+        """Returns the cost of draining these extents together, including pages elsewhere that
+        follow theirs. In seconds to compute the pages again, times their expected reuse."""
         accounts, reuse = self.prefix_cache.lost_with(extents)
         return Idle(accounts, reuse * self.page_cost_s)
 
     def drain(self, extent: int) -> None:
-        """Gives a drainable extent back to the arena, for adapters or another model."""
+        """Returns a drainable extent to the arena, for adapters or another model."""
         self.prefix_cache.evict_extent(extent)
 
     def check_integrity(self, held: Iterable[int] | None = None) -> None:
         """Raises IntegrityError unless every page is in exactly one state.
 
-        `held`: the pages of all block tables (`BlockTable.held_pages`), each once per reference;
-        given, the reference counts must add up too. An idle engine holds none:
-        `check_integrity(held=())`.
+        held: pages of all block tables (`BlockTable.held_pages`), once per reference. If given, the
+        reference counts must add up, too. For an idle engine pass `held=()`.
         """
         self._arena.check_integrity()
         self.pool.check_integrity()

@@ -1,4 +1,4 @@
-"""Identity of a full KV page: what must be equal for one sequence to reuse another's page."""
+"""Keys of full KV pages. Two sequences may share a page if and only if its keys are equal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 
 PAGE_TOKENS = 16
-"""Tokens in a page, as the op backends have it."""
+"""Tokens per page; the op backends use the same number."""
 
 
 def _field(tag: bytes, value: bytes) -> bytes:
@@ -15,15 +15,16 @@ def _field(tag: bytes, value: bytes) -> bytes:
 
 
 class PageHasher:
-    """Keys of the pages that one model computes with one adapter (or none) for one cache domain.
+    """Computes the keys of pages of one model, with one adapter (or none), in one cache domain.
 
     key = SHA-256 over tagged, length-prefixed fields: model digest, cache domain, adapter content
     digest and activation or base, salt, layout version, parent key (absent for a first page),
-    tokens. Equal keys mean equal fields all the way up (to a SHA-256 collision), and the reverse.
+    tokens. Keys are equal if and only if the fields of the page and of all pages before it are
+    equal (barring a SHA-256 collision).
 
-    The adapter acts on positions from `activation` on. Pages wholly before are the base's and keyed
-    so, whatever adapter follows; later ones have adapter and activation in their keys, for the same
-    adapter may begin elsewhere after the same tokens.
+    The adapter acts on positions from `activation` on. Pages wholly before it have the base model's
+    keys, whatever adapter follows. Later pages have the adapter and `activation` in their keys,
+    because the same adapter may begin elsewhere after the same tokens.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class PageHasher:
             self._num_base_pages = activation // PAGE_TOKENS
 
     def key(self, index: int, parent: bytes | None, tokens: Sequence[int]) -> bytes:
-        """Key of page number `index`, with these tokens (unsigned 32-bit), after `parent`."""
+        """Returns the key (32 bytes) of page number `index`. tokens: its tokens, unsigned 32-bit.
+        parent: key of the page before, None for the first."""
         state = (self._base if index < self._num_base_pages else self._adapted).copy()
         if parent is not None:
             state.update(_field(b"p", parent))

@@ -1,4 +1,4 @@
-"""One owner's KV pages in the arena, counted by reference and charged to accounts."""
+"""KV pages of one owner in the arena, reference-counted and charged to accounts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from memory.errors import require
 
 
 class PagePool:
-    """Pages of one size. Page id = extent * pages_per_extent + place in the extent, so no page
-    crosses one.
+    """Pool of pages of one size. Page id = extent * pages_per_extent + index in the extent, so no
+    page crosses an extent boundary.
 
-    New pages come from the fullest extent that has room, so that the others drain; an extent
-    without a used page goes back to the arena at once. A page is used while a holder has a
-    reference to it, and as long charged to the account that it was allocated for.
+    New pages come from the fullest extent that has room, so that the others drain. An extent
+    without used pages returns to the arena at once. A page is used, and charged to the account that
+    it was allocated for, while it has a reference.
     """
 
     def __init__(self, arena: Arena, owner: str, page_bytes: int) -> None:
-        """Raises ValueError for a page that does not fit into an extent."""
+        """Raises ValueError if a page does not fit into an extent."""
         if not 0 < page_bytes <= arena.extent_bytes:
             raise ValueError(f"a page of {page_bytes} bytes in extents of {arena.extent_bytes}")
         self._arena = arena
@@ -36,7 +36,7 @@ class PagePool:
         self._free: dict[int, list[int]] = {}
         """Free pages of each extent held, as a stack."""
         self._extents_with: list[dict[int, None]] = [{} for _ in range(self.pages_per_extent + 1)]
-        """The extents held that have exactly so many free pages."""
+        """Extents held, indexed by their number of free pages."""
         self._num_held_free = 0
 
     @property
@@ -45,12 +45,12 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages `allocate` would find now, in extents held and in those the arena would give."""
+        """Pages that `allocate` would find now, in the extents held and in obtainable ones."""
         return self._num_held_free + self._arena.num_kv_obtainable * self.pages_per_extent
 
     def allocate(self, num_pages: int, account: str = NO_TENANT.name) -> list[int] | None:
-        """New pages with one reference each, the caller's; None, and nothing changed, if they are
-        too few."""
+        """Allocates pages with one reference each, owned by the caller. Returns None, and changes
+        nothing, if too few are free."""
         if num_pages > self.num_free:
             return None
         pages: list[int] = []
@@ -63,12 +63,12 @@ class PagePool:
         return pages
 
     def retain(self, page: int) -> None:
-        """One more reference to a used page, the caller's."""
+        """Adds a reference, owned by the caller, to a used page."""
         require(page in self._references, f"page {page} of {self.owner!r} is free")
         self._references[page] += 1
 
     def release(self, page: int) -> int:
-        """Gives one reference back and returns how many are left; at 0 the page is free."""
+        """Releases one reference and returns the number left. At 0 the page is free."""
         count = self._references.get(page, 0) - 1
         require(count >= 0, f"page {page} of {self.owner!r} is released but has no holder")
         if count:
@@ -86,7 +86,7 @@ class PagePool:
         return self._accounts[page]
 
     def held_bytes(self) -> Counter[str]:
-        """By account, counted page by page."""
+        """Returns the bytes of used pages by account, counted page by page."""
         held = Counter(self._accounts.values())
         return Counter({name: count * self.page_bytes for name, count in held.items()})
 
@@ -97,7 +97,7 @@ class PagePool:
         return self.pages_per_extent - len(self._free[extent])
 
     def offsets(self, page_ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Byte offset of each page in the device's memory. Shape: any -> the same."""
+        """Returns the byte offset in the device's memory of each page, shaped like `page_ids`."""
         extents, places = np.divmod(page_ids.astype(np.int64), self.pages_per_extent)
         first = self._arena.first_byte
         return first + extents * self._arena.extent_bytes + places * self.page_bytes
@@ -136,14 +136,13 @@ class PagePool:
             self._arena.free_kv(extent, self.owner)
 
     def _move(self, extent: int, old: int, new: int) -> None:
-        """The extent has `new` free pages instead of `old`."""
+        """Records that the extent has `new` free pages instead of `old`."""
         del self._extents_with[old][extent]
         self._extents_with[new][extent] = None
         self._num_held_free += new - old
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless each page of each extent held is either free or referenced,
-        once."""
+        """Raises IntegrityError unless each page of each extent held is free or referenced."""
         held = self._arena.kv_extents(self.owner)
         require(held == set(self._free), f"extents {held} by the arena, {set(self._free)} here")
         pages = [*self._references, *(page for free in self._free.values() for page in free)]

@@ -1,4 +1,4 @@
-"""Places that could be cleared for one allocation, and the one whose loss costs least."""
+"""Search for the place in adapter memory that can be cleared at the least loss."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from typing import NamedTuple, TypeVar
 from memory.allocations import Allocation
 
 SLACK = 1.25
-"""A choice so close to the best is good enough, and much quicker."""
+"""Ratio to the lowest cost at which an item is good enough; an exact search takes far longer."""
 
 T = TypeVar("T")
 
 
 class Idle(NamedTuple):
-    """Something that could be evicted: its accounts, and what the loss costs: seconds to make it
-    again, times its expected reuse."""
+    """Item that could be evicted. cost_s: seconds to make it again, times its expected reuse."""
 
     accounts: Collection[str]
     cost_s: float
 
 
 class Loss(NamedTuple):
-    """Orders what could be evicted. priority: eviction priority, the highest of the accounts that
-    lose."""
+    """Sort key of items that could be evicted. priority: eviction priority, the highest of the
+    accounts that would lose something."""
 
     priority: float
     cost_s: float
@@ -40,12 +39,13 @@ NO_LIMIT = Loss(math.inf, math.inf)
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """Bytes start..end that are free, or would be if their holder gave them up."""
+    """Bytes start..end that are free, or would be if their item were evicted."""
 
     start: int
     end: int
     loss: Loss = NOTHING
-    """For KV with this extent alone, so at least that."""
+    """Loss of this span alone. For KV a lower bound, because evicting pages also evicts their
+    descendants elsewhere."""
     run: Allocation | None = None
     extent: int | None = None
 
@@ -55,12 +55,12 @@ class Span:
 
 
 def find_places(spans: Sequence[Span], num_bytes: int) -> Iterator[tuple[tuple[int, int], Loss]]:
-    """Every shortest row of adjacent spans that is long enough, the highest first, as the
-    (start, stop) of a slice with its loss. spans: in order."""
+    """Yields every shortest row of adjacent spans with at least `num_bytes`, the highest address
+    first, as the (start, stop) of a slice of `spans` with its loss. spans: ordered by address."""
     lost = list(accumulate((span.loss.cost_s for span in spans), initial=0.0))
     last = len(spans) - 1
     latest: deque[int] = deque()
-    """Spans of the row whose priority is above that of all before them in it."""
+    """Spans of the row whose priority exceeds that of all spans before them in the row."""
     for first in range(len(spans) - 1, -1, -1):
         if first < last and spans[first].end != spans[first + 1].start:
             last = first
@@ -81,10 +81,10 @@ def find_places(spans: Sequence[Span], num_bytes: int) -> Iterator[tuple[tuple[i
 def cheapest_first(
     bounds: Iterable[tuple[T, Loss]], loss_of: Callable[[T], Loss | None]
 ) -> Iterator[tuple[Loss, T]]:
-    """Items by loss, the costs roughly: none comes before one that costs `SLACK` times less.
+    """Yields the items in order of loss; the costs may be out of order by a factor of `SLACK`.
 
-    bounds: lower bounds of the losses; the loss itself is computed only for items that may be next.
-    None: the item cannot be evicted.
+    bounds: items with lower bounds of their losses. loss_of: returns an item's exact loss, or None
+    if the item cannot be evicted; called only for items that may be next.
     """
     items = [(bound, False, order, item) for order, (item, bound) in enumerate(bounds)]
     heapify(items)

@@ -1,4 +1,4 @@
-"""Full pages kept for reuse: a radix tree with one page to a node."""
+"""Cache of full KV pages for reuse: a radix tree with one page per node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memory.pages import PagePool
 from memory.reuse import Reuse
 
 MAX_GONE = 1 << 14
-"""Evicted keys whose reuse is remembered."""
+"""Maximum number of evicted keys whose reuse is remembered."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,20 +26,21 @@ class _Node:
     account: str
     parent: _Node | None
     reuse: Reuse
-    """How often it was asked for again; as long as it never was, that it was added."""
+    """Recent matches of the page. Before its first match: the time of its insertion, as one use."""
     was_found: bool = False
     children: set[_Node] = field(default_factory=set["_Node"])
     idle_order: int = 0
-    """Grows from page to page as they turn idle."""
+    """Position in the order in which pages turned idle."""
 
 
 @dataclass(slots=True)
 class _IdleInExtent:
-    """The reuses are sums over its pages, found ones apart: what fades alike can be summed."""
+    """Idle pages of one extent. Reuse of matched and of never matched pages is summed separately,
+    because only the latter is multiplied by the chance of a first match."""
 
     pages: set[int] = field(default_factory=set[int])
     num_of: Counter[str] = field(default_factory=Counter[str])
-    """Pages by account."""
+    """Number of pages by account."""
     reuse: Reuse = field(default_factory=Reuse)
     found_reuse: Reuse = field(default_factory=Reuse)
 
@@ -66,25 +67,27 @@ class _IdleOfAccount:
     leaves: dict[bool, list[tuple[float, int, _Node]]] = field(
         default_factory=lambda: {False: [], True: []}
     )
-    """Heaps of idle leaves, never found and found ones: least reuse first, then the longest idle.
-    Entries of nodes that are in use again or have gone idle anew are passed over."""
+    """Heaps of idle leaves, by whether they were ever matched: least reuse first, then longest
+    idle. Stale entries (the node is in use, or was since) are skipped."""
 
 
 _Turn = tuple[float, bool, float, str]
-"""An account's turn to give up a page: the turn, whether it is another than the one that asks, the
-reuse of the page, its name."""
+"""Key by which accounts are ordered for eviction: eviction priority, whether the account is another
+than the requesting one, expected reuse of its least reused leaf, account name."""
 
 
 class PrefixCache:
-    """Pages by key. A key is chained (it names all pages before it), so a key alone finds its node.
+    """Pages by key. A key is chained (it identifies all pages before it), so a key alone finds its
+    node.
 
     The cache has one reference of its own to each page in it. A page with no other reference is
     *idle* and may be evicted. A holder of a cached page holds all cached pages before it too, and
-    releases them last page first: hence an idle page's descendants are idle.
+    releases them last page first. Hence an idle page's descendants are idle.
 
-    The expected reuse of a page is how often it was asked for again of late; of one that never was,
-    the share of all pages that were. It outlives the page: one that is computed anew was asked for
-    again, and would have been found had there been room.
+    The expected reuse of a page is its recent number of matches. For a page that was never matched,
+    it is the share of all pages that were. The reuse of an evicted page is remembered: if the page
+    is inserted again, that counts as a match, because the page would have been found had there been
+    room.
     """
 
     def __init__(self, pool: PagePool, clock: Callable[[], float]) -> None:
@@ -94,14 +97,14 @@ class PrefixCache:
         self._by_page: dict[int, _Node] = {}
         self._idle: dict[int, _Node] = {}
         self._idle_in: dict[int, _IdleInExtent] = {}
-        """By extent: the extents that have idle pages."""
+        """By extent; extents with idle pages only."""
         self._idle_of: dict[str, _IdleOfAccount] = {}
-        """By account: the accounts that have idle pages."""
+        """By account; accounts with idle pages only."""
         self._orders = count(1)
         self._added, self._found = Reuse(), Reuse()
-        """Pages added, and pages asked for again for the first time."""
+        """Pages added, and pages matched for the first time."""
         self._gone: OrderedDict[bytes, Reuse] = OrderedDict()
-        """Evicted keys, the longest gone first."""
+        """Reuse of evicted keys, the oldest eviction first."""
         self.journal = Journal()
 
     @property
@@ -116,8 +119,8 @@ class PrefixCache:
         return self._idle_of[account].num_pages if account in self._idle_of else 0
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """Pages of the longest cached prefix. Each has a new reference, the caller's, to be given
-        back with `release`."""
+        """Returns the pages of the longest cached prefix. Each has a new reference, owned by the
+        caller; `release` gives it back."""
         pages: list[int] = []
         for key in keys:
             node = self._nodes.get(key)
@@ -130,13 +133,13 @@ class PrefixCache:
     def insert(
         self, keys: Sequence[bytes], pages: Sequence[int], parent: bytes | None = None
     ) -> list[int]:
-        """Offers full pages, each after the one before and the first after `parent` (None: a first
-        page).
+        """Offers full pages, in order. parent: key of the page before the first; None for a
+        sequence's first page. The caller must hold `parent`'s cached page.
 
-        A new key: the cache keeps the page, with a reference of its own. A known key: the cache
-        keeps the page it has. Returns the cached page of each key; where that is not the offered
-        one (which stays the caller's alone), the caller has a new reference to it, to be given back
-        like its own. The caller must hold `parent`'s cached page.
+        For a new key, the cache keeps the page and adds a reference of its own. For a known key,
+        the cache keeps the page it has. Returns the cached page of each key. If that is not the
+        offered page (which stays private to the caller), the caller gets a new reference to it, to
+        be released like its own.
         """
         before = None if parent is None else self._nodes[parent]
         cached: list[int] = []
@@ -151,8 +154,8 @@ class PrefixCache:
         return cached
 
     def release(self, pages: Sequence[int], num_found: int = 0) -> None:
-        """Gives back one reference to each page, the last first. Pages not cached become free at
-        once. The first `num_found` pages were found here and used: that is their reuse."""
+        """Releases one reference to each page, the last page first. Uncached pages become free at
+        once. The first `num_found` pages count as matched."""
         now = self._clock()
         for page in pages[:num_found]:
             self._note_found(self._by_page[page], now)
@@ -161,7 +164,7 @@ class PrefixCache:
                 self._add_idle(self._by_page[page], now)
 
     def num_evictable(self, ask: Ask) -> int:
-        """Idle pages that `evict` could free for it."""
+        """Returns the number of idle pages that `evict` could free for the request."""
         page_bytes = self._pool.page_bytes
         return sum(
             math.ceil(min(ask.most(name) / page_bytes, idle.num_pages))
@@ -171,10 +174,11 @@ class PrefixCache:
     def evict(
         self, num_pages: int, ask: Ask, limit: tuple[float, float] = (math.inf, math.inf)
     ) -> int:
-        """Frees up to so many idle pages of accounts that give way, leaves first: of the account
-        whose turn it is, those of least expected reuse. Returns how many.
+        """Frees up to `num_pages` idle pages that may be evicted for the request, and returns their
+        number. Takes them from the account of the lowest eviction priority, its least reused leaf
+        first.
 
-        limit: the turn, then the reuse, beyond which nothing goes.
+        limit: eviction priority and expected reuse, above which no page is evicted.
         """
         now = self._clock()
         num_freed = 0
@@ -196,14 +200,14 @@ class PrefixCache:
         return num_freed
 
     def evict_extent(self, extent: int) -> None:
-        """Frees its idle pages and all after them, which are idle too."""
+        """Frees the extent's idle pages and all their descendants, which are idle too."""
         now = self._clock()
         for node in self._with_descendants([extent]):
             self._remove(node, now)
 
     def drainable(self) -> dict[int, tuple[Collection[str], float]]:
-        """Extents whose used pages are all idle, with the accounts and the expected reuse of those
-        pages."""
+        """Returns the extents whose used pages are all idle, with the accounts and the expected
+        reuse of these pages."""
         now = self._clock()
         chance = self._chance(now)
         num_used_in = self._pool.num_used_in
@@ -217,14 +221,14 @@ class PrefixCache:
         }
 
     def lost_with(self, extents: Iterable[int]) -> tuple[Collection[str], float]:
-        """Accounts and expected reuse of all that `evict_extent` of these would free, pages
-        elsewhere too."""
+        """Returns the accounts and the expected reuse of all pages that `evict_extent` of these
+        extents would free, including pages elsewhere."""
         now = self._clock()
         nodes = self._with_descendants(extents)
         return {node.account for node in nodes}, sum(self._reuse(node, now) for node in nodes)
 
     def _chance(self, now: float) -> float:
-        """That a page is ever found again; even, as long as there were few."""
+        """Estimates the probability that a page is ever matched; 1/2 without observations."""
         return min((self._found.expected(now) + 1) / (self._added.expected(now) + 2), 1.0)
 
     def _reuse(self, node: _Node, now: float) -> float:
@@ -287,11 +291,13 @@ class PrefixCache:
             heapify(heap)
 
     def _is_idle_leaf(self, _: float, order: int, node: _Node) -> bool:
-        """A node that gets a child is in use, and goes idle anew afterwards."""
+        """Whether the heap entry is current. A node that gets a child is in use, and is filed again
+        under a new order when it turns idle."""
         return self._idle.get(node.page) is node and node.idle_order == order
 
     def _least_leaf(self, account: str, now: float) -> _Node | None:
-        """None: all its idle pages lie before those of others of its sharing group."""
+        """Returns the account's idle leaf of least expected reuse. Returns None if each idle page
+        of the account has a child that belongs to another account of the sharing group."""
         if account not in self._idle_of:
             return None
         leaves: list[_Node] = []
@@ -308,7 +314,7 @@ class PrefixCache:
             heappush(turns, (ask.priority(account), is_other, self._reuse(node, now), account))
 
     def _with_descendants(self, extents: Iterable[int]) -> list[_Node]:
-        """Idle pages of the extents and all pages after them, each behind those after it."""
+        """Returns the idle pages of the extents and their descendants, descendants first."""
         found: dict[_Node, None] = {}
         for extent in extents:
             for page in self._idle_in[extent].pages:
@@ -333,10 +339,9 @@ class PrefixCache:
                 self._file_leaf(node.parent)
 
     def check_integrity(self, held: Iterable[int] | None = None) -> None:
-        """Raises IntegrityError unless the tree is whole, the idle pages are those only the cache
-        holds, and nothing in use lies under something idle. With `held` (each page once per
-        reference outside the cache), also unless the reference counts of the pool add up.
-        """
+        """Raises IntegrityError unless the tree is whole, exactly the pages that only the cache
+        holds are idle, and no used page has an idle ancestor. With `held` (pages, once per
+        reference outside the cache), the reference counts of the pool must add up, too."""
         require(len(self._nodes) == len(self._by_page), "one page has two keys")
         for key, node in self._nodes.items():
             require(node.key == key and self._by_page.get(node.page) is node, "a node is misfiled")

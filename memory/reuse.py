@@ -1,4 +1,4 @@
-"""How often something was used of late: the expected reuse of KV pages and adapters alike."""
+"""Recent use of KV pages and adapters, from which their expected reuse is estimated."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 HALF_LIFE_S = 60.0
-"""A use this old counts half."""
+"""Seconds after which a use counts half."""
 MAX_KEYS = 1 << 16
-"""Keys of a `ReuseByKey`; the half least used are then forgotten."""
+"""Maximum number of keys in a `ReuseByKey`. A full one forgets the least used half."""
 
 
 @dataclass(slots=True)
 class Reuse:
-    """A count that fades by half each half-life. All have one clock, in seconds that never go
-    back."""
+    """Count that halves every `HALF_LIFE_S` seconds. Times are seconds of one monotonic clock."""
 
     count: float = 0.0
     at_s: float = 0.0
 
     def note(self, now: float, amount: float = 1.0) -> None:
-        """A negative amount takes back what was noted; less than nothing is nothing."""
+        """Adds to the count, down to 0 at least. A negative amount takes back an earlier note."""
         self.count = max(self.expected(now) + amount, 0.0)
         self.at_s = now
 
     def expected(self, now: float) -> float:
-        """Uses to be expected in the time to come, if it is like the past."""
+        """Returns the expected number of future uses, if these are like the past ones."""
         if self.count == 0.0:
             return 0.0
         return self.count * 2.0 ** ((self.at_s - now) / HALF_LIFE_S)
 
     @property
     def rank(self) -> float:
-        """Orders any two by their `expected` at any one time, for all fade alike."""
+        """Sort key that orders counts by their `expected` at a common time, as all decay alike."""
         if self.count == 0.0:
             return -math.inf
         return math.log2(self.count) + self.at_s / HALF_LIFE_S
 
 
 class ReuseByKey:
-    """Reuse of things by name, wherever they are. Written by one thread; others may read
-    `expected`, a count just before or after it changes."""
+    """Reuse of items by name. Written by one thread; others may read `expected` and get a count
+    from just before or after a concurrent change."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

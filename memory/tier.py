@@ -1,4 +1,4 @@
-"""A tier bounded in bytes: what is cheapest to bring back leaves first."""
+"""Storage tier with a bound in bytes, which drops the items that are cheapest to load again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ K = TypeVar("K")
 
 
 class Tier(Generic[K]):
-    """The bytes of each item of a tier, by key."""
+    """Sizes in bytes of a tier's items, by key."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -19,7 +19,7 @@ class Tier(Generic[K]):
         self._sizes: dict[K, int] = {}
 
     def __iter__(self) -> Iterator[K]:
-        """Keys, the longest here first."""
+        """Iterates over the keys, the oldest item first."""
         return iter(self._sizes)
 
     def __len__(self) -> int:
@@ -29,21 +29,21 @@ class Tier(Generic[K]):
         return key in self._sizes
 
     def put(self, key: K, num_bytes: int) -> None:
-        """Adds the item, in place of one of this key. There must be room: see `victims`."""
+        """Adds the item, replacing one of the same key. There must be room: see `victims`."""
         self.drop(key)
         self._sizes[key] = num_bytes
         self.num_bytes += num_bytes
 
     def drop(self, key: K) -> None:
-        """Removes the item, if it is here."""
+        """Removes the item if it is present."""
         self.num_bytes -= self._sizes.pop(key, 0)
 
     def size(self, key: K) -> int:
-        """Bytes of an item that is here."""
+        """Returns the size in bytes of a present item."""
         return self._sizes[key]
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes more fit as it is."""
+        """Whether `num_bytes` more bytes fit without dropping an item."""
         return self.num_bytes + num_bytes <= self.max_bytes
 
     def victims(
@@ -53,12 +53,12 @@ class Tier(Generic[K]):
         *,
         gives_way: Callable[[K, Any], bool] = lambda _key, _worth: True,
     ) -> list[K] | None:
-        """The items that must leave for `num_bytes` more, those of least worth first; None if not
-        enough of them give way.
+        """Returns the items to drop so that `num_bytes` more bytes fit, those of least worth first.
+        Returns None if too few may be dropped.
 
-        worth: what losing an item costs for each of its bytes; seconds to bring it back times its
-        expected reuse, in whatever can be compared. A few more leave than must, so that not every
-        arrival pays for the search.
+        worth: cost per byte of dropping an item: seconds to load it again times its expected reuse,
+        in any comparable type. gives_way: whether an item of this worth may be dropped. Drops a few
+        more items than needed (1/128 of the bound), so that not every load pays for the search.
         """
         if self.has_room(num_bytes):
             return []

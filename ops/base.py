@@ -1,15 +1,15 @@
-"""The kernel seam: what a backend must offer, and the structures it is called with.
+"""Protocols that an op backend implements, and the structures that its ops are called with.
 
-Every tensor lives on the backend's device. Sequences of a step are laid out one after the other:
-a sequence's tokens are contiguous; sequences that share an adapter slot are neighbours, base-only
-sequences come last. A row of a matrix is one token's, unless it says otherwise.
+Every tensor lives on the backend's device. Sequences of a step are laid out one after the other: a
+sequence's tokens are contiguous; sequences that share an adapter slot are neighbours, base-only
+sequences come last. Unless stated otherwise, a row of a matrix belongs to one token.
 
     S  sequences in the step        T  tokens in the step             L  layers
     H  query heads, G  KV heads     D  head size                      V  vocabulary
 
-Activations are in `activation_dtype(weights)`; on CPU that is float32 whatever the serving dtype,
-so that sums keep their precision between ops; weights, KV pages and adapters are in the serving
-dtype.
+Activations are in `activation_dtype(weights)`. On the CPU that is float32 whatever the serving
+dtype, so that sums keep their precision between ops. Weights, KV pages and adapters are in the
+serving dtype.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 Activation = Literal["silu", "gelu_tanh"]
 
 StreamName = Literal["adapters", "tables", "weights"]
-"""Side streams, one for each kind of copy: a table's entry does not wait for megabytes."""
+"""Names of the side streams, one per kind of copy, so that a table entry does not queue behind
+megabytes of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,10 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheView:
-    """The arena as attention sees it.
+    """Arena memory with the KV layout of one model, as attention reads it.
 
-    arena: uint8 [arena bytes]. The K of layer `l` of a page at byte offset `p` begins at
-    `p + l * layout.layer_bytes`, its V half a `layer_bytes` later.
+    arena: uint8 [arena bytes]. The K of layer `l` of a page at byte offset `p` begins at `p + l *
+    layout.layer_bytes`, its V half a `layer_bytes` later.
     """
 
     arena: Tensor
@@ -74,7 +75,7 @@ class KVCacheView:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Which tokens attend to which in one step.
+    """Positions and pages of a step's tokens, for causal attention.
 
     query_start  int32 [S + 1]        tokens of sequence s are query_start[s]..query_start[s + 1]
     token_seq    int32 [T]            sequence of each token
@@ -109,7 +110,7 @@ class QKNorm:
 
 @dataclass(frozen=True, slots=True)
 class AdapterTables:
-    """Where each resident adapter's factors lie. Rewritten in place, one slot at a time, at load.
+    """Locations of each resident adapter's factors. A slot is rewritten in place at each load.
 
     a_offset int64 [slots, L, 7]  byte offset in the arena of A, [rank, K], K contiguous
     b_offset int64 [slots, L, 7]  byte offset in the arena of B in the backend's layout, scaled
@@ -140,7 +141,7 @@ class LoRABatch:
 
 @dataclass(frozen=True, slots=True)
 class FusedLinear:
-    """A linear whose output is one or more projections side by side.
+    """Linear layer whose output is one or more projections side by side.
 
     projections: indices into PROJECTIONS, in output column order; widths: their output columns.
     """
@@ -151,20 +152,20 @@ class FusedLinear:
 
 
 class PackedLinear(Protocol):
-    """A weight in the form the backend's `linear` wants. Opaque but for these."""
+    """Weight in the form that the backend's `linear` reads. Opaque except for these members."""
 
     in_features: int
     out_features: int
     num_bytes: int
 
     def placed(self, place: Callable[[Tensor], Tensor]) -> Self:
-        """The same weight with its tensors where `place` says that they go."""
+        """Returns the same weight with each tensor replaced by `place(tensor)`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear:
-    """A packed weight and which projections it holds, for adapters to add to."""
+    """Packed weight with the projections that it holds, to which adapters add."""
 
     weight: PackedLinear
     fused: FusedLinear
@@ -172,7 +173,7 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMS norm as in `Ops.rms_norm`. weight: float32 [K], a family's offset folded in."""
+    """RMS norm as in `Ops.rms_norm`. weight: float32 [K], the model family's offset folded in."""
 
     weight: Tensor
     eps: float
@@ -180,12 +181,12 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer as data; `workers.layers.decoder_layer` says what is computed from it.
+    """Weights and settings of one decoder layer; `workers.layers.decoder_layer` computes with them.
 
     layer: its index in KV pages and adapter tables. rope, qk_norm, scale, window, softcap: as in
-    `Ops.rope_write_kv` and `Ops.paged_attention`. post_attention_norm, post_mlp_norm: of a block's
-    output before it is added to the residual (Gemma), if any. following_norm: the first norm of the
-    next layer, or the model's last.
+    `Ops.rope_write_kv` and `Ops.paged_attention`. post_attention_norm, post_mlp_norm: norms of a
+    block's output before it is added to the residual (Gemma), if any. following_norm: the first
+    norm of the next layer, or the model's last.
     """
 
     layer: int
@@ -208,7 +209,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How to draw one token for each of N rows of logits.
+    """Parameters for drawing one token from each of N rows of logits.
 
     temperature float32 [N]   0 = greedy: of the other fields only bias and penalties have effect
     top_k       int32 [N]     0 = off
@@ -248,24 +249,23 @@ class SamplingBatch:
 
 
 class DeviceEvent(Protocol):
-    """A point in the work of a device."""
+    """Point in the work submitted to a device, like a CUDA event."""
 
     def synchronize(self) -> None:
-        """Returns when everything before it is done."""
+        """Blocks until all work before the event is done."""
         ...
 
     def query(self) -> bool:
-        """Whether everything before it is done."""
+        """Whether all work before the event is done."""
         ...
 
     def wait(self) -> None:
-        """Has the device do what the thread submits from now on after everything before the event.
-        The host does not wait."""
+        """Makes the device run later work of this thread after the event. Does not block."""
         ...
 
 
 class PassedEvent:
-    """The event of a backend whose ops return when they are done: it is always passed."""
+    """Event of a backend whose ops are synchronous: all work before it is always done."""
 
     def synchronize(self) -> None:
         pass
@@ -278,11 +278,11 @@ class PassedEvent:
 
 
 EVEN = range(2, sys.maxsize, 2)
-"""Head sizes that can be rotated."""
+"""Even head sizes, which rotary embedding can rotate."""
 
 
 class HostOps:
-    """Device calls of a backend whose ops return when they are done."""
+    """Device calls of a backend whose ops are synchronous."""
 
     compiles = False
     num_compiled = 0
@@ -304,31 +304,31 @@ class HostOps:
 
 
 class Compute(Protocol):
-    """The arithmetic of a decoder layer on a backend."""
+    """Arithmetic of a decoder layer on a backend."""
 
     b_rank_major: bool
     """Layout of B in the adapter image: True = [rank, N] (CPU), False = [N, rank] (GPU)."""
     shares_tables: bool
-    """Whether an embedding table is multiplied with as it lies, so that a model whose head is tied
-    to it needs it once."""
+    """Whether the output projection can read the embedding table in place, so that a model with
+    tied embeddings stores it once."""
     keeps_blocks: bool
-    """Whether matrices in blocks are packed as blocks rather than as bfloat16."""
+    """Whether block-quantised matrices are packed as blocks rather than as bfloat16."""
     head_dims: range
-    """Head sizes that the backend computes."""
+    """Head sizes that the backend supports."""
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype: ...
 
     def pack_linear(self, *weights: Weight, bias: Tensor | None = None) -> PackedLinear:
-        """Packs matrices [N, K], whose rows follow each other, and their bias into one linear.
+        """Packs matrices [N, K], concatenated by rows, and their bias into one linear.
 
-        Plain matrices have the serving dtype. Matrices in blocks give the results of their
-        bfloat16 form, in every bit. The arguments may be freed afterwards.
+        Plain matrices have the serving dtype. Block-quantised matrices give the results of their
+        bfloat16 form, bit for bit. The arguments may be freed afterwards.
         """
         ...
 
     def table_linear(self, table: Tensor) -> PackedLinear:
-        """An embedding table [V, K] as the output projection. It is kept where `shares_tables`,
-        and packed like any other weight where not."""
+        """Returns an embedding table [V, K] as the output projection: the table itself if
+        `shares_tables`, else packed like any other weight."""
         ...
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
@@ -348,8 +348,7 @@ class Compute(Protocol):
     ) -> Tensor:
         """Semantics: with residual: residual += x in place, y = norm(residual); else y = norm(x).
         norm(v) = v / sqrt(mean(v^2) + eps) * weight.
-        Shape: x, residual [T, K]; weight float32 [K], a family's weight offset already folded in.
-        """
+        Shape: x, residual [T, K]; weight float32 [K], the model family's offset folded in."""
         ...
 
     def rope_write_kv(
@@ -362,12 +361,11 @@ class Compute(Protocol):
         num_heads: int,
         qk_norm: QKNorm | None = None,
     ) -> None:
-        """Semantics: norm q and k per head if asked, rotate both (half-split pairs), write k and v
-        into their pages. q is left, rotated, in its columns of qkv; k and v columns are then
-        undefined.
-        Shape: qkv [T, (H + 2G) * D]; rope float32 [max positions, D], cos in the first half, sin
-        in the second.
-        """
+        """Semantics: norms q and k per head if `qk_norm` is given, rotates both (half-split pairs),
+        writes k and v into their pages. Leaves the rotated q in its columns of qkv; the columns of
+        k and v are undefined afterwards.
+        Shape: qkv [T, (H + 2G) * D]; rope float32 [max positions, D], cos in the first half, sin in
+        the second."""
         ...
 
     def paged_attention(
@@ -383,10 +381,10 @@ class Compute(Protocol):
         softcap: float | None = None,
     ) -> Tensor:
         """Semantics: causal attention of each row over its sequence's pages, prefill and decode
-        alike. Row at position p sees positions max(0, p - window + 1)..p. scores = q k^T * scale,
-        then softcap * tanh(scores / softcap). Query head h reads KV head h // (H / G).
-        Shape: q is the first H * D columns of qkv [T, (H + 2G) * D] -> [T, H * D]. Sums in float32.
-        """
+        alike. The row at position p sees positions max(0, p - window + 1)..p. scores = q k^T *
+        scale, then softcap * tanh(scores / softcap). Query head h reads KV head h // (H / G).
+        Shape: q is the first H * D columns of qkv [T, (H + 2G) * D] -> [T, H * D]. Sums in
+        float32."""
         ...
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -404,24 +402,22 @@ class Compute(Protocol):
 
 
 class Sampling(Protocol):
-    """From logits to tokens and log-probabilities on a backend."""
+    """Sampling of tokens and log-probabilities from logits on a backend."""
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        """Semantics: bias, then penalties, then temperature, top-k, top-p, min-p (in that order,
-        each on what the one before left), then argmax(logit / temperature + Gumbel noise), the
-        noise a pure function of (seed, position, choice, token id). Ties: the smallest id. -1 for a
-        row with a logit that is NaN.
-        Shape: logits float32 [N, V], may be changed -> int32 [N].
-        """
+        """Semantics: bias, then penalties, then temperature, top-k, top-p, min-p (each applied to
+        the tokens that the previous one kept), then argmax(logit / temperature + Gumbel noise). The
+        noise is a pure function of (seed, position, choice, token id). Of equal tokens the smallest
+        id wins. -1 for a row with a NaN logit.
+        Shape: logits float32 [N, V], may be changed -> int32 [N]."""
         ...
 
     def log_softmax_top(
         self, logits: Tensor, tokens: Tensor, num_top: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of the raw logits, which are not changed.
-        Shape: logits float32 [N, V], tokens int32 [N] -> chosen float32 [N], top ids int32
-        [N, num_top], top values float32 [N, num_top], descending.
-        """
+        """Returns log-probabilities of the raw logits, which are not changed.
+        Shape: logits float32 [N, V], tokens int32 [N] -> chosen float32 [N], top ids int32 [N,
+        num_top], top values float32 [N, num_top], descending."""
         ...
 
 
@@ -430,40 +426,38 @@ class Device(Protocol):
 
     device: torch.device
     compiles: bool
-    """Kernels are compiled when they are first launched in a new form."""
+    """Whether kernels are compiled when they are first launched in a new form."""
 
     @property
     def num_compiled(self) -> int:
-        """How many were, in this process; those read from the cache folder count too."""
+        """Number of kernels that this process compiled or read from the cache folder."""
         ...
 
     def block_hashes(self, payload: Tensor) -> Tensor:
-        """Semantics: NH (RFC 4418) of each HASH_BLOCK bytes, zeros following the last; the same on
-        every backend, be the payload on the device or on the host. Two different blocks have one
-        hash in one of 2^32 cases.
-        Shape: payload uint8 [num_bytes], contiguous, a multiple of 8 -> int64 [blocks].
-        """
+        """Semantics: NH (RFC 4418) of each HASH_BLOCK bytes, the last block padded with zeros.
+        Equal on every backend, for a payload on the device or on the host. Two different blocks
+        have equal hashes with probability 2^-32.
+        Shape: payload uint8 [num_bytes], contiguous, a multiple of 8 -> int64 [blocks]."""
         ...
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """A function that does the work again, at less cost to the host where the backend can. It
-        reads and writes where the work did, and returns the same tensor each time.
-        """
+        """Returns a function that repeats the work with less host overhead if possible (CUDA
+        graph). It uses the same memory as the work, and returns the same tensor each time."""
         ...
 
     def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
-        """Work submitted inside is done beside the steps in flight, not behind them: for memory
-        that none of them uses. Work of one stream is done in its order. waits: it is done when
-        the block ends."""
+        """Context in which submitted work runs concurrently with the steps in flight, for memory
+        that none of them uses. Work of one stream runs in order. waits: whether leaving the context
+        blocks until the work is done."""
         ...
 
     def record_event(self) -> DeviceEvent:
-        """An event behind the work submitted so far. Does not wait for it."""
+        """Returns an event after the work submitted so far. Does not block."""
         ...
 
 
 class Ops(Compute, Sampling, Device, Protocol):
-    """A backend. It holds no state but scratch and keeps no reference to its arguments."""
+    """Backend for all ops. Has no state but scratch memory; keeps no references to arguments."""
 
     name: str
 
@@ -479,16 +473,15 @@ class LayerStack(Protocol):
         kv: KVCacheView,
         lora: LoRABatch | None,
     ) -> Tensor:
-        """x [T, K] is the first norm of the residual [T, K], which is changed in place; returns the
-        last layer's following norm [T, K]."""
+        """Runs all layers. x [T, K] is the first norm of `residual` [T, K], which is changed in
+        place. Returns the last layer's following norm [T, K]."""
         ...
 
 
 @runtime_checkable
 class StacksLayers(Protocol):
-    """What a backend may offer beyond `Ops`: all layers in one call, with the bits that its single
-    ops give."""
+    """Optional part of a backend: all layers in one call, bit-identical to its single ops."""
 
     def bind_layers(self, layers: list[LayerWeights]) -> LayerStack:
-        """Keeps the layers' tensors."""
+        """Binds the layers to the backend. The result keeps references to their tensors."""
         ...

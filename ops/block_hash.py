@@ -1,5 +1,5 @@
-"""NH, the inner hash of UMAC (RFC 4418, section 5.2), over blocks of memory: what tells whether
-bytes arrived. With fixed keys it is against accidents; against forgers there is SHA-256."""
+"""NH, the inner hash of UMAC (RFC 4418, section 5.2), over blocks of memory, to detect copy errors.
+Its keys are fixed, so it protects from accidents only; SHA-256 protects from forgery."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 
 HASH_BLOCK = 4096
-"""Bytes that one hash is of."""
+"""Bytes per hash."""
 WORDS = HASH_BLOCK // 4
 HALF = WORDS // 2
-"""A word of 32 bits is multiplied with the one half a block further."""
+"""Words per half block. NH multiplies each word with the word half a block later."""
 AT_ONCE = 64
-"""Blocks that are worked on together: their words with keys stay in a core's own cache."""
+"""Number of blocks processed at once, so that their words with keys stay in a core's own cache."""
 
 
 @cache
 def hash_keys(device: torch.device) -> Tensor:
-    """int32 [WORDS], the same in every process."""
+    """Returns the fixed keys, int32 [WORDS], the same in every process."""
     draw = torch.Generator().manual_seed(0)
     keys = torch.randint(-(2**31), 2**31, (WORDS,), generator=draw)
     return keys.to(torch.int32).to(device)
 
 
 def hash_blocks(payload: Tensor) -> Tensor:
-    """Ops.block_hashes of bytes on the host, without a compiler."""
+    """Computes `Ops.block_hashes` of a payload in host memory with numpy, without a compiler."""
     words = payload.numpy().view(np.uint32)
     keys = hash_keys(payload.device).numpy().view(np.uint32)
     hashes = [np.empty(0, np.uint64)]

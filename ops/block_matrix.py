@@ -21,7 +21,7 @@ from ops.weight_format import BLOCK_SIZES, WeightFormat
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The integers of a matrix [N, K] and how to scale them.
+    """Integers of a matrix [N, K] and how to scale them.
 
     levels   int8 [N, K]
     scales   float32 [N, K / group]
@@ -35,14 +35,14 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class BlockMatrix:
-    """A matrix [N, K]. blocks: uint8 [N, K / block * block_bytes]."""
+    """Matrix [N, K] in a block format. blocks: uint8 [N, K / block * block_bytes]."""
 
     format: WeightFormat
     blocks: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N and K."""
+        """(N, K)."""
         sizes = BLOCK_SIZES[self.format]
         rows, num_bytes = self.blocks.shape
         return rows, num_bytes // sizes.block_bytes * sizes.block
@@ -67,7 +67,7 @@ class BlockMatrix:
 
 
 Weight = Tensor | BlockMatrix
-"""A matrix [N, K], plain or in blocks."""
+"""Matrix [N, K], plain or in blocks."""
 
 
 def join(weights: Sequence[Weight]) -> list[Weight]:
@@ -115,7 +115,7 @@ def _q4_1(blocks: Tensor) -> Levels:
 
 
 def _q4_k(blocks: Tensor) -> Levels:
-    """Eight groups of 32 in a block; their scales and minimums are products of 6-bit integers."""
+    """Unpacks blocks of eight groups of 32. Scales and minimums are products of 6-bit integers."""
     first, second, third = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat([first & 63, (third & 15) | (first >> 6 << 4)], dim=-1)
     minimums = torch.cat([second & 63, (third >> 4) | (second >> 6 << 4)], dim=-1)
@@ -128,7 +128,7 @@ def _q4_k(blocks: Tensor) -> Levels:
 
 
 def _q6_k(blocks: Tensor) -> Levels:
-    """Sixteen groups of 16 in a block; a level has four bits in `low` and two in `high`."""
+    """Unpacks blocks of sixteen groups of 16. A level has four bits in `low` and two in `high`."""
     low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (4, 32))
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).unsqueeze(-1)
     high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
@@ -147,4 +147,4 @@ _UNPACK: dict[WeightFormat, Callable[[Tensor], Levels]] = {
     WeightFormat.Q4_K: _q4_k,
     WeightFormat.Q6_K: _q6_k,
 }
-"""Readers of blocks uint8 [N, blocks of a row, block_bytes]."""
+"""Functions that unpack blocks uint8 [N, blocks per row, block_bytes]."""

@@ -1,10 +1,9 @@
-"""The C++ kernels as a library: shipped with the package, or else compiled with the system
-compiler, once per source, variant and compiler.
+"""Loading of the C++ kernels as a library, either shipped with the package or compiled with the
+system compiler, once per source, variant and compiler.
 
-Each variant is compiled for one instruction set; `ops.processor` says which one is the fastest.
-Shipped libraries are in `ops/compiled/`; `ops.precompile` makes them where there is a compiler, for
-images that have none. Libraries compiled on demand are stored in a cache folder that only this
-user can write to.
+Each variant is compiled for one instruction set; `ops.processor` selects the fastest. Shipped
+libraries are in `ops/compiled/`; `ops.precompile` builds them for images without a compiler.
+Libraries compiled on demand are stored in a cache folder that only this user can write to.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ VARIANTS = {
     "scalar": (),
     "pairs": ("-DPAIR_DOT=1",),
 }
-"""Compiler flags of each variant. `pairs` computes the sums of `avx512bf16` on any processor, for
+"""Compiler flags of each variant. `pairs` has the sums of `avx512bf16` on any processor, for
 tests."""
 
 
 class BuildError(Exception):
-    """The kernels could not be compiled."""
+    """Failure to compile or load the kernels, or a library that others could have written."""
 
 
 def load(variant: str) -> ctypes.CDLL:
-    """Loads the library of a variant: the shipped one, else a compiled one. Raises BuildError."""
+    """Loads the library of a variant, shipped or compiled. Raises BuildError."""
     library = find_shipped(variant) or compile_library(variant)
     try:
         return ctypes.CDLL(str(library))
@@ -56,7 +55,7 @@ def load(variant: str) -> ctypes.CDLL:
 
 
 def find_shipped(variant: str, folder: Path = COMPILED, sources: Path = SOURCES) -> Path | None:
-    """Returns the shipped library of a variant, or None if there is none of these sources.
+    """Returns the shipped library of a variant, or None if there is none for these sources.
 
     Raises BuildError if another account could have written it.
     """
@@ -68,8 +67,8 @@ def find_shipped(variant: str, folder: Path = COMPILED, sources: Path = SOURCES)
 
 
 def shipped_name(variant: str, sources: Path = SOURCES) -> str:
-    """File name of a shipped library. It is of these sources, flags and OpenMP runtimes, whatever
-    compiled it."""
+    """Returns the file name of a shipped library. It depends on sources, flags and OpenMP runtimes,
+    but not on the compiler."""
     runtimes = [Path(runtime).name for runtime in mapped_openmp()]
     parts = [*FLAGS, *VARIANTS[variant], *runtimes, platform.machine()]
     return f"ops-{variant}-{_digest(parts, sources)}.so"
@@ -88,7 +87,7 @@ def precompile(folder: Path, sources: Path = SOURCES) -> list[Path]:
 
 
 def compile_library(variant: str, sources: Path = SOURCES) -> Path:
-    """Path of the compiled library of that variant. Raises BuildError."""
+    """Returns the path of the variant's library, compiling it if needed. Raises BuildError."""
     compiler = find_compiler()
     openmp = mapped_openmp()
     version = _run([compiler, "--version"])
@@ -103,10 +102,10 @@ def compile_library(variant: str, sources: Path = SOURCES) -> Path:
 
 
 def find_compiler() -> str:
-    """Absolute path of $CXX, or else of g++ or c++. Raises BuildError."""
+    """Returns the absolute path of $CXX if set, else of g++ or c++. Raises BuildError."""
     asked = os.environ.get("CXX")
     for name in [asked] if asked else ["g++", "c++"]:
-        # A relative path would name a file of whatever folder the process was started in.
+        # A relative path would name a file in whatever folder the process was started in.
         if (found := shutil.which(name)) is not None and os.path.isabs(found):
             return found
     where = f"CXX={asked} names none by an absolute path" if asked else "looked for g++ and c++"
@@ -114,7 +113,7 @@ def find_compiler() -> str:
 
 
 def mapped_openmp() -> list[str]:
-    """Files of the OpenMP runtimes that this process has loaded."""
+    """Returns the paths of the OpenMP runtimes that this process has loaded."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -125,7 +124,7 @@ def mapped_openmp() -> list[str]:
 
 
 def _cache_dir() -> Path:
-    """A folder that is this user's alone; where none can be kept, a new one for this process."""
+    """Returns a folder that only this user can write to, or else a new temporary one."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "loraplex" / "ops"
     try:
@@ -138,8 +137,8 @@ def _cache_dir() -> Path:
 
 
 def _check_ours(path: Path, is_kind: Callable[[int], bool]) -> None:
-    """Raises BuildError unless `path` is no link, ours or root's, and no other account can write to
-    it: what is loaded from there runs as us."""
+    """Raises BuildError unless `path` is no link, belongs to us or root, and no other account can
+    write to it, because code loaded from it runs as us."""
     found = path.lstat()
     is_group_ours = found.st_gid in (os.getegid(), *os.getgroups())
     others = stat.S_IWOTH if is_group_ours else stat.S_IWOTH | stat.S_IWGRP
@@ -150,7 +149,7 @@ def _check_ours(path: Path, is_kind: Callable[[int], bool]) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock: of processes that start together, one compiles for the others."""
+    """Holds the folder's lock, so that of processes that start together only one compiles."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -160,7 +159,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _digest(parts: Sequence[str], folder: Path) -> str:
-    """Digest of the parts and of the sources."""
+    """Returns a hex digest of the parts and the source files."""
     digest = hashlib.sha256("\0".join(parts).encode())
     for path in sorted(folder.iterdir()):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
@@ -180,7 +179,7 @@ def _compile(
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
-        # NOTE: torch brings its own OpenMP runtime; linked first, it is the one that gets used.
+        # NOTE: torch brings its own OpenMP runtime. Linked first, it is the one used.
         linked = f"{folder}/ops.so"
         runtimes = openmp if len(openmp) == 1 else []
         _run([compiler, *flags, "-shared", *objects, "-Wl,--as-needed", *runtimes, "-o", linked])
@@ -189,7 +188,7 @@ def _compile(
 
 def _run(command: list[str]) -> str:
     try:
-        # The compiler looks for some of its files in the current folder.
+        # The compiler searches for some of its files in the current folder.
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd="/")
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{command[0]} could not be run: {error}") from error

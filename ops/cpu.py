@@ -1,6 +1,6 @@
-"""The CPU backend: C++ kernels behind a C ABI, called through ctypes.
+"""CPU backend: C++ kernels behind a C ABI, called through ctypes.
 
-This module checks shapes and types and hands pointers over; what is computed stands in `native/`.
+This module checks shapes and types and passes pointers. The computation is in `native/`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SAMPLING_POINTERS = (
 
 
 class Sampling(Structure):
-    """`Sampling` of native/sampling.cpp: a SamplingBatch as pointers."""
+    """SamplingBatch as pointers: the struct `Sampling` of native/sampling.cpp."""
 
     _fields_ = (
         *((name, c_void_p) for name in SAMPLING_POINTERS),
@@ -79,8 +79,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 class CpuOps(HostOps):
     """Ops in C++. Inner layout of a page: K `[G][D][PAGE_TOKENS]`, V `[G][PAGE_TOKENS][D]`.
 
-    variant: how the kernels are compiled, see build.VARIANTS; None = the processor's fastest.
-    threads: None = torch's number. Raises build.BuildError.
+    variant: key of `build.VARIANTS`; None selects the processor's fastest. threads: None uses
+    torch's number. Raises build.BuildError.
     """
 
     name = "cpu"
@@ -95,7 +95,7 @@ class CpuOps(HostOps):
             function = getattr(self._lib, name)
             function.argtypes, function.restype = arguments, None
         self.rounds_input = bool(self._lib.rounds_input())
-        """Whether a bfloat16 linear rounds its input, too: where the processor multiplies so."""
+        """Whether a bfloat16 linear also rounds its input to bfloat16, as `avx512bf16` does."""
         self._fused_linears: dict[
             FusedLinear, tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]
         ] = {}

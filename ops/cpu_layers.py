@@ -1,4 +1,4 @@
-"""All decoder layers as one C call: the structures of native/layers.cpp, filled."""
+"""All decoder layers as one C call, through the structures of native/layers.cpp."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NativeStep(Structure):
 
 
 class NativeLayers:
-    """A `LayerStack`. library: the compiled kernels."""
+    """`LayerStack` on the CPU. library: the compiled kernels."""
 
     def __init__(self, library: ctypes.CDLL, layers: list[LayerWeights]) -> None:
         self._run = library.run_layers
@@ -73,7 +73,7 @@ class NativeLayers:
         kv: KVCacheView,
         lora: LoRABatch | None,
     ) -> Tensor:
-        """See `LayerStack.forward`."""
+        """Implements `LayerStack.forward`."""
         assert x.dtype is torch.float32 and residual.dtype is torch.float32
         assert x.is_contiguous() and residual.is_contiguous() and residual.shape == x.shape
         assert x.shape[1] == self._layers[0].qkv.weight.in_features

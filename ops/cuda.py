@@ -1,6 +1,6 @@
-"""The CUDA backend: matrix products by cuBLAS, everything else by the Triton kernels beside this.
+"""CUDA backend: matrix products by cuBLAS, everything else by the Triton kernels in this folder.
 
-This module checks shapes and types and hands tensors over. No op waits for the device or reads a
+This module checks shapes and types and passes tensors. No op waits for the device or reads a
 tensor's values, so that a step can be captured into a graph.
 """
 
@@ -44,7 +44,7 @@ from ops.plain_linear import PlainLinear
 
 
 class _Compiled:
-    """Counts the kernels that Triton makes in this process, whatever launches them."""
+    """Counter of the kernels that Triton compiles or loads in this process, for any caller."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -61,9 +61,10 @@ class CudaOps:
     """Ops in Triton. Inner layout of a page: K and V both `[G][PAGE_TOKENS][D]`.
 
     Offsets of pages and factors are multiples of `triton_table.ALIGNMENT`. Activations are in the
-    serving dtype; where they are wider than weights, pages or factors, these are widened.
+    serving dtype. Weights, pages and factors narrower than the activations are widened to their
+    dtype.
 
-    device: a CUDA device; the CPU where Triton interprets its kernels (TRITON_INTERPRET=1).
+    device: a CUDA device, or the CPU if Triton interprets its kernels (TRITON_INTERPRET=1).
     """
 
     name = "cuda"
@@ -73,8 +74,7 @@ class CudaOps:
     head_dims = EVEN
 
     def __init__(self, device: torch.device, cache_dir: Path | None = None) -> None:
-        """cache_dir: where compiled kernels are kept from one process to the next; default: where
-        Triton keeps them."""
+        """cache_dir: folder of compiled kernels, kept between processes; None: Triton's default."""
         self.device = device
         self.compiles = device.type == "cuda"
         if cache_dir is not None:
@@ -83,7 +83,7 @@ class CudaOps:
         self._graph_pool, self._streams = None, dict[str, torch.cuda.Stream]()
         if device.type == "cuda":
             self._graph_pool = torch.cuda.graph_pool_handle()
-            # Made once: torch gives out 32 in turn, so that a copy's could be a capture's.
+            # Made once, because torch's streams are 32 in rotation: a copy's could be a capture's.
             for name in ("capture", *get_args(StreamName)):
                 self._streams[name] = torch.cuda.Stream(device)
         # By default cuBLAS may add the parts of a split sum in bfloat16.
@@ -197,24 +197,24 @@ class CudaOps:
         return triton_pointwise.block_hashes(payload)
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """A CUDA graph. All share one pool of memory, so that a result holds until the next replay
-        of any of them."""
+        """Captures the work as a CUDA graph. All graphs share one memory pool, so a result is valid
+        until the next replay of any of them."""
         if self.device.type == "cpu":
             return work
         stream, current = self._streams["capture"], torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            work()  # what is made at the first call, kernels and workspaces, is not captured
+            work()  # kernels and workspaces made at the first call must not be captured
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Loader threads copy and allocate meanwhile.
+            # Loader threads copy and allocate during the capture.
             with torch.cuda.graph(
                 graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"
             ):
                 result = work()
         finally:
-            # Where the capture cannot be ended, torch leaves its stream the current one.
+            # If ending the capture fails, torch leaves its stream the current one.
             torch.cuda.set_stream(current)
 
         def replay() -> Tensor:

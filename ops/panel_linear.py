@@ -1,4 +1,4 @@
-"""A linear's weight as native/linear.cpp reads it: in panels of 48 output columns."""
+"""Weight of a linear as native/linear.cpp reads it: in panels of 48 output columns."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ops.block_matrix import BlockMatrix, Weight
 from ops.weight_format import BLOCK_SIZES, WeightFormat
 
 PANEL = 48
-"""Output columns of a panel."""
+"""Output columns per panel."""
 
 
 class NativePart(Structure):
-    """`LinearPart` of native/kernels.h."""
+    """Struct `LinearPart` of native/kernels.h."""
 
     _fields_ = (("panels", c_void_p), ("format", c_int64), ("columns", c_int64))
 
 
 class PanelLinear:
-    """Weights side by side, each with a format of its own, and one bias.
+    """Weights side by side, each with its own format, and one bias.
 
     bias: float32, one panel longer than the columns, because kernels read whole panels.
     """
@@ -62,7 +62,7 @@ class PanelLinear:
 
 
 def panel_bytes(format: WeightFormat, columns: int, depth: int) -> int:
-    """Returns the bytes of the panels of a weight [columns, depth]."""
+    """Returns the size in bytes of the panels of a weight [columns, depth]."""
     if format is WeightFormat.FP32:
         bits = 32.0
     elif format is WeightFormat.BF16:

@@ -1,4 +1,4 @@
-"""A linear's weight as torch multiplies with it."""
+"""Weight of a linear as torch's matrix product reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class PlainLinear:
-    """weight [N, K] and bias [N], kept as they are."""
+    """weight [N, K] and bias [N], stored unchanged."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight

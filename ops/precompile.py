@@ -1,11 +1,11 @@
-"""`python -m ops.precompile`: compiles the C++ kernels into the installed package, one library for
-each instruction set, so that an image needs no compiler."""
+"""Command `python -m ops.precompile`: compiles the C++ kernels into the installed package, one
+library per instruction set, so that an image needs no compiler."""
 
 from __future__ import annotations
 
 import sys
 
-# Its OpenMP runtime is the one that the libraries are linked to.
+# The libraries are linked to its OpenMP runtime.
 import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from ops.build import COMPILED, BuildError, precompile

@@ -1,4 +1,4 @@
-"""Which form of the C++ kernels is the fastest on a processor."""
+"""Selection of the fastest variant of the C++ kernels for a processor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ REQUIRED: dict[str, frozenset[str]] = {
     "avx2": _AVX2,
     "scalar": frozenset(),
 }
-"""Variants of the kernels, and the instruction sets that each needs, as Linux names them. On a
-processor other than x86, `scalar` is compiled for its least instruction set, which on ARM has NEON.
-"""
+"""Instruction sets that each variant of the kernels needs, as Linux names them. On a processor
+other than x86, `scalar` is compiled for the baseline instruction set, on ARM with NEON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The oracle: every op in plain torch, written to be read. Runs where there is no compiler, too."""
+"""Reference backend: every op in plain torch, written to be read. Needs no compiler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReferenceOps(HostOps):
     b_rank_major = True
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """device: the CPU by default; another one to check a backend's results where they are."""
+        """device: the CPU by default; another one to compare with a backend's results there."""
         self.device = torch.device("cpu") if device is None else device
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
@@ -160,10 +160,11 @@ class ReferenceOps(HostOps):
 
 
 def gumbel_noise(seed: int, position: int, choice: int, num_tokens: int) -> Tensor:
-    """Standard Gumbel noise float32 [num_tokens], a pure function of its key and the token id.
+    """Returns standard Gumbel noise float32 [num_tokens], a pure function of its key and the token
+    id.
 
-    Two 32-bit keys are hashed from (seed, position, choice), then each token id with both, so that
-    the integers are the same on every backend. Positions and choices count modulo 2^32.
+    Hashes two 32-bit keys from (seed, position, choice), then each token id with both, so that the
+    integers are the same on every backend. Positions and choices count modulo 2^32.
     """
     low, high = 0x9E3779B9, 0x85EBCA6B
     for word in (seed & MASK, seed >> 32 & MASK, position & MASK, choice & MASK):
@@ -174,7 +175,7 @@ def gumbel_noise(seed: int, position: int, choice: int, num_tokens: int) -> Tens
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The 32-bit hash `lowbias32` (C. Wellons, hash-prospector), on int64 that hold 32 bits."""
+    """Computes the 32-bit hash `lowbias32` (C. Wellons, hash-prospector) on 32 bits in int64."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK
     x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK
     return x ^ (x >> 16)
@@ -200,7 +201,7 @@ def _sample_row(logits: Tensor, batch: SamplingBatch, row: int) -> int:
 
 
 def _penalise(logits: Tensor, batch: SamplingBatch, row: int) -> None:
-    """Repetition over all tokens, then frequency and presence over the generated ones."""
+    """Applies repetition to all tokens, then frequency and presence to generated ones, in place."""
     tokens = batch.token_buffer[int(batch.buffer_slot[row])].long()
     prompt_len, total_len = int(batch.prompt_len[row]), int(batch.total_len[row])
     seen = tokens[:total_len].unique()
@@ -211,14 +212,14 @@ def _penalise(logits: Tensor, batch: SamplingBatch, row: int) -> None:
 
 
 def _keep_top_k(scaled: Tensor, top_k: int) -> Tensor:
-    """The k largest, and whatever equals the smallest of them."""
+    """Keeps the k largest logits and any equal to the smallest of them; sets the others to -inf."""
     if top_k <= 0 or top_k >= len(scaled):
         return scaled
     return scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], -torch.inf)
 
 
 def _keep_top_p(scaled: Tensor, top_p: float) -> Tensor:
-    """The fewest largest whose probability reaches p, and whatever equals the smallest of them."""
+    """Keeps the fewest largest logits whose probability reaches p, and any equal to the last."""
     if top_p >= 1.0:
         return scaled
     ordered = scaled.sort(descending=True).values
@@ -229,7 +230,7 @@ def _keep_top_p(scaled: Tensor, top_p: float) -> Tensor:
 
 
 def _keep_min_p(scaled: Tensor, min_p: float) -> Tensor:
-    """Those at least min_p times as probable as the most probable one."""
+    """Keeps logits whose probability is at least min_p times the largest one."""
     if min_p <= 0.0:
         return scaled
     return scaled.masked_fill(scaled < scaled.max() + math.log(min_p), -torch.inf)
@@ -240,7 +241,7 @@ def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x: Tensor, angles: Tensor) -> None:
-    """x [T, heads, D] in place; angles [T, D]."""
+    """Rotates x [T, heads, D] in place. angles: [T, D], cosines then sines."""
     cos, sin = angles.unsqueeze(1).chunk(2, dim=-1)
     first, second = x.clone().chunk(2, dim=-1)
     x.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
@@ -252,7 +253,7 @@ def _matrix(arena: Tensor, offset: int, rows: int, columns: int, dtype: torch.dt
 
 
 def _page(kv: KVCacheView, layer: int, page: int) -> tuple[Tensor, Tensor]:
-    """Views of K and V of one layer of a page, each [G, PAGE_TOKENS, D]."""
+    """Returns views of K and V of one layer of a page, each [G, PAGE_TOKENS, D]."""
     layout = kv.layout
     start = page + layer * layout.layer_bytes
     both = kv.arena[start : start + layout.layer_bytes].view(layout.dtype)
@@ -261,7 +262,7 @@ def _page(kv: KVCacheView, layer: int, page: int) -> tuple[Tensor, Tensor]:
 
 
 def _gather(kv: KVCacheView, layer: int, block_table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """K and V of the first `length` tokens of a sequence, float32 [G, length, D]."""
+    """Returns K and V of a sequence's first `length` tokens, each float32 [G, length, D]."""
     num_pages = -(-length // PAGE_TOKENS)
     pages = [_page(kv, layer, page) for page in block_table[:num_pages].tolist()]
     keys = torch.cat([page[0] for page in pages], dim=1)[:, :length].float()

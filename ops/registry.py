@@ -1,4 +1,4 @@
-"""Backends by name, each imported only when it is asked for."""
+"""Op backends by name, each imported only when selected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ops.base import Ops
 
 
 def select(name: str, **options: Any) -> Ops:
-    """The backend of that name, imported only now. Raises ValueError for an unknown one."""
+    """Imports and returns the backend of that name. Raises ValueError for an unknown name."""
     match name:
         case "reference":
             from ops.reference import ReferenceOps
@@ -24,7 +24,7 @@ def select(name: str, **options: Any) -> Ops:
 
 
 def _cuda(**options: Any) -> Ops:
-    """The Triton backend on the current GPU. Raises ValueError where there is none."""
+    """Returns the Triton backend on the current GPU. Raises ValueError if there is no GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -35,7 +35,7 @@ def _cuda(**options: Any) -> Ops:
 
 
 def _cpu(**options: Any) -> Ops:
-    """The CPU backend, or, where its kernels cannot be compiled, the reference and a warning."""
+    """Returns the CPU backend, or the reference with a warning if kernels cannot be compiled."""
     from ops.build import BuildError
     from ops.cpu import CpuOps
 

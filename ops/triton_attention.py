@@ -1,16 +1,16 @@
-"""Paged attention in Triton: one kernel, launched apart for short sequences and for long ones.
+"""Paged attention in Triton: one kernel, launched separately for short and for long sequences.
 
-Online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) over tiles of keys. A program has one
-block of query tokens of one sequence and one KV head; its tile's rows are tokens x the query heads
-that share the head, so that each key is read once for all of them.
+Online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) over tiles of keys. A program computes
+one block of query tokens of one sequence for one KV head. The rows of its tile are tokens x the
+query heads that share the KV head, so that each key is read once for all of them.
 
-Sequences with few tokens (decode, drafts to verify) take a small tile, and their contexts are cut
-into parts that are summed up afterwards. The parts follow from the sequence's own context, so that
-a token's bits do not depend on what else is in the batch; how many programs share them does not
-matter. Sequences with more tokens (prefill) take a large tile and the whole context.
+Sequences with few tokens (decode, drafts to verify) use a small tile, and their contexts are split
+into parts that are combined afterwards. The split depends on the sequence's own context only, so
+that a token's bits depend neither on the rest of the batch nor on the number of programs that share
+the parts. Sequences with more tokens (prefill) use a large tile and the whole context.
 """
 
-# Launch options are no parameters of a kernel, and a jitted function's results are tensors.
+# pyright knows neither Triton's launch options nor that jitted functions return tensors.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ops.triton_blocks import group_of_block
 from ops.triton_table import ALIGNMENT, MAX_PARTS, SMALLEST_DOT, AttentionBlocks, power_of_two
 
 COUNTS = ("num_seqs", "table_stride", "part_rows")
-"""They change from step to step. A kernel made for one that is 1 or a multiple of 16 would be
-compiled again for others, in the middle of a request."""
+"""Arguments that change from step to step. Triton would compile a kernel specialised for the values
+1 and multiples of 16, in the middle of a request."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -45,11 +45,11 @@ def paged_attention(
     """Semantics: as Ops.paged_attention.  Shape: qkv [T, (H + 2G) * D] -> [T, H * D].
     DType: qkv any float; keys are raised to its dtype, products and sums are float32.
 
-    Bytes of a decode step: the context's K and V, `context * 2 * G * D * itemsize` a layer; queries
-    and results are nothing beside them. Llama 3 8B at 1024 tokens: 4.2 MB a sequence and layer.
-    Parts are `S * min(max_query, short tokens) * H * MAX_PARTS * (D + 2)` floats, of which as many
-    are written and read as a sequence's context has; they stay in the L2. Long sequences have none.
-    Flops of a prefill: `4 * D * H * rows * context / 2`.
+    Bytes of a decode step: the context's K and V, `context * 2 * G * D * itemsize` per layer;
+    queries and results are negligible. Llama 3 8B at 1024 tokens: 4.2 MB per sequence and layer.
+    Parts are `S * min(max_query, short tokens) * H * MAX_PARTS * (D + 2)` floats; only those that a
+    sequence's context needs are written and read, and they stay in the L2. Long sequences have
+    none. Flops of a prefill: `4 * D * H * rows * context / 2`.
     """
     layout = kv.layout
     num_kv, dim = layout.num_kv_heads, layout.head_dim
@@ -113,7 +113,7 @@ def paged_attention(
 
 @triton.jit
 def _tiles(num_rows, context, window, HAS_WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """(the first tile that the last rows of a context may see, tiles from there on)."""
+    """Returns (first tile that the last `num_rows` rows of a context see, tiles from there on)."""
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(context - num_rows - window + 1, 0) // TILE
@@ -155,8 +155,9 @@ def _sum_tiles(
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """(weighted values [ROWS, WIDTH], their weights' sum [ROWS], the largest score [ROWS]) of a
-    span of keys. keys: of the head in a page at 0; its values are VALUES further."""
+    """Returns (weighted values [ROWS, WIDTH], sum of their weights [ROWS], largest score [ROWS]) of
+    a span of keys. keys: those of the head in a page at offset 0, VALUES elements before its
+    values."""
     lane = tl.arange(0, WIDTH)
     known = lane < DIM
     result = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -256,7 +257,7 @@ def _attend(
     valid = (line < TOKENS * GROUP) & (row < end)
     lane = tl.arange(0, WIDTH)
     known = lane < DIM
-    # A row that is not there stands before every key and so sees none.
+    # A row past the end gets position -1, before every key, and so sees none.
     position = tl.load(positions + row, mask=valid, other=-1)
     query_at = (row * (HEADS + 2 * KV_HEADS) + head) * DIM
     shown = valid[:, None] & known[None, :]
@@ -320,7 +321,7 @@ def _combine(
     PARTS: tl.constexpr,
     PART_TOKENS: tl.constexpr,
 ):
-    """One row and head from its parts, summed in one order whatever finished first."""
+    """Combines the parts of one row and head, in a fixed order."""
     row = tl.program_id(0)
     seq = tl.load(token_seq + row)
     begin = tl.load(query_start + seq)
@@ -335,7 +336,7 @@ def _combine(
     written, known = part < num_parts, lane < DIM
     largest = tl.load(maxima + part_at * PARTS + part, mask=written, other=float("-inf"))
     total = tl.load(sums + part_at * PARTS + part, mask=written, other=0)
-    # The row sees itself, so one part has seen something: the maximum is finite.
+    # The row sees itself, so at least one part's maximum is finite.
     decay = tl.exp2(largest - tl.max(largest, axis=0))
     values = tl.load(
         parts + (part_at * PARTS + part[:, None]) * DIM + lane[None, :],

@@ -1,10 +1,10 @@
-"""The row form of segmented LoRA, for steps where an adapter has one row or two.
+"""Row form of segmented LoRA, for steps with one or two rows per adapter.
 
-A matrix tile would be 15/16 padding there; these kernels multiply and add, and are bound by the
-bytes of A and B either way. The signature is that of the matrix form.
+A matrix tile would be 15/16 padding there. These kernels multiply and add, and are bound by the
+bytes of A and B either way. They have the signatures of the matrix form (triton_sgmv).
 """
 
-# A jitted function's results are tensors.
+# pyright does not know that jitted functions return tensors.
 # pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shrink_rows(
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """planes[split][row, projection, ranks] = A x over this split's part of the sum."""
+    """Computes planes[split][row, projection, ranks] = A x over this split's part of the sum."""
     RANK_TILES: tl.constexpr = RANKS // COLUMNS
     row, split = tl.program_id(0), tl.program_id(2)
     projection, rank_tile = tl.program_id(1) // RANK_TILES, tl.program_id(1) % RANK_TILES
@@ -94,7 +94,7 @@ def expand_rows(
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """y[row, columns] += B (sum of planes), for one tile of one projection's columns."""
+    """Computes y[row, columns] += B (sum of planes) for one tile of one projection's columns."""
     row = tl.program_id(0)
     projection, width, first_column, tile = column_tile(
         tl.program_id(1), width0, width1, width2, COLUMNS

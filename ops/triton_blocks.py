@@ -1,7 +1,7 @@
-"""How a program finds its work when only the device knows how the rows are divided.
+"""Assignment of work to programs when only the device knows how the rows are divided.
 
-The rows of a step are cut into groups (sequences, segments), and groups into blocks of B rows. A
-grid of `T // B + N` blocks holds any division of T rows into N groups: group n owns the blocks
+The rows of a step are divided into groups (sequences, segments), and groups into blocks of B rows.
+A grid of `T // B + N` blocks covers any division of T rows into N groups: group n owns the blocks
 from `start[n] // B + n` on, at least as many as it needs, and a block past its group's end does
 nothing. So a captured graph replays with fewer groups, more, or none, up to its capacity, and no
 table of blocks has to be built or uploaded.
@@ -13,15 +13,15 @@ import triton
 import triton.language as tl
 
 COUNTS = ("num_segments", "first_entry", "num_rows")
-"""Arguments of the LoRA kernels that change from step to step or layer to layer. A kernel made for
-one that is 1 or a multiple of 16 would be compiled again for others, in the middle of a request."""
+"""Arguments of the LoRA kernels that change from step to step or layer to layer. Triton would
+compile a kernel specialised for the values 1 and multiples of 16, in the middle of a request."""
 
 
 @triton.jit
 def group_of_block(start, num_groups, block, ROWS: tl.constexpr):
-    """The group n that owns a block: the last whose `start[n] // ROWS + n` is not above it.
+    """Returns the group n that owns a block: the last one with `start[n] // ROWS + n` <= block.
 
-    One load and one sum for up to 128 groups, which costs less than a search's dependent loads.
+    One load and one sum for up to 128 groups cost less than a binary search's dependent loads.
     """
     count = 0
     for first in range(0, num_groups, 128):
@@ -34,7 +34,7 @@ def group_of_block(start, num_groups, block, ROWS: tl.constexpr):
 
 @triton.jit
 def group_of_row(start, num_groups, row):
-    """The last group that begins at the row or before; groups without rows come before it."""
+    """Returns the last group that begins at or before the row; this skips groups without rows."""
     count = 0
     for first in range(0, num_groups, 128):
         group = first + tl.arange(0, 128)

@@ -1,10 +1,10 @@
-"""Log-probabilities of a few tokens of each row, without a softmax of the vocabulary.
+"""Log-probabilities of a few tokens of each row, without a softmax over the vocabulary.
 
-A first launch reduces spans of the vocabulary to a maximum, a sum and their best tokens; a second
+A first launch reduces spans of the vocabulary to a maximum, a sum and their best tokens. A second
 merges a row's spans. Bytes: `N * V * 4`, read once.
 """
 
-# Launch options are no parameters of a kernel, and a jitted function's results are tensors.
+# pyright knows neither Triton's launch options nor that jitted functions return tensors.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ops.triton_sampling import NO_TOKEN
 from ops.triton_table import blocks_of, power_of_two
 
 USUAL_TOP = 20
-"""Alternatives a request may ask for; up to so many one form of the kernel serves."""
+"""Number of alternatives up to which one compiled form of the kernel serves all requests."""
 
 
 def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,7 +30,8 @@ def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tenso
     assert num_top <= vocab
     block = min(power_of_two(vocab), 2048)
     chunks = blocks_of(vocab, block)
-    # Each a tensor of its own: a half of one would begin at any address, and be compiled for.
+    # Separate tensors, because half of one could begin at an address of another alignment, for
+    # which Triton compiles another kernel.
     maxima, sums = logits.new_empty(rows, chunks), logits.new_empty(rows, chunks)
     values = logits.new_empty(rows, chunks, num_top)
     ids = torch.empty(rows, chunks, num_top, dtype=torch.int32, device=logits.device)
@@ -52,7 +53,7 @@ def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tenso
 
 @triton.jit
 def _next(value, token, last_value, last_token):
-    """The best that comes after (last_value, last_token), or NO_TOKEN."""
+    """Returns the best (value, token) after (last_value, last_token); token NO_TOKEN if none."""
     after = (value < last_value) | ((value == last_value) & (token > last_token))
     after = after & (token != NO_TOKEN)
     best = tl.max(tl.where(after, value, float("-inf")), axis=0)

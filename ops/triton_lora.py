@@ -1,12 +1,12 @@
-"""Segmented LoRA (SGMV, Chen et al. 2023; S-LoRA, Sheng et al. 2023): two launches a linear.
+"""Segmented LoRA (SGMV, Chen et al. 2023; S-LoRA, Sheng et al. 2023): two launches per linear.
 
-Shrink multiplies rows by their adapter's A and leaves float32 planes, one for each part of the
-sum; expand adds the planes in one order, multiplies by B and adds to the base's output. There are
-no atomics and nothing is zeroed: only what was written is read. Every segment's rank, offsets and
-slot are read on the device, so one captured launch serves any adapters.
+Shrink multiplies rows by their adapter's A and writes float32 planes, one for each part of the sum.
+Expand adds the planes in a fixed order, multiplies by B and adds to the base's output. There are no
+atomics, and nothing is zeroed because only written values are read. Every segment's rank, offsets
+and slot are read on the device, so one captured launch serves any adapters.
 """
 
-# Launch options are no parameters of a kernel, and a jitted function's results are tensors.
+# pyright knows neither Triton's launch options nor that jitted functions return tensors.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MAX_PROJECTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """values float32 [split, T, projections, ranks]: undefined where the rank or the row is not."""
+    """Partial sums of shrink. values: float32 [split, T, projections, ranks], undefined in ranks
+    past an adapter's and in rows without one."""
 
     values: Tensor
 
@@ -105,12 +106,13 @@ def expand_add(
 
 
 def _places(num_rows: int, num_segments: int, blocks: Blocks) -> int:
-    """Programs that cover any division of the rows: see triton_blocks. One row: the row form."""
+    """Returns the number of programs that covers any division of the rows (see triton_blocks), or
+    one per row in the row form."""
     return num_rows if blocks.rows == 1 else num_rows // blocks.rows + num_segments
 
 
 def _where(fused: FusedLinear, layer: int, lora: LoRABatch) -> tuple[Tensor | int, ...]:
-    """What the kernels need to find a segment's row in the tables."""
+    """Returns the kernel arguments that locate a segment's entry in the adapter tables."""
     first = fused.projections[0]
     assert len(fused.projections) <= MAX_PROJECTIONS
     assert fused.projections == tuple(range(first, first + len(fused.projections)))

@@ -1,10 +1,10 @@
 """Triton kernels that read each element once: norm, activation, embedding, hashes.
 
-All are bound by memory: their time on a device of bandwidth W is at least bytes / W, and below
-about 4 MB the launch (2 to 4 us inside a graph) is what one pays for. Arithmetic is in float32.
+All are memory-bound: with a device bandwidth of W they take at least bytes / W, and below about 4
+MB the launch (2 to 4 us inside a graph) dominates. Arithmetic is in float32.
 """
 
-# Launch options are no parameters of a kernel, and a jitted function's results are tensors.
+# pyright knows neither Triton's launch options nor that jitted functions return tensors.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from ops.triton_table import blocks_of, power_of_two
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
     """Semantics: residual += x in place if there is one; y = v / sqrt(mean(v^2) + eps) * weight.
     Shape: x, residual [T, K], weight [K] -> [T, K].
-    DType: x any float, weight float32; the sum is rounded before it is normed.
-    Bytes: T * K * itemsize * (2, or 4 with a residual). 256 rows of 4096 in bf16: 8 MB, 2 us.
-    """
+    DType: x any float, weight float32; the sum is rounded to the residual's dtype before the norm.
+    Bytes: T * K * itemsize * (2, or 4 with a residual). 256 rows of 4096 in bf16: 8 MB, 2 us."""
     y = torch.empty_like(x)
     rows, width = x.shape
     if rows:
@@ -40,7 +39,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
 
 @triton.jit
 def _rms_norm(x, residual, weight, y, width, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a row, which fits into registers."""
+    """Processes one row per program, held in registers."""
     column = tl.arange(0, BLOCK)
     inside = column < width
     at = tl.program_id(0).to(tl.int64) * width + column
@@ -71,7 +70,7 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
 @triton.jit
 def sigmoid(x):
-    """Sigmoid of either sign without an overflow."""
+    """Computes the sigmoid without overflow for either sign."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)
 

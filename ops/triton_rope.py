@@ -1,6 +1,6 @@
 """Rotary embedding fused with the write of keys and values into their pages."""
 
-# Launch options are no parameters of a kernel, and a jitted function's results are tensors.
+# pyright knows neither Triton's launch options nor that jitted functions return tensors.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def rope_write_kv(
     num_heads: int,
     qk_norm: QKNorm | None,
 ) -> None:
-    """Semantics: per head norm of q and k if asked, rotation of both, k and v to their pages.
+    """Semantics: norms q and k per head if `qk_norm` is given, rotates both, writes k and v to
+    pages.
     Shape: qkv [T, (H + 2G) * D]; pages [L][K then V][G][PAGE_TOKENS][D].
     DType: qkv any float, pages the layout's, arithmetic float32.
     Bytes: T * D * (2H + 4G) * itemsize: q twice, k and v in and out. 256 rows of 32 + 2 x 8 heads
-    of 128 in bf16: 6.3 MB, 1.5 us; below that the launch is what one pays.
-    """
+    of 128 in bf16: 6.3 MB, 1.5 us; below that the launch dominates."""
     layout = kv.layout
     heads = num_heads + 2 * layout.num_kv_heads
     norm = qk_norm or QKNorm(rope, rope, 0.0)
@@ -75,7 +75,7 @@ def _rope_write_kv(
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """A program has a few heads of one row, as two tiles: the first and the second halves."""
+    """Processes a few heads of one row per program, as a tile of first and one of second halves."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     lane = tl.arange(0, HALF)
@@ -108,7 +108,7 @@ def _rope_write_kv(
     tl.store(qkv + at, new_first.to(qkv.dtype.element_ty), mask=inside & is_query)
     tl.store(qkv + at + DIM // 2, new_second.to(qkv.dtype.element_ty), mask=inside & is_query)
 
-    # K and V of a layer lie one after the other, so V's heads follow K's.
+    # K and V of a layer are adjacent, so V's heads follow K's.
     seq = tl.load(token_seq + row).to(tl.int64)
     page = tl.load(block_tables + seq * table_stride + position // PAGE) // ALIGN * STEP
     cell = (head - Q_HEADS)[:, None] * PAGE + position % PAGE

@@ -1,11 +1,11 @@
-"""Sampling in Triton: one draw a row by the Gumbel-max rule, with no softmax and no sort.
+"""Sampling in Triton: one draw per row by the Gumbel-max rule, without softmax or sort.
 
-Bytes of a step: `N * V * 4` read once by a plain draw (128 rows of 128256: 66 MB, 15 us at
-4.3 TB/s). A row with top-k or top-p reads its logits up to four times more, in as many programs
-as a draw has; rows without either pay nothing for it.
+Bytes of a step: `N * V * 4` read once by a plain draw (128 rows of 128256: 66 MB, 15 us at 4.3
+TB/s). A row with top-k or top-p reads its logits up to four more times, in as many programs as a
+draw has; rows without either cost nothing extra.
 """
 
-# Launch options are no parameters of a kernel, and a jitted function's results are tensors.
+# pyright knows neither Triton's launch options nor that jitted functions return tensors.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _add_bias(logits, bias_start, bias_ids, bias_values, vocab, BLOCK: tl.conste
         known = entry < end
         token = tl.load(bias_ids + entry, mask=known, other=0)
         value = tl.load(bias_values + entry, mask=known, other=0)
-        # Atomic for the sake of a token that is named twice.
+        # Atomic, because a token may have two entries.
         tl.atomic_add(logits + row * vocab + token, value, mask=known, sem="relaxed")
 
 
@@ -92,7 +92,8 @@ def _penalise(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row and span of the vocabulary: it counts the row's tokens within its span."""
+    """Counts, for one row and span of the vocabulary per program, the row's tokens in the span, and
+    penalises their logits."""
     row = tl.program_id(0).to(tl.int64)
     present, frequent = tl.load(presence + row), tl.load(frequency + row)
     repeated = tl.load(repetition + row)
@@ -120,7 +121,7 @@ def _penalise(
 
 @triton.jit
 def _mix(x):
-    """The 32-bit hash `lowbias32` (C. Wellons, hash-prospector)."""
+    """Computes the 32-bit hash `lowbias32` (C. Wellons, hash-prospector)."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -133,7 +134,7 @@ def _low_word(x):
 
 @triton.jit
 def _gumbel(token, seed, position, choice):
-    """The noise of ops.reference.gumbel_noise, integer for integer."""
+    """Returns the same noise as ops.reference.gumbel_noise, from identical integers."""
     low = _mix(_low_word(seed) ^ 0x9E3779B9)
     high = _mix(_low_word(seed) ^ 0x85EBCA6B)
     low, high = _mix(low ^ _low_word(seed >> 32)), _mix(high ^ _low_word(seed >> 32))
@@ -157,8 +158,8 @@ def _draw(
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """The best score of a span of the vocabulary and its smallest token; where a logit is NaN,
-    infinity and -1."""
+    """Stores the best score of a span of the vocabulary and its smallest token, or infinity and -1
+    if a logit is NaN."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * BLOCK + tl.arange(0, BLOCK)
     known = token < vocab

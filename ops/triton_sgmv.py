@@ -1,10 +1,10 @@
-"""The matrix form of segmented LoRA: a program has a block of rows of one adapter.
+"""Matrix form of segmented LoRA: a program computes a block of rows of one adapter.
 
-Loads of factors are masked and then selected: a lane past the rank may hold a NaN that a product
-with zero would keep (vllm#48590), and `other=0` alone was not enough elsewhere.
+Factors are loaded with a mask and then selected again, because a lane past the rank may hold a NaN
+that a product with zero would keep (vllm#48590), and `other=0` alone was not enough there.
 """
 
-# Launch options are no parameters of a kernel, and a jitted function's results are tensors.
+# pyright knows neither Triton's launch options nor that jitted functions return tensors.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shrink_segments(
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """planes[split][rows, projection, ranks] = x A^T over this split's part of the sum."""
+    """Computes planes[split][rows, projection, ranks] = x A^T over this split's part of the sum."""
     RANK_TILES: tl.constexpr = RANKS // COLUMNS
     block, split = tl.program_id(0), tl.program_id(2)
     projection, rank_tile = tl.program_id(1) // RANK_TILES, tl.program_id(1) % RANK_TILES
@@ -76,7 +76,7 @@ def shrink_segments(
 
 @triton.jit
 def column_tile(tile, width0, width1, width2, COLUMNS: tl.constexpr):
-    """(projection, its width, its first column in y, tile in it) of a tile over all of them."""
+    """Returns (projection, its width, its first column in y, tile within it) of a tile over all."""
     tiles0, tiles1 = tl.cdiv(width0, COLUMNS), tl.cdiv(width1, COLUMNS)
     projection = (tile >= tiles0).to(tl.int32) + (tile >= tiles0 + tiles1).to(tl.int32)
     width = tl.where(projection == 0, width0, tl.where(projection == 1, width1, width2))
@@ -87,8 +87,8 @@ def column_tile(tile, width0, width1, width2, COLUMNS: tl.constexpr):
 
 @triton.jit
 def load_b(b, column, lane, in_width, rank):
-    """B[columns, lanes] of [N, rank], 0 outside. A rank that is a multiple of 8 is multiplied out,
-    which tells the compiler that rows and mask change at every 16 bytes at most."""
+    """Loads B[columns, lanes] of [N, rank], 0 outside. For a rank that is a multiple of 8 the index
+    is written so that the compiler sees rows and mask change at 16-byte boundaries only."""
     if rank % 8 == 0:
         whole = rank // 8 * 8
         values = tl.load(b + column * whole + lane, mask=in_width & (lane < whole), other=0)
@@ -99,8 +99,8 @@ def load_b(b, column, lane, in_width, rank):
 
 @triton.jit
 def load_planes(planes, lane, shown, rank, stride, SPLIT: tl.constexpr):
-    """The sum of the planes in one order, 0 outside. Up to 7 lanes past the rank are read, which
-    lie in the planes, undefined: so that 16 bytes are read at once."""
+    """Sums the planes in a fixed order, 0 outside. Reads up to 7 undefined lanes past the rank,
+    still within the planes, so that each load has 16 bytes."""
     offered = shown & (lane < (rank + 7) // 8 * 8)
     total = tl.load(planes + lane, mask=offered, other=0)
     for split in tl.static_range(1, SPLIT):
@@ -133,7 +133,7 @@ def expand_segments(
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """y[rows, columns] += (sum of planes) B^T, for one tile of one projection's columns."""
+    """Computes y[rows, columns] += (sum of planes) B^T for one tile of one projection's columns."""
     block = tl.program_id(0)
     projection, width, first_column, tile = column_tile(
         tl.program_id(1), width0, width1, width2, COLUMNS
@@ -156,7 +156,7 @@ def expand_segments(
     b = arena + tl.load(b_offset + entry) // ALIGN * STEP
     to = y + row[:, None] * (width0 + width1 + width2) + first_column + column[None, :]
     changed = in_rows[:, None] & in_width[None, :]
-    # The base's output is on its way while the product is computed.
+    # The base's output is loaded while the product is computed.
     base = tl.load(to, mask=changed, other=0)
     stride = num_rows * PROJECTIONS * RANKS
     plane = planes + (row * PROJECTIONS + projection)[:, None] * RANKS

@@ -1,11 +1,12 @@
 """Block sizes of the Triton kernels, chosen by shape on the host: no autotuning on the hot path.
 
 The numbers come from public tunings on Hopper and from arithmetic, not from a sweep of ours;
-`benchmarks/gpu_tuning.py` compares the forms. BLOCK_N of the LoRA expand stays at 64 or less: 128
-gave NaN on sm_90 elsewhere (vllm#48590), and `tests/ops/test_cuda.py` is what may raise it.
+`benchmarks/gpu_tuning.py` compares the forms. BLOCK_N of the LoRA expand stays at 64 or less,
+because 128 gave NaN on sm_90 elsewhere (vllm#48590); `tests/ops/test_cuda.py` must pass before it
+is raised.
 
-Everything that selects a compiled kernel here is a power of two, so that few are compiled. Float32
-has no tensor cores here (tf32 would not give float32's answers), so its tiles are small.
+Every value that selects a compiled kernel is a power of two, so that few are compiled. Float32 uses
+no tensor cores (tf32 would not give float32's results), so its tiles are small.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ALIGNMENT = 64
-"""Bytes that every page, layer and adapter offset is a multiple of. A kernel that multiplies by it
-lets the compiler load 16 bytes a thread from an address that was read out of a table."""
+"""Alignment in bytes of every page, layer and adapter offset. Kernels multiply by it, so that the
+compiler may load 16 bytes per thread from an address read from a table."""
 
 PROCESSORS = 132
-"""Multiprocessors of an H100 or H200; work is split until each has two programs."""
+"""Multiprocessors of an H100 or H200. Work is split until each has two programs."""
 
 SMALLEST_DOT = 16
-"""tl.dot takes no side below 16: smaller ones are masked."""
+"""Smallest side of a tl.dot. Smaller operands are padded and masked."""
 
 MAX_EXPAND_COLUMNS = 64
 
 MAX_PARTS = 16
-"""Most parts that a context of any length is cut into."""
+"""Maximum number of parts that a context is split into."""
 
 PART_TOKENS = 256
-"""A part is at least so long, so that short contexts have one part and need no sum."""
+"""Minimum tokens per part, so that short contexts have one part and need no combination."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """rows x columns is the tile of the result, depth the step along the sum.
+    """Tile sizes of a LoRA kernel. rows x columns: tile of the result. depth: step along the sum.
 
-    split: programs that share one sum, each with a plane of its own.
+    split: number of programs that share one sum, each writing its own plane.
     """
 
     rows: int
@@ -48,8 +49,9 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlocks:
-    """rows: query rows x heads of a group; tile: keys a step. part_tokens: the shortest part of a
-    context, a multiple of the tile; programs: how many share the parts of a sequence."""
+    """Tile sizes of an attention kernel. rows: query tokens x heads of a group. tile: keys per
+    step. part_tokens: length of the shortest part of a context, a multiple of the tile. programs:
+    number that share the parts of a sequence."""
 
     rows: int
     tile: int
@@ -60,23 +62,24 @@ class AttentionBlocks:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest one that is not below."""
+    """Returns the smallest power of two >= `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def blocks_of(number: int, size: int) -> int:
-    """Blocks of that size that hold so many."""
+    """Returns the number of blocks of `size` that hold `number` elements."""
     return -(-number // size)
 
 
 def reads_by_row(num_rows: int, num_segments: int) -> bool:
-    """Whether each row fetches its own adapter: one or two rows of each fill no matrix tile."""
+    """Whether to use the row form: one or two rows per adapter would not fill a matrix tile."""
     return num_rows <= 2 * num_segments
 
 
 def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: int) -> Blocks:
-    """ranks: the largest rank of the step. itemsize: bytes of an activation. The parts of a sum
-    follow from the form and the depth alone, so that steps of one form sum alike."""
+    """Returns the tile sizes of the LoRA shrink. ranks: the largest rank of the step. itemsize:
+    bytes of an activation. The split depends on the form and the depth alone, so that steps of one
+    form add in the same order."""
     columns = min(max(power_of_two(ranks), SMALLEST_DOT), 64)
     if reads_by_row(num_rows, num_segments):
         rows, step, split = 1, 256 if columns <= 32 else 128, 8
@@ -85,7 +88,7 @@ def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: i
     else:
         rows, step = _rows(num_rows, num_segments), 128
         split = 8 if rows == 16 else 2
-    # Each part has two steps of the sum at least.
+    # Each part has at least two steps of the sum.
     return Blocks(rows, columns, step, min(split, _floor(depth // (2 * step))), warps=4, stages=3)
 
 
@@ -101,21 +104,21 @@ def expand(num_rows: int, num_segments: int, ranks: int, itemsize: int) -> Block
 def short_attention(
     num_seqs: int, num_kv_heads: int, group: int, max_context: int, itemsize: int
 ) -> AttentionBlocks:
-    """For sequences of a few tokens. group: query heads of a KV head. itemsize: bytes of an
-    activation. At least 4 programs share a sequence's parts, however many sequences there are: a
-    batch waits for its longest context."""
+    """Returns the tile sizes for sequences of a few tokens. group: query heads per KV head.
+    itemsize: bytes of an activation. At least 4 programs share a sequence's parts, however many
+    sequences there are, because a batch waits for its longest context."""
     rows = max(SMALLEST_DOT, power_of_two(group))
     wanted = power_of_two(blocks_of(16 * PROCESSORS, num_seqs * num_kv_heads))
     most = min(MAX_PARTS, power_of_two(blocks_of(max_context, PART_TOKENS)))
     programs = min(max(wanted, 4), most)
-    # The address of a page is loaded before its keys, which takes two stages: with 3 no load of
-    # keys or values would overlap the arithmetic on those before.
+    # A page's address is loaded before its keys, which takes two stages. With 3 stages no load of
+    # keys or values would overlap the arithmetic on the previous ones.
     stages = 1 if itemsize > 2 else 5
     return AttentionBlocks(rows, 32, PART_TOKENS, programs, warps=4, stages=stages)
 
 
 def long_attention(group: int, itemsize: int) -> AttentionBlocks:
-    """For the others."""
+    """Returns the tile sizes for sequences of many tokens, such as a prefill."""
     smallest = max(SMALLEST_DOT, power_of_two(group))
     if itemsize > 2:
         return AttentionBlocks(smallest, 32, PART_TOKENS, 1, warps=4, stages=1)
@@ -123,10 +126,10 @@ def long_attention(group: int, itemsize: int) -> AttentionBlocks:
 
 
 def _rows(num_rows: int, num_segments: int) -> int:
-    """Rows of a matrix tile: tall ones where segments are long."""
+    """Returns the rows of a matrix tile: tall tiles for long segments."""
     return 16 if num_rows <= 64 * num_segments else 64
 
 
 def _floor(number: int) -> int:
-    """The largest power of two that is not above, and at least 1."""
+    """Returns the largest power of two <= `number`, at least 1."""
     return 1 << (max(number, 1).bit_length() - 1)

@@ -1,14 +1,14 @@
 """The logit below which top-k, top-p and min-p drop a token, found without a sort.
 
-Logits are counted into bins by their distance from the row's largest. The bins say in which of
-them the threshold lies; the few logits of that bin are collected, and the threshold is found among
-them exactly, digit by digit. Several programs share a row: they meet in atomic sums of integers,
-which are the same in any order, so a row's threshold does not depend on its neighbours or on time.
+Logits are counted into bins by their distance from the row's largest. The counts show which bin
+contains the threshold. The few logits of that bin are collected, and the threshold is found among
+them exactly, digit by digit. Programs that share a row combine by atomic sums of integers, whose
+order does not matter, so a row's threshold depends neither on its neighbours nor on timing.
 
 Weights of top-p are exp(logit - largest) in units of 2^-40, an int64.
 """
 
-# Launch options are no parameters of a kernel, and a jitted function's results are tensors.
+# pyright knows neither Triton's launch options nor that jitted functions return tensors.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ops.triton_table import blocks_of, power_of_two
 
 BINS = 2048
 BINS_A_UNIT = tl.constexpr(64.0)
-"""The last bin holds everything 32 or more below the largest. Its weight is nothing, and none of it
-is ever drawn: the noise of two tokens differs by less than 20."""
+"""Bins per unit of logit. The last bin holds all logits 32 or more below the largest. Their weight
+is negligible and they are never drawn, because the noise of two tokens differs by less than 20."""
 UNIT_WEIGHT = tl.constexpr(float(1 << 40))
-"""A vocabulary of 2^22 tokens fits an int64."""
+"""Weight of probability ratio 1. The sum over a vocabulary of 2^22 tokens fits an int64."""
 CAPACITY = 4096
-"""Logits of a bin that are collected. Where equal logits are more, the whole row is read."""
+"""Maximum number of collected logits of a bin. If more are in it, the whole row is read."""
 
 
 def find_lowest(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -76,14 +76,14 @@ def find_lowest(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 @triton.jit
 def _ordered(x):
-    """uint32 in the order of the float32 (-0.0 before 0.0)."""
+    """Maps float32 to uint32 in the same order (-0.0 before 0.0)."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) ^ -2147483648).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _value(key):
-    """The float32 whose `_ordered` this is."""
+    """Maps a key of `_ordered` back to its float32."""
     bits = key.to(tl.int32, bitcast=True) ^ -2147483648
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -109,7 +109,7 @@ def _largest(maxima, row, spans, SPANS: tl.constexpr):
 
 @triton.jit
 def _bin(value, largest, BINS: tl.constexpr):
-    """int32, larger for smaller values. A value that is no number is in one of them, too."""
+    """Returns the bin as int32, larger for smaller values. NaN gets a valid bin, too."""
     below = (largest - value) * BINS_A_UNIT
     near = (below < BINS - 1) & (value != largest)
     return tl.where(value == largest, 0, tl.where(near, below, BINS - 1.0).to(tl.int32))
@@ -147,8 +147,8 @@ def _fill_bins(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """counts and weights int64 [N, BINS], zero before. The last bin stays zero. At low temperatures
-    it holds nearly all tokens, and as many additions would wait for one address."""
+    """Fills counts and weights, int64 [N, BINS], zero before. Leaves the last bin zero: at low
+    temperatures it holds nearly all tokens, whose additions would queue for one address."""
     row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
     has_top_k = (top_k > 0) & (top_k < vocab)
@@ -170,7 +170,7 @@ def _fill_bins(
 
 @triton.jit
 def _counts_of(counts, row, vocab, BINS: tl.constexpr):
-    """int64 [BINS], those of the last bin included."""
+    """Returns the counts int64 [BINS], including the last bin's."""
     bin = tl.arange(0, BINS)
     count = tl.load(counts + row * BINS + bin)
     return tl.where(bin == BINS - 1, vocab - tl.sum(count, axis=0), count)
@@ -178,8 +178,8 @@ def _counts_of(counts, row, vocab, BINS: tl.constexpr):
 
 @triton.jit
 def _last_bin(count, weight, target, BINS: tl.constexpr):
-    """(the last bin with a logit that has less than `target` above it, what lies above it). Bin -1
-    where even the first has not."""
+    """Returns (last non-empty bin with less than `target` weight above it, the weight above it).
+    The bin is -1 if there is none."""
     bin = tl.arange(0, BINS)
     above = tl.cumsum(weight, axis=0) - weight
     chosen = tl.max(tl.where((count > 0) & (above < target), bin, -1), axis=0)
@@ -201,13 +201,13 @@ def _choose_by_count(
     SPANS: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """chosen int64 [N, 3]: bin, or -1 where nothing is to be searched; weight above it; target."""
+    """Writes chosen int64 [N, 3]: bin (-1 = no search needed), count above it, target count."""
     row = tl.program_id(0).to(tl.int64)
     top_k = tl.load(top_ks + row)
     if (tl.load(temperatures + row) != 0) & (top_k > 0) & (top_k < vocab):
         count = _counts_of(counts, row, vocab, BINS)
         bin, above = _last_bin(count, count, top_k, BINS)
-        # A cut within the last bin drops nothing that could be drawn.
+        # A cut within the last bin drops no token that could be drawn.
         tl.store(chosen + row * 3, tl.where(bin == BINS - 1, -1, bin))
         tl.store(chosen + row * 3 + 1, above)
         tl.store(chosen + row * 3 + 2, top_k.to(tl.int64))
@@ -233,7 +233,7 @@ def _collect(
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """collected float32 [N, CAPACITY]: the logits of the chosen bin, in any order."""
+    """Writes collected float32 [N, CAPACITY]: the logits of the chosen bin, in any order."""
     row = tl.program_id(0).to(tl.int64)
     bin = tl.load(chosen + row * 3)
     if bin < 0:
@@ -263,13 +263,13 @@ def _search(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The smallest logit of the bin, and not below `floor`, with less than `target` above it.
-    above: what lies in the bins before."""
+    """Returns the smallest logit of the bin that is not below `floor` and has less than `target`
+    above it. above: weight of the bins before."""
     digit = tl.arange(0, 16).to(tl.uint32)
     prefix = tl.zeros((1,), tl.uint32)
     for step in range(8):
         shift = 28 - 4 * step
-        # Everything that begins with the prefix and a digit is at most this.
+        # All keys that begin with the prefix and this digit are at most the bound.
         bound = prefix + (digit << shift) + ((1 << shift) - 1)
         higher = tl.zeros((16,), tl.int64) + above
         for first in range(0, num_values, BLOCK):
@@ -307,7 +307,7 @@ def _resolve_by_count(
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What top-k keeps, and the bin in which top-p cuts that."""
+    """Stores the logit at which top-k cuts, and the bin in which top-p cuts the rest."""
     row = tl.program_id(0).to(tl.int64)
     temperature, top_p = tl.load(temperatures + row), tl.load(top_ps + row)
     largest = _largest(maxima, row, spans, SPANS)
@@ -369,7 +369,7 @@ def _resolve_by_weight(
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What top-p keeps of what top-k kept, and min-p of that."""
+    """Stores the logit at which top-p cuts what top-k kept, and min-p cuts that."""
     row = tl.program_id(0).to(tl.int64)
     if not _is_filtered(row, temperatures, top_ks, top_ps, min_ps, vocab):
         return
