@@ -1,9 +1,9 @@
 // Attention over paged KV, prefill and decode in one call.
 //
 // Inner page layout: K [G][D][16], so that the scores of a page's tokens are one vector without
-// horizontal sums, V [G][16][D]. A context is taken in chunks of CHUNK tokens at fixed positions; each
-// gives a softmax of its own, and these are folded in ascending order. So a row's bits depend neither
-// on the other rows nor on how the chunks were spread over threads.
+// horizontal sums, V [G][16][D]. A context is split into chunks of CHUNK tokens at fixed positions;
+// each has a softmax of its own, and these are folded in ascending order. So a row's bits depend
+// neither on the other rows nor on the distribution of chunks over threads.
 #include <algorithm>
 #include <vector>
 
@@ -40,7 +40,7 @@ struct Item {
     int32_t seq, kv_head;
     int64_t first_row, num_rows;
     int64_t first_chunk, last_chunk;
-    int64_t partial;  // where its unfinished sums go, -1 = it has all chunks
+    int64_t partial;  // index of its partial states, -1 = the item has all chunks
 };
 
 // The folded softmax of one row so far.
@@ -73,8 +73,8 @@ int64_t token(const Call& call, const Item& item, int64_t row) {
     return call.query_start[item.seq] + (item.first_row + row) / call.group();
 }
 
-// scores[r][0..16) = q[r] · K of one page; q is [D][TILE]; the next page's K and this one's V are
-// fetched meanwhile
+// scores[r][0..16) = q[r] · K of one page. q is [D][TILE]. Prefetches the next page's K and this
+// page's V.
 template <int R, class T>
 void score_page(const float* q, const T* keys, const T* next_keys, const T* values, int64_t dim,
                 float* scores) {
@@ -179,7 +179,7 @@ void fold(State& state, float max, float total, const float* sums, int64_t dim) 
 }
 
 // Rows row..row + R of the item over one chunk. NOTE: only tokens that some row of the tile sees are
-// read from V: those behind them may never have been written.
+// read from V, because later ones may never have been written.
 template <int R, class T>
 void tile(const Call& call, const Item& item, int64_t row, int64_t chunk, const T* const* keys,
           const T* const* values, const float* q, float* scores, State* states) {
@@ -268,7 +268,7 @@ void attend(const Call& call, const Item& item, State* partials) {
         for (int64_t r = 0; r < item.num_rows; r++) finish(call, item, r, states[r]);
 }
 
-// One item for each KV head and block of query rows.
+// Makes one item for each KV head and block of query rows.
 void list_items(const Call& call, int64_t num_seqs, std::vector<Item>& items) {
     items.clear();
     for (int32_t seq = 0; seq < num_seqs; seq++) {
@@ -283,7 +283,7 @@ void list_items(const Call& call, int64_t num_seqs, std::vector<Item>& items) {
     }
 }
 
-// Where there are fewer items than threads want, each chunk becomes an item of its own.
+// If there are too few items for the threads, makes each chunk an item of its own.
 int64_t split(const std::vector<Item>& items, std::vector<Item>& parts) {
     int64_t partials = 0;
     parts.clear();

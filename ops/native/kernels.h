@@ -1,4 +1,4 @@
-// The kernels that a decoder layer is made of; what each computes stands where it is defined.
+// Kernels of a decoder layer. Each is documented where it is defined.
 #pragma once
 
 #include "parallel.h"

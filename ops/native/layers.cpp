@@ -1,7 +1,7 @@
-// All decoder layers in one call: the kernels one after the other, with scratch that stays.
+// All decoder layers in one call: the kernels in sequence, with scratch memory that is kept.
 //
-// From Python each kernel costs some ten microseconds in calls and fresh memory, which for one row is
-// a fifth of the step. The structures are those of ops/cpu_layers.py.
+// Called from Python, each kernel costs about 10 us in calls and fresh memory, a fifth of a step
+// with one row. The structures are those of ops/cpu_layers.py.
 #include <vector>
 
 #include "kernels.h"
@@ -60,7 +60,7 @@ void project(const Linear& w, const Step& step, int64_t layer, const float* x, f
                  step.a_offset, step.b_offset, step.rank, step.lora_arena, step.lora_format);
 }
 
-// x is the layer's input and, in the end, the next one's.
+// x: input of this layer, replaced by the input of the next one.
 void run_layer(const Layer& layer, const Step& step, Scratch& scratch, float* x, float* residual) {
     const int64_t rows = step.rows, heads = layer.num_heads, index = layer.layer;
     const int64_t hidden = layer.output.out_features, inner = layer.down.in_features;

@@ -24,15 +24,15 @@ constexpr int WIDTH = NV * LANES;   // columns of a tile
 constexpr int ROWS = LANES == 16 ? 8 : 4;
 constexpr int BLOCK = 128;          // k of a panel at a time: 24 KiB of float32 stay in L1
 constexpr int LINE = 64;            // bytes of a cache line
-constexpr int LINES = (WIDTH * 4 + LINE - 1) / LINE;  // that one step of a tile reads
-constexpr int PREFETCH = 4096;      // bytes ahead where a panel is one stream through memory
-constexpr int PREFETCH_BLOCKS = 1024;  // the same of quantised weights, which last longer
+constexpr int LINES = (WIDTH * 4 + LINE - 1) / LINE;  // cache lines that one step of a tile reads
+constexpr int PREFETCH = 4096;      // bytes to prefetch ahead in a panel read as one stream
+constexpr int PREFETCH_BLOCKS = 1024;  // of quantised weights, which take longer per byte
 
 static_assert(PANEL % WIDTH == 0);
 
 const float NO_BIAS[PANEL] = {};
 
-// Where a tile's sums come from or go to; stride 0 = every row the same (the bias).
+// Location of a tile's sums. stride 0 = the same for every row (the bias).
 template <class T>
 struct Sums {
     T* at;
@@ -71,7 +71,7 @@ inline void multiply_add(F (&acc)[R][NV], const float* x, int64_t stride, const 
     }
 }
 
-// The weights of the near future: each step of a tile fetches LINES lines, `step` bytes further on.
+// Prefetch of weights: each step of a tile prefetches LINES lines, `step` bytes ahead.
 struct Ahead {
     const char* begin;
     int64_t step;
@@ -83,7 +83,7 @@ struct Ahead {
     }
 };
 
-// Weights that are in L1 already.
+// No prefetch, for weights that are in L1 already.
 struct Here {
     void fetch(int64_t) const {}
 };
@@ -173,11 +173,11 @@ void tile_rows(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t d
     }
 }
 
-// Elements of a row that hold k of them: bfloat16 come in pairs.
+// Number of words that hold k elements of a row, two bfloat16 per word.
 inline int64_t words(const float*, int64_t k) { return k; }
 inline int64_t words(const uint32_t*, int64_t k) { return ceil_div(k, 2); }
 
-// A tile's rows against a panel that comes from memory.
+// A tile's rows against a panel read from memory.
 template <class X, class W>
 void multiply_stream(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
                      From from, To to) {
@@ -187,7 +187,7 @@ void multiply_stream(int64_t rows, const X* x, int64_t x_stride, const W* w, int
                   to.right(c));
 }
 
-// Float rows want float weights; others take them as they are.
+// Widens bfloat16 weights to float for float rows; returns other weights unchanged.
 inline const float* widen(const float*, const float* w, int64_t, float*) { return w; }
 inline const uint32_t* widen(const uint32_t*, const uint32_t* w, int64_t, float*) { return w; }
 inline const float* widen(const float*, const uint32_t* w, int64_t depth, float* wide) {
@@ -201,15 +201,15 @@ inline const float* widen(const float*, const uint32_t* w, int64_t depth, float*
 }
 
 // Sums of a panel's rows between blocks of k.
-// NOTE: not in y, where with a power of two of columns they would share few sets of the cache.
+// NOTE: not in y, because with a power of two of columns they would map to few cache sets.
 inline To resting(int64_t rows) {
     static thread_local std::vector<float> scratch;
     scratch.resize(rows * PANEL);
     return {scratch.data(), PANEL};
 }
 
-// Rows against one block of a panel. ahead(call): what to fetch during each of the calls.
-// Rows are cut evenly, so that no tile is left with one or two.
+// Rows against one block of a panel. ahead(call): what to prefetch during each call.
+// Rows are divided evenly, so that no tile has only one or two.
 template <class X, class W, class A>
 void multiply_block(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, A ahead,
                     From from, To to) {
@@ -253,7 +253,7 @@ void multiply(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t de
         multiply_blocks(rows, x, x_stride, w, depth, from, to);
 }
 
-// How a panel of quantised weights is laid out: a group of GROUP k after the other, each
+// Layout of a panel of quantised weights: consecutive groups of GROUP k, each
 //
 //     scales [PANEL], minimums [PANEL] if MINIMUM, levels [GROUP / 2][PANEL] of pairs
 //
@@ -318,11 +318,11 @@ inline F doubled(F x, int first) {
     return (F)_mm512_permutexvar_ps((__m512i)((lane_ids() >> 1) + first), (__m512)x);
 }
 
-// The same for instructions that narrow 32 floats at once, in the order of their lanes.
+// The weights of LANES columns, in the lane order of instructions that narrow 32 floats at once.
 template <class Q, class P = typename Q::Pair>
 struct PairColumns;
 
-// Levels of 8 bits have that order in memory.
+// Levels of 8 bits are stored in that order.
 template <class Q>
 struct PairColumns<Q, uint16_t> {
     F scale[2], minimum[2];
@@ -342,7 +342,7 @@ struct PairColumns<Q, uint16_t> {
     }
 };
 
-// Levels of 4 bits are looked up, and put into that order when they are narrow.
+// Levels of 4 bits are looked up, and reordered so while they are narrow.
 template <class Q>
 struct PairColumns<Q, uint8_t> {
     F scale, minimum, levels;
@@ -372,7 +372,7 @@ using PairColumns = Columns<Q>;
 template <class Q, class X>
 using ColumnsFor = std::conditional_t<std::is_same_v<X, float>, Columns<Q>, PairColumns<Q>>;
 
-// `depth` k of a panel, as the rows X want them, while what lies further on is fetched.
+// Unpacks `depth` k of a panel to the type of the rows, and prefetches what follows.
 template <class Q, class X>
 void dequantize(const char* group, int64_t depth, X* out) {
     typedef typename Q::Scale Scale;
@@ -445,7 +445,7 @@ void multiply_part(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W 
                    const float* bias, int64_t columns, float* y, int64_t y_stride) {
     const int64_t panels = ceil_div(columns, PANEL);
     const int threads = team(rows * depth * columns);
-    // Rows are cut, too, where there are too few panels to go round.
+    // Rows are divided, too, if there are fewer panels than threads need.
     const int64_t cuts = std::clamp<int64_t>(4 * threads / panels, 1, ceil_div(rows, 4 * ROWS));
     const int64_t cut = ceil_div(rows, cuts);
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
@@ -506,7 +506,7 @@ void pack(const T* weight, int64_t columns, int64_t depth, uint32_t* out) {
 }
 
 inline void store_scale(float scale, float* out) { *out = scale; }
-// Only for float32 that were float16.
+// Exact only for float32 converted from float16.
 inline void store_scale(float scale, uint16_t* out) {
     uint32_t bits;
     const float small = scale * 0x1p-112f;

@@ -13,13 +13,13 @@ namespace {
 
 constexpr int SHRINK_ROWS = LANES == 16 ? 8 : 4;
 constexpr int EXPAND_ROWS = LANES == 16 ? 8 : 4;
-constexpr int ROW_BLOCK = 32;     // rows of an item: A and B are read once for all of them
+constexpr int ROW_BLOCK = 32;     // rows per item, for which A and B are read once
 constexpr int RANK_BLOCK = 16;    // ranks of a shrink item
 constexpr int DEPTH_BLOCK = 768;  // k at a time, so that SHRINK_ROWS of x stay in L1
 constexpr int FEW_ROWS = 8;
-constexpr int ITEMS_A_THREAD = 4;  // from here on a segment's projection is an item
+constexpr int ITEMS_A_THREAD = 4;  // with this many, a segment's projection is one item
 constexpr int LINE = 64;          // bytes of a cache line
-constexpr int RANKS_AHEAD = 8;    // of B, whose rows a tile reads in pieces too short to foresee
+constexpr int RANKS_AHEAD = 8;    // rows of B to prefetch, too short for the hardware prefetcher
 
 // Vectors of A or B that a tile of M rows holds, so that its sums stay in registers: of these AVX-512
 // has 32, the others 16.
@@ -56,7 +56,7 @@ void dot_tile(const float* x, int64_t depth, const T* a, int64_t begin, int64_t 
             for (int r = 0; r < R; r++) acc[m][r] = fma(value, row[r], acc[m][r]);
         }
     }
-    // NOTE: unrolled, too, or the sums above would live in memory.
+    // NOTE: unrolled, too, because otherwise the sums above would be kept in memory.
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
@@ -220,7 +220,7 @@ template <class T>
 void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector<Item>& expands,
          const float* x, int64_t depth, float* y, int64_t stride, int threads) {
     list_whole_items(parts, shrinks);
-    // With an item for each thread and more, none needs to wait for another's shrink.
+    // With enough items per thread, none needs to wait for another's shrink.
     if ((int64_t)shrinks.size() >= ITEMS_A_THREAD * threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
         for (size_t i = 0; i < shrinks.size(); i++) {

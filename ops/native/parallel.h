@@ -1,4 +1,4 @@
-// What the kernels share besides vectors: threads, the page size, and the C names they are called by.
+// Threads, the page size and C linkage, shared by the kernels.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ constexpr int PAGE = 16;  // tokens in a KV page
 
 extern int num_threads;
 
-// Starting a team costs a microsecond or two: below this many operations one thread is quicker.
+// Starting a thread team costs 1 to 2 us, so one thread is faster below this many operations.
 constexpr int64_t PARALLEL_WORK = 1 << 15;
 
 static inline int team(int64_t work) { return work < PARALLEL_WORK ? 1 : num_threads; }

@@ -1,4 +1,4 @@
-// The ops that touch every row once: embedding, RMS norm, gated activation, rope with the KV write.
+// Ops that process every row once: embedding, RMS norm, gated activation, rope with the KV write.
 // A row's result never depends on the other rows.
 #include <algorithm>
 #include <cstring>
@@ -70,7 +70,7 @@ void gate_row(const float* gate, const float* up, int64_t width, float* y) {
 
 template <bool SILU>
 void gate_rows(const float* gate_up, int64_t rows, int64_t width, float* y) {
-    // Rows are cut in parts, so that one row, too, keeps all threads busy.
+    // Rows are divided into parts, so that even one row keeps all threads busy.
     constexpr int64_t PART = 512;
     const int64_t parts = ceil_div(width, PART);
 #pragma omp parallel for collapse(2) schedule(static) num_threads(team(16 * rows * width)) \
@@ -185,7 +185,7 @@ EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t n
 }
 
 // Shape: words uint32 [num_words], keys uint32 [2 * HALF], hashes uint64 [ceil(num_words / (2 * HALF))].
-// One thread: it looks at what another thread's step does not wait for.
+// One thread, because no step waits for the result.
 EXPORT void block_hashes(const uint32_t* words, int64_t num_words, const uint32_t* keys,
                          uint64_t* hashes) {
     for (; num_words > 0; words += 2 * HALF, num_words -= 2 * HALF)

@@ -123,9 +123,9 @@ float float_of(int32_t order) {
 
 constexpr int PIVOTS = 3;
 
-// The largest threshold in [low, high] such that what reaches it weighs `wanted`; low if none does.
-// weigh(pivots, weights) passes over the row. A pass quarters the range, so that 16 passes find any
-// float: what a row costs does not depend on its logits.
+// The largest threshold in [low, high] above which the weight is at least `wanted`; low if none is.
+// weigh(pivots, weights) passes over the row. Each pass quarters the range, so that 16 passes find
+// any float, and a row's cost does not depend on its logits.
 template <class Weigh>
 float find_threshold(float low, float high, double wanted, Weigh weigh) {
     int64_t first = order_of(low), last = order_of(high);
@@ -163,7 +163,7 @@ float top_k_threshold(const float* logits, int64_t vocab, float top, int64_t top
     });
 }
 
-// Of the logits that are not below `least`.
+// Uses only the logits that are not below `least`.
 float top_p_threshold(const float* logits, int64_t vocab, float top, float least, float top_p) {
     static thread_local std::vector<float> masses;  // e^(logit - top), padded with 0
     masses.assign(vocab + LANES, 0.0f);
@@ -230,7 +230,7 @@ struct Penalties {
 // Reads the row's tokens once, then changes the logits in passes over vectors.
 void penalise(float* logits, int64_t vocab, const Penalties& p) {
     if (p.presence == 0 && p.frequency == 0 && p.repetition == 1) return;
-    // By token: 0 = not in the row, else how often it was generated, with IN_PROMPT if it is there, too.
+    // By token: times it was generated, plus IN_PROMPT if it is in the prompt; 0 = not in the row.
     static thread_local std::vector<int32_t> found;
     constexpr int32_t IN_PROMPT = 1 << 30;
     found.assign(vocab + LANES, 0);
@@ -251,7 +251,7 @@ void penalise(float* logits, int64_t vocab, const Penalties& p) {
 
 }  // namespace
 
-// The pointers of ops.base.SamplingBatch, with the strides its tensors do not tell.
+// The pointers of ops.base.SamplingBatch, with strides and flags.
 struct Sampling {
     const float* temperature;
     const int32_t* top_k;

@@ -18,7 +18,7 @@ constexpr int LANES = 8;
 constexpr int LANES = 4;
 #endif
 
-// bfloat16 x bfloat16 instructions make it worth rounding a linear's input, too.
+// With bfloat16 x bfloat16 instructions it pays to round a linear's input, too.
 #if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
 #define PAIR_DOT 1
 #endif
@@ -44,7 +44,7 @@ static inline I splat(int32_t x) { return x - I{}; }
 
 static inline F load(const float* p) { return *(const FMem*)p; }
 static inline U load(const uint32_t* p) { return *(const UMem*)p; }
-// NOTE: spelt as intrinsics, for the compiler widens generic vectors in halves.
+// NOTE: intrinsics, because the compiler widens generic vectors in halves.
 static inline F load(const bf16* p) {
 #if defined(VECTOR_AVX512)
     return (F)((U)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)) << 16);
@@ -92,7 +92,7 @@ static inline void narrow(float x, bf16* p) {
     p->bits = x == x ? (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) : (uint16_t)0x7fc0;
 }
 
-// NOTE: spelt as intrinsics, for some processors' tuning splits contracted chains again.
+// NOTE: intrinsics, because the tuning for some processors splits contracted chains again.
 static inline F fma(F a, F b, F c) {
 #if defined(VECTOR_AVX512)
     return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -124,7 +124,7 @@ static inline U round_bf16(F x) {
     return (bits + 0x7fffu + ((bits >> 16) & 1)) & 0xffff0000u;
 }
 
-// LANES float16, the bits of which are in the low halves of words.
+// LANES float16, stored in the low halves of words.
 static inline F from_half(U bits) {
     const F magnitude = (F)((bits & 0x7fffu) << 13) * splat(0x1p112f);
     return (F)((U)magnitude | (bits & 0x8000u) << 16);
@@ -169,13 +169,13 @@ static inline I lane_ids() {
     return ids;
 }
 
-// The upper HALF lanes of the lower 2 * HALF come down; what the lanes above hold is of no use.
+// Moves lanes HALF..2 * HALF to 0..HALF. The lanes above are undefined.
 template <int HALF>
 static inline F upper(F x) {
     return __builtin_shuffle(x, (lane_ids() + HALF) & (LANES - 1));
 }
 
-// Lanes are folded in halves, always in this order.
+// Adds the lanes in halves, always in this order.
 template <int HALF = LANES / 2>
 static inline float sum(F x) {
     if constexpr (HALF == 0)
@@ -211,7 +211,7 @@ static inline F exp(F x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r) + splat(1.0f);
-    // 2^n in two factors: n may be 128, whose power alone overflows.
+    // 2^n in two factors, because n may be 128 and 2^128 overflows.
     const I whole = __builtin_convertvector(n, I), part = whole >> 1;
     F y = p * (F)((part + 127) << 23) * (F)((whole - part + 127) << 23);
     y = x < low ? F{} : y;
