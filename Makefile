@@ -15,7 +15,7 @@ LOCK := requirements.lock
 # Three processes on two cores, because many tests wait. Files run whole, the longest first.
 PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels gpu-kit api schema wheel clean
+.PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels gpu-kit api picture schema wheel clean
 
 serve: .venv/serve.stamp
 	@echo "starting loraplex with the demo on http://127.0.0.1:$${LORAPLEX_PORT:-8000}"
@@ -66,6 +66,10 @@ kernels: .venv/dev.stamp
 # .gpu, for benchmarks.gpu_report on a machine without network; see docs/understand/gpu.md.
 gpu-kit: .venv/dev.stamp
 	$(BIN)/python -m tools.gpu_kit $(ARGS)
+
+# docs/picture.svg, which the README shows.
+picture:
+	$(PYTHON) -m tools.picture
 
 dashboards: .venv/dev.stamp
 	$(BIN)/python -m tools.dashboards
