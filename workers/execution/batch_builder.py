@@ -1,4 +1,4 @@
-"""From a `StepInput` to what kernels read: an entry a token, adapter segments, the batch."""
+"""Conversion of a `StepInput` to kernel inputs: per-token arrays, adapter segments, the batch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from workers.layers.forward_batch import ForwardBatch
 A = TypeVar("A", Array, Tensor)
 
 RANK_BOUNDS = (16, 64, 256)
-"""Largest ranks that steps are computed for: kernels are compiled and graphs captured for each. A
-step's own ranks are read on the device, and cost what they are."""
+"""Rank bounds that steps are computed for. Kernels are compiled and graphs captured for each bound.
+A step's actual ranks are read on the device, so the cost is that of the actual ranks."""
 
 
 class BatchInputs(NamedTuple, Generic[A]):
-    """What the kernels of a step read: arrays on the host, or tensors on the device.
+    """Inputs of a step's kernels: arrays on the host, or tensors on the device.
 
     buffer_slots int64 [T]     token buffer slot of each token
-    buffer_positions int64 [T] and its position there
-    query_start int32 [S + 1], token_seq int32 [T], positions int32 [T], context_lens int32 [S],
+    buffer_positions int64 [T] and its position there query_start int32 [S + 1], token_seq int32
+    [T], positions int32 [T], context_lens int32 [S],
     block_tables int64 [S, P]  as in `AttentionBatch`
     last_tokens int64 [N]      for each sampled sequence, its last token's index among the T
     segment_start int32 [G + 1], segment_slot int32 [G]   as in `LoRABatch`; without adapters G is 0
@@ -46,7 +46,7 @@ class BatchInputs(NamedTuple, Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The largest sizes of a step, known to the host: as in `AttentionBatch` and `LoRABatch`."""
+    """Maximum sizes within a step, known on the host; see `AttentionBatch` and `LoRABatch`."""
 
     max_query: int
     max_context: int
@@ -54,7 +54,7 @@ class StepShape:
 
 
 def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
-    """Tokens in the order of the step's sequences."""
+    """Builds the kernel inputs, with tokens in the order of the step's sequences."""
     counts, starts = step.counts, step.starts
     num_sequences = len(counts)
     query_start = np.zeros(num_sequences + 1, np.int32)
@@ -83,12 +83,12 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
 
 
 def rank_bound(max_rank: int) -> int:
-    """The rank that a step is computed for: 0 for none, one of few otherwise."""
+    """Returns the rank bound that a step is computed for, or 0 without adapters."""
     return rank_bounds(max_rank)[-1] if max_rank else 0
 
 
 def rank_bounds(max_rank: int) -> list[int]:
-    """Ranks that steps with adapters up to this one are computed for, ascending."""
+    """Returns the rank bounds, ascending, of steps with adapters up to `max_rank`."""
     bounds = [
         bound for n, bound in enumerate(RANK_BOUNDS) if not n or RANK_BOUNDS[n - 1] < max_rank
     ]
@@ -104,7 +104,8 @@ def forward_batch(
     view: KVCacheView,
     tables: AdapterTables,
 ) -> ForwardBatch:
-    """Gathers the token ids on the device, so that the host need not know those drawn last."""
+    """Builds the batch of a forward pass. Token ids are gathered on the device, because the host
+    may not know the most recently drawn ones yet."""
     lora = None
     if len(inputs.segment_slot):
         lora = LoRABatch(

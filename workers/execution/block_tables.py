@@ -1,4 +1,4 @@
-"""Block tables of running sequences as one array, kept from step to step."""
+"""Block tables of running sequences in one array, updated incrementally from step to step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from memory.pages import PagePool
 
 
 class BlockTables:
-    """A row for each sequence slot. A step adds the pages that came since the one before: a
-    sequence's list of pages only grows, or another list takes its place."""
+    """Block tables, one row per sequence slot. A step writes only the pages added since the
+    previous one, because a sequence's list of pages only grows or is replaced by another list."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._offsets = np.zeros((0, 0), np.int64)
         self._lists: list[list[int]] = []
         self._counts: list[int] = []
-        """Pages of each list that are in the array."""
+        """Number of pages of each list that are already in the array."""
 
     def rows(self, slots: NDArray[Any], lists: list[list[int]], width: int) -> NDArray[np.int64]:
-        """int64 [S, width]: byte offsets of the pages of the sequences in these slots; entries past
-        a sequence's last page are undefined."""
+        """Returns int64 [S, width]: byte offsets of the pages of the sequences in these slots.
+        Entries past a sequence's last page are undefined."""
         self._make_room(int(slots.max()) + 1, max(width, max(map(len, lists))))
         for slot, pages in zip(slots.tolist(), lists, strict=True):
             count = len(pages)

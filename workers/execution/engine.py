@@ -1,5 +1,5 @@
-"""One base model's engine: receive, schedule, launch, wait, update, emit. It runs on one thread;
-adapters load on others."""
+"""Engine of one base model: receives requests, schedules, launches and collects steps, and emits
+events. It runs on one thread; adapters load on others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 8
-"""Failures in a row after which the device is at fault, not the requests."""
+"""Consecutive failed steps after which the device is considered faulty, not the requests."""
 
 DRAWING_ERRORS = {
     ErrorCode.LOGITS_NAN: "the model's output is not numbers",
@@ -62,17 +62,17 @@ DRAWING_ERRORS = {
 }
 
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
-"""(connection, what happened to one of its sequences)."""
+"""(connection, event of one of its sequences)."""
 
 
 class EngineFailed(Exception):
-    """No step succeeds any more, or the device may still use memory that would be given out again.
-    The process must end: it fails requests so fast that it would draw ever more of them."""
+    """Raised when steps keep failing, or when the device may still use memory that would be
+    allocated again. The process must end, because an engine that fails fast attracts more requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """A step that was launched and whose result is not taken. Times are of the engine's clock."""
+    """Launched step whose result has not been collected. Times in seconds of the engine's clock."""
 
     schedule: Schedule
     step: PendingStep
@@ -82,7 +82,7 @@ class InFlightStep:
     build_us: int
 
     def wait(self) -> StepOutput | Exception:
-        """The step's result, once the device has it."""
+        """Waits for the step and returns its result, or the exception that it raised."""
         try:
             return self.step.result()
         except Exception as error:
@@ -90,16 +90,16 @@ class InFlightStep:
 
 
 class Engine:
-    """Continuous batching for one model. Every accepted `Generate` ends in a finish or in a
+    """Continuous batching for one model. Every accepted `Generate` ends with a finish reason or a
     `Failed`.
 
-    `step` takes the lock of the memory, but not while it computes; all else is called with it. It
-    raises EngineFailed.
+    `step` acquires the memory lock, but releases it while the device computes. All other methods
+    are called with the lock held. `step` raises EngineFailed.
 
-    Where the device works beside the host (`runs_ahead`), the next step is scheduled and launched
-    while one is in flight, as if each of its sequences were given one token; what is computed for
-    those that end is discarded. Tokens stay on the device from step to step, so the device does not
-    wait for the host. A sequence that `needs_host_token` is left out of the step ahead.
+    If the device works asynchronously (`runs_ahead`), the next step is scheduled and launched while
+    one is in flight, as if each of its sequences received one token. Results of sequences that end
+    in the meantime are discarded. Tokens stay on the device from step to step, so the device does
+    not wait for the host. A sequence that `needs_host_token` is left out of the step ahead.
 
         host    schedule 1 | schedule 2 | wait for 1, schedule 3 | wait for 2, schedule 4 | ...
         device             | step 1 ............| step 2 ...............| step 3 ...
@@ -124,9 +124,9 @@ class Engine:
         self.info = info
         self.scheduler = scheduler
         self.runner = runner
-        """None while the weights are not on the device: all else goes on."""
+        """None while the weights are not on the device. Requests are still queued then."""
         self.is_held = False
-        """No waiting sequence is admitted."""
+        """Whether to admit no waiting sequences."""
         self.pool = pool
         self.report = EngineReport(info, scheduler, kv, pool, ring)
         self._meter = RequestMeter(info.name)
@@ -138,16 +138,16 @@ class Engine:
         self._runs_ahead = runs_ahead
         self._grammars = grammars
         self._schedule = Schedule()
-        """The last one."""
+        """The most recent schedule."""
         self._in_flight: deque[InFlightStep] = deque()
         self._num_failed_steps = 0
-        """In a row."""
+        """Number of consecutive failed steps."""
         self._left_s, self._back_s = -math.inf, -math.inf
-        """When the weights last left the device, and when they came."""
+        """Times when the weights last left the device and when they were last loaded."""
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self.num_generated_tokens = 0
         self.is_stalled = True
-        """The last step found nothing that could run: idle, or waiting for adapters."""
+        """Whether the last step found nothing to run: no work, or all of it waits for adapters."""
 
     @property
     def has_work(self) -> bool:
@@ -159,7 +159,7 @@ class Engine:
         return self.scheduler.weight
 
     def submit(self, connection: int, request: Generate) -> Failed | None:
-        """Queues the request, however full the queue is, or says why it can never run."""
+        """Queues the request, even if the queue is full. Returns the error if it can never run."""
         sequence = self._sequence(connection, request)
         if (refusal := self._refusal(sequence)) is not None:
             return Failed(request.id, *refusal)
@@ -167,8 +167,8 @@ class Engine:
         return None
 
     def offer(self, connection: int, request: Generate) -> list[Event]:
-        """Queues the request if the queue has room, or makes room. Returns what is refused for it:
-        itself, or others that fill more than their share."""
+        """Queues the request if the queue has or can make room. Returns the refusals: of this
+        request, or of queued ones from tenants that fill more than their share."""
         sequence = self._sequence(connection, request)
         if (refusal := self._refusal(sequence)) is not None:
             return [(connection, Failed(request.id, *refusal))]
@@ -179,13 +179,13 @@ class Engine:
         return [self._refuse(refusal) for refusal in refusals]
 
     def expire(self) -> list[Event]:
-        """Fails waiting sequences whose time for a first token is over."""
+        """Fails waiting sequences whose deadline for the first token has passed."""
         expired = self.scheduler.expire(self._clock())
         return [self._fail(sequence, ErrorCode.EXPIRED, EXPIRED) for sequence in expired]
 
     def abort(self, connection: int, sequence_id: int) -> list[Event]:
-        """Frees the sequence at once. Returns its end, and before that how far its prompt has come
-        with the steps in flight. Nothing for an unknown id: its sequence has ended."""
+        """Frees the sequence at once. Returns its final prompt progress, including steps in flight,
+        and its end. Returns nothing for an unknown id, because its sequence has ended."""
         sequence = self._sequences.pop((connection, sequence_id), None)
         if sequence is None:
             return []
@@ -206,7 +206,7 @@ class Engine:
 
     @property
     def demand(self) -> Demand:
-        """What the engine asks of the device."""
+        """Work and memory that the engine needs from the device."""
         scheduler = self.scheduler
         num_extents = -(-scheduler.num_pages_wanted // self._kv.pool.pages_per_extent)
         return Demand(
@@ -214,20 +214,21 @@ class Engine:
         )
 
     def attach(self, runner: Runner) -> None:
-        """The weights have come."""
+        """Called when the weights have been loaded, with the runner that computes with them."""
         self.runner = runner
         self._back_s = self._clock()
         self.is_stalled = False
 
     def detach(self) -> Runner | None:
-        """The weights leave; nothing may run. What waits goes on when they are back."""
+        """Called before the weights are unloaded; no step may be in flight. Returns the runner.
+        Waiting sequences resume after the next `attach`."""
         assert not self._in_flight, "a step is in flight"
         runner, self.runner = self.runner, None
         self._left_s = self._clock()
         return runner
 
     def suspend(self) -> list[Event]:
-        """Puts all running sequences back to waiting. They keep their tokens."""
+        """Preempts all running sequences, which keep their tokens. Returns their last events."""
         events: list[Event] = []
         while self._in_flight:
             step = self._in_flight.popleft()
@@ -236,31 +237,32 @@ class Engine:
         return events
 
     def fail_waiting(self, code: ErrorCode, message: str) -> list[Event]:
-        """Fails all waiting sequences, whether they have begun or not."""
+        """Fails all waiting sequences, including preempted ones."""
         waiting = [s for s in self._sequences.values() if s.is_waiting]
         return [self._fail(sequence, code, message) for sequence in waiting]
 
     def fail_first(self, code: ErrorCode, message: str) -> list[Event]:
-        """Fails the waiting sequence that would be the next to run."""
+        """Fails the waiting sequence that would run next."""
         sequence = self.scheduler.first_waiting
         return [] if sequence is None else [self._fail(sequence, code, message)]
 
     def give_back(self) -> list[Event]:
-        """Refuses what waits and has not begun: another worker may begin it sooner."""
+        """Refuses waiting sequences that have not started, so that other workers can start them."""
         waiting = [s for s in self._sequences.values() if s.is_waiting and not s.is_begun]
         return [self._fail(s, ErrorCode.DRAINING, "the worker is draining") for s in waiting]
 
     def step(self, *, is_alone: bool = True) -> list[Event]:
-        """Launches a step if anything fits and collects those before it; itself too, unless it may
-        be ahead: the device does nothing else (`is_alone`), or else one engine's step would count
-        as time of another's. A step that fails fails its own sequences and no others."""
+        """Launches a step if there is work, and collects earlier ones. Leaves the new step in
+        flight only if the engine runs ahead and no other engine uses the device (`is_alone`),
+        because otherwise one engine's step would count as another's time. A step that fails fails
+        only its own sequences."""
         events = self._collect() if self._schedule.needs_drain else []
         is_launched, failed = self._launch()
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
         return events + failed + self._collect(num_ahead)
 
     def _launch(self) -> tuple[bool, list[Event]]:
-        """Whether one more step is in flight, and the sequences that fail."""
+        """Launches a step. Returns whether it was launched, and events of failed sequences."""
         begin = perf_counter_ns()
         start_s = self._clock()
         with self._kv.lock:
@@ -286,7 +288,7 @@ class Engine:
         return True, failed
 
     def _collect(self, num_left: int = 0) -> list[Event]:
-        """Takes the results of the steps in flight, except the last `num_left`."""
+        """Collects the results of the steps in flight, except the last `num_left`."""
         events: list[Event] = []
         while len(self._in_flight) > num_left:
             step = self._in_flight.popleft()
@@ -296,7 +298,7 @@ class Engine:
         return events
 
     def _take(self, step: InFlightStep, outcome: StepOutput | Exception) -> list[Event]:
-        """The step has ended."""
+        """Records a finished step and returns its events."""
         schedule = step.schedule
         if isinstance(outcome, Exception):
             return self._fail_step(schedule, outcome)
@@ -342,7 +344,7 @@ class Engine:
         self.scheduler.add(sequence)
 
     def _refuse(self, refusal: Refusal) -> Event:
-        """Whether it was queued before or not."""
+        """Removes the refused sequence if it was queued. Returns its `Failed`."""
         sequence = refusal.sequence
         if self._sequences.get(sequence.key) is sequence:
             self._forget(sequence)
@@ -358,7 +360,7 @@ class Engine:
         return sequence.connection, failed
 
     def _update(self, schedule: Schedule, output: StepOutput) -> list[Event]:
-        """Sequences that ended while the step was in flight have no part in it."""
+        """Applies a step's results, except those of sequences that ended in the meantime."""
         results = zip(schedule.items, output.sequences, strict=True)
         self.scheduler.update(schedule, [_num_taken(item, result) for item, result in results])
         self._follow_grammars(schedule, output)
@@ -393,7 +395,7 @@ class Engine:
 
     def _append(self, sequence: Sequence, result: SequenceResult, now: float) -> list[Event]:
         if sequence.num_inflight_steps and len(result.tokens) != 1:
-            # The step ahead was computed as if there were one.
+            # The step ahead assumed one token.
             return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
         num_before, is_first = len(sequence.tokens), not sequence.is_begun
         forced = [] if sequence.grammar is None else sequence.grammar.take_forced()
@@ -413,8 +415,8 @@ class Engine:
         return [] if output is None else [(sequence.connection, output)]
 
     def _follow_grammars(self, schedule: Schedule, output: StepOutput) -> None:
-        """Tokens that alone can follow are not forced where the log-probability of each is asked
-        for."""
+        """Advances the grammars by the new tokens. Tokens that are the only possible continuation
+        are forced, unless their log-probabilities were requested."""
         if self._grammars is None:
             return
         for item, result in zip(schedule.items, output.sequences, strict=True):
@@ -442,7 +444,7 @@ class Engine:
         return sequence.connection, failed
 
     def _times(self, sequence: Sequence) -> SequenceTimes | None:
-        """When it has passed the stages, if its request is traced."""
+        """Returns the times of the sequence's stages if its request is traced, else None."""
         if sequence.request.traceparent is None:
             return None
         now = self._clock()
@@ -464,15 +466,14 @@ class Engine:
 
 
 def _num_taken(item: ScheduledSequence, result: SequenceResult) -> int:
-    """How many of the new tokens belong to the sequence: none after its last."""
+    """Returns how many new tokens belong to the sequence; tokens after its end do not."""
     if item.sequence.is_finished or not result.tokens:
         return 0
     return item.sequence.end_within(result.tokens)[0]
 
 
 def _progress(sequence: Sequence, num_computed: int) -> list[Event]:
-    """What is to be told when so many of the sequence's tokens are computed: nothing, if its prompt
-    was that far before."""
+    """Returns a progress event if `num_computed` tokens cover more of the prompt than reported."""
     num_positions = min(num_computed, sequence.num_prompt)
     if num_positions <= sequence.num_reached:
         return []

@@ -1,4 +1,4 @@
-"""What an engine reports: status, adapters, prefix cache, and how long its steps take."""
+"""Reports of an engine: status, adapters, prefix cache, and step durations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class EngineReport:
-    """Reads what the engine's parts know; `note_duration` and `append_to_ring` record each step.
-    All calls hold the lock of the memory."""
+    """Reader of the state of an engine's parts. `note_duration` and `append_to_ring` record each
+    step. All methods are called with the memory lock held."""
 
     def __init__(
         self,
@@ -42,15 +42,14 @@ class EngineReport:
         self._pool = pool
         self._ring = ring
         self._ended_s = 0.0
-        """When the last step ended."""
+        """Time when the last step ended."""
         self._decode_steps = RecentRatio()
-        """Seconds of a step without prompts."""
+        """Seconds of a step without prefill."""
         self._recent_itl = Recent(telemetry.inter_token_latency)
         self.num_integrity_failures = 0
 
     def note_duration(self, schedule: Schedule, launched_s: float, ended_s: float) -> None:
-        """Records how long the device took for a step: from its launch, or from the end of the step
-        before it."""
+        """Records the device time of a step, from its launch or the end of the previous step."""
         seconds = ended_s - max(launched_s, self._ended_s)
         self._ended_s = ended_s
         num_tokens, num_prefill = schedule.num_tokens, schedule.num_prefill_tokens
@@ -63,8 +62,8 @@ class EngineReport:
     def append_to_ring(
         self, schedule: Schedule, output: StepOutput, start_s: float, parts_us: dict[str, int]
     ) -> None:
-        """Appends the step's record, once its result was taken, and counts it. parts_us: times of
-        the host; those of the device are in the output."""
+        """Appends the step's record after its results were applied, and counts it. parts_us: host
+        times in microseconds by part; the device times are in the output."""
         labels = self._info.name, telemetry.ENGINE
         parts_us = {**parts_us, "forward": output.forward_us, "sample": output.sample_us}
         telemetry.step_tokens.record(schedule.num_tokens, *labels)
@@ -129,7 +128,7 @@ class EngineReport:
         ]
 
     def cached_pages(self) -> Iterator[CachedPages]:
-        """What came into the prefix cache and left it since the last call."""
+        """Returns the changes of the prefix cache since the last call, or all of it if too many."""
         cache = self._kv.prefix_cache
         changes = cache.journal.take()
         if changes is None:
@@ -137,7 +136,7 @@ class EngineReport:
         return changed_pages(self._info.digest, *changes)
 
     def check_integrity(self) -> None:
-        """Every page, run and slot is in exactly one state; if not, it is logged and counted."""
+        """Logs and counts a failure unless every page, allocation and slot has one state."""
         holders = [*self._scheduler.running, *self._scheduler.leaving]
         try:
             self._kv.check_integrity([p for s in holders for p in s.block_table.held_pages])

@@ -1,13 +1,13 @@
-"""Decode steps as captured graphs (CUDA graphs): one for a number of tokens, a number of adapters
-and a rank, run for any such step.
+"""Decode steps as captured graphs (CUDA graphs), one per number of tokens, number of adapters and
+rank bound.
 
-A graph reads its inputs at fixed addresses. A step is padded to the next of a few numbers of
-tokens, and of adapters. A padding token is a sequence of its own on a scratch page, after all real
-ones and in no segment, so that it has no adapter; a padding segment is empty. Which adapters the
-tokens have is read on the device.
+A graph reads its inputs at fixed addresses. A step is padded to the next available number of tokens
+and of adapters. A padding token is a sequence of its own on a scratch page, after all real ones and
+in no segment, so it has no adapter. A padding segment is empty. The adapters of the tokens are read
+on the device.
 
-All graphs share their inputs, block tables and logits: they run one after the other. They are
-captured before the first request, the largest first, so that the others find memory for their
+All graphs share their inputs, block tables and logits, because they run one after the other. They
+are captured before the first request, the largest first, so that the others reuse its memory for
 intermediate results. A step whose graph cannot be captured is computed op by op.
 """
 
@@ -32,20 +32,20 @@ from workers.execution.upload import ALIGNMENT, Packing, new_host_buffer
 log = logging.getLogger(__name__)
 
 NUM_TOKENS = (1, 2, 4, 8, 16, 24, *range(32, 257, 16))
-"""Sizes of graphs. Steps with more tokens are computed op by op."""
+"""Numbers of tokens that graphs are captured for. Larger steps are computed op by op."""
 NUM_SEGMENTS = (4, 16, 64)
-"""Numbers of adapters that a graph is made for, among others. Each adapter that is not there costs
-programs that end at once."""
+"""Numbers of adapters that graphs are captured for (see `segment_sizes`). Each padding segment
+costs programs that end at once."""
 SCRATCH_PAGE = 0
-"""Byte offset of the padding tokens' page, in front of the arena: no sequence uses it."""
+"""Byte offset of the padding tokens' page, before the arena. No sequence uses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the graphs of a model are made for.
+    """Sizes that a model's graphs are captured for.
 
-    num_tokens: of the largest step. max_context: tokens of the longest sequence. num_slots: of
-    adapters.
+    num_tokens: of the largest step. max_context: tokens of the longest sequence. num_slots: number
+    of adapter slots.
     """
 
     num_tokens: int
@@ -55,19 +55,19 @@ class Limits:
 
     @classmethod
     def of(cls, max_num_seqs: int, max_context: int, num_slots: int, vocab_size: int) -> Limits:
-        """For steps of that many sequences, or as many as the largest graph has."""
+        """Returns limits for steps of `max_num_seqs` sequences, bounded by the largest graph."""
         place = bisect_left(NUM_TOKENS, max_num_seqs)
         num_tokens = NUM_TOKENS[min(place, len(NUM_TOKENS) - 1)]
         return cls(num_tokens, max_context, num_slots, vocab_size)
 
     @property
     def num_pages(self) -> int:
-        """Pages of the longest sequence."""
+        """Number of pages of the longest sequence."""
         return -(-self.max_context // PAGE_TOKENS)
 
     @property
     def input_bytes(self) -> int:
-        """What is uploaded for the largest step: its inputs, then its block tables."""
+        """Bytes uploaded for the largest step: its inputs, then its block tables."""
         inputs = Packing(_inputs(self.num_tokens, min(self.num_tokens, self.num_slots)))
         return inputs.num_bytes + 8 * self.num_tokens * self.num_pages + ALIGNMENT
 
@@ -79,8 +79,8 @@ class Limits:
 
 
 class GraphKey(NamedTuple):
-    """The steps that a graph serves: with at most that many tokens and adapters, of at most that
-    rank. No adapters: rank 0."""
+    """Steps that a graph serves: up to this many tokens and adapters, of ranks up to `max_rank`.
+    Rank 0 if there are no adapters."""
 
     num_tokens: int
     num_segments: int
@@ -88,24 +88,25 @@ class GraphKey(NamedTuple):
 
 
 Compute = Callable[[BatchInputs[Tensor], StepShape, Tensor], Tensor]
-"""Inputs on the device and where the logits go, float32 [tokens, V]; returns these."""
+"""Function of inputs on the device and the output tensor for the logits, float32 [tokens, V].
+Returns the output tensor."""
 
 
 class GraphBuffers:
-    """Device memory that all graphs of a model share."""
+    """Device memory shared by all graphs of a model."""
 
     def __init__(self, limits: Limits, device: torch.device) -> None:
         size = limits.num_tokens
         self.inputs = torch.empty(limits.input_bytes, dtype=torch.uint8, device=device)
         self.tables = torch.empty((size, limits.num_pages), dtype=torch.int64, device=device)
-        """As wide as the longest sequence could need them."""
+        """As wide as the longest sequence needs."""
         self.logits = torch.empty((size, limits.vocab_size), dtype=torch.float32, device=device)
 
 
 class GraphInputs:
-    """The inputs of up to `num_tokens` sequences with one token each, and of as many segments, in
-    device memory at fixed addresses. Block tables are as wide there as the longest sequence could
-    need; what is uploaded is as wide as the step needs."""
+    """Inputs of up to `num_tokens` sequences with one token each, and of up to `num_segments`
+    segments, in device memory at fixed addresses. The block tables there are as wide as the longest
+    sequence needs, but only the width that the step needs is uploaded."""
 
     def __init__(self, num_tokens: int, num_segments: int, buffers: GraphBuffers) -> None:
         self._num_tokens = num_tokens
@@ -116,7 +117,7 @@ class GraphInputs:
         )
 
     def fill(self, inputs: BatchInputs[Array]) -> None:
-        """Replaces all inputs, behind what the device has to do by now."""
+        """Replaces all inputs, after the work already submitted to the device."""
         count, num_pages = inputs.block_tables.shape
         wide = Packing([np.zeros((self._num_tokens, num_pages), np.int64)])
         first = self._packing.num_bytes
@@ -140,29 +141,29 @@ class GraphInputs:
 
 
 class StepGraph:
-    """A captured step."""
+    """Captured graph of a step."""
 
     def __init__(
         self, key: GraphKey, limits: Limits, buffers: GraphBuffers, ops: Ops, compute: Compute
     ) -> None:
-        """Captures it. Raises what the backend does."""
+        """Captures the graph. Raises what the backend raises."""
         self._inputs = GraphInputs(key.num_tokens, key.num_segments, buffers)
-        # Computed once before it is captured: of padding alone.
+        # `capture` computes the work once before; here it computes padding only.
         self._inputs.fill(_inputs(0, 0)._replace(block_tables=np.zeros((0, 1), np.int64)))
         shape = StepShape(max_query=1, max_context=limits.max_context, max_rank=key.max_rank)
         logits = buffers.logits[: key.num_tokens]
         self._run = ops.capture(partial(compute, self._inputs.tensors, shape, logits))
 
     def prepare(self, inputs: BatchInputs[Array]) -> Callable[[], Tensor]:
-        """What computes the inputs: logits float32 [tokens, V], valid until the next run of any
-        graph."""
+        """Returns a function that computes the logits of the inputs, float32 [tokens, V]. They are
+        valid until any graph runs again."""
         self._inputs.fill(inputs)
         run, count = self._run, len(inputs.positions)
         return lambda: run()[:count]
 
 
 class GraphRunner:
-    """Runs decode steps by graphs. One that `capture_all` did not capture is when it is needed."""
+    """Runner of decode steps by graphs, captured by `capture_all` or at first use."""
 
     def __init__(self, limits: Limits, ops: Ops, compute: Compute) -> None:
         self._limits = limits
@@ -171,7 +172,7 @@ class GraphRunner:
         self._buffers = GraphBuffers(limits, ops.device)
         self._graphs: dict[GraphKey, StepGraph] = {}
         self._captures = True
-        """None has failed."""
+        """Whether no capture has failed."""
 
     def capture_all(self, max_rank: int) -> int:
         """Captures the graphs of all steps with adapters up to that rank. Returns their number."""
@@ -180,8 +181,8 @@ class GraphRunner:
         return len(self._graphs)
 
     def prepare(self, inputs: BatchInputs[Array], shape: StepShape) -> Callable[[], Tensor] | None:
-        """As `StepGraph.prepare`; None if a sequence has several tokens, the step is too big or no
-        graph can be captured for it."""
+        """Returns a function like `StepGraph.prepare`. Returns None if a sequence has several
+        tokens, the step is too large or its graph cannot be captured."""
         if shape.max_query > 1 or len(inputs.positions) > self._limits.num_tokens:
             return None
         graph = self._graph(self._key(inputs, shape))
@@ -220,11 +221,12 @@ class GraphRunner:
 
 
 def segment_sizes(num_tokens: int, num_slots: int) -> list[int]:
-    """Numbers of adapters that graphs of so many tokens are made for, ascending.
+    """Returns the numbers of adapters, ascending, that graphs of `num_tokens` tokens are captured
+    for.
 
-    The largest but one is the largest with which LoRA kernels work by adapter: with half as many
-    adapters as tokens they work by token (`ops.triton_table.reads_by_row`), and padding must not
-    tip a step of few adapters over to that.
+    The second largest is the largest for which LoRA kernels work by adapter. With at least half as
+    many adapters as tokens they work by token (`ops.triton_table.reads_by_row`), and padding must
+    not switch a step of few adapters to that form.
     """
     most = min(num_tokens, num_slots)
     by_adapter = (num_tokens - 1) // 2
@@ -233,7 +235,7 @@ def segment_sizes(num_tokens: int, num_slots: int) -> list[int]:
 
 
 def _inputs(num_tokens: int, num_segments: int) -> BatchInputs[Array]:
-    """Zeros in the shapes of such a step, without block tables."""
+    """Returns zeros in the shapes of such a step, without block tables."""
     many, few = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.int32)
     return BatchInputs[Array](
         buffer_slots=many,

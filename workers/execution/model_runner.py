@@ -1,4 +1,4 @@
-"""Runs one model's steps on one device: a `StepInput` in, a `StepOutput` out."""
+"""Computation of one model's steps on one device, from `StepInput` to `StepOutput`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """One model on one device."""
+    """Runner of one model on one device."""
 
     def __init__(
         self,
@@ -62,9 +62,7 @@ class ModelRunner:
         *,
         graphs: Limits | None = None,
     ) -> None:
-        """arena: uint8, the device's memory. graphs: steps within these limits in which all
-        sequences generate run as captured graphs (`GraphRunner`). No sequence uses the first
-        page."""
+        """arena: uint8, the device's memory; no sequence uses its first page. graphs: limits of steps that run as captured graphs (`GraphRunner`) if all their sequences generate."""
         self.model = model
         self._ops = ops
         self._view = KVCacheView(arena, model.plan.kv_layout)
@@ -73,15 +71,16 @@ class ModelRunner:
         self._sampler = Sampler(ops, buffer)
         self._graphs = None
         if graphs is not None:
-            # Captured work refers to no runner, so that a dropped runner frees its graphs at once.
+            # The captured work has no reference to the runner, so that dropping it frees its graphs
+            # at once.
             compute = partial(_decode_logits, model, buffer, self._view, tables)
             self._graphs = GraphRunner(graphs, ops, compute)
 
     @torch.inference_mode()
     def warm_up(self, max_rank: int, max_tokens: int) -> int:
-        """Compiles every form of a kernel that steps of up to `max_tokens` tokens take, with
-        adapters up to that rank, and captures their graphs, of which it returns the number. No
-        sequence may run, and none is changed. Raises what a step raises."""
+        """Compiles every form of the kernels that steps of up to `max_tokens` tokens use, with
+        adapters up to `max_rank`, and captures their graphs. Returns the number of graphs. Called
+        while no sequence runs; changes none. Raises what a step raises."""
         begin = perf_counter_ns()
         self.model.arrival.synchronize()
         if self._ops.compiles:
@@ -96,12 +95,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> LaunchedStep:
-        """Computes the step's tokens, draws its samples, scores its prompts and pools their hidden
-        states. Waits for the device only while a graph is captured, and where the launch fails."""
+        """Submits a step: computes its tokens, draws its samples, scores its prompts and pools
+        their hidden states. Blocks only while a graph is captured, and after a failure."""
         try:
             return self._launch(step)
         except Exception:
-            # Kernels that were submitted before may write into the step's pages.
+            # Kernels submitted before the failure may still write into the step's pages.
             with _waiting():
                 self._ops.record_event().synchronize()
             raise
@@ -166,8 +165,8 @@ class ModelRunner:
     def _prepare_graph(
         self, step: StepInput, inputs: BatchInputs[Array], shape: StepShape
     ) -> Callable[[], Tensor] | None:
-        """None where the step is computed op by op: a graph computes one token of each sequence and
-        draws the next."""
+        """Returns a function that computes the logits by a graph. Returns None if the step must be
+        computed op by op: graphs require one token and one sample of each sequence."""
         if self._graphs is None or len(step.samples) < len(step.counts):
             return None
         if not self.model.arrival.is_complete:
@@ -181,7 +180,7 @@ class ModelRunner:
         shape: StepShape,
         sampling: SamplerInputs,
     ) -> tuple[Tensor | None, list[Scores], tuple[Tensor, Tensor] | None]:
-        """Logits [N, V] of the samples, the scores of prompts, and what is pooled of them."""
+        """Returns the logits [N, V] of the samples, scores of prompts and pooled vectors."""
         batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
         hidden = self.model.forward(batch)
         prompts = self._sampler.score_prompts(step, sampling, hidden, self.model.logits)
@@ -192,7 +191,7 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedDeltas:
-    """deltas: of each linear, on the host once the event is passed."""
+    """Results of `launch_deltas`, one tensor per linear, on the host after the event."""
 
     deltas: list[Tensor]
     event: DeviceEvent
@@ -200,7 +199,7 @@ class LaunchedDeltas:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step on the device. Its tensors are on the host once the event is passed."""
+    """Submitted step. Its tensors are on the host once the event is done."""
 
     step: StepInput
     tokens: Tensor | None
@@ -261,7 +260,7 @@ def _decode_logits(
 
 @contextmanager
 def _waiting() -> Generator[None]:
-    """Raises DeviceFailed where the device cannot be waited for."""
+    """Raises DeviceFailed if waiting for the device fails."""
     try:
         yield
     except Exception as error:

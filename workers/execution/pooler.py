@@ -1,4 +1,4 @@
-"""From hidden states to the vectors of prompts."""
+"""Pooling of hidden states to the vectors of prompts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from workers.execution.upload import upload
 def pool(
     step: StepInput, hidden: Tensor, head: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """What the step's `PoolInput`s ask for, on its way to the host: sums of hidden states
-    [without labels, K], and logits [with labels, most labels of one], float32.
+    """Computes the vectors of the step's `PoolInput`s and starts their copy to the host: sums of
+    hidden states [without labels, K], and logits [with labels, largest number of labels], float32.
 
     hidden [T, K]: of the step's tokens. head: hidden [n, K] -> logits float32 [n, V].
     """
@@ -45,13 +45,13 @@ def pool(
 
 
 def read_vectors(pools: list[PoolInput], pooled: tuple[Tensor, Tensor]) -> list[Array]:
-    """The vector of each `PoolInput`, once the device has passed what `pool` began."""
+    """Returns the vector of each `PoolInput`, after the device has done the work of `pool`."""
     sums, logits = (iter(tensor.numpy()) for tensor in pooled)
     return [next(logits)[: len(pool.labels)] if pool.labels else next(sums) for pool in pools]
 
 
 def _tokens(pools: list[PoolInput], firsts: Array) -> Array:
-    """Indices of the pooled tokens among the step's, int64."""
+    """Returns the indices of the pooled tokens among the step's tokens, int64."""
     ranges = [
         np.arange(pool.first, pool.end, dtype=np.int64) + firsts[pool.sequence] for pool in pools
     ]

@@ -1,4 +1,4 @@
-"""Whether a request can run at all, checked when it arrives."""
+"""Checks whether a request can run at all, made when it arrives."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from workers.wire.protocol import (
 )
 
 MAX_NAMED = 128
-"""Tokens of one request whose log-probabilities are told with each generated token, at most."""
+"""Maximum number of `logprob_token_ids` of a request."""
 MAX_LABELS = 64
-"""Labels of one request at most: their logits are copied to the host with each step's results."""
+"""Maximum number of labels of a request. Their logits are copied to the host with each step."""
 
 
 def check_request(
     sequence: Sequence, info: ModelInfo, vocab_size: int
 ) -> tuple[ErrorCode, str] | None:
-    """The error with which the request is refused, or None."""
+    """Returns the error with which the request is refused, or None."""
     params, num_resumed = sequence.params, sequence.request.num_resumed
     if sequence.request.weight < 1:
         return ErrorCode.INVALID, "the weight must be at least 1"
@@ -58,7 +58,7 @@ def check_request(
 
 
 def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
-    """Why the parameters do not fit the kind of output."""
+    """Returns why the parameters do not fit the kind of output, or None."""
     if kind is OutputKind.GENERATE and params.max_tokens < 1:
         return "max_tokens must be at least 1"
     if kind is OutputKind.SCORE and params.max_tokens != 0:
@@ -71,7 +71,7 @@ def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
 
 
 def _logprobs_refusal(params: SamplingParams, vocab_size: int) -> str | None:
-    """Why the log-probabilities that a request asks for cannot be told."""
+    """Returns why the requested log-probabilities cannot be computed, or None."""
     named = params.logprob_token_ids
     if not named:
         return None
@@ -83,7 +83,7 @@ def _logprobs_refusal(params: SamplingParams, vocab_size: int) -> str | None:
 
 
 def _rules_refusal(request: Generate, vocab_size: int) -> str | None:
-    """Why tokens cannot be drawn by the request's rules."""
+    """Returns why tokens cannot be drawn by the request's rules, or None."""
     rules = request.params.rules
     if rules is None:
         return None
@@ -98,7 +98,7 @@ def _rules_refusal(request: Generate, vocab_size: int) -> str | None:
 
 
 def _vector_refusal(request: Generate, vocab_size: int) -> str | None:
-    """Why no such vector can be made of a prompt."""
+    """Returns why the requested vector cannot be computed, or None."""
     labels = request.labels
     if not labels:
         return None
@@ -110,7 +110,7 @@ def _vector_refusal(request: Generate, vocab_size: int) -> str | None:
 
 
 def _resumption_refusal(sequence: Sequence) -> str | None:
-    """Why a resumed sequence has nothing left to generate, or cannot be resumed."""
+    """Returns why a resumed sequence cannot be resumed or has nothing left to generate, or None."""
     resumed = sequence.tokens[sequence.num_prompt :]
     if len(resumed) >= sequence.params.max_tokens:
         return "num_resumed must be less than max_tokens"

@@ -1,4 +1,4 @@
-"""From logits to tokens and log-probabilities."""
+"""Sampling of tokens and log-probabilities from logits."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from workers.execution.upload import upload
 from workers.wire.protocol import ALL_TOKENS, SamplingParams
 
 MIN_TEMPERATURE = 1e-6
-"""Logits that are divided by much less overflow. Below it only the likeliest token is drawn, which
-is all that could be."""
+"""Temperature below which only the likeliest token is drawn. Dividing by much less overflows, and
+no other token could be drawn anyway."""
 
 MAX_SCORED_ROWS = 256
-"""Rows of logits that a prompt's scores have in memory at once: 200 MB for a vocabulary of 128k,
-and not 1.6 GB for a chunk of 2,048 tokens, which a device that is full of pages may not have."""
+"""Maximum rows of logits in memory while prompts are scored: 200 MB for a vocabulary of 128k, not
+the 1.6 GB of a chunk of 2,048 tokens, which a device full of pages may not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerInputs:
-    """A step's samples and scores on the device.
+    """Samples and scores of a step, on the device.
 
-    scored int64 [M]     the samples whose log-probabilities are asked for, with these parameters
-    named_rows, named int64   the tokens that these name, and the rows of those that name them
+    scored int64 [M]     samples whose log-probabilities are requested, with these parameters
+    named_rows, named int64   token ids that these samples name, and the row of each
     masked int64 [K], masks int32 [K, ceil(V / 32)]   the samples that have a mask, and the masks
     targets              for each `ScoreInput` its targets, int32
     """
@@ -48,15 +48,15 @@ class SamplerInputs:
 
 
 class Sampler:
-    """Draws tokens and scores them. Drawn tokens are written to the token buffer, where the next
-    step reads them; results are copied to the host without waiting for the device."""
+    """Sampler of tokens and scores. Drawn tokens are written to the token buffer, where the next
+    step reads them. Results are copied to the host without waiting for the device."""
 
     def __init__(self, ops: Ops, buffer: TokenBuffer) -> None:
         self._ops = ops
         self._buffer = buffer
 
     def upload(self, step: StepInput) -> SamplerInputs:
-        """Builds what the step's samples and scores need and copies it to the device at once."""
+        """Copies the inputs of the step's samples and scores to the device, in one copy."""
         samples = step.samples
         columns = _columns(step)
         scored = [i for i, sample in enumerate(samples) if sample.params.logprobs is not None]
@@ -96,7 +96,8 @@ class Sampler:
         )
 
     def draw(self, logits: Tensor, inputs: SamplerInputs) -> tuple[Tensor, SampleScores | None]:
-        """Tokens int32 [N], -1 where a logit is NaN, and the scores of those in `inputs.scored`.
+        """Draws tokens int32 [N] (-1 for a row with a NaN logit) and scores those in
+        `inputs.scored`.
 
         logits: float32 [N, V] of the samples; they may be changed.
         """
@@ -105,7 +106,7 @@ class Sampler:
         if inputs.masks is not None:
             logits[inputs.masked] = _masked(logits[inputs.masked], inputs.masks)
         drawn = self._ops.sample(logits, batch)
-        # The next step may be launched before the host sees which sample has no token.
+        # Clamped, because the next step may be launched before the host sees a -1.
         tokens = drawn.clamp_min(0)
         self._buffer.tokens[batch.buffer_slot, batch.position] = tokens
         scores = None
@@ -120,7 +121,8 @@ class Sampler:
         hidden: Tensor,
         head: Callable[[Tensor], Tensor],
     ) -> list[Scores]:
-        """Scores of each `ScoreInput`. Logits are computed for `MAX_SCORED_ROWS` tokens at a time.
+        """Returns the scores of each `ScoreInput`, computing logits of `MAX_SCORED_ROWS` tokens at
+        a time.
 
         hidden [T, K]: of the step's tokens. head: hidden [n, K] -> logits float32 [n, V].
         """
@@ -138,9 +140,9 @@ class Sampler:
         return scored
 
     def _score_samples(self, logits: Tensor, tokens: Tensor, inputs: SamplerInputs) -> SampleScores:
-        """logits: float32 [M, V] of the samples that are scored. tokens: int32 [M], as drawn."""
+        """Scores drawn tokens. logits: float32 [M, V] of the scored samples. tokens: int32 [M]."""
         chosen, *top = self._ops.log_softmax_top(logits, tokens, max(inputs.num_top, 0))
-        # The logarithm of the sum of a row's exponentials, without a second pass over the row.
+        # log(sum(exp(row))) without a second pass over the row.
         sums = logits.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - chosen
         whole = [row for row, each in enumerate(inputs.scored_params) if _scores_all(each)]
         return SampleScores(
@@ -155,7 +157,7 @@ class Sampler:
 
 
 def _columns(step: StepInput) -> dict[str, Array]:
-    """The columns of a `SamplingBatch`, one entry a sample."""
+    """Returns the columns of a `SamplingBatch`, one entry per sample."""
     samples = step.samples
     params = [sample.params for sample in samples]
     biases = [_bias(sample) for sample in samples]
@@ -204,12 +206,12 @@ def _has_penalties(sample: SampleInput) -> bool:
 
 
 def _masked(logits: Tensor, masks: Tensor) -> Tensor:
-    """The logits [K, V], with -inf for each token whose bit in `masks` is not set."""
+    """Returns the logits [K, V], with -inf for each token whose bit in `masks` is not set."""
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     is_allowed = (masks.unsqueeze(-1) >> bits & 1).flatten(1)[:, : logits.shape[1]]
     return logits.masked_fill(is_allowed == 0, float("-inf"))
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """Copied behind what the device has to do by now, without waiting for it."""
+    """Starts a copy to the host after the work already submitted. Does not wait for it."""
     return tensor.to("cpu", non_blocking=True)

@@ -1,4 +1,4 @@
-"""Log-probabilities that a step computed, from tensors to what is sent."""
+"""Log-probabilities computed by a step, and their conversion to messages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from workers.wire.protocol import ALL_TOKENS, SamplingParams, TokenLogprobs
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of tokens, and of the likeliest ones at their places: tokens, chosen [N];
-    top_ids, top_values [N, num_top]."""
+    """Log-probabilities of tokens and of the likeliest alternatives: tokens, chosen [N]; top_ids,
+    top_values [N, num_top]."""
 
     tokens: Tensor
     chosen: Tensor
@@ -21,7 +21,7 @@ class Scores(NamedTuple):
     top_values: Tensor
 
     def read(self) -> list[TokenLogprobs]:
-        """Once they are on the host."""
+        """Converts the scores. Called once the tensors are on the host."""
         columns = (tensor.tolist() for tensor in self)
         return [
             TokenLogprobs(token, logprob, list(zip(ids, values, strict=True)))
@@ -30,18 +30,18 @@ class Scores(NamedTuple):
 
 
 class SampleScores(NamedTuple):
-    """The scores of drawn tokens, one row a sample, and of the other tokens that each asks for."""
+    """Scores of drawn tokens, one row per sample, and of other tokens that each sample requests."""
 
     scores: Scores
     params: Sequence[SamplingParams]
-    """Of each row."""
+    """Parameters of each row."""
     named: Tensor
-    """float32, the log-probabilities of the tokens that rows name, one row after the other."""
+    """float32, log-probabilities of the tokens that rows name, concatenated."""
     whole: Sequence[Tensor]
-    """float32 [V] of each row that asks for all tokens."""
+    """float32 [V] for each row that requests all tokens."""
 
     def read(self) -> list[TokenLogprobs]:
-        """Once they are on the host."""
+        """Converts the scores. Called once the tensors are on the host."""
         named, whole = iter(self.named.tolist()), iter(self.whole)
         return [
             TokenLogprobs(entry.token, entry.logprob, _others(entry, params, named, whole))
@@ -52,7 +52,7 @@ class SampleScores(NamedTuple):
 def _others(
     entry: TokenLogprobs, params: SamplingParams, named: Iterator[float], whole: Iterator[Tensor]
 ) -> list[tuple[int, float]]:
-    """The tokens that are told beside a drawn one: those that the request names in their order,
+    """Returns the tokens to report with a drawn one: those that the request names, in its order, or
     else the likeliest first."""
     if params.logprob_token_ids:
         return [(token, next(named)) for token in params.logprob_token_ids]

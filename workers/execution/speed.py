@@ -1,4 +1,4 @@
-"""Times a few steps of a model, so that its speed is known before the first request."""
+"""Measurement of a model's speed before the first request."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from workers.execution.step_input import NONE_BANNED, SampleInput, StepInput
 from workers.wire.protocol import SamplingParams
 
 ENOUGH_S = 0.25
-"""A step that takes as long is neither repeated nor followed by a longer one."""
+"""Seconds of a step from which it is neither repeated nor followed by a longer one."""
 FIRST_CHUNK, GROWTH = 64, 4
-"""Tokens of the shortest prompt that is timed, and how many times longer each next one is."""
+"""Tokens of the shortest timed prompt, and the factor from one prompt length to the next."""
 FAR = 1024
 """Position of the tokens of steps with a long context."""
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
 def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
-    """Replaces what the engine's steps took so far, which may have been cold, by the times of steps
-    like those of requests: sequences that generate, prompts of several lengths, short and long
-    contexts. No sequence runs. The steps read and write the first page alone, and the first slot of
-    the token buffer. Raises what a step raises."""
+    """Replaces the engine's step times so far, which may be from a cold start, by the times of
+    typical steps: decoding sequences, prompts of several lengths, short and long contexts. Called
+    while no sequence runs. The steps use only the first page and the first slot of the token
+    buffer. Raises what a step raises."""
     runner, scheduler = engine.runner, engine.scheduler
     assert runner is not None
     max_len, max_tokens = engine.info.max_model_len, scheduler.max_batched_tokens
@@ -57,7 +57,7 @@ def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
 
 
 def _step(num_sequences: int, num_tokens: int, start: int) -> StepInput:
-    """A step in which each sequence draws a token."""
+    """Returns a step in which each sequence draws a token."""
     end = start + num_tokens
     return StepInput(
         sequence_slots=np.zeros(num_sequences, np.int64),

@@ -1,7 +1,7 @@
-"""One step as plain data: what the device computes and what comes back.
+"""Data of one step: what the device computes and what it returns.
 
-Both sides hold numbers, arrays and frozen records, and no live object of the engine. A second
-process, a recording or a simulator can stand on either side.
+Both are numbers, arrays and frozen records, without references to objects of the engine, so that
+another process, a recording or a simulator can replace either side.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ Array = NDArray[Any]
 
 
 class SampleInput(NamedTuple):
-    """How to draw the next token of one sequence, whose last token is computed in this step.
+    """Parameters for drawing the next token of a sequence whose last token is computed in this
+    step.
 
     sequence: its index in the step.
     position: of the token to draw. All tokens before it are in the token buffer.
-    num_prompt: how many of those belong to the prompt; penalties treat them apart.
+    num_prompt: how many of those belong to the prompt; penalties treat them differently.
     banned: tokens that must not be drawn.
     mask: int32 [ceil(V / 32)], a bit mask by a grammar or rules: token t is allowed if bit t % 32
     of word t // 32 is set. None allows all.
@@ -41,11 +42,11 @@ class SampleInput(NamedTuple):
 
 
 class ScoreInput(NamedTuple):
-    """Asks for log-probabilities of prompt tokens.
+    """Request for log-probabilities of prompt tokens.
 
     sequence: its index in the step.
     targets: the prompt tokens that follow the first `len(targets)` tokens computed in this step.
-    num_top: alternatives returned with each.
+    num_top: number of alternatives returned with each.
     """
 
     sequence: int
@@ -54,11 +55,11 @@ class ScoreInput(NamedTuple):
 
 
 class PoolInput(NamedTuple):
-    """Asks for the hidden states of some tokens of one sequence, after the final norm, summed.
+    """Request for the sum of the hidden states of some tokens of a sequence, after the final norm.
 
     sequence: its index in the step.
-    first, end: which of the tokens computed in this step, counted from its first; end is exclusive.
-    labels: unless empty, the logits of these tokens after the one at `first` are asked for instead.
+    first, end: range of the tokens computed in this step, counted from its first; end is exclusive.
+    labels: unless empty, requests the logits of these tokens after the token at `first` instead.
     """
 
     sequence: int
@@ -69,10 +70,10 @@ class PoolInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What one step computes.
+    """Work of one step.
 
-    S sequences, those of one adapter side by side, base-only ones last. Each computes the tokens
-    at positions starts[s]..starts[s] + counts[s] - 1, which are in its slot of the token buffer.
+    S sequences, those of one adapter side by side, base-only ones last. Each computes the tokens at
+    positions starts[s]..starts[s] + counts[s] - 1, which are in its slot of the token buffer.
 
     sequence_slots int64 [S]      slot of each sequence in the token buffer
     adapter_slots  int32 [S]      adapter that acts on the tokens, -1 for the base model alone
@@ -81,9 +82,9 @@ class StepInput:
                                   last page are undefined
     max_rank       int            largest rank of the adapters, 0 without any
 
-    What is wanted of a sequence is said by the lists that name it: `samples` (kind *generate*, its
+    A sequence's results are requested by the lists with its index: `samples` (kind *generate*, its
     last token is computed), `scores` (its prompt's log-probabilities), `pools` (kind *embed*, some
-    of the tokens its vector is made of), or none.
+    of the tokens of its vector), or none.
     """
 
     sequence_slots: Array
@@ -99,13 +100,13 @@ class StepInput:
 
 @dataclass(slots=True)
 class SequenceResult:
-    """What a step gave one sequence.
+    """Results of a step for one sequence.
 
-    tokens: zero or more new ones. A sequence that is in a later step already gets exactly one: the
-    later step reads it on the device.
-    logprobs: one entry a token, if asked for.
-    prompt_logprobs: one entry a target of its `ScoreInput`.
-    vector: float32, what its `PoolInput` asks for: hidden size, or one entry a label.
+    tokens: zero or more new ones. Exactly one for a sequence that is already in a later step,
+    because that step reads it on the device.
+    logprobs: one entry per token, if requested.
+    prompt_logprobs: one entry per target of its `ScoreInput`.
+    vector: float32, the result of its `PoolInput`: hidden size, or one entry per label.
     error: why no token could be drawn, or no vector computed.
     """
 
@@ -118,7 +119,7 @@ class SequenceResult:
 
 @dataclass(slots=True)
 class StepOutput:
-    """The result of each sequence of the `StepInput`, in its order, and the step's times."""
+    """Results of the sequences in the order of the `StepInput`; times in microseconds."""
 
     sequences: list[SequenceResult]
     build_us: int = 0
@@ -127,31 +128,30 @@ class StepOutput:
 
 
 class DeviceFailed(Exception):
-    """The device can no longer be waited for, as after an illegal access on a GPU: what it still
-    reads and writes is unknown."""
+    """Raised when waiting for the device fails, as after an illegal access on a GPU. The memory
+    that the device still reads and writes is unknown then."""
 
 
 class PendingStep(Protocol):
-    """A step that was launched."""
+    """Step that was launched."""
 
     def result(self) -> StepOutput:
-        """Waits for the step's end. Raises DeviceFailed, or another error once the device has ended
-        the step."""
+        """Waits for the step. Raises DeviceFailed, or another error after the step ended."""
         ...
 
 
 class Runner(Protocol):
-    """Computes steps: `ModelRunner`, or a simulator."""
+    """Protocol of what computes steps: `ModelRunner`, or a simulator."""
 
     def launch(self, step: StepInput) -> PendingStep:
-        """Steps are computed in the order of their launch. Pages, sequence slots and adapter slots
-        that the step names stay as they are until its result is taken. Where it raises, the device
-        has ended what was submitted of the step, or else the error is DeviceFailed."""
+        """Submits a step. Steps are computed in the order of their launch. The pages, sequence
+        slots and adapter slots of a step must not change until its result is taken. If this raises
+        another error than DeviceFailed, the device has ended the work submitted for the step."""
         ...
 
 
 def build_step_input(schedule: Schedule, tables: BlockTables) -> StepInput:
-    """The scheduled sequences as plain data, in schedule order."""
+    """Converts the scheduled sequences to plain data, in schedule order."""
     items = schedule.items
     num_sequences = len(items)
     sequences = [item.sequence for item in items]
@@ -177,8 +177,8 @@ NONE_BANNED: frozenset[int] = frozenset()
 
 
 def _sample(index: int, item: ScheduledSequence) -> SampleInput:
-    """Until `min_tokens` are generated, the tokens that end the sequence are banned. What is banned
-    gives way where nothing else may follow."""
+    """Returns how to draw the sequence's next token. Until `min_tokens` are generated, the tokens
+    that end the sequence are banned. Bans are dropped if they would leave no token."""
     sequence, params = item.sequence, item.sequence.params
     may_end = item.end - sequence.num_prompt >= params.min_tokens
     banned = NONE_BANNED if may_end else sequence.end_tokens
@@ -191,7 +191,7 @@ def _sample(index: int, item: ScheduledSequence) -> SampleInput:
 
 
 def _score(index: int, item: ScheduledSequence) -> ScoreInput | None:
-    """The prompt tokens that follow those of this step, if they are to be scored."""
+    """Returns the prompt tokens to score, which follow those of this step, or None."""
     num_top = item.sequence.params.prompt_logprobs
     if num_top is None:
         return None
@@ -202,7 +202,7 @@ def _score(index: int, item: ScheduledSequence) -> ScoreInput | None:
 
 
 def _pool(index: int, item: ScheduledSequence) -> PoolInput | None:
-    """The tokens of this step that the sequence's vector is made of, if any are."""
+    """Returns this step's tokens that the sequence's vector needs, or None if none."""
     request, num_tokens = item.sequence.request, item.num_tokens
     if request.kind is not OutputKind.EMBED:
         return None

@@ -1,4 +1,4 @@
-"""The last steps of a worker, for tests, benchmarks and the live view."""
+"""Ring of a worker's most recent steps, for tests, benchmarks and the live view."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ STEP = np.dtype(
         ("update_us", "i4"),
     ]
 )
-"""One record a step. The `*_us` parts add up to the step but for the emission of its output; of
-one that ran ahead, to what the host did for it, the wait for its end being in `sample_us`."""
+"""One record per step. The `*_us` parts add up to the step without the emission of its output. Of a
+step that ran ahead, they add up to the host's work; `sample_us` includes the wait for its end."""
 
 
 class StepRing:
-    """Written by the engine thread, read by any thread. A reader may see the newest record half
-    written."""
+    """Ring of step records, written by the engine thread and read by any thread. A reader may see
+    the newest record half written."""
 
     def __init__(self) -> None:
         self._records = np.zeros(CAPACITY, STEP)
         self.num_steps = 0
 
     def append(self, **values: float) -> None:
-        """values: all fields of STEP but `step`."""
+        """Appends a record. values: all fields of STEP except `step`."""
         values["step"] = self.num_steps
-        # One assignment: sixteen of single fields take longer than all else here.
+        # One assignment, because sixteen of single fields would take longer than the rest of the
+        # method.
         self._records[self.num_steps % CAPACITY] = tuple(values[name] for name in STEP.names or ())
         self.num_steps += 1
 
     def last(self, count: int = CAPACITY) -> np.ndarray:
-        """The newest `count` records at most, oldest first, as a copy of dtype STEP."""
+        """Returns a copy of the newest records, at most `count`, oldest first, with dtype STEP."""
         count = min(count, self.num_steps, CAPACITY)
         first = self.num_steps - count
         return self._records[np.arange(first, self.num_steps) % CAPACITY].copy()
 
     def columns(self) -> dict[str, list[float]]:
-        """All that is kept, by field, oldest first."""
+        """Returns all records by field, oldest first."""
         records = self.last()
         return {name: records[name].tolist() for name in STEP.names or ()}

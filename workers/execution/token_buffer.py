@@ -1,4 +1,4 @@
-"""The tokens of running sequences, kept on the device."""
+"""Token ids of running sequences, stored on the device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 class TokenBuffer:
-    """The tokens of running sequences, a slot each: int32 [slots, max_model_len] on the device.
+    """Token ids of running sequences, one slot each: int32 [slots, max_model_len] on the device.
 
-    A step gathers its input ids from here and the sampler's tokens are written back here, so that
-    they need not visit the host between two steps.
+    A step gathers its input ids from here, and the sampler writes drawn tokens back, so that they
+    need not be copied to the host between two steps.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, device: torch.device) -> None:
@@ -22,7 +22,7 @@ class TokenBuffer:
         return slot
 
     def write(self, slot: int, position: int, tokens: list[int]) -> None:
-        """Puts tokens known to the host behind those that the slot has."""
+        """Writes tokens known to the host into the slot, from `position` on."""
         is_pinned = self.tokens.device.type == "cuda"
         host = torch.tensor(tokens, dtype=torch.int32, pin_memory=is_pinned)
         self.tokens[slot, position : position + len(tokens)].copy_(host, non_blocking=True)

@@ -1,4 +1,4 @@
-"""From the host to the device in one copy: arrays side by side in one pinned buffer."""
+"""Copies from the host to the device: several arrays in one pinned buffer, in one copy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from workers.execution.step_input import Array
 
 ALIGNMENT = 16
-"""Alignment of each array in the buffer, in bytes: any element type may be read there."""
+"""Alignment of each array in the buffer in bytes, sufficient for any element type."""
 
 
 class Packing:
-    """Where arrays of given shapes and types lie in one buffer."""
+    """Layout of arrays of given shapes and types in one buffer."""
 
     def __init__(self, like: Iterable[Array]) -> None:
         self._places: list[tuple[int, int, tuple[int, ...], np.dtype[Any]]] = []
@@ -26,7 +26,7 @@ class Packing:
             self.num_bytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
 
     def arrays(self, buffer: Tensor) -> list[Array]:
-        """Views on a buffer of the host."""
+        """Returns views of a host buffer."""
         whole = buffer.numpy()
         return [
             whole[start : start + size].view(dtype).reshape(shape)
@@ -34,7 +34,7 @@ class Packing:
         ]
 
     def tensors(self, buffer: Tensor) -> list[Tensor]:
-        """Views on a buffer, wherever it is."""
+        """Returns views of a buffer on any device."""
         return [
             buffer[start : start + size].view(_TYPES[dtype]).view(shape)
             for start, size, shape, dtype in self._places
@@ -49,13 +49,13 @@ _TYPES = {
 
 
 def new_host_buffer(num_bytes: int, device: torch.device) -> Tensor:
-    """One that the device can copy from by itself. It is not given out again before such a copy has
-    ended."""
+    """Returns a buffer that the device can copy from asynchronously. torch does not reuse its
+    memory before such a copy has ended."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def upload(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """The arrays on the device. Does not wait for it; on the CPU nothing is copied."""
+    """Copies the arrays to the device without waiting for it. On the CPU nothing is copied."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     packing = Packing(arrays)

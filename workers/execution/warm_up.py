@@ -1,7 +1,7 @@
-"""Steps that take every form of every kernel, so that none is compiled in a request's step.
+"""Steps that use every form of every kernel, so that none is compiled during a request.
 
-Kernels have forms by what a step contains (sequences that decode or prefill, contexts of one part
-or several, adapters of few or many tokens), never by how many.
+The form of a kernel depends on what a step contains (sequences that decode or prefill, contexts of
+one part or several, adapters of few or many tokens), not on numbers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from workers.execution.step_input import NONE_BANNED, SampleInput, ScoreInput, S
 from workers.wire.protocol import SamplingParams
 
 FAR = 300
-"""A context of several parts (`ops.triton_table.PART_TOKENS`)."""
+"""Context length that is split into several parts (`ops.triton_table.PART_TOKENS`)."""
 SHORT_CHUNK, LONG_CHUNK = 32, 80
-"""Tokens of a prompt: an adapter's have one tile of a kernel's, and more."""
+"""Tokens of a prompt: the tokens of an adapter fit one tile of a kernel, or need several."""
 
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 EVERYTHING = SamplingParams(
@@ -37,8 +37,8 @@ EVERYTHING = SamplingParams(
 
 
 def every_form(max_len: int, max_tokens: int, max_rank: int) -> Iterator[StepInput]:
-    """Steps of up to `max_tokens` tokens at positions below `max_len - 1`. They read and write the
-    first page alone, and the first slot of the token buffer and of the adapters."""
+    """Yields steps of up to `max_tokens` tokens at positions below `max_len - 1`. They use only the
+    first page and the first slot of the token buffer and of the adapters."""
     for rank in (0, *rank_bounds(max_rank)):
         far = min(FAR, max_len - 2)
         yield _step([0], [1], rank)
@@ -53,8 +53,8 @@ def every_form(max_len: int, max_tokens: int, max_rank: int) -> Iterator[StepInp
 def _step(
     starts: list[int], counts: list[int], rank: int, params: SamplingParams | None = None
 ) -> StepInput:
-    """A step whose first sequence draws a token, if there are parameters; the last one is scored
-    then, if it has several tokens."""
+    """Returns a step. With `params` its first sequence draws a token; with `EVERYTHING` its last
+    one is scored, too, if it has several tokens."""
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
     scores: list[ScoreInput] = []
     if params is EVERYTHING and counts[-1] > 1:
