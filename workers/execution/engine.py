@@ -67,7 +67,8 @@ Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 
 class EngineFailed(Exception):
     """Raised when steps keep failing, or when the device may still use memory that would be
-    allocated again. The process must end, because an engine that fails fast attracts more requests."""
+    allocated again. The process must end, because an engine that fails fast attracts more
+    requests."""
 
 
 @dataclass(frozen=True, slots=True)

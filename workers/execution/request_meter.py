@@ -8,7 +8,8 @@ from workers.wire.protocol import ErrorCode, FinishReason
 
 
 class RequestMeter:
-    """Metrics of the requests of gateways. Requests with a negative connection are the engine's own (warm-up, verification) and not counted. Times in seconds of its clock."""
+    """Metrics of the requests of gateways. Requests with a negative connection are the engine's own
+    (warm-up, verification) and not counted. Times in seconds of its clock."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = model_name, telemetry.ENGINE
