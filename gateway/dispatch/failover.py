@@ -2,8 +2,8 @@
 end.
 
     refused     (draining, the model is not there) it goes to another, or waits for one
-    overloaded  it goes to another once, within the retry budget; where the answer has begun, if
-                with another choice, it waits too, and does not expire
+    overloaded  it goes once to another that has not just refused such a request; where the answer
+                has begun, if with another choice, it waits too, and does not expire
     lost        before its first token it is retried within the budget, after it resumed; without
                 another worker it waits
     lost again  without a token in between: it waits for them, and if they were not merely cut off,
@@ -52,8 +52,13 @@ class Failover:
         self.num_poisonous = 0
         self._fleet = fleet
 
-    def find(self, request: Generate, excluded: Collection[WorkerClient]) -> WorkerClient | None:
-        """A worker for the sequence that is heard of, and gets it now."""
+    def find(
+        self, request: Generate, excluded: Collection[WorkerClient], num_bytes: int
+    ) -> WorkerClient | None:
+        """Returns a worker that is not silent and counts the sequence there, or None. A worker that
+        has just refused such a request for want of room is left out. num_bytes: of its body."""
+        if not request.num_resumed:
+            excluded = [*excluded, *self.full.full(self._fleet.clients, request, num_bytes)]
         work = _work_of(request)
         try:
             worker = self._fleet.choose(work, excluded)
@@ -138,7 +143,7 @@ class RetryState:
                 raise failure
         elif failure.code in OVERLOADED or (is_answering and failure.code is ErrorCode.EXPIRED):
             self._is_patient = is_answering
-            if not is_answering and (self._was_overloaded or not self._failover.budget.take()):
+            if not is_answering and self._was_overloaded:
                 raise failure
             self._was_overloaded = True
         elif failure.code not in REFUSALS:

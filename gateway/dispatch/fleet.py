@@ -6,7 +6,8 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 from gateway.catalog.catalog import CatalogView, ResolvedModel
 from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
@@ -33,7 +34,13 @@ NOT_NONE = 0.1
 class Fleet:
     """Clients, each of which keeps its connection up by itself."""
 
-    def __init__(self, clients: Sequence[WorkerClient]) -> None:
+    def __init__(
+        self,
+        clients: Sequence[WorkerClient],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
         """clients: of the workers there are; the roster changes them in place."""
         self.clients = clients
         self.weighed: Mapping[WorkerClient, float] = {}
@@ -46,7 +53,8 @@ class Fleet:
         """Prefill tokens/s by model, as a worker has measured them last."""
         self._num_sequences, self._num_own = 0.0, 1.0
         """At the workers of late, by all gateways and by this one."""
-        self._random = random.Random()
+        self._clock = clock
+        self._random = rng or random.Random()
         self._view: CatalogView | None = None
         self._told: dict[WorkerClient, Mapping[str, ModelInfo]] = {}
         """The models of the connection that was told last."""
@@ -80,7 +88,7 @@ class Fleet:
             self.weighed = {}
             return self.clients[0]
         self._look()
-        now = time.monotonic()
+        now = self._clock()
         cached = _num_cached(work, self.clients)
         self.weighed = weigh(work, self._workers, cached, now, self._random, usable)
         return best(self.weighed)
@@ -124,10 +132,20 @@ class Fleet:
         return NoWorker("No worker is ready for this model. Try again shortly.")
 
     def note_sent(self, worker: WorkerClient, work: Work) -> None:
-        """The request goes there; those that come after it are to count with it."""
+        """Counts a request that is sent to the worker, for the choices that follow."""
         if len(self.clients) > 1 and worker in self._workers.standings:
-            num_cached = _num_cached(work, [worker]).get(worker, 0)
-            self._workers.send(worker, work, num_cached, time.monotonic())
+            self._workers.send(worker, work, _num_cached_at(worker, work), self._clock())
+
+    @contextmanager
+    def claimed(self, worker: WorkerClient, work: Work) -> Generator[None]:
+        """Counts a request at its chosen worker while it waits for its limits. It is sent there
+        afterwards, unless the block raises."""
+        if len(self.clients) == 1 or worker not in self._workers.standings:
+            yield
+            return
+        with self._workers.claimed(worker, work, _num_cached_at(worker, work)):
+            yield
+        self.note_sent(worker, work)
 
     def serving(self, model: str) -> list[WorkerClient]:
         """Those that are ready and have the base model of this digest. One that is silent counts
@@ -180,6 +198,9 @@ class Fleet:
                 statuses[client] = status
                 self._workers.put(client, self._know(client, status))
             standings[client].num_more = client.num_open - client.num_open_then
+        num_gateways = max(self._num_sequences / self._num_own, 1.0)
+        for standing in standings.values():
+            standing.num_gateways = num_gateways
         if len(statuses) > len(self.clients):
             self._forget()
 
@@ -191,8 +212,7 @@ class Fleet:
                 self._rates[model.digest] = model.prefill_tokens_per_s
         report = Report.of(status, self._rates)
         self._note_share(report, client.num_open_then)
-        num_gateways = max(self._num_sequences / self._num_own, 1.0)
-        return Standing(report, client.status_at, num_gateways)
+        return Standing(report, client.status_at)
 
     def _note_share(self, report: Report, num_own: int) -> None:
         num_sequences = sum(model.num_sequences for model in report.models.values())
@@ -216,6 +236,10 @@ def _serves(client: WorkerClient, model: str) -> bool:
 def _find_model(client: WorkerClient, model: str) -> ModelStatus | None:
     models = client.status.models if client.status else []
     return next((status for status in models if status.digest == model), None)
+
+
+def _num_cached_at(client: WorkerClient, work: Work) -> int:
+    return _num_cached(work, [client]).get(client, 0)
 
 
 def _num_cached(work: Work, clients: Sequence[WorkerClient]) -> dict[WorkerClient, int]:

@@ -461,7 +461,8 @@ class Generation:
         case = self._retries(run)
         if case.is_suspected():
             return False
-        while (worker := self._failover.find(run.request, case.excluded)) is not None:
+        find, num_bytes = self._failover.find, self._num_bytes
+        while (worker := find(run.request, case.excluded, num_bytes)) is not None:
             run.request = self._rewritten(run, worker)
             left = run.worker_id
             try:
@@ -486,7 +487,9 @@ class Generation:
         """What is left to do of the sequence, for this worker."""
         request, params = run.request, run.request.params
         adapter = request.adapter and self._adapter_for(worker.models[request.model].adapter_layout)
-        left_s = self._deadline - time.perf_counter()
+        now = time.perf_counter()
+        waited_s = request.waited_s + (now - run.sent_at if run.sent_at else 0.0)
+        is_answering = self.first_output_at is not None
         if run.tokens and params.prompt_logprobs is not None:
             # They have come, with the first token.
             params = msgspec.structs.replace(params, prompt_logprobs=None)
@@ -496,7 +499,8 @@ class Generation:
             adapter=adapter,
             tokens=[*run.choice.prompt, *run.tokens],
             num_resumed=len(run.tokens),
-            timeout_s=left_s if self.first_output_at is None else None,
+            timeout_s=None if is_answering else self._deadline - now,
+            waited_s=0.0 if is_answering else waited_s,
         )
 
     async def _look_for_workers(self) -> None:

@@ -23,7 +23,8 @@ Everything here is a function of its arguments, time and random numbers included
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import nlargest
 from random import Random
@@ -87,7 +88,7 @@ class ModelReport(msgspec.Struct, frozen=True):
     wait_s: float = 0.0
     """Until it is on the device; 0: it is there."""
 
-    def row_s(self, num_more: int) -> float:
+    def row_s(self, num_more: float) -> float:
         """Until a row is free for one sequence beside those and so many more."""
         num_before = self.num_sequences + num_more + 1 - self.num_rows
         if num_before <= 0 or not self.num_rows:
@@ -137,6 +138,19 @@ class Report(msgspec.Struct, frozen=True):
         )
 
 
+class Claims:
+    """What was chosen to go to a worker and is not sent yet."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """To compute the prompts."""
+        self.num_sequences = 0
+
+    def add(self, seconds: float, num_sequences: int) -> None:
+        self.seconds += seconds
+        self.num_sequences += num_sequences
+
+
 class Standing:
     """A worker as one gateway sees it: its last report, and what it was sent since."""
 
@@ -144,11 +158,16 @@ class Standing:
         """num_gateways: of as much traffic as this one."""
         self.report = report
         self.reported_at = reported_at
+        self.num_gateways = num_gateways
         self.num_more = 0
         """Sequences of this gateway that are there, less those that were when it was reported."""
-        self._num_gateways = num_gateways
-        self._queue_s = report.queue_s
+        self.claims = Claims()
+        """Requests of this gateway that wait for their limits."""
+        self._known_s = report.queue_s
+        self._sent_s = 0.0
+        """Of this gateway's requests since the report."""
         self._queue_at = reported_at
+        """When the worker had these two to compute."""
         self._sent_adapters: set[str] = set()
         self._sent_models: dict[str, float] = {}
         """Those that have to come for what was sent, with their waits."""
@@ -181,19 +200,38 @@ class Standing:
         return wait_s + sum(self._sent_models.values())
 
     def queue_s(self, now: float) -> float:
-        return max(self._queue_s - (now - self._queue_at), 0.0)
+        """Seconds to compute the prompts that are there, or will be. The other gateways were told
+        the same of the workers, and each is taken to have sent and to have claimed as much."""
+        known_s, sent_s = self._left(now)
+        return known_s + self.num_gateways * (sent_s + self.claims.seconds)
+
+    def row_s(self, model: str) -> float:
+        """Seconds until a row of the model is free for one more sequence."""
+        num_more = self.num_more + self.claims.num_sequences
+        return self.model(model).row_s(self.num_gateways * num_more)
 
     def send(self, work: Work, num_cached: int, now: float) -> None:
-        """Counts a request that goes there. The other gateways were told the same of the workers,
-        and each is taken to have sent as much there."""
-        sent_s = self._num_gateways * _prefill_s(work, num_cached, self)
-        self._queue_s = self.queue_s(now) + sent_s
+        """Counts a request that goes there."""
+        known_s, sent_s = self._left(now)
+        self._known_s, self._sent_s = known_s, sent_s + prefill_s(work, num_cached, self)
         self._queue_at = now
         self.num_more += work.num_sequences
+        self.expect(work)
+
+    def expect(self, work: Work) -> None:
+        """Notes that what the request needs will be loaded."""
         if work.adapter is not None and self.tier(work.adapter) != "device":
             self._sent_adapters.add(work.adapter)
         if wait_s := self.model(work.model).wait_s:
             self._sent_models[work.model] = wait_s
+
+    def _left(self, now: float) -> tuple[float, float]:
+        """Returns what is left of the prompts that were reported, which are computed first, and of
+        those sent since."""
+        seconds = now - self._queue_at
+        if seconds <= self._known_s:
+            return self._known_s - seconds, self._sent_s
+        return 0.0, max(self._sent_s - (seconds - self._known_s) / self.num_gateways, 0.0)
 
 
 EMPTY = Standing(Report(), 0.0)
@@ -226,6 +264,8 @@ class Workers(Generic[W]):
     def put(self, worker: W, standing: Standing) -> None:
         """In place of what was known of the worker, if anything was."""
         before = self.standings.get(worker, EMPTY)
+        if before is not EMPTY:
+            standing.claims = before.claims
         self.standings[worker] = standing
         self.all.add(worker)
         self._note(worker, before, standing)
@@ -237,6 +277,22 @@ class Workers(Generic[W]):
     def send(self, worker: W, work: Work, num_cached: int, now: float) -> None:
         """Counts a request that goes there."""
         self.standings[worker].send(work, num_cached, now)
+        self._expect(worker, work)
+
+    @contextmanager
+    def claimed(self, worker: W, work: Work, num_cached: int) -> Generator[None]:
+        """Counts a request that is to go there, until the block ends."""
+        standing = self.standings[worker]
+        standing.expect(work)
+        self._expect(worker, work)
+        claims, seconds = standing.claims, prefill_s(work, num_cached, standing)
+        claims.add(seconds, work.num_sequences)
+        try:
+            yield
+        finally:
+            claims.add(-seconds, -work.num_sequences)
+
+    def _expect(self, worker: W, work: Work) -> None:
         if work.adapter is not None:
             self._near.setdefault(work.adapter, Pool()).add(worker)
 
@@ -319,14 +375,15 @@ def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, n
     model = worker.model(work.model)
     return (
         worker.queue_s(now)
-        + _prefill_s(work, num_cached, worker)
-        + model.row_s(worker.num_more)
+        + prefill_s(work, num_cached, worker)
+        + worker.row_s(work.model)
         + worker.wait_s(work.model)
         + (_adapter_s(work.adapter, worker, model, adapter_bytes) if work.adapter else 0.0)
     )
 
 
-def _prefill_s(work: Work, num_cached: int, worker: Standing) -> float:
+def prefill_s(work: Work, num_cached: int, worker: Standing) -> float:
+    """Returns the seconds to compute the prompts of a request."""
     num_tokens = max(work.num_tokens - num_cached, 1)
     return num_tokens / worker.model(work.model).prefill_tokens_per_s
 

@@ -66,7 +66,7 @@ class FullQueues:
         if not failure.pace_s:
             return
         now = self._clock()
-        key = worker, (request.model, request.tenant, request.service_class)
+        key = worker, _line_of(request)
         next_room_at = now + failure.retry_after_s
         if (known := self._refused.get(key)) is not None:
             next_room_at = max(next_room_at, known.next_room_at)
@@ -87,11 +87,7 @@ class FullQueues:
         """Those of these workers that have just refused such a request. Raises WorkerFailed as they
         would if all have."""
         now = self._clock()
-        found: dict[WorkerClient, Refused] = {}
-        for worker in workers:
-            refused = self._refused.get((worker, line))
-            if refused is not None and refused.holds(worker, now, num_bytes):
-                found[worker] = refused
+        found = self._full(workers, line, num_bytes, now)
         if not found or len(found) < len(workers):
             return list(found)
         soonest = min(found.values(), key=lambda refused: refused.next_room_at)
@@ -99,8 +95,28 @@ class FullQueues:
         retry_s = soonest.next_room_at - now
         raise WorkerFailed(ErrorCode.OVERLOADED, "the queue was full a moment ago", retry_s)
 
+    def full(
+        self, workers: Sequence[WorkerClient], request: Generate, num_bytes: int
+    ) -> Sequence[WorkerClient]:
+        """Those of these workers that have just refused such a request."""
+        return list(self._full(workers, _line_of(request), num_bytes, self._clock()))
+
+    def _full(
+        self, workers: Sequence[WorkerClient], line: Line, num_bytes: int, now: float
+    ) -> dict[WorkerClient, Refused]:
+        found: dict[WorkerClient, Refused] = {}
+        for worker in workers:
+            refused = self._refused.get((worker, line))
+            if refused is not None and refused.holds(worker, now, num_bytes):
+                found[worker] = refused
+        return found
+
     def _forget(self, now: float) -> None:
         """All whose last refused is to have come again by now."""
         for key in [key for key, each in self._refused.items() if each.next_room_at <= now]:
             del self._refused[key]
         self._forget_at = max(MANY, 2 * len(self._refused))
+
+
+def _line_of(request: Generate) -> Line:
+    return request.model, request.tenant, request.service_class

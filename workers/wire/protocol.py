@@ -192,6 +192,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     labels: tuple[int, ...] = ()
     """For kind `embed` with the pooling `last`: the vector has the logits of these tokens after the
     prompt, in their order, in place of the hidden state."""
+    waited_s: float = 0.0
+    """Seconds that it has waited at other workers, which count towards the longest wait."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -186,17 +186,17 @@ async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient
     call.trace.annotate(partial(routing_attributes, gateway.fleet.weighed))
     model = worker.models[target.base.digest]
     call.trace.enter("limits")
-    reservation = await gateway.admission.reserve(
-        gateway.catalog.current,
-        call.caller,
-        target.base.name,
-        [len(prompt.tokens) for prompt in call.prompts],
-        asked_tokens=asked.max_tokens,
-        default_tokens=default_tokens,
-        num_choices=asked.num_choices,
-        max_model_len=min(target.base.max_model_len, model.max_model_len),
-    )
-    gateway.fleet.note_sent(worker, work)
+    with gateway.fleet.claimed(worker, work):
+        reservation = await gateway.admission.reserve(
+            gateway.catalog.current,
+            call.caller,
+            target.base.name,
+            [len(prompt.tokens) for prompt in call.prompts],
+            asked_tokens=asked.max_tokens,
+            default_tokens=default_tokens,
+            num_choices=asked.num_choices,
+            max_model_len=min(target.base.max_model_len, model.max_model_len),
+        )
     return Admitted(worker, model, reservation)
 
 

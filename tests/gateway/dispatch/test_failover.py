@@ -136,7 +136,10 @@ def test_before_its_first_token_a_request_is_sent_again(
     timeout_s = second.requests[0].timeout_s
     assert timeout_s is not None and first.timeout_s is not None
     assert 0 < timeout_s < first.timeout_s <= trio.config.request_timeout_s
-    resent = msgspec.structs.replace(second.requests[0], id=first.id, timeout_s=first.timeout_s)
+    assert second.requests[0].waited_s > 0.0 == first.waited_s
+    resent = msgspec.structs.replace(
+        second.requests[0], id=first.id, timeout_s=first.timeout_s, waited_s=0.0
+    )
     assert resent == first
     (line,) = [record for record in caplog.records if record.message == "answered"]
     assert line.__dict__["worker"] == second.name
@@ -244,6 +247,31 @@ def test_an_overloaded_worker_s_request_tries_one_other_and_is_told_when_to_come
     assert trio.num_sent == [0, 1, 1]
 
 
+def test_what_one_worker_has_no_room_for_another_gets_with_the_wait_so_far(trio: Trio) -> None:
+    """However many there are: the budget is for what may have harmed a worker."""
+
+    async def is_late(request: Generate) -> AsyncIterator[SequenceOutput]:
+        await asyncio.sleep(0.2)
+        raise WorkerFailed(ErrorCode.OVERLOADED, "a first token would take too long", 1.0)
+        yield
+
+    trio.script(say("here"))
+    full = trio.workers[0]
+    full.script = is_late
+    while trio.gateway.failover.budget.take():
+        pass
+    while len(full.requests) < 3:
+        assert trio.ask().json()["choices"][0]["text"] == "here"
+    for late in full.requests:
+        times = [r.waited_s for w in trio.others(full) for r in w.requests if same(r, late)]
+        assert late.waited_s == 0.0 and len(times) == 1 and times[0] > 0.1
+
+
+def same(one: Generate, other: Generate) -> bool:
+    """Whether two workers were sent one request."""
+    return one.request_id == other.request_id
+
+
 def second_choice_is_refused(
     code: ErrorCode, until: threading.Event, retry_after_s: float = 0.0
 ) -> tuple[Script, list[float]]:
@@ -325,6 +353,7 @@ def test_workers_that_just_refused_for_want_of_room_are_not_asked_again_at_once(
     trio.script(refuse(ErrorCode.OVERLOADED, retry_after_s=2.0, pace_s=0.2))
     while min(trio.num_sent) == 0:
         assert trio.ask().status_code == 503
+    assert trio.num_sent == [1, 1, 1], "one that has refused is no other to try"
     num_sent = sum(trio.num_sent)
     answers = [trio.ask() for _ in range(3)]
     assert [answer.status_code for answer in answers] == [503] * 3

@@ -219,6 +219,18 @@ def test_what_was_sent_counts_and_fades() -> None:
     assert near(seconds(work(), where), 0.1 + 3 * 0.3)
 
 
+def test_what_waits_for_its_limits_counts_until_then_and_does_not_fade() -> None:
+    """A report in the meantime changes nothing of it."""
+    workers = together([worker(num_running=7)])
+    with workers.claimed(0, work(400), 100):
+        assert near(seconds(work(), workers.standings[0], now=1.0), 0.1 + 0.3 + 0.32)
+        workers.put(0, worker(num_running=7))
+        assert near(seconds(work(), workers.standings[0], now=9.0), 0.1 + 0.3 + 0.32)
+        workers.standings[0].num_gateways = 2.0
+        assert near(seconds(work(), workers.standings[0], now=9.0), 0.1 + 0.6 + 0.64)
+    assert near(seconds(work(), workers.standings[0], now=9.0), 0.1)
+
+
 def test_a_base_model_that_was_sent_for_comes_before_others() -> None:
     where = worker(tier="host", others=[msgspec.structs.replace(OTHER, tier="host", load_s=3.0)])
     where.send(work(), 0, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from tests.workers.waiting import waiting_of
 from workers.execution.speed import measure_speed
 from workers.process.worker import warm_up
 from workers.scheduling.queue_limits import QueueBounds
+from workers.scheduling.tenant_queue import TERMS
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 
@@ -373,3 +375,42 @@ def test_a_moderate_burst_on_a_fresh_worker_is_accepted_whole() -> None:
     for _ in range(16):
         market.offer(ask(rng, "t", 600, 32, service_class=ServiceClass.INTERACTIVE))
     assert not market.failed
+
+
+def test_a_wait_at_another_worker_counts_towards_the_longest() -> None:
+    """When it comes, and while it waits."""
+
+    def market() -> Market:
+        market = Market(
+            num_pages=400, max_num_seqs=4, max_batched_tokens=64, bounds=QueueBounds(max_wait_s=1.0)
+        )
+        warm_up(market.engine)
+        measure_speed(market.engine, market.clock)
+        return market
+
+    def accepted(market: Market, waited_s: float) -> set[int]:
+        rng = random.Random(12)
+        requests = [
+            msgspec.structs.replace(
+                ask(rng, "t", 60, 20, service_class=ServiceClass.STANDARD), waited_s=waited_s
+            )
+            for _ in range(100)
+        ]
+        for request in requests:
+            market.offer(request)
+        found = {request.id for request in requests} - market.failed.keys()
+        market.counts.slowdown = 2.0
+        while market.engine.has_work:
+            market.step()
+        return found
+
+    max_wait_s = TERMS[ServiceClass.STANDARD].ttft_s
+    counts = []
+    for part in (0.0, 0.5):
+        each = market()
+        found = accepted(each, part * max_wait_s)
+        waits = [each.first_s[n] - each.arrived_s[n] for n in found & each.first_s.keys()]
+        assert found - each.first_s.keys(), "steps took longer than was believed"
+        assert 0.3 * max_wait_s * (1 - part) < max(waits) <= max_wait_s * (1 - part)
+        counts.append(len(found))
+    assert 0.4 * counts[0] < counts[1] < 0.6 * counts[0]
