@@ -1,4 +1,4 @@
-"""Weights come to the device, and leave it, on a thread of their own: the engines go on."""
+"""Loads and unloads of weights on a thread, while the engines continue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class LoadCancelled(Exception):
-    """No request waits for the load any more."""
+    """Raised in a load that no request waits for any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Loaded:
 
 
 class Load:
-    """The weights of one model on their way. Ends with what `result` raises: CheckpointError,
-    OSError, MemoryError, LoadCancelled."""
+    """Running load of one model's weights. May end with CheckpointError, OSError, MemoryError or
+    LoadCancelled, raised by `result`."""
 
     def __init__(self, thread: Executor, read: Callable[[ByteProgress], Loaded]) -> None:
-        """read: is told of each tensor that it has read."""
+        """read: loads the weights; calls its argument after each tensor."""
         self._is_cancelled = False
         self._future = thread.submit(self._run, read)
 
@@ -47,11 +47,11 @@ class Load:
         return self._future.done()
 
     def result(self) -> Loaded:
-        """The model, once it is done. Raises what ended the load."""
+        """Returns the model, once the load is done. Raises the error that ended the load."""
         return self._future.result()
 
     def cancel(self) -> None:
-        """Has it stop before its next tensor. What was loaded goes with it."""
+        """Stops the load before its next tensor. Loaded tensors are freed."""
         self._is_cancelled = True
 
     def _run(self, read: Callable[[ByteProgress], Loaded]) -> Loaded:
@@ -64,21 +64,21 @@ class Load:
 
 
 class ModelLoader:
-    """One load at a time, with one kernel thread: those of the engine have the other cores."""
+    """Loader of one model at a time, with one kernel thread, to leave cores to the engines."""
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self._thread = one_thread("model-loader")
 
     def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
-        """Reads the weights to the device, or into the image. They have their extents of the arena
-        by now."""
+        """Starts to load the weights to the device, or into the image. Their extents of the arena
+        are allocated already."""
         return Load(self._thread, partial(self.load_here, plan, image))
 
     def load_here(
         self, plan: ModelPlan, image: WeightImage | None, progress: ByteProgress
     ) -> Loaded:
-        """On the calling thread, with as many kernel threads as that has."""
+        """Loads on the calling thread, with its number of kernel threads."""
         before = resident_bytes()
         begin = perf_counter()
         try:
@@ -96,7 +96,7 @@ class ModelLoader:
         return Loaded(model, seconds)
 
     def discard(self, digest: str, held: list[object]) -> None:
-        """Frees what the list alone holds; so many bytes then go back to the system."""
+        """Clears the list on the loader thread and trims the heap (`malloc_trim`)."""
         self._thread.submit(_discard, digest, held)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class ModelLoader:
 
 
 def resident_bytes() -> int:
-    """Physical memory of this process; 0 where the system does not tell."""
+    """Returns the physical memory of this process in bytes, or 0 if it is unknown."""
     path = Path("/proc/self/statm")
     if not path.exists():
         return 0

@@ -1,4 +1,4 @@
-"""Does what the residency policy orders: gathers extents, has weights loaded, has models leave."""
+"""Execution of the residency policy's orders: allocates extents, loads and unloads models."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from workers.wire.protocol import UNSATISFIABLE, DesiredModel, ErrorCode, ModelS
 log = logging.getLogger(__name__)
 
 LOAD_BYTES_PER_S = 1e9
-"""Until a model's own load is measured."""
+"""Assumed bytes per second of a model's load until it is measured."""
 
 
 @dataclass(slots=True, eq=False)
 class RegisteredModel:
-    """A registered base model and the state of its weights."""
+    """Registered base model and the state of its weights."""
 
     plan: ModelPlan
     instance: ModelInstance
     state: ModelState
     make_runner: Callable[[Decoder], ModelRunner]
     num_bytes: int
-    """Bytes of its weights: as planned, then as loaded."""
+    """Bytes of its weights: an upper bound, then as loaded."""
     image: WeightImage | None = None
-    """Where weights come from each time but the first, if they are kept."""
+    """Packed weights on the host that later loads copy from; None if they are not kept."""
     runner: ModelRunner | None = None
-    """With what it has captured: of kept weights, for as long as they are on the host."""
+    """Runner with its captured graphs, kept as long as the packed weights stay in host memory."""
     read_s: float = 0.0
-    """Seconds that its last load took that read the weights."""
+    """Seconds of the last load that read the weights from disk."""
     reuse: Reuse = field(default_factory=Reuse)
-    """Loads of the model."""
+    """Recent loads of the model."""
     arriving_s: float | None = None
-    """Since when it is copied to the device."""
+    """Start time of the copy to the device that is in progress, or None."""
     load: Load | None = None
     error: str = ""
-    """Why its last load failed; empty if it did not."""
+    """Error of its last load; empty if it succeeded."""
 
 
 class ModelPool:
-    """All registered models of a worker. Used on the engine thread, with the memory's lock held but
+    """Registered models of a worker. Used on the engine thread with the memory lock held, except
     for `load_now` and `close`."""
 
     def __init__(
@@ -74,9 +74,9 @@ class ModelPool:
         build: Callable[[str, ModelPlan], RegisteredModel],
         clock: Callable[[], float],
     ) -> None:
-        """host: packed weights that are kept there, by digest. build: makes all that a model needs
-        but its weights, and adds it to the residency; raises ValueError if it cannot be served
-        here."""
+        """host: packed weights kept in host memory, by digest. build: creates all that a model
+        needs but its weights, and adds it to the residency; raises ValueError if this worker cannot
+        serve it."""
         self._residency = residency
         self._arena = arena
         self._broker = broker
@@ -91,24 +91,24 @@ class ModelPool:
 
     @property
     def is_busy(self) -> bool:
-        """Something is on its way, or a request waits for it."""
+        """Whether a fetch or load is in progress, or a request waits for a model."""
         is_arriving = any(model.arriving_s is not None for model in self._models.values())
         return is_arriving or self._fetcher.is_busy or not self._residency.is_settled
 
     @property
     def is_fetching(self) -> bool:
-        """A model that the catalog has comes to this machine, and has not failed to."""
+        """Whether a catalog model is being fetched that has not failed before."""
         return self._fetcher.is_first_try
 
     def add(self, name: str, plan: ModelPlan) -> ModelInstance:
-        """Registers a model of the store, without its weights. Raises ValueError."""
+        """Registers a model of the store, without loading its weights. Raises ValueError."""
         model = self._models[plan.digest] = self._build(name, plan)
         self._heed(model)
         return model.instance
 
     def load_now(self, digest: str, progress: ByteProgress) -> bool:
-        """Brings a model to the device on the calling thread, if no other model has to leave for
-        it. Raises CheckpointError and OSError."""
+        """Loads a model on the calling thread. Returns False if other models would have to be
+        unloaded for it. Raises CheckpointError and OSError."""
         model = self._models[digest]
         state = model.state
         if state.num_extents > self._residency.num_free:
@@ -121,8 +121,8 @@ class ModelPool:
         return True
 
     def want(self, models: Iterable[DesiredModel]) -> None:
-        """All that the catalog has. Those not known yet are fetched; one that it has no more stays,
-        unless others need its place."""
+        """Sets the catalog's models and starts to fetch unknown ones. A model no longer in the
+        catalog stays registered, and is unloaded if others need its memory."""
         self._desired = {model.digest: model for model in models}
         for model in self._models.values():
             self._heed(model)
@@ -132,7 +132,7 @@ class ModelPool:
         self._fetcher.forget(set(self._desired))
 
     def refusal(self, digest: str) -> str | None:
-        """Why there is no use in waiting for the model now."""
+        """Returns why requests should not wait for the model now, or None."""
         model = self._models.get(digest)
         if model is None:
             return None
@@ -143,7 +143,7 @@ class ModelPool:
         return None
 
     def advance(self) -> list[Event]:
-        """Between two steps: takes what has come, decides, and has it done."""
+        """Called between two steps: takes finished loads, decides, and executes the decisions."""
         events: list[Event] = []
         for model in self._models.values():
             events += self._take_loaded(model)
@@ -168,7 +168,7 @@ class ModelPool:
         return events
 
     def take_fetched(self) -> list[ModelInstance]:
-        """Models that have come to this machine, registered now."""
+        """Registers the models whose fetches have finished, and returns them."""
         instances: list[ModelInstance] = []
         for name, plan in self._fetcher.take():
             try:
@@ -180,7 +180,7 @@ class ModelPool:
         return instances
 
     def status(self) -> list[ModelStatus]:
-        """Registered models, then those on their way to this machine."""
+        """Returns the status of registered models, then of models being fetched."""
         here = [self._status(model) for model in self._models.values()]
         return here + [
             ModelStatus(
@@ -192,7 +192,7 @@ class ModelPool:
         ]
 
     def close(self) -> None:
-        """Waits for the load in progress, which is of no use any more."""
+        """Cancels running loads and waits for them."""
         for model in self._models.values():
             if model.load is not None:
                 model.load.cancel()
@@ -212,14 +212,14 @@ class ModelPool:
         )
 
     def _heed(self, model: RegisteredModel) -> None:
-        """What the catalog says of it."""
+        """Applies the catalog's settings to the model."""
         desired = self._desired.get(model.plan.digest)
         model.state.is_named = desired is not None or not self._desired
         model.state.is_pinned = desired is not None and desired.is_pinned
         model.state.is_unloaded = desired is not None and desired.is_unloaded
 
     def _demand(self, model: RegisteredModel) -> Demand:
-        """A probe runs, or waits for its model, as a request does."""
+        """Returns the engine's demand plus the verifier's probes, which count as requests."""
         demand = model.instance.engine.demand
         num_running, num_waiting = self._verifier.num_probes(model.plan.digest)
         return replace(
@@ -229,7 +229,7 @@ class ModelPool:
         )
 
     def _gather(self, model: RegisteredModel) -> list[Event]:
-        """What is idle now becomes the model's; when it has all, the load begins."""
+        """Claims idle extents for the model, and starts the load once it holds enough."""
         digest, num_extents = model.plan.digest, model.state.num_extents
         missing = num_extents - self._arena.num_weight_extents(digest)
         if self._broker.allocate_weights(digest, missing) < missing:
@@ -253,7 +253,7 @@ class ModelPool:
             work()
         except Exception as error:
             log.exception("model %s could not be loaded", model.plan.digest[:12])
-            # They hold what was read so far, and each other by way of the load.
+            # The frames hold the tensors read so far, and each other by way of the load.
             traceback.clear_frames(error.__traceback__)
             return self._fail(model, f"{type(error).__name__}: {error}")
         return []
@@ -269,9 +269,9 @@ class ModelPool:
             self._keep(model, runner)
 
     def _keep(self, model: RegisteredModel, runner: ModelRunner) -> None:
-        """Keeps the packed weights on the host, in place of those that are away from the device and
-        cost least to read again, for their bytes and expected reuse. If too few give way, the
-        model's own go when it leaves the device."""
+        """Keeps the packed weights in host memory, replacing those of models off the device that
+        are cheapest to read again, by bytes and expected reuse. If too few can be dropped, the
+        model's own weights are dropped when it is unloaded."""
         now = self._clock()
 
         def worth(digest: str) -> float:
@@ -291,7 +291,7 @@ class ModelPool:
         model.runner = runner
 
     def _drop_image(self, model: RegisteredModel, held: list[object]) -> None:
-        """Frees the packed weights, and what else is held: the next load reads them again."""
+        """Frees the packed weights and the objects in `held`. The next load reads files again."""
         self._host.drop(model.plan.digest)
         held = [*held, model.runner]
         model.runner = None
@@ -301,7 +301,7 @@ class ModelPool:
         self._loader.discard(model.plan.digest, held)
 
     def _attach(self, model: RegisteredModel, runner: ModelRunner, load_s: float) -> None:
-        """load_s: what the next load is expected to take."""
+        """Starts serving with the runner. load_s: estimated seconds of the next load."""
         if model.image is not None:
             begin_s = self._clock()
             model.image.bring()
@@ -313,7 +313,8 @@ class ModelPool:
         self._residency.loaded(model.plan.digest, load_s)
 
     def _note_arrival(self, model: RegisteredModel) -> None:
-        """A copy is on its way while its model computes; so long does the next one take, too."""
+        """Records the duration of a finished weight copy, as the estimate for the next one. The
+        copy overlaps the model's first steps."""
         image, since_s = model.image, model.arriving_s
         if image is not None and since_s is not None and image.arrival.is_complete:
             model.arriving_s = None
@@ -325,8 +326,8 @@ class ModelPool:
             )
 
     def _leave(self, model: RegisteredModel) -> list[Event]:
-        """What runs goes on when the model is back: pages stay in the prefix cache, adapters on the
-        host."""
+        """Unloads the model. Its sequences resume after the next load; pages stay in the prefix
+        cache, and adapters on the host."""
         digest, instance = model.plan.digest, model.instance
         events = instance.engine.suspend()
         self._verifier.put_back(digest)
@@ -341,7 +342,7 @@ class ModelPool:
         return events
 
     def _give_up(self, model: RegisteredModel) -> None:
-        """The load is not wanted any more."""
+        """Cancels the load and frees its extents."""
         if model.load is not None:
             model.load.cancel()
             model.load = None
@@ -355,7 +356,7 @@ class ModelPool:
         return model.instance.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
 
     def _fail_unsatisfiable(self, model: RegisteredModel) -> list[Event]:
-        """Fails the first waiting request: there will be no memory for the model."""
+        """Fails the first waiting request, because there will be no memory for the model."""
         reason = "its memory is held by what is pinned"
         if model.state.tier == "loading":
             return self._fail(model, reason)

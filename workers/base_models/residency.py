@@ -1,14 +1,14 @@
-"""Which base models are on the device and which comes next: a policy over extents and a clock.
+"""Policy that decides which base models are on the device, over extents and a clock.
 
     host --> loading --> device <--> draining --> host
 
-A model that requests wait for comes at once if there is room. If there is none, the model that was
-idle the longest leaves; else a busy one, but only when it has been there for so many times its load
-as bounds the time lost to loading, or when the wait has become too long. A busy one drains: it
-admits no sequence, and what runs there may end; at a deadline it is preempted and goes on when the
-model is back.
+A model with waiting requests is loaded at once if there is room. Otherwise the model idle for the
+longest time is unloaded. If none is idle, a busy model is, but only after it has stayed `MIN_LOADS`
+times its load time, which bounds the time lost to loading, or if the wait is too long. A busy model
+drains: it admits no sequences, and running ones may finish. At a deadline they are preempted, and
+resume after the model's next load.
 
-No tensors, no threads, no memory but these numbers; the caller does what is ordered.
+No tensors, no threads, no memory except these numbers. The caller executes the orders.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from workers.scheduling.demand import Demand
 Tier = Literal["host", "loading", "device", "draining"]
 
 MIN_LOADS = 10.0
-"""A busy model stays for so many times its load: of all time at most 1 part in 1 + MIN_LOADS is
-lost to loading."""
+"""A busy model stays at least this many times its load time, so at most 1 / (1 + MIN_LOADS) of the
+time is spent loading."""
 LEAST_STAY_S = 0.25
-"""How long a model stays at least, even while others have waited too long."""
+"""Minimum seconds that a model stays loaded, even if others have waited too long."""
 SETTLE_S = 1.0
-"""When everything else is preempted, and there still is no room after so long, there will be
-none."""
+"""Seconds after the preemption of all other models when the memory is taken to be unobtainable."""
 
 
 NO_DEMAND = Demand()
@@ -36,50 +35,51 @@ NO_DEMAND = Demand()
 
 @dataclass(slots=True)
 class Orders:
-    """What is to be done, in this order, by digest."""
+    """Actions to take, in this order. Models by digest."""
 
     cancel: list[str] = field(default_factory=list[str])
-    """No request waits for this load any more."""
+    """Loads that no request waits for any longer."""
     leave: list[str] = field(default_factory=list[str])
-    """What still runs there is preempted."""
+    """Models to unload. Their running sequences are preempted."""
     held: set[str] = field(default_factory=set[str])
-    """May admit no sequence, as long as this is said."""
+    """Models that must not admit sequences until the next decision."""
     preempt: set[str] = field(default_factory=set[str])
-    """Their memory is needed now."""
+    """Models whose running sequences must be preempted, because their memory is needed now."""
     unsatisfiable: list[str] = field(default_factory=list[str])
-    """What they need can never be had beside what is pinned."""
+    """Models that cannot get their memory because pinned models hold it."""
 
 
 @dataclass(slots=True, eq=False)
 class ModelState:
-    """One model as the policy knows it. Times are of its clock, in seconds."""
+    """State of one model in the policy. Times in seconds of the policy's clock."""
 
     digest: str
     num_extents: int
-    """Extents that its weights take."""
+    """Extents of its weights."""
     load_s: float
-    """How long its load takes: an estimate, then the last one measured."""
+    """Seconds of its load: an estimate, then the last measurement."""
     is_pinned: bool = False
-    """To be on the device, whatever waits."""
+    """Whether it must be on the device, whatever waits."""
     is_unloaded: bool = False
-    """Not to be there."""
+    """Whether it must not be on the device."""
     is_named: bool = True
-    """The catalog has it."""
+    """Whether the catalog has it."""
     tier: Tier = "host"
     num_swaps: int = 0
     is_gathering: bool = False
-    """Loading, but not all of its extents are free yet."""
+    """Whether it is loading but not all of its extents are free yet."""
     since_s: float = 0.0
-    """When it came to the device."""
+    """Time when it was loaded."""
     used_s: float = 0.0
-    """When it last had work."""
+    """Time when it last had work."""
     unserved_s: float | None = None
-    """Since when a request waits for the model, or in it for memory."""
+    """Time since which a request has waited for the model to be loaded or, once it is, for KV
+    memory; None if none waits."""
     draining_s: float = 0.0
     pressing_s: float | None = None
-    """Since when all others are held for it."""
+    """Time since which all other models admit no sequences for it, or None."""
     retry_s: float = 0.0
-    """Not before then is it loaded: the last time failed."""
+    """Time before which it is not loaded again after a failure."""
     demand: Demand = NO_DEMAND
 
     @property
@@ -102,22 +102,24 @@ class ModelState:
 
     @property
     def is_about_to_begin(self) -> bool:
-        """It has come, and whether there is memory too for what waits is not known yet: what comes
-        without it keeps the place that it has by its wait."""
+        """Whether the model is resident but has not started a waiting sequence, so that it is
+        unknown if KV memory suffices. Until then it keeps its waiting time, and so its rank among
+        models that need memory."""
         return self.tier == "device" and self.demand.num_waiting > 0 == self.demand.num_running
 
     @property
     def num_missing(self) -> int:
-        """Extents that it needs besides those it has."""
+        """Number of extents that it needs in addition to those that it has."""
         weights = 0 if self.is_here else self.num_extents
         return weights + self.demand.num_extents
 
 
 class ModelResidency:
-    """capacity: extents that weights and KV may have in all. One load at a time.
+    """Policy for all models of a worker, with one load at a time. capacity: number of extents for
+    weights and KV together.
 
     A request waits for its model at most max_wait_s, and then, for its own and each model that has
-    waited longer, the least stay of the model before it, max_drain_s and the load.
+    waited longer, the minimum stay of the previous model, max_drain_s and the load.
     """
 
     def __init__(
@@ -138,28 +140,28 @@ class ModelResidency:
 
     @property
     def num_free(self) -> int:
-        """Extents that no weights have, or are about to have."""
+        """Extents that no weights own or are about to own."""
         return self.capacity - sum(m.num_extents for m in self.models.values() if m.tier != "host")
 
     @property
     def num_wanted(self) -> int:
-        """Extents of the weights that the catalog names. Before it was heard of, all are."""
+        """Extents of the weights of all catalog models, or of all until the catalog is received."""
         return sum(m.num_extents for m in self.models.values() if m.is_named)
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is loading, drains or waits to be served."""
+        """Whether no model is loading, draining or waiting to be served."""
         models, now = self.models.values(), self._clock()
         is_waiting = any(m.is_unserved and now >= m.retry_s for m in models)
         return not is_waiting and not any(m.tier in ("loading", "draining") for m in models)
 
     def add(self, digest: str, num_extents: int, load_s: float) -> ModelState:
-        """A model on the host. load_s: an estimate."""
+        """Adds a model on the host. load_s: estimated seconds of its load."""
         model = self.models[digest] = ModelState(digest, num_extents, load_s, used_s=self._clock())
         return model
 
     def begun(self, digest: str) -> None:
-        """All its extents are gathered."""
+        """Records that all extents of the model are allocated."""
         self.models[digest].is_gathering = False
 
     def loaded(self, digest: str, load_s: float) -> None:
@@ -170,14 +172,14 @@ class ModelResidency:
         model.num_swaps += 1
 
     def failed(self, digest: str) -> None:
-        """Its load did; it is tried again after a while, if a request still waits."""
+        """Records a failed load. It is retried after `retry_after_s` if a request still waits."""
         model = self.models[digest]
         model.tier, model.is_gathering = "host", False
         model.unserved_s = model.pressing_s = None
         model.retry_s = self._clock() + self._retry_after_s
 
     def decide(self, demands: Mapping[str, Demand]) -> Orders:
-        """What is to be done now. A model that is ordered to leave has left."""
+        """Returns the actions to take now. Models ordered to leave count as unloaded at once."""
         now, orders = self._clock(), Orders()
         for model in self.models.values():
             self._observe(model, demands.get(model.digest, NO_DEMAND), now)
@@ -207,8 +209,8 @@ class ModelResidency:
                 model.unserved_s = None
 
     def _serve_claims(self, now: float, orders: Orders) -> None:
-        """The longest unserved first. While one has models drained for it, or has waited too long,
-        no younger model may take the room."""
+        """Serves the longest waiting model first. While models drain for one, or it has waited too
+        long, no model with a shorter wait may take the room."""
         claims = [(m.unserved_s, m) for m in self.models.values() if m.unserved_s is not None]
         claims = sorted(claims, key=lambda claim: claim[0])
         draining: list[ModelState] = []
@@ -231,7 +233,8 @@ class ModelResidency:
     def _make_room(
         self, claim: ModelState, since: float, now: float, orders: Orders
     ) -> list[ModelState]:
-        """Has others leave, if that makes room; returns those that must drain first."""
+        """Drains or unloads others if that makes room for the claim. Returns those still
+        draining."""
         missing = claim.num_missing - self.num_free
         if missing <= 0:
             return []
@@ -258,7 +261,7 @@ class ModelResidency:
         return is_overdue and stay_s >= max(model.load_s, LEAST_STAY_S)
 
     def _drain(self, model: ModelState, now: float, orders: Orders) -> None:
-        """Begins or goes on to; it leaves when nothing runs any more, or at the deadline."""
+        """Drains the model, and unloads it once nothing runs or at the deadline."""
         if model.tier == "device":
             model.tier, model.draining_s = "draining", now
         if not model.demand.num_running or now - model.draining_s >= self._max_drain_s:
@@ -266,8 +269,8 @@ class ModelResidency:
             orders.leave.append(model.digest)
 
     def _press(self, claim: ModelState, now: float, orders: Orders) -> None:
-        """The weights of others leave room, but what runs there has it. After a while no other
-        sequence is admitted, after another what runs is preempted."""
+        """Frees KV memory that other models' sequences occupy: after `patience_s` the other models
+        admit no sequences; `max_drain_s` later their running sequences are preempted."""
         patience_s = self._max_wait_s
         if claim.tier == "loading":
             patience_s = min(patience_s, MIN_LOADS * claim.load_s)
@@ -285,14 +288,14 @@ class ModelResidency:
 
 
 def _order_of_leaving(model: ModelState) -> tuple[bool, bool, float]:
-    """Those that drain already, then idle ones by their last use, then those longest here."""
+    """Sort key for unloading: draining models, idle ones by last use, then the longest loaded."""
     last_s = model.since_s if model.has_work else model.used_s
     return model.tier != "draining", model.has_work, last_s
 
 
 def _first_enough(models: list[ModelState], num_extents: int) -> list[ModelState]:
-    """The first that have so many extents together, without those that are not needed for it; none
-    if all are too few."""
+    """Returns the first models with `num_extents` in total, without those not needed for it.
+    Returns none if all together have too few."""
     chosen: list[ModelState] = []
     num_chosen = 0
     for model in models:

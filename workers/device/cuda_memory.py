@@ -1,4 +1,4 @@
-"""A GPU's `VirtualMemory`, by the driver's calls."""
+"""`VirtualMemory` of a GPU, by calls of the CUDA driver."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class CudaDriver:
-    """libcuda, with its errors as exceptions. Any thread may call it."""
+    """Functions of libcuda, with their errors as exceptions. Any thread may call it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """The calling thread has a context: it is that of all calls."""
+        """Uses the CUDA context of the calling thread, which must have one, for all calls."""
         self._library = library
         for name, arguments in SIGNATURES.items():
             function = getattr(library, name)
@@ -73,7 +73,7 @@ class CudaDriver:
         self._check("cuCtxGetCurrent", library.cuCtxGetCurrent(byref(self._context)))
 
     def call(self, name: str, *arguments: object) -> None:
-        """Raises MemoryError where the device has no more, and else OSError."""
+        """Calls the driver. Raises MemoryError if the device has no more memory, else OSError."""
         self._check("cuCtxSetCurrent", self._library.cuCtxSetCurrent(self._context))
         self._check(name, getattr(self._library, name)(*arguments))
 
@@ -89,7 +89,7 @@ class CudaVirtualMemory:
     """Address space of one GPU. Pieces are handles of the driver."""
 
     def __init__(self, driver: CudaDriver, index: int, view: Callable[[Addresses], Tensor]) -> None:
-        """index: of the GPU. view: a tensor of addresses, which keeps them alive."""
+        """index: of the GPU. view: makes a tensor of addresses, which keeps them alive."""
         self._driver = driver
         self._view = view
         self._location = Location(ON_DEVICE, index)
@@ -99,13 +99,13 @@ class CudaVirtualMemory:
         self._driver.call("cuMemGetAllocationGranularity", *arguments)
         self.granularity = granularity.value
         self._mapped: dict[int, int] = {}
-        """Bytes that are mapped, by the address that they begin at."""
+        """Bytes mapped, by start address."""
         self._pieces: list[int] = []
         weakref.finalize(self, _release, self._driver, self._pieces).atexit = False
 
     @classmethod
     def of(cls, device: torch.device) -> CudaVirtualMemory:
-        """The calling thread has a context then."""
+        """Opens the driver for a device. Creates a CUDA context on the calling thread."""
         torch.zeros(1, device=device)
         index = torch.cuda.current_device() if device.index is None else device.index
         view = partial(torch.as_tensor, device=torch.device("cuda", index))
@@ -127,7 +127,7 @@ class CudaVirtualMemory:
         owner = Addresses(address.value, num_bytes)
         arguments = (self._driver, self._mapped, address.value, num_bytes)
         weakref.finalize(owner, _free, *arguments).atexit = False
-        # torch asks the driver whose memory it is, so there has to be some.
+        # torch asks the driver which device owns the memory, so there has to be some.
         piece = self.create(self.granularity)
         self.map(address.value, [piece], self.granularity)
         tensor = self._view(owner)
@@ -143,7 +143,7 @@ class CudaVirtualMemory:
                 self._driver.call("cuMemMap", end, piece_bytes, 0, piece, 0)
                 self._mapped[end] = piece_bytes
                 end += piece_bytes
-            # The driver takes as long for one access call as for another, whatever its length.
+            # One access call for all, because it takes the same time whatever its length.
             self._driver.call("cuMemSetAccess", address, end - address, byref(access), 1)
         except Exception:
             for start in range(address, end, piece_bytes):
@@ -161,7 +161,7 @@ class CudaVirtualMemory:
 
 
 class Addresses:
-    """As torch reads them. Lives as long as a tensor views them."""
+    """Address range as torch reads it. Lives as long as a tensor views it."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -180,6 +180,6 @@ def _free(driver: CudaDriver, mapped: dict[int, int], address: int, num_bytes: i
 
 
 def _release(driver: CudaDriver, pieces: list[int]) -> None:
-    """Memory that is mapped goes when it is not mapped any more."""
+    """Releases all pieces. The driver keeps the memory of a mapped piece until it is unmapped."""
     for piece in pieces:
         driver.call("cuMemRelease", piece)

@@ -1,4 +1,4 @@
-"""The bytes that the arena's extents stand for, and where they go while weights have them."""
+"""Memory behind the arena's extents, and its reuse while weights own them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from workers.device.virtual_memory import VirtualMemory
 
 
 class DeviceMemory(Backing, Protocol):
-    """The bytes of the arena's extents, and in front of them one more that the arena does not have.
+    """Memory of the arena's extents, preceded by one extent that is not the arena's.
 
-    Kernels get the address of the whole, and Triton refuses one that no kernel may access: the
-    first extent is never lent. Padded sequences have their page there.
+    Kernels get the address of the whole, and Triton refuses an address that no kernel may access,
+    so the first extent is never lent. It also has the page of padding tokens.
 
     tensor: uint8, extent after extent.
     """
@@ -26,21 +26,22 @@ class DeviceMemory(Backing, Protocol):
     tensor: Tensor
 
     def reserve(self, num_extents: int) -> AddressRange | None:
-        """For the weights of a model; None where they lie elsewhere."""
+        """Reserves addresses for a model's weights. Returns None if these are allocated by
+        torch."""
         ...
 
     def extend(self, num_extents: int) -> None:
-        """Sees to memory for so many extents of weights more, beside the arena. Raises MemoryError,
-        which says how much there is."""
+        """Provides memory for `num_extents` more extents of weights, outside the arena. Raises
+        MemoryError, which names the available memory."""
         ...
 
 
 class HostMemory:
-    """On the CPU weights lie where the allocator puts them: what their extents stand for here goes
-    back to the system, so that no byte is held twice."""
+    """Memory of a CPU worker. Weights are ordinary allocations, so the pages of an extent that is
+    lent to weights are released to the OS, and memory is not used twice."""
 
     def __init__(self, num_extents: int, extent_bytes: int) -> None:
-        """num_extents: of the arena. extent_bytes: whole pages."""
+        """num_extents: of the arena. extent_bytes: a multiple of the page size."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._pages = mmap.mmap(-1, (1 + num_extents) * extent_bytes, flags=flags)
         self._extent_bytes = extent_bytes
@@ -51,26 +52,26 @@ class HostMemory:
         self._pages.madvise(mmap.MADV_DONTNEED, (1 + extent) * size, size)
 
     def restore(self, extent: int) -> None:
-        """The system does, at the first write there."""
+        """No-op, because the OS maps pages again at the first write."""
 
     def reserve(self, num_extents: int) -> None:
         return None
 
     def extend(self, num_extents: int) -> None:
-        """The allocator takes the memory when the weights are loaded."""
+        """Checks the available memory. The allocator uses it when the weights are loaded."""
         available = available_bytes()
         if num_extents * self._extent_bytes > available:
             raise MemoryError(f"this machine has {gib(available)}")
 
 
 class MappedMemory:
-    """As many pieces of memory as there are extents, taken once. Each lies behind an extent, or in
-    the range of a model whose weights have that extent: so no byte is held twice, and none is asked
-    for later. Reading or writing an extent of weights faults."""
+    """Memory of a GPU worker: as many pieces of memory as extents, allocated at the start. Each is
+    mapped to its extent, or into the address range of a model whose weights own the extent. So no
+    memory is used twice or allocated later. Access to an extent of weights faults."""
 
     def __init__(self, virtual: VirtualMemory, num_extents: int, extent_bytes: int) -> None:
-        """num_extents: of the arena. extent_bytes: whole granules of the virtual memory. Raises
-        MemoryError."""
+        """num_extents: of the arena. extent_bytes: a multiple of the virtual memory's granularity.
+        Raises MemoryError."""
         self._virtual = virtual
         self._extent_bytes = extent_bytes
         self._spare = [virtual.create(extent_bytes) for _ in range(1 + num_extents)]
@@ -97,13 +98,12 @@ class MappedMemory:
         self._spare += pieces
 
     def reserve(self, num_extents: int) -> AddressRange:
-        """Addresses for so many pieces, without memory yet."""
+        """Reserves addresses for `num_extents` pieces, without memory."""
         return AddressRange(self._virtual, num_extents, self._extent_bytes, self._spare)
 
 
 def available_bytes() -> int:
-    """Memory of the host that can be had without swapping, within the limit of its control group
-    (cgroup v2), in bytes."""
+    """Returns the host memory in bytes that is available without swapping and within cgroup v2."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) << 10
     group = Path("/sys/fs/cgroup")
@@ -115,36 +115,36 @@ def available_bytes() -> int:
 
 
 def gib(num_bytes: int) -> str:
-    """The number of bytes for people, such as `1.25 GiB`."""
+    """Formats a number of bytes, such as `1.25 GiB`."""
     unit, size = ("GiB", 1 << 30) if num_bytes >= 1 << 30 else ("MiB", 1 << 20)
     return f"{num_bytes / size:.2f} {unit}"
 
 
 class AddressRange:
-    """Addresses that keep, whether there is memory behind them or not. What lies in their memory
-    when it comes is undefined.
+    """Reserved addresses that stay valid whether or not memory is mapped to them. Newly mapped
+    memory has undefined contents.
 
-    tensor: uint8, of all of them.
+    tensor: uint8, the whole range.
     """
 
     def __init__(
         self, virtual: VirtualMemory, num_parts: int, part_bytes: int, spare: list[int]
     ) -> None:
-        """spare: pieces that lie nowhere."""
+        """spare: unmapped pieces, shared with the owner."""
         self.tensor = virtual.reserve(num_parts * part_bytes)
         self.virtual = virtual
         self._num_parts = num_parts
         self._part_bytes = part_bytes
         self._spare = spare
         self._pieces: dict[int, int] = {}
-        """By the part that they lie behind."""
+        """Piece of each mapped part."""
 
     def back(self) -> None:
-        """All of it, with spare pieces, or nothing."""
+        """Maps spare pieces to the whole range. On an error nothing is mapped."""
         self._back(range(self._num_parts))
 
     def unback(self) -> None:
-        """Its pieces are spare then. The device may not use it any more."""
+        """Unmaps all pieces, which become spare. The device must no longer use them."""
         for part in list(self._pieces):
             self.unback_part(part)
 

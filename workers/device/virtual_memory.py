@@ -1,4 +1,4 @@
-"""Addresses without memory, memory without addresses, and one behind the other for a while."""
+"""Address ranges without memory, and physical memory that can be mapped into them."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ import torch
 from torch import Tensor
 
 PROT_NONE, MAP_FIXED = 0, 0x10
-"""Linux's values; Python does not name them."""
+"""Values of Linux, which Python does not name."""
 
 
 class VirtualMemory(Protocol):
-    """What a device offers. All sizes and addresses are multiples of `granularity`. Every call
-    raises OSError, or MemoryError where there is no more, with the system's name of the error."""
+    """Address space of a device. All sizes and addresses are multiples of `granularity`. Every
+    method raises OSError, or MemoryError if memory is exhausted, with the system's error name."""
 
     granularity: int
 
     def create(self, num_bytes: int) -> int:
-        """A piece of memory that has no address. Goes with this object."""
+        """Allocates an unmapped piece of memory. It is freed with this object."""
         ...
 
     def release(self, piece: int) -> None:
-        """Gives back a piece that is mapped nowhere."""
+        """Frees an unmapped piece."""
         ...
 
     def reserve(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes]: addresses with nothing behind them, where every access is a fault.
-        They go with the last tensor that views them."""
+        """Reserves addresses without memory, uint8 [num_bytes]. Access to them faults. They are
+        freed with the last tensor that views them."""
         ...
 
     def map(self, address: int, pieces: list[int], piece_bytes: int) -> None:
-        """Puts whole pieces behind adjacent reserved addresses that have none: all, or none where
-        it raises. They keep their content."""
+        """Maps whole pieces to adjacent reserved addresses, keeping their contents. Maps none if it
+        raises."""
         ...
 
     def unmap(self, address: int, num_bytes: int) -> None:
-        """Takes the piece that begins there away. The device may not use it any more."""
+        """Unmaps the piece that begins at the address. The device must no longer use it."""
         ...
 
     def pin(self, tensor: Tensor) -> None:
-        """Whole pages of the host: as long as they live the device copies from them by itself."""
+        """Pins whole pages of host memory while they exist, for asynchronous copies."""
         ...
 
 
 class HostVirtualMemory:
-    """Address space on Linux: pieces are ranges of a file in memory."""
+    """Address space on Linux. Pieces are ranges of an in-memory file."""
 
     granularity = mmap.PAGESIZE
 
@@ -65,7 +65,7 @@ class HostVirtualMemory:
         return piece
 
     def release(self, piece: int) -> None:
-        """The file keeps the range. What was never written takes no memory."""
+        """No-op: the file keeps the range. Pages never written take no memory."""
 
     def reserve(self, num_bytes: int) -> Tensor:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -1,4 +1,4 @@
-"""A model's weights as they go to the device: packed, in the order in which it needs them."""
+"""Packed weights of a model on the host, in the order in which a forward pass needs them."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from ops.base import DeviceEvent, Ops
 from workers.device.device_memory import AddressRange
 
 ALIGNMENT = 256
-"""Alignment of each tensor, in bytes, as allocators on a GPU have it."""
+"""Alignment of each tensor in bytes, that of GPU allocators."""
 
 
 class Arrival:
-    """How far weights have come that are computed with before all are there. Their parts are the
-    embedding, each layer, and the head."""
+    """Progress of a copy of weights to the device, so that computation can start before its end.
+    Its parts are the embedding, each layer, and the head."""
 
     def __init__(self) -> None:
         self._events: Sequence[DeviceEvent] = ()
 
     def begin(self, events: Sequence[DeviceEvent]) -> None:
-        """events: the end of each part's copy."""
+        """Starts tracking a copy. events: one per part, at the end of its copy."""
         self._events = events
 
     @property
     def is_complete(self) -> bool:
-        """Nothing has to wait any more."""
+        """Whether the whole copy is done."""
         if self._events and self._events[-1].query():
             self._events = ()
         return not self._events
 
     def wait(self, part: int) -> None:
-        """What the thread submits from now on is computed when the part is there."""
+        """Makes the device run later work of this thread after the part's copy. Does not block."""
         if self._events:
             self._events[part].wait()
 
     def synchronize(self) -> None:
-        """Returns when all is there."""
+        """Blocks until the whole copy is done."""
         if self._events:
             self._events[-1].synchronize()
         self._events = ()
 
 
 class WeightImage:
-    """The packed weights on the host, and the addresses that they have whenever they are on the
-    device. Made once, on any thread; then used on the engine's."""
+    """Packed weights on the host, and their fixed addresses on the device. Created once on any
+    thread, then used on the engine thread."""
 
     def __init__(self, addresses: AddressRange, ops: Ops) -> None:
         self.arrival = Arrival()
@@ -56,11 +56,11 @@ class WeightImage:
         self._host = torch.empty(0, dtype=torch.uint8)
         self._end = 0
         self.parts: list[slice] = []
-        """Bytes that are computed with together, in the order in which they are needed."""
+        """Byte ranges of the parts, in the order in which they are needed."""
 
     def begin(self) -> None:
-        """An empty one."""
-        # As much as there are addresses; what is never written takes no memory.
+        """Starts an empty image."""
+        # As large as the address range. Pages never written take no memory.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         pages = mmap.mmap(-1, len(self._addresses.tensor), flags=flags)
         self._host = torch.frombuffer(pages, dtype=torch.uint8)
@@ -68,13 +68,13 @@ class WeightImage:
         self.parts = []
 
     def drop(self) -> Tensor:
-        """Forgets the weights. Returns what keeps them in memory."""
+        """Forgets the weights. Returns the tensor that keeps their memory alive."""
         host, self._host = self._host, torch.empty(0, dtype=torch.uint8)
         return host
 
     def place(self, tensor: Tensor) -> Tensor:
-        """Copies a tensor of the host into the image. Returns where it will be on the device.
-        Raises MemoryError if the addresses are too few."""
+        """Copies a host tensor into the image. Returns its view on the device. Raises MemoryError
+        if the address range is too small."""
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         place = slice(start, start + tensor.nbytes)
         if place.stop > len(self._host):
@@ -84,8 +84,8 @@ class WeightImage:
         return self._addresses.tensor[place].view(tensor.dtype).view(tensor.shape)
 
     def end_part(self) -> None:
-        """It is all that was placed since the last one. Pinned by itself: while it is, others may
-        wait for the driver."""
+        """Closes the current part (all tensors placed since the last call) and pins its pages. One
+        part at a time, because other driver calls may wait for pinning."""
         self._end = -(-self._end // mmap.PAGESIZE) * mmap.PAGESIZE
         part = slice(self.parts[-1].stop if self.parts else 0, self._end)
         if part.start < part.stop:
@@ -93,7 +93,8 @@ class WeightImage:
         self.parts.append(part)
 
     def bring(self) -> None:
-        """Has it copied to the device, beside the steps in flight. There is spare memory for it."""
+        """Maps memory and starts the copy to the device, concurrent with the steps in flight. There
+        must be enough spare memory."""
         self._addresses.back()
         try:
             self.arrival.begin(self._copy())
@@ -110,6 +111,6 @@ class WeightImage:
         return events
 
     def leave(self) -> None:
-        """Its memory is spare then. No step that uses it may be in flight."""
+        """Unmaps the weights' memory, which becomes spare. No step in flight may use it."""
         self.arrival.synchronize()
         self._addresses.unback()

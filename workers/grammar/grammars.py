@@ -1,4 +1,4 @@
-"""The grammars that constrained sequences of one model generate by, compiled beside its engine."""
+"""Grammars of one model's constrained sequences, compiled on threads."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 MAX_CACHED = 256
 MAX_CACHED_BYTES = 16 << 20
-"""Length of the texts of all compiled grammars that are kept, in characters."""
+"""Maximum total length in characters of the texts of cached compiled grammars."""
 
 
 class Grammars:
-    """The grammars of one base model.
+    """Compiler and cache of one base model's grammars.
 
-    Each is compiled in a sandbox first, then in this process, and kept while it is used; a copy for
-    a sequence takes microseconds. Tenants take turns, and of each tenant one is compiled at a time.
+    Each grammar is compiled in a sandbox first, then in this process, and cached. Copying it for a
+    sequence takes microseconds. Tenants take turns, with one compilation per tenant at a time.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Grammars:
         self._refusals: RecentRefusals[str] = RecentRefusals()
         self._threads = threads
         self._lock = Lock()
-        """Guards all that follows."""
+        """Guards all attributes below."""
         self._waiting: OrderedDict[str, deque[tuple[SequenceGrammar, str]]] = OrderedDict()
-        """Grammars and ids of their requests by tenant, the next tenant first."""
+        """Queued grammars with their request ids, by tenant, the next tenant first."""
         self._compiling: set[str] = set()
-        """Tenants that a thread works for."""
+        """Tenants that a thread compiles a grammar for."""
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
-        """By digest, the one longest unused first."""
+        """Compiled grammars by digest, the least recently used first."""
         self._sizes: dict[bytes, int] = {}
 
     def open(
         self, grammar: str, tenant: str, request_id: str, generated: list[int]
     ) -> SequenceGrammar:
-        """Returns a sequence's grammar, which becomes ready later."""
+        """Queues a sequence's grammar for compilation and returns it. It becomes ready later."""
         opened = SequenceGrammar(grammar, generated, self._tokenizer, self._threads)
         with self._lock:
             self._waiting.setdefault(tenant, deque()).append((opened, request_id))
@@ -64,15 +64,15 @@ class Grammars:
         return opened
 
     def follow(self) -> None:
-        """Follows the new tokens of a step's sequences. The next step leaves out sequences whose
-        grammars are not ready then."""
+        """Advances grammars by the new tokens of a step's sequences. The next step leaves out
+        sequences whose grammars are not ready by then."""
         self._threads.follow()
 
     def close(self) -> None:
         self._checks.close()
 
     def _prepare_next(self) -> None:
-        """Prepares a waiting grammar of the next tenant that no other thread works for."""
+        """Prepares the first grammar of the next tenant that no other thread works for."""
         with self._lock:
             tenant = next((each for each in self._waiting if each not in self._compiling), None)
             if tenant is None:
@@ -90,7 +90,7 @@ class Grammars:
                 self._compiling.remove(tenant)
                 has_more = bool(self._waiting)
             if has_more:
-                # Where another thread found this tenant's next grammar, it has passed it over.
+                # Another thread may have skipped this tenant's next grammar in the meantime.
                 self._threads.compiling.submit(self._prepare_next)
 
     def _prepare(self, opened: SequenceGrammar, tenant: str, request_id: str) -> None:
@@ -98,7 +98,7 @@ class Grammars:
         try:
             compiled = self._find(key) or self._refusals.find(key)
             if compiled is None:
-                # A grammar that ends a process can be traced to its request.
+                # Logged so that a grammar that crashes the process can be traced to its request.
                 log.info(
                     "compiling a grammar of %d characters for request %s of tenant %s",
                     *(len(opened.grammar), request_id, tenant),
@@ -119,7 +119,7 @@ class Grammars:
         return compiled
 
     def _compile(self, key: bytes, grammar: str) -> CompiledGrammar | str:
-        """Returns the reason if the grammar is refused."""
+        """Returns the compiled grammar, or the reason if it is refused."""
         if (reason := self._checks.refusal(grammar)) is not None:
             self._refusals.remember(key, reason)
             return reason

@@ -1,4 +1,4 @@
-"""A decoder layer as its ops, one after the other."""
+"""Decoder layer as a sequence of ops."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from workers.device.weight_image import Arrival
 
 
 def bind_layers(ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> LayerStack:
-    """The backend's own stack if it has one, else its ops."""
+    """Returns the backend's own layer stack if it has one, else one of single ops."""
     if isinstance(ops, StacksLayers):
         return ops.bind_layers(layers)
     return OpByOp(ops, layers, arrival)
 
 
 class OpByOp:
-    """A `LayerStack` of any backend. A layer may be computed while later ones still arrive."""
+    """`LayerStack` for any backend. Layers are computed while later ones are still being copied."""
 
     def __init__(self, ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> None:
         self._ops = ops
@@ -56,7 +56,7 @@ def run_layer(
     kv: KVCacheView,
     lora: LoRABatch | None,
 ) -> Tensor:
-    """Attention and MLP around one residual stream; ends with the norm that its follower wants.
+    """Computes attention and MLP around the residual stream. Returns the following norm [T, K].
 
     x [T, K] is the norm of the residual [T, K], which is changed in place.
     """

@@ -1,4 +1,4 @@
-"""What one forward pass reads: built once a step, passed down explicitly."""
+"""Inputs of one forward pass, built once per step and passed down explicitly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ops.base import AttentionBatch, KVCacheView, LoRABatch
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """input_ids int32 [T]; `lora` is None when no row has an adapter."""
+    """Inputs of the model's layers. input_ids: int32 [T]. lora: None if no row has an adapter."""
 
     input_ids: Tensor
     attention: AttentionBatch

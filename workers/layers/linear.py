@@ -1,4 +1,4 @@
-"""Fused linears by the names of their projections."""
+"""Fused linears, described by the names of their projections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from ops.base import PROJECTIONS, FusedLinear
 
 
 def fused_linear(in_features: int, **widths: int) -> FusedLinear:
-    """The fused linear of the named projections, side by side in the order given."""
+    """Returns the fused linear of the named projections, side by side in the order given."""
     projections = tuple(PROJECTIONS.index(name) for name in widths)
     return FusedLinear(projections, tuple(widths.values()), in_features)

@@ -1,4 +1,4 @@
-"""The end of a model: logits out."""
+"""Output projection of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ops.base import Ops, PackedLinear
 
 
 class LMHead:
-    """The output matrix, and a family's scale (Granite) or cap (Gemma 2) on logits."""
+    """Output matrix, with a family's scale (Granite) or cap (Gemma 2) on logits."""
 
     def __init__(self, ops: Ops, weight: PackedLinear, scale: float, softcap: float | None) -> None:
         self._ops = ops
@@ -18,7 +18,7 @@ class LMHead:
         self._softcap = softcap
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[N, K] -> float32 [N, V], in `out` if given."""
+        """Computes logits: hidden [N, K] -> float32 [N, V], in `out` if given."""
         logits = self._ops.linear(hidden, self._weight)
         logits = logits.to(torch.float32) if out is None else out.copy_(logits)
         if self._scale != 1.0:

@@ -10,14 +10,14 @@ RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Parameters of one table.
+    """Parameters of one rotary table.
 
-    rope_type: none leaves queries and keys as they are; the others scale the frequencies.
-    rotary_dim: numbers of a head that are rotated, the first ones; 0 = all. factor: by which
-    positions are stretched. low_freq_factor, high_freq_factor: bounds of Llama 3's smoothing.
-    beta_slow, beta_fast: turns over the original positions between which YaRN blends.
-    attention_factor: of cosine and sine (YaRN, LongRoPE). short_factors, long_factors: LongRoPE's
-    divisor of each frequency, for texts up to the original length and beyond.
+    rope_type: none leaves queries and keys unchanged; the others scale the frequencies. rotary_dim:
+    number of leading dimensions of a head that are rotated; 0 = all. factor: by which positions are
+    stretched. low_freq_factor, high_freq_factor: bounds of Llama 3's smoothing. beta_slow,
+    beta_fast: turns over the original positions between which YaRN blends. attention_factor: factor
+    on cosine and sine (YaRN, LongRoPE). short_factors, long_factors: LongRoPE's divisor of each
+    frequency, for texts up to the original length and for longer ones.
     """
 
     theta: float
@@ -36,8 +36,8 @@ class RopeSpec:
     def served(self, max_model_len: int) -> RopeSpec:
         """Returns the parameters for texts of at most this length.
 
-        LongRoPE's factors then are the same for short and long ones, because the keys of a text
-        that grows are in the cache already.
+        For LongRoPE, short and long texts then use the same factors, because the cached keys of a
+        growing text cannot be changed.
         """
         is_long = max_model_len > self.original_max_positions
         factors = self.long_factors if is_long else self.short_factors

@@ -12,9 +12,9 @@ from workers.layers.rope_spec import RopeSpec
 
 
 def rope_table(spec: RopeSpec, head_dim: int, num_positions: int) -> Tensor:
-    """float32 [num_positions, head_dim]: cos of each pair's angle, then sin.
+    """Computes the table float32 [num_positions, head_dim]: cos of each pair's angle, then sin.
 
-    Numbers that are not rotated are pairs with the angle 0.
+    Dimensions that are not rotated are pairs with angle 0.
     """
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies(spec, head_dim)[None, :]
@@ -25,7 +25,7 @@ def rope_table(spec: RopeSpec, head_dim: int, num_positions: int) -> Tensor:
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """float32 [head_dim / 2], radians a position."""
+    """Returns the frequencies float32 [head_dim / 2], in radians per position."""
     rotary_dim = spec.rotary_dim or head_dim
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
     scaled = _scale(1.0 / spec.theta**exponents, spec)
@@ -49,7 +49,7 @@ def _scale(frequencies: Tensor, spec: RopeSpec) -> Tensor:
 
 
 def _smooth_llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between blended."""
+    """Divides low frequencies by `factor`, keeps high ones, and blends those between."""
     turns = spec.original_max_positions * frequencies / (2 * math.pi)
     blend = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
@@ -57,11 +57,11 @@ def _smooth_llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
 
 
 def _blend_yarn(frequencies: Tensor, spec: RopeSpec) -> Tensor:
-    """Pairs that turn often keep their frequency, pairs that hardly turn are stretched."""
+    """Divides low frequencies by `factor`, keeps high ones, and blends by pair index (YaRN)."""
     rotary_dim = 2 * len(frequencies)
 
     def pair(turns: float) -> float:
-        """Returns the index of the pair that turns so often over the original positions."""
+        """Returns the index of the pair that makes this many turns over the original positions."""
         wave = spec.original_max_positions / (turns * 2 * math.pi)
         return rotary_dim * math.log(wave) / (2 * math.log(spec.theta))
 

@@ -1,4 +1,4 @@
-"""Base models by `model_type`: how each family reads its config.json. One decoder serves all."""
+"""Base models by `model_type`: the reader of each family's config.json. One decoder serves all."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], ModelSpec]] = {
 
 
 def read_spec(config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelSpec:
-    """The spec of a Hugging Face config.json. Raises UnsupportedModel, naming the field.
+    """Reads the spec of a Hugging Face config.json. Raises UnsupportedModel, naming the field.
 
-    The end tokens of generation_config.json, where it names some, take the place of the config's.
+    End tokens of generation_config.json, if any, replace those of the config.
     """
     if generation and generation.get("eos_token_id") is not None:
         config = {**config, "eos_token_id": generation["eos_token_id"]}

@@ -1,4 +1,4 @@
-"""The weights of a canonical folder: which tensors a spec asks for, and how they are read."""
+"""Weights of a canonical folder: the tensors that a spec requires, and how to read them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = ("F32", "F16", "BF16")
 BLOCK_FORMATS = {format.name for format in BLOCK_SIZES}
-"""A tensor in blocks is uint8, and its name ends with its format's."""
+"""Suffixes of the names of uint8 tensors in block formats."""
 BACKBONE = "model."
-"""Begins the canonical names of all tensors but the output matrix's."""
+"""Prefix of the canonical names of all tensors except the output matrix."""
 ROOTS = ("model.language_model.", "language_model.model.", "language_model.", BACKBONE)
-"""Begin names in files: of a language model beside other parts, and of one that is alone.
-transformers' AutoModel, which has no output matrix, saves names without any root."""
+"""Prefixes of names in files, for a language model with other parts or alone. transformers'
+AutoModel, which has no output matrix, saves names without a prefix."""
 
 
 class CheckpointError(ValueError):
-    """The weights are not those of the model that config.json describes."""
+    """Failure to read the weights, or weights of another model than config.json describes."""
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: the single file, or the shards that its index names."""
+    """Returns the safetensors files of a folder: the single file, or the shards in its index."""
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():
@@ -51,7 +51,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of the model, as transformers spells them."""
+    """Yields name and shape of every tensor of the model, as transformers names them."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q, kv = spec.q_width, spec.kv_width
     yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
@@ -79,15 +79,15 @@ def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 class Checkpoint:
-    """Open weight files. Tensors are mapped, and copied only when asked for."""
+    """Open weight files. Tensors are memory-mapped views."""
 
     def __init__(self, folder: Path, framework: Literal["pt", "np"] = "pt") -> None:
-        """framework: numpy's for checks without torch."""
+        """framework: "np" for checks without torch."""
         self._stack = ExitStack()
         self._stored: dict[str, tuple[Any, str]] = {}
-        """An open file and a name in it, by canonical name."""
+        """Open file and name in it, by canonical name."""
         self.formats: dict[str, WeightFormat] = {}
-        """Formats of the tensors that are stored as blocks, see `ops.block_matrix`."""
+        """Formats of the tensors stored in blocks, see `ops.block_matrix`."""
         for path in weight_files(folder):
             try:
                 handle = self._stack.enter_context(safe_open(path, framework=framework))
@@ -127,8 +127,8 @@ class Checkpoint:
         return {name: stored for name, (_, stored) in self._stored.items()}
 
     def check(self, spec: ModelSpec, others: tuple[str, ...] = ()) -> None:
-        """Raises CheckpointError unless the files have all tensors of the spec and no others, but
-        for those whose canonical names begin as one of `others` does."""
+        """Raises CheckpointError unless the files have all tensors of the spec and no others,
+        except those whose canonical names begin with one of `others`."""
         expected = dict(expected_tensors(spec))
         stray = {
             name for name in self._stored.keys() - expected.keys() if not name.startswith(others)
@@ -159,7 +159,7 @@ class Checkpoint:
 
 
 def canonical_name(stored: str) -> str:
-    """Returns the name that a language model alone gives to a tensor."""
+    """Returns the canonical name of a tensor: that in a checkpoint of a language model alone."""
     for root in ROOTS:
         if stored.startswith(root):
             stored = stored.removeprefix(root)
@@ -168,7 +168,7 @@ def canonical_name(stored: str) -> str:
 
 
 def _block_shape(name: str, shape: tuple[int, ...], format: WeightFormat) -> tuple[int, ...]:
-    """Returns the bytes [N, blocks of a row] of a matrix [N, K] in blocks."""
+    """Returns the shape in bytes [N, bytes per row] of a matrix [N, K] in blocks."""
     sizes = BLOCK_SIZES[format]
     if len(shape) != 2 or shape[1] % sizes.block:
         raise CheckpointError(f"tensor {name} of shape {shape} cannot be in {format.name} blocks")

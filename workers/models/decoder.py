@@ -1,4 +1,4 @@
-"""The one decoder behind every family: what differs between them is data in the spec."""
+"""Decoder for all model families. Their differences are data in the spec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.models.spec import ModelSpec
 
 
 class Decoder:
-    """A loaded base model. Immutable: a step's state is in its batch and the pages it points to."""
+    """Loaded base model. Immutable, because a step's state is in its batch and its pages."""
 
     def __init__(self, plan: ModelPlan, loader: WeightLoader) -> None:
         self.plan = plan
@@ -46,7 +46,7 @@ class Decoder:
         self._head = LMHead(loader.ops, head, spec.logits_scale, spec.logits_softcap)
         loader.end_part()
         self.num_bytes = loader.num_bytes
-        """On the device."""
+        """Bytes of the weights on the device."""
 
     @classmethod
     def load(
@@ -57,8 +57,8 @@ class Decoder:
         image: WeightImage | None = None,
         progress: ByteProgress | None = None,
     ) -> Decoder:
-        """Reads a canonical folder and packs its weights one by one. image: they become this, and
-        the model computes when that has been brought to the device.
+        """Reads a canonical folder and packs its weights one by one. image: receives the weights
+        instead of the device; the model can compute after the image is brought to the device.
 
         Raises CheckpointError, MemoryError, and what `progress` raises to stop it.
         """
@@ -74,7 +74,7 @@ class Decoder:
         return model
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states [T, K] of the step's rows, the final norm applied."""
+        """Computes the hidden states [T, K] of the step's rows, after the final norm."""
         self.arrival.wait(0)
         residual = self._ops.embed(batch.input_ids, self._table, self.plan.spec.embed_scale)
         norm = self._input_norm
@@ -82,7 +82,7 @@ class Decoder:
         return self._layers.forward(x, residual, batch.attention, batch.kv, batch.lora)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Rows of `forward` [N, K] -> float32 [N, V], in `out` if given."""
+        """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given."""
         self.arrival.wait(-1)
         return self._head.forward(hidden, out)
 
@@ -92,7 +92,7 @@ def load_norm(loader: WeightLoader, spec: ModelSpec, module: str) -> Norm:
 
 
 def load_layer(loader: WeightLoader, spec: ModelSpec, layer: int, rope: Tensor) -> LayerWeights:
-    """rope: float32 [positions, D] of this layer."""
+    """Loads the weights of one layer. rope: float32 [positions, D] of this layer."""
     prefix = f"model.layers.{layer}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     hidden, inner, q, kv = spec.hidden_size, spec.intermediate_size, spec.q_width, spec.kv_width
@@ -141,6 +141,6 @@ def _load_qk_norm(loader: WeightLoader, spec: ModelSpec, block: str) -> QKNorm:
 
 
 def rope_tables(spec: ModelSpec, num_positions: int) -> dict[RopeSpec, Tensor]:
-    """One table for each distinct rope of the model's layers, on the host."""
+    """Returns one host table for each distinct rope of the model's layers."""
     ropes = {layer.rope for layer in spec.layers}
     return {rope: rope_table(rope, spec.head_dim, num_positions) for rope in ropes}

@@ -15,7 +15,7 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-"""What Gemma 2 and 3 mean where their config is silent."""
+"""Defaults of Gemma 2 and 3 for fields that a config omits."""
 
 
 GEMMA3: dict[str, Any] = {
@@ -24,11 +24,11 @@ GEMMA3: dict[str, Any] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
 }
-"""What the published configs of Gemma 3 with images leave out besides."""
+"""Further defaults of Gemma 3 with images, whose published configs omit them."""
 
 
 def read_gemma(config: dict[str, Any]) -> ModelSpec:
-    """Gemma 1. `hidden_act: gelu` of the first releases means the approximation by tanh too."""
+    """Reads Gemma 1. The first releases' `hidden_act: gelu` means the tanh approximation, too."""
     config = {"head_dim": 256, "tie_word_embeddings": True, **config}
     require(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
     if config.get("hidden_act") != "gelu":
@@ -44,7 +44,7 @@ def read_gemma(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_gemma2(config: dict[str, Any]) -> ModelSpec:
-    """Layers alternate, sliding first."""
+    """Reads Gemma 2, whose layers alternate between sliding and full attention, sliding first."""
     softcaps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     config = DEFAULTS | softcaps | config
     return ModelSpec(
@@ -57,7 +57,7 @@ def read_gemma2(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_gemma3_text(config: dict[str, Any]) -> ModelSpec:
-    """Every sixth layer sees everything unless the config has another pattern."""
+    """Reads Gemma 3. Every sixth layer has full attention unless the config has another pattern."""
     config = DEFAULTS | GEMMA3 | config
     require(config, "attn_logit_softcapping", None, None)
     period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6

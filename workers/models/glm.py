@@ -1,4 +1,4 @@
-"""GLM-4: half of each head is rotated, in neighbouring pairs (see `adapters.family_layout`). The
+"""GLM-4: rotates half of each head, in neighbouring pairs (see `adapters.family_layout`). The
 releases of 2025 (`glm4`) also have norms after attention and MLP."""
 
 from __future__ import annotations

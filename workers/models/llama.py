@@ -1,5 +1,4 @@
-"""Llama and those that differ from it in numbers alone: Llama 2 and 3, SmolLM2 and 3, Mistral,
-Granite."""
+"""Llama and its relatives: Llama 2 and 3, SmolLM2 and 3, Mistral, Granite."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def read_llama(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_mistral(config: dict[str, Any]) -> ModelSpec:
-    """Every layer slides, unless `sliding_window` is null; the family's default is 4,096."""
+    """Reads Mistral. Every layer has a window (default 4,096), unless `sliding_window` is null."""
     require(config, "hidden_act", "silu", "silu")
     window = config.get("sliding_window", 4096)
     kind = "full_attention" if window is None else "sliding_attention"
@@ -36,7 +35,8 @@ def read_mistral(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_smollm3(config: dict[str, Any]) -> ModelSpec:
-    """Every fourth layer has no rotary embedding, unless `no_rope_layers` has a 0 for others."""
+    """Reads SmolLM3. Layers with a 0 in `no_rope_layers`, or each fourth, have no rotary
+    embedding."""
     config = {"tie_word_embeddings": True, **config}
     require(config, "hidden_act", "silu", "silu")
     num_layers = positive(config, "num_hidden_layers")
@@ -63,9 +63,9 @@ def read_smollm3(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_granite(config: dict[str, Any]) -> ModelSpec:
-    """Granite 3 multiplies each block's output before it is added to the residual stream. Here the
-    whole stream is divided by that multiplier in its place: a norm undoes it, if its epsilon is
-    divided by the square."""
+    """Reads Granite 3, which multiplies each block's output before it is added to the residual
+    stream. Here the whole stream is divided by that multiplier instead. The norms undo this if
+    their epsilon is divided by its square."""
     require(config, "hidden_act", "silu", "silu")
     pattern = ["full_attention"] * positive(config, "num_hidden_layers")
     residual = _multiplier(config, "residual_multiplier")

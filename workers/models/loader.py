@@ -1,4 +1,4 @@
-"""Weights on their way from the file into a backend's own form, one tensor at a time."""
+"""Conversion of weights from files to a backend's form, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.models.progress import ProgressMeter
 
 
 class WeightLoader:
-    """Casts, packs and counts. dtype: of linears and embeddings; norms are always float32."""
+    """Loader that casts, packs and counts weights. dtype: of all but norms, which are float32."""
 
     def __init__(
         self,
@@ -23,18 +23,18 @@ class WeightLoader:
         meter: ProgressMeter,
         image: WeightImage | None = None,
     ) -> None:
-        """image: where all of it goes, in place of the device."""
+        """image: receives the weights instead of the device."""
         self.ops = ops
         self.image = image
         self.num_bytes = 0
-        """Bytes of all that was loaded, on the device."""
+        """Bytes of all loaded weights in their packed form."""
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._meter = meter
         self._device = ops.device if image is None else torch.device("cpu")
 
     def linear(self, modules: list[str], *, bias: bool = False) -> PackedLinear:
-        """One packed linear whose rows are those of the modules, one module after the other."""
+        """Loads one packed linear with the rows of the modules in their order."""
         weights = [self._weight(f"{name}.weight") for name in modules]
         stacked = [self._read(f"{name}.bias", torch.float32) for name in modules] if bias else None
         packed = self.ops.pack_linear(*weights, bias=torch.cat(stacked) if stacked else None)
@@ -42,25 +42,25 @@ class WeightLoader:
         return packed if self.image is None else packed.placed(self.image.place)
 
     def norm(self, module: str, offset: float) -> Tensor:
-        """float32 [K], the family's offset folded in."""
+        """Loads a norm's weight, float32 [K], with the family's offset folded in."""
         return self.keep(self._read(f"{module}.weight", torch.float32) + offset)
 
     def table(self, name: str) -> Tensor:
-        """A copy that outlives the mapped file."""
+        """Loads an embedding table as a copy that outlives the mapped file."""
         return self.keep(self._read(name, self._dtype).clone(memory_format=torch.contiguous_format))
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """As it is."""
+        """Places a tensor on the device or in the image, unchanged."""
         self.num_bytes += tensor.nbytes
         return tensor.to(self._device) if self.image is None else self.image.place(tensor)
 
     def end_part(self) -> None:
-        """What comes next is not needed as early."""
+        """Ends the group of tensors that a forward pass needs together."""
         if self.image is not None:
             self.image.end_part()
 
     def _weight(self, name: str) -> Weight:
-        """Reads a linear's matrix; in float32, blocks too become plain."""
+        """Reads a linear's matrix. Unless the dtype is bfloat16, blocks are converted to plain."""
         found = self._checkpoint.get(name)
         if isinstance(found, Tensor) or self._dtype is not torch.bfloat16:
             return self._read(name, self._dtype)

@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are read."""
+"""Properties of a model that are known before its weights are read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from workers.models.checkpoint import Checkpoint, CheckpointError, expected_tens
 from workers.models.spec import ModelSpec
 
 MAX_PADDING = 64
-"""Rows by which a backend may round a linear up."""
+"""Maximum number of rows that a backend adds to a linear as padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A canonical folder, and how it is to be served.
+    """Canonical folder of a model, and how to serve it.
 
-    dtype: of weights and KV pages. formats: of the tensors that are stored as blocks.
+    dtype: of weights and KV pages. formats: of the tensors stored in blocks.
     """
 
     digest: str
@@ -40,7 +40,7 @@ class ModelPlan:
     def read(
         cls, folder: Path, digest: str, dtype: torch.dtype, max_model_len: int | None = None
     ) -> ModelPlan:
-        """Raises UnsupportedModel."""
+        """Reads the plan of a canonical folder. Raises UnsupportedModel."""
         config = _read_json(folder / "config.json")
         spec = read_spec(config, _read_json(folder / "generation_config.json"))
         length = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
@@ -53,7 +53,7 @@ class ModelPlan:
         return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
 
     def max_bytes(self, ops: Ops) -> int:
-        """Returns a bound of the loaded weights' bytes, little more than what they take."""
+        """Returns an upper bound of the loaded weights' bytes, little above the actual number."""
         spec = self.spec
         # The reference backend computes with float32 copies.
         plain = 4 if ops.name == "reference" else self.dtype.itemsize
@@ -79,7 +79,8 @@ class ModelPlan:
 
 
 def _read_formats(folder: Path) -> dict[str, WeightFormat]:
-    """Returns an empty dictionary if the weights cannot be read: loading them will say why."""
+    """Returns the block formats, or an empty dictionary if the weights cannot be read, because
+    loading them will report why."""
     try:
         with Checkpoint(folder, "np") as checkpoint:
             return checkpoint.formats

@@ -1,15 +1,15 @@
-"""Telling how far long work has come."""
+"""Progress reports of long operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 ByteProgress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all; the last call has both equal."""
+"""Called with the bytes done and the total bytes. Both are equal in the last call."""
 
 
 class ProgressMeter:
-    """Counts bytes towards a total and reports each advance."""
+    """Counter of bytes towards a total, which reports each advance."""
 
     def __init__(self, total: int, progress: ByteProgress | None) -> None:
         self._total = total

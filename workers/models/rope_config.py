@@ -1,4 +1,4 @@
-"""Rotary parameters out of config.json, in the spelling of transformers 5 and the older one."""
+"""Rotary parameters from config.json, in the spelling of transformers 5 and the older one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from workers.models.spec import UnsupportedModel, require
 def read_ropes(
     config: dict[str, Any], default_theta: float, local_theta: float | None = None
 ) -> dict[str, RopeSpec]:
-    """Rope of each layer type: `full_attention` and `sliding_attention`.
+    """Returns the rope of each layer type: `full_attention` and `sliding_attention`.
 
     New form: `rope_parameters`, flat or by layer type. Old form: `rope_theta` and `rope_scaling`;
-    in a family with a `local_theta`, sliding layers have `rope_local_base_freq` and no scaling.
+    in a family with a `local_theta`, sliding layers use `rope_local_base_freq` without scaling.
     """
     default_theta = config.get("rope_theta", default_theta)
     parameters = config.get("rope_parameters")
@@ -37,7 +37,7 @@ def read_ropes(
 
 
 def partial_rotary(config: dict[str, Any], head_dim: int, default: float = 1.0) -> int:
-    """Returns how many numbers of a head are rotated, for families that rotate a part of it."""
+    """Returns how many dimensions of a head are rotated, for families that rotate a part of it."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", default))
     if not isinstance(factor, int | float) or not 0 < factor <= 1:
@@ -48,7 +48,7 @@ def partial_rotary(config: dict[str, Any], head_dim: int, default: float = 1.0) 
 
 
 def rotated(ropes: dict[str, RopeSpec], rotary_dim: int, head_dim: int) -> dict[str, RopeSpec]:
-    """Returns the ropes of heads of which only the first numbers are rotated."""
+    """Returns the ropes of heads of which only the first dimensions are rotated."""
     return {
         kind: replace(rope, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
         for kind, rope in ropes.items()
@@ -126,8 +126,8 @@ def _read_longrope(parameters: dict[str, Any], theta: float, config: dict[str, A
 
 
 def _original_length(parameters: dict[str, Any], config: dict[str, Any]) -> int:
-    """Returns the number of positions before they were stretched. What stands beside the rope's
-    parameters counts first, as in transformers."""
+    """Returns the number of positions before stretching. As in transformers, the model's own field
+    takes precedence over the rope's."""
     field = "original_max_position_embeddings"
     found = config.get(field) or parameters.get(field) or config.get("max_position_embeddings")
     return int(_number({field: found}, field))

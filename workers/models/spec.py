@@ -1,4 +1,4 @@
-"""What a decoder needs to know of a model, free of any family's spelling."""
+"""Model description for the decoder, independent of any family's spelling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class UnsupportedModel(ValueError):
-    """A config asks for something this build does not compute."""
+    """Config that requires something this build does not compute."""
 
     def __init__(self, field: str, got: object, allowed: str) -> None:
         super().__init__(f"{field} = {got!r} is not supported; allowed: {allowed}")
@@ -23,7 +23,8 @@ class UnsupportedModel(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What may differ between layers. window: tokens a row sees, itself included; None = all."""
+    """Properties that may differ between layers. window: number of tokens that a row sees, itself
+    included; None = all."""
 
     rope: RopeSpec
     window: int | None = None
@@ -31,7 +32,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer of RMS norms, rotary grouped-query attention and a gated MLP.
+    """Decoder-only transformer of RMS norms, rotary grouped-query attention and a gated MLP.
 
     attention_scale   factor on q k^T            norm_offset   added to every stored norm weight
     post_norms        norms also after attention and after the MLP (Gemma)
@@ -80,9 +81,9 @@ class ModelSpec:
 
 
 def common_fields(config: dict[str, Any], *own: str) -> dict[str, Any]:
-    """Returns the fields that all families spell alike, checked; for `ModelSpec(**...)`.
+    """Returns the checked fields that all families spell alike, for `ModelSpec(**...)`.
 
-    own: fields that the family reads itself and that are refused in others.
+    own: fields that the family reads itself; in other families they are refused.
     """
     _refuse_extensions({name: value for name, value in config.items() if name not in own})
     num_heads = positive(config, "num_attention_heads")
@@ -110,7 +111,7 @@ def common_fields(config: dict[str, Any], *own: str) -> dict[str, Any]:
 
 
 def positive(config: dict[str, Any], field: str) -> int:
-    """A whole number above zero, which must be there."""
+    """Returns a required field that must be an integer above zero. Raises UnsupportedModel."""
     value = config.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UnsupportedModel(field, value, "a whole number above zero")
@@ -118,7 +119,7 @@ def positive(config: dict[str, Any], field: str) -> int:
 
 
 def require(config: dict[str, Any], field: str, allowed: object, default: object) -> None:
-    """Refuses a field whose value would change the computation in a way not implemented."""
+    """Raises UnsupportedModel if the field has another value, which is not implemented."""
     if (value := config.get(field, default)) != allowed:
         raise UnsupportedModel(field, value, repr(allowed))
 
@@ -129,7 +130,7 @@ def layer_specs(
     default_types: list[str],
     window: int | None,
 ) -> tuple[LayerSpec, ...]:
-    """One spec a layer, from `layer_types` or else from the family's own pattern."""
+    """Returns one spec per layer, from `layer_types` or else from the family's own pattern."""
     types = config.get("layer_types") or default_types
     if len(types) != positive(config, "num_hidden_layers"):
         raise UnsupportedModel("layer_types", types, "one entry a layer")
@@ -155,7 +156,7 @@ def _refuse_extensions(config: dict[str, Any]) -> None:
 
 
 def _end_tokens(config: dict[str, Any]) -> tuple[int, ...]:
-    """Those that can be drawn: some configs say -1 for none, or name one beyond the vocabulary."""
+    """Returns the end tokens that can be drawn. Drops -1 and ids beyond the vocabulary."""
     value: int | list[int] | None = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(token for token in ids if 0 <= token < config["vocab_size"])

@@ -1,4 +1,4 @@
-"""The language model inside a checkpoint that also reads images or sounds: only this is served."""
+"""Language model of a checkpoint that also has image or audio parts. Only the former is served."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ TEXT_TYPES = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
 }
-"""Family of the text part by `model_type` of the whole or of the part."""
+"""Family of the text part, by `model_type` of the whole or of the part."""
 OTHER_PARTS = tuple(
     f"model.{part}."
     for part in ("audio_tower", "multi_modal_projector", "vision_model", "vision_tower", "visual")
 )
-"""Begin the canonical names of tensors that belong to other parts, see `Checkpoint`."""
+"""Prefixes of canonical names of tensors of other parts, see `Checkpoint`."""
 INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
-"""Fields of the whole that hold for the text part, whatever it says itself."""
+"""Fields of the whole config that override those of the text part."""
 NOT_OF_TEXT = ("text_config", "vision_config", "architectures")
 
 
@@ -31,11 +31,11 @@ def is_composite(config: dict[str, Any]) -> bool:
 
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config of the language model alone; a model of text comes back as it is.
+    """Returns the config of the language model alone. A text-only config is returned unchanged.
 
-    Older Qwen configs have the text part's fields beside `vision_config`, newer ones in
-    `text_config`. The positions of a text are the same on all three axes of Qwen's `mrope`, which
-    is then the plain rotary embedding.
+    Older Qwen configs have the text part's fields alongside `vision_config`, newer ones in
+    `text_config`. The positions of a text are equal on all three axes of Qwen's `mrope`, which then
+    equals plain rotary embedding.
     """
     if not is_composite(config):
         return config
