@@ -1,4 +1,4 @@
-"""Control task: rolls back a canary set whose new version does worse than the stable one."""
+"""Control task: rolls back a canary whose new version does worse than the stable one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PRUNE_INTERVAL_S = 600.0
 
 
 def judge(alias: Alias, seen: Mapping[int, Tally]) -> str | None:
-    """What is wrong with a canary of the set, with the figures; None: nothing so far. Pure.
+    """Returns what is wrong with a canary of the alias, with figures. Returns None if nothing is.
 
-    `seen` is of the policy's window, by version.
+    `seen` has the outcomes by version, within the policy's window.
     """
     policy, stable = alias.policy, seen.get(alias.version)
     if policy is None or stable is None:
@@ -56,7 +56,7 @@ def _share(tally: Tally) -> str:
 
 
 class CanaryJudge:
-    """Writes this gateway's outcomes, and judges by those of all gateways."""
+    """Writer of this gateway's outcomes, and judge of the outcomes of all gateways."""
 
     def __init__(
         self, database: Database, gateway_id: str, catalog: Catalog, outcomes: Outcomes
@@ -67,7 +67,7 @@ class CanaryJudge:
         self._outcomes = outcomes
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for what, work, interval_s in (
                 ("outcomes are not written", self._write, WRITE_INTERVAL_S),
@@ -95,7 +95,7 @@ class CanaryJudge:
     async def _roll_back(self, connection: Connection, alias: Alias, reason: str) -> None:
         where = (alias.tenant_id, alias.name, alias.alias)
         move = (alias.version, reason, alias.change)
-        # Null if another gateway or an operator was first.
+        # The result is null if another gateway or an operator was first.
         if await connection.fetchval(sql["canary_roll_back"], *where, *move):
             log.warning("%s: %s@%s rolled back: %s", *where, reason)
 

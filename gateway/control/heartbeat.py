@@ -1,5 +1,4 @@
-"""Control task: reports the catalog generation this gateway serves from, and its requests in
-flight."""
+"""Control task: reports the catalog generation in use and the requests in flight."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ INTERVAL_S = 1.0
 
 
 class Heartbeat:
-    """Keeps the gateway's row in `gateways`.
+    """Writer of this gateway's row in `gateways`.
 
-    A version that is not in the catalog of the generation reported, and not in flight in the same
-    report, is never used here again: a request resolves in the newest view and is
-    counted without a pause between, and both are read together.
+    A version that is neither in the reported generation of the catalog, nor in flight in the same
+    report, is never used here again. A request resolves in the newest view and is counted without a
+    pause in between, and both are read together.
     """
 
     def __init__(
@@ -29,17 +28,17 @@ class Heartbeat:
         in_flight_requests: InFlightRequests,
     ) -> None:
         self.has_joined = asyncio.Event()
-        """Set when the row is written for the first time. Before that nothing may be served."""
+        """Set when the row is first written. No request may be served before."""
         self._database = database
         self._id = gateway_id
         self._catalog = catalog
         self._in_flight_requests = in_flight_requests
         self.wake = asyncio.Event()
-        """Set when there is something new to report."""
+        """Set to send a report at once."""
         catalog.watch(lambda _: self.wake.set())
 
     async def leave(self) -> None:
-        """Removes the row: nothing is in flight and nothing will be."""
+        """Removes the row. Called when nothing is in flight and nothing will be."""
         async with asyncio.timeout(INTERVAL_S), self._database.acquire() as connection:
             await connection.execute(sql["gateway_leave"], self._id)
 

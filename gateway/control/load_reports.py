@@ -1,5 +1,5 @@
-"""Control task: what this gateway served in the last minute, written to Postgres for the admin
-plane, which speaks to no gateway."""
+"""Control task: writes what this gateway served recently to Postgres, for the admin plane, which
+does not connect to gateways."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from workers.tallies import Labels, Recent, Totals
 MAX_MODELS = 64
 MAX_TENANTS = 32
 MAX_REASONS = 32
-"""A report has so many of each at most, those with the largest figures: some 20 KB in all."""
+"""Maximum entries of each kind in a report, the largest first: about 20 KB in all."""
 
 
 class LoadReports:
-    """Keeps the gateway's row in `gateway_load`, which goes with that in `gateways`."""
+    """Writer of this gateway's row in `gateway_load`, which depends on its row in `gateways`."""
 
     def __init__(
         self, database: Database, gateway_id: str, in_flight_requests: InFlightRequests
@@ -62,7 +62,7 @@ def _most(totals: Totals, number: int) -> list[tuple[Labels, Sequence[float]]]:
 
 
 def _by_model(requests: Totals, tokens: Totals, ttft: Totals) -> list[ModelLoad]:
-    """All classes of service together; the models with most requests first."""
+    """Returns the models with the most requests. Adds up all classes of service."""
     ended: dict[str, dict[str, int]] = {}
     for (model, _class, status), (number,) in requests.items():
         by_status = ended.setdefault(model, {})

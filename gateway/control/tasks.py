@@ -1,4 +1,4 @@
-"""The one list of background tasks that a gateway runs against the database."""
+"""Starts all background tasks that a gateway runs against the database."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gateway.metering.usage_loader import UsageLoader
 from gateway.metering.wal import WriteAheadLog
 
 LOAD_INTERVAL_S = 2.0
-"""Seconds between two reports of what was served."""
+"""Seconds between two load reports."""
 LAST_LOAD_S = 5.0
-"""Seconds for the last load at shutdown. The next process loads what is left."""
+"""Maximum seconds for loading usage at shutdown. The next process loads the rest."""
 
 
 class ControlTasks:
-    """Runs the tasks. Requests wait for none of them, except for the first heartbeat."""
+    """Background tasks of one gateway. Requests wait for the first heartbeat only."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ControlTasks:
                 ("the heartbeat is not written", heartbeat.report, INTERVAL_S, heartbeat.wake),
                 ("the state of workers is not reported", self._workers.report, INTERVAL_S, None),
                 ("usage is not loaded", self._loader.load, INTERVAL_S, None),
-                # The row of the load refers to that of the heartbeat, so it comes after it.
+                # The load's row refers to the heartbeat's row, and so must follow it.
                 ("the load is not reported", self._load.report, LOAD_INTERVAL_S, None),
             ):
                 tasks.create_task(repeat(what, work, interval_s, wake))
@@ -71,7 +71,7 @@ class ControlTasks:
             tasks.create_task(self._key_uses.run(self._database))
 
     async def leave(self) -> None:
-        """Ends the heartbeat and loads the last usage, once nothing is in flight."""
+        """Removes the heartbeat and loads the last usage. Called once nothing is in flight."""
         with contextlib.suppress(AdminError, TimeoutError):
             await self._heartbeat.leave()
             await self._key_uses.write(self._database)

@@ -1,7 +1,7 @@
 """Control task: has a worker verify each adapter version before it is served.
 
-A version is claimed for a minute in Postgres, so several gateways share the work and what a killed
-one had claimed is taken up by the others.
+Postgres holds a claim on a version for a minute, so that several gateways share the work, and
+others take over the claims of a killed one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 MAX_PROBES = 4
 POLL_INTERVAL_S = 2.0
 PROBE_TIMEOUT_S = 50.0
-"""Less than a claim lasts."""
+"""Must be shorter than a claim lasts."""
 RETRY_S = 60.0
-"""Seconds between two attempts to prove a ready version for a further layout."""
+"""Seconds between two attempts to verify a ready version for another layout."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A version to have proved."""
+    """Adapter version that this gateway has claimed to have verified."""
 
     tenant_id: str
     name: str
@@ -47,13 +47,12 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """The key as one text."""
         return f"{self.tenant_id}/{self.name}/{self.version}"
 
 
 class AdapterVerification:
-    """Up to `MAX_PROBES` at a time; when there is nothing else, proofs that ready versions lack
-    for the layout of a connected worker, one at a time."""
+    """Verifier of up to `MAX_PROBES` versions at a time. When there are none, verifies ready
+    versions for further layouts of connected workers, one at a time."""
 
     def __init__(self, database: Database, gateway_id: str, catalog: Catalog, fleet: Fleet) -> None:
         self._database = database
@@ -63,15 +62,14 @@ class AdapterVerification:
         self._wake = asyncio.Event()
         self._probing: set[asyncio.Task[None]] = set()
         self._not_before: dict[str, float] = {}
-        """Versions (<tenant id>/<name>/<version>) that a proof for a further layout was begun for,
-        and when to try again."""
+        """Earliest times of the next attempts for another layout, by `Claim.path`."""
         self._complete: object = None
-        """The catalog, layouts and versions with which no proof was missing: there is none until
-        one of them changes."""
+        """Catalog generation, layouts and versions with which no proof was missing. Nothing is
+        searched until one of them changes."""
         catalog.watch(lambda _: self._wake.set())
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         try:
             await repeat("adapters are not proved", self._look, POLL_INTERVAL_S, self._wake)
         finally:
@@ -101,8 +99,8 @@ class AdapterVerification:
         self._wake.set()
 
     async def _prove(self, claim: Claim) -> None:
-        """Ready, rejected, or released for another try; if nothing can be written the claim runs
-        out."""
+        """Verifies a version and marks it as ready or rejected, or releases it for another attempt.
+        If the database cannot be written, the claim expires."""
         adapter = AdapterRef(claim.digest, f"{claim.name}@{claim.version}")
         try:
             able = self._fleet.serving(claim.base_digest)
@@ -143,7 +141,7 @@ class AdapterVerification:
         self._complete = looked_at
 
     async def _prove_ready(self, able: list[WorkerClient], claim: Claim) -> None:
-        """The version stays ready whatever comes out: another layout has proved it."""
+        """Verifies a ready version for another layout. The version stays ready if that fails."""
         self._not_before[claim.path] = asyncio.get_running_loop().time() + RETRY_S
         worker, result = await self._probe(able, claim.base_digest, AdapterRef(claim.digest))
         if result.error:
@@ -159,7 +157,8 @@ class AdapterVerification:
     async def _probe(
         self, able: list[WorkerClient], base: str, adapter: AdapterRef
     ) -> tuple[str, ProbeResult]:
-        """The id of one of the workers and its answer; without one, an error that is not final."""
+        """Probes the adapter on one of the workers and returns the worker's id and answer. Without
+        a worker or an answer, returns an error that is not final."""
         worker = ""
         try:
             if not able:

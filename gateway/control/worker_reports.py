@@ -1,4 +1,4 @@
-"""Control task: what workers say of themselves, written to Postgres for the admin plane."""
+"""Control task: writes the statuses of workers to Postgres for the admin plane."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from gateway.dispatch.fleet import Fleet
 from workers.wire.protocol import WorkerStatus
 
 REPORTS_TO_REPEAT = 60
-"""Reports after which all errors are written again: a gateway that does not know a worker may have
-removed its rows."""
+"""Number of reports after which all errors are written again, because a gateway that does not know
+a worker may have removed its rows."""
 
 AdapterErrors = list[dict[str, str]]
 
 
 class WorkerReports:
-    """Writes the last status of each worker that has sent one since, all in one statement; why the
-    others are not reached; and which adapters could not be loaded, when that changes."""
+    """Writer of new worker statuses, of the reasons why workers are not reached, and of changes in
+    the adapters that could not be loaded."""
 
     def __init__(self, database: Database, gateway_id: str, fleet: Fleet) -> None:
         self._database = database
         self._id = gateway_id
         self._fleet = fleet
         self._statuses: dict[str, WorkerStatus] = {}
-        """Those that are written, by worker."""
+        """Statuses already written, by worker."""
         self._errors: dict[str, AdapterErrors] = {}
-        """The same. Of a worker that is not here, rows of an earlier process may exist."""
+        """Errors already written. Workers without an entry may have rows of an earlier process."""
         self._reports_left = REPORTS_TO_REPEAT
 
     async def report(self) -> None:
         clients = self._fleet.clients
         said = {c.instance_id: (c.address, c.status) for c in clients if c.status is not None}
-        # A connection that nothing comes over any more tells of what was.
+        # A silent worker's last status is old, so that a status that was already written is
+        # skipped.
         news = [
             {"id": worker, "address": address, "status": status}
             for worker, (address, status) in said.items()
@@ -50,7 +51,8 @@ class WorkerReports:
         changed = {w: found for w, found in errors.items() if self._errors.get(w) != found}
         if not (news or failures or changed):
             return
-        # One that is away may come back as it was, one that was replaced does not.
+        # Rows of other workers are deleted only while all are connected: a missing one may return
+        # with the same errors, a replaced one does not.
         are_all_here = all(
             client.status is not None or not client.has_answered for client in clients
         )

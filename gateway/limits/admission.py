@@ -1,4 +1,4 @@
-"""Admission of a request: its limits are reserved before it runs and settled when it ends."""
+"""Admission of requests: reserves a request's limits before it runs, settles them when it ends."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gateway.limits.request_charge import RequestCharge
 from gateway.quota_types import Cost, Kind, Limit, Tariff, leased_bits
 
 AT_ONCE = 1024
-"""Completion tokens that a choice reserves at a time: small enough to leave room for others, large
-enough that a renewal is rarely waited for."""
+"""Completion tokens that a choice reserves at a time: few enough to leave room for others, and
+enough that answers rarely wait for a renewal."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens that a request took. Each prompt counts once, however many choices it has."""
+    """Tokens that a request used. Each prompt counts once, however many choices it has."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -43,8 +43,8 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Reservation:
-    """What one request has reserved. Completion tokens are promised some at a time: more is
-    reserved well before they are used up, and where that is refused the answer ends."""
+    """Limits that one request has reserved. Completion tokens are reserved in steps, each well
+    before the last is used up. The answer ends when a step is refused."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Reservation:
         max_tokens: list[int],
         num_choices: int,
     ) -> None:
-        """`max_tokens` has one entry a prompt, which each of its `num_choices` may take."""
+        """`max_tokens` has one entry for each prompt, the maximum for each of its `num_choices`."""
         self.max_tokens = max_tokens
         self.admitted_at = time.time() if leases is None else leases.clock()
         self.holder = "" if leases is None else leases.holder
-        """The holder of the leases that all of it is reserved from."""
+        """Holder of the leases from which everything is reserved."""
         self.leased = leased_bits(tenant_id, limits)
         self._leases = leases
         self._limits = limits
@@ -76,12 +76,14 @@ class Reservation:
         self._extending: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Raises QuotaExceeded or QuotaUnavailable; then nothing is taken."""
+        """Reserves the prompt and the first step, or nothing. Raises QuotaExceeded or
+        QuotaUnavailable."""
         if self._limits:
             await self._reserve(self._prompt_tokens, self._step)
 
     def give(self, num_tokens: int) -> int:
-        """How many of these completion tokens are within what is promised."""
+        """Returns how many of `num_tokens` new completion tokens are reserved. Requests the next
+        step when little is left."""
         if not self._limits:
             return num_tokens
         given = min(num_tokens, self._promised - self._given)
@@ -92,7 +94,7 @@ class Reservation:
         return given
 
     def metered(self, usage: Usage) -> int:
-        """Tokens as quotas count them."""
+        """Returns the number of tokens that count against quotas."""
         return self._tariff.metered(
             usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
         )
@@ -101,7 +103,7 @@ class Reservation:
         return self._tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def settle(self, usage: Usage) -> None:
-        """Exactly once."""
+        """Replaces the reservation by the actual usage. Must be called exactly once."""
         if self._extending is not None:
             self._extending.cancel()
         metered, cost = self.metered(usage), sum(self.cost(usage))
@@ -122,12 +124,12 @@ class Reservation:
         self._parts.clear()
 
     async def _extend(self, left: int) -> None:
-        """By one step."""
+        """Reserves the next step. `left` is the number of unused tokens."""
         more = min(self._step, self._most - self._promised)
         try:
             await self._reserve(0, more)
         except ApiError:
-            # Asked again when half of what is left is used, for others may have ended by then.
+            # Retried when half of the rest is used, because other requests may have ended by then.
             self._ask_below = left // 2
         self._extending = None
 
@@ -139,7 +141,7 @@ class Reservation:
         holds = await self._leases.take(wanted, self.admitted_at)
         if self.holder != self._leases.holder:
             if self._parts:
-                # What is used leaves the leases of one holder, and those are lost.
+                # The usage is reported under one holder, whose leases have been lost.
                 for hold in holds:
                     self._leases.settle(hold, 0)
                 raise QuotaUnavailable("The leases of limits were lost meanwhile.")
@@ -150,15 +152,15 @@ class Reservation:
 
 class Admission:
     def __init__(self, leases: Leases | None, refusals: RefusalLimit) -> None:
-        """Without leases nothing that has a limit is admitted."""
+        """Without `leases`, requests that have limits are refused."""
         self.num_open = 0
-        """Reservations not settled yet."""
+        """Reservations that are not settled yet."""
         self._leases = leases
         self._refusals = refusals
 
     def charge(self, view: CatalogView, caller: Principal, body: HeldBody) -> RequestCharge:
-        """The caller's charge for a request with this body, nothing of it taken yet. Raises
-        QuotaUnavailable."""
+        """Returns the caller's charge for a request with this body, before anything is taken.
+        Raises QuotaUnavailable if the caller has limits and there are no leases."""
         limits = self._limits_of(view, caller)
         return RequestCharge(self._leases, limits, self._refusals, caller.tenant.id, body)
 
@@ -174,8 +176,8 @@ class Admission:
         num_choices: int,
         max_model_len: int,
     ) -> Reservation:
-        """Reserves tokens and money. Raises ContextLengthExceeded if a prompt with its answer
-        cannot fit, QuotaExceeded, QuotaUnavailable; then nothing is taken."""
+        """Reserves tokens and money. Raises ContextLengthExceeded if a prompt and its answer do not
+        fit the context, QuotaExceeded or QuotaUnavailable, and then reserves nothing."""
         limits = self._limits_of(view, caller)
         reservation = Reservation(
             self._leases,
@@ -200,6 +202,6 @@ class Admission:
         return limits
 
     def settle(self, reservation: Reservation, usage: Usage) -> None:
-        """Exactly once for each reservation."""
+        """Settles a reservation. Must be called exactly once for each."""
         self.num_open -= 1
         reservation.settle(usage)

@@ -1,9 +1,8 @@
-"""Pace at which a gateway works on large bodies of one tenant.
+"""Pace at which a gateway processes the large bodies of one tenant.
 
-To decode, render and tokenise a large body takes up to 60 ms of the event loop for each MiB, in
-sections between which other requests go on. Many large bodies at once would have many sections
-between two turns of another request. So each body of a tenant waits until its predecessors have
-had time.
+Decoding, rendering and tokenising a large body takes up to 60 ms of the event loop for each MiB, in
+sections between which other requests run. Many large bodies at once would run many sections between
+two turns of another request. So each body of a tenant waits until its predecessors have had time.
 """
 
 from __future__ import annotations
@@ -12,23 +11,23 @@ import time
 from collections.abc import Callable
 
 LARGE = 64 << 10
-"""Bodies of fewer bytes never wait."""
+"""Minimum size in bytes of a body that may wait."""
 BYTES_PER_S = 8 << 20
-"""Bytes of large bodies of a tenant that are worked on in a second: prompts of two million tokens,
-or half of the event loop's time at most."""
+"""Bytes of a tenant's large bodies processed per second: prompts of two million tokens, or at most
+half of the event loop's time."""
 MAX_TENANTS = 10_000
-"""Tenants remembered. Beyond that, those that nothing waits for are forgotten."""
+"""Maximum number of tenants remembered. Beyond it, tenants without waiting bodies are forgotten."""
 
 
 class BodyPace:
-    """When each tenant's next large body may be worked on in one gateway."""
+    """Times at which each tenant's next large body may be processed in one gateway."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_at: dict[str, float] = {}
 
     def delay_s(self, tenant_id: str, num_bytes: int) -> float:
-        """Seconds that a body of so many bytes is to wait for the tenant's bodies before it."""
+        """Returns the seconds that a body must wait for the tenant's earlier bodies."""
         if num_bytes < LARGE:
             return 0.0
         now = self._clock()

@@ -1,4 +1,4 @@
-"""How large one request may be: each prompt with its answer against the model's context, and all
+"""Size limits of one request: each prompt with its answer against the model's context, and all
 prompts and choices together."""
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.generation_request import AllowedTools, GenerationRequest, NamedTool, Tool, ToolChoice
 
 MAX_REQUEST_TOKENS = 1 << 18
-"""Prompt tokens of one request, each counted once a choice: a worker is sent so many ids. A single
-prompt may fill a context that is longer than this."""
+"""Maximum prompt tokens of a request, counted once for each choice, because workers receive as many
+ids. A single prompt may fill a longer context."""
 MAX_TOKEN_IDS = 1 << 20
-"""Token ids of one prompt at most: more than any context; to look at ten times as many would hold
-up the loop."""
+"""Maximum token ids of one prompt. More than any context; checking ten times as many would block
+the event loop."""
 MAX_LOGPROBS = 1 << 17
-"""Log-probabilities of one answer, the likeliest others of each token included: some 10 MB of JSON.
-A worker tells those of a prompt in one frame, which takes 25 ms to read."""
+"""Maximum log-probabilities of one answer, including the alternatives of each token: about 10 MB of
+JSON. A worker sends those of a prompt in one frame, which takes 25 ms to read."""
 MAX_ECHO_CHARS = 4 << 20
-"""Characters of prompts that one answer repeats."""
+"""Maximum characters of prompts that one answer repeats."""
 MAX_TOOLS = 256
 MAX_SCHEMA_BYTES = 256 << 10
-"""Bytes of all tools of a request at most, as JSON with names and descriptions."""
+"""Maximum bytes of all tools of a request, as JSON with names and descriptions."""
 MAX_DEPTH = 64
-"""Lists and objects inside each other, of what a caller may nest as it likes."""
+"""Maximum depth of lists and objects in JSON whose structure the caller chooses."""
 MAX_TEMPLATE_ARGUMENTS = 64
 MAX_TEMPLATE_BYTES = 64 << 10
-"""Bytes of a caller's own variables for the chat template at most, as JSON."""
+"""Maximum bytes, as JSON, of a caller's own variables for the chat template."""
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 NESTING = np.zeros(256, np.int8)
-"""What each byte of JSON outside strings adds to the depth."""
+"""Change of depth for each byte of JSON outside strings."""
 NESTING[list(b"[{")], NESTING[list(b"]}")] = 1, -1
 VARIABLE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}")
 TEMPLATE_VARIABLES = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message")
 )
-"""Variables of a template that are fields of the request."""
+"""Variables of a template that a caller may not set, because the gateway sets them."""
 MAX_VECTOR_NUMBERS = 1 << 21
-"""Numbers of all vectors of one answer: some 40 MB of JSON, or 11 MB in base64."""
+"""Maximum numbers in all vectors of one answer: about 40 MB of JSON, or 11 MB in base64."""
 
 
 def completion_tokens(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:
-    """Returns how many tokens an answer to `prompt` tokens may have. What was asked for is cut to
-    the room that is left. Raises ContextLengthExceeded if none is left, or if more than the whole
-    context was asked for."""
+    """Returns the maximum number of completion tokens after `prompt` tokens, cut to the room left
+    in the context. Raises ContextLengthExceeded if no room is left, or `asked` exceeds the whole
+    context."""
     room = max_model_len - prompt
     wanted = default if asked is None else asked
     if (asked is not None and asked > max_model_len) or room < min(wanted, 1):
@@ -63,8 +63,8 @@ def completion_tokens(prompt: int, asked: int | None, default: int, max_model_le
 def check_total(
     lengths: Sequence[int], num_choices: int, max_model_len: int, *, param: str
 ) -> None:
-    """Checks all prompts together, by their lengths in tokens or by the fewest that they can have.
-    Raises InvalidRequest."""
+    """Raises InvalidRequest if all prompts together are too large. `lengths` are in tokens, exact
+    or lower bounds."""
     total, most = sum(lengths) * num_choices, max(MAX_REQUEST_TOKENS, max_model_len)
     if total > most:
         raise InvalidRequest(
@@ -76,8 +76,8 @@ def check_total(
 
 
 def check_answer(num_logprobs: int, num_echoed: int) -> None:
-    """Checks an answer before it is begun: its log-probabilities, and the characters that it
-    repeats. Raises InvalidRequest."""
+    """Raises InvalidRequest if an answer could have too many log-probabilities or repeated
+    characters."""
     if num_logprobs > MAX_LOGPROBS:
         raise InvalidRequest(
             f"An answer may have {MAX_LOGPROBS} log-probabilities; yours could have "
@@ -98,8 +98,8 @@ def check_answer(num_logprobs: int, num_echoed: int) -> None:
 def check_tools(
     tools: Sequence[Tool], choice: ToolChoice = "auto", dropped: Sequence[str] = ()
 ) -> None:
-    """Raises InvalidRequest if the tools are too many, too large or not told apart by name, or the
-    choice names none of them. `dropped`: what the request gave beside them."""
+    """Raises InvalidRequest if the tools are too many or too large, two have the same name, or
+    `choice` names none of them. `dropped` are ignored fields, for the error message."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(
             f"A request may have {MAX_TOOLS} tools; yours has {len(tools)}.", param="tools"
@@ -147,7 +147,7 @@ def _check_names(tools: Sequence[Tool]) -> set[str]:
 
 def check_template_arguments(arguments: dict[str, Any]) -> None:
     """Raises InvalidRequest if a caller's variables for the chat template are too many or too
-    large, or take the place of others."""
+    large, or have a reserved name."""
     param = "chat_template_kwargs"
     if len(arguments) > MAX_TEMPLATE_ARGUMENTS:
         raise InvalidRequest(f"At most {MAX_TEMPLATE_ARGUMENTS} variables are taken.", param=param)
@@ -163,8 +163,7 @@ def check_template_arguments(arguments: dict[str, Any]) -> None:
 
 
 def check_nested(value: Any, max_bytes: int, *, param: str) -> str:
-    """The value as JSON. Raises InvalidRequest if that is too long, or lists and objects are too
-    deep inside each other."""
+    """Returns the value as JSON. Raises InvalidRequest if it is too long or too deeply nested."""
     try:
         encoded = msgspec.json.encode(value)
     except RecursionError:
@@ -174,8 +173,8 @@ def check_nested(value: Any, max_bytes: int, *, param: str) -> str:
 
 
 def check_json(written: bytes, max_bytes: int, *, param: str) -> None:
-    """Raises InvalidRequest if JSON text is too long, or lists and objects are too deep inside each
-    other. Counted in its bytes: to walk over the values of 256 KiB would hold up the loop."""
+    """Raises InvalidRequest if JSON text is too long or too deeply nested. Counts bytes, because
+    walking over the values of 256 KiB would block the event loop."""
     if len(written) > max_bytes:
         raise InvalidRequest(
             f"'{param}' may have {max_bytes} bytes of JSON; yours has {len(written)}.", param=param
@@ -195,8 +194,8 @@ def _too_deep(param: str) -> InvalidRequest:
 
 
 def check_vectors(num_vectors: int, size: int, asked: GenerationRequest) -> None:
-    """Checks an answer of vectors before it is begun. size: numbers that the model's vectors have.
-    Raises InvalidRequest."""
+    """Raises InvalidRequest if an answer would have too many numbers, or vectors of more dimensions
+    than the model's `size`."""
     dimensions = asked.dimensions
     if dimensions is not None and dimensions > size:
         raise InvalidRequest(

@@ -1,5 +1,5 @@
-"""The database's clock as a gateway knows it. Windows of limits, lifetimes of keys and times of
-usage go by it, so that all gateways agree on them."""
+"""The database's clock in a gateway. Windows of limits, lifetimes of keys and times of usage use
+it, so that all gateways agree on them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from datetime import UTC, datetime
 log = logging.getLogger(__name__)
 
 MAX_DIFFERENCE_S = 5.0
-"""Seconds between this machine's clock and the database's above which a log line says so."""
+"""Difference in seconds between this machine's clock and the database's that is logged."""
 
 
 class DatabaseClock:
-    """Tells the database's time without a query, from the last exchange with it.
+    """Clock that returns the database's time without a query, from earlier exchanges.
 
-    An exchange bounds it: what the database read as its time was read after the query was sent and
-    before the answer came. Until the first one this machine's clock is believed, and afterwards it
-    may be set as one likes.
+    The database reads its clock after a query was sent and before the answer arrives, so each
+    exchange bounds the time. Before the first one, this machine's clock is used; after it, changes
+    of this machine's clock have no effect.
     """
 
     def __init__(self, machine: Callable[[], float] = time.time) -> None:
-        """machine: this machine's clock, in seconds since 1970."""
+        """`machine` returns this machine's time in seconds since 1970."""
         self._machine = machine
         self._offset_s = machine() - time.monotonic()
-        """Database's time less that of time.monotonic()."""
+        """Seconds from time.monotonic() to the database's time."""
         self._differs = False
 
     def __call__(self) -> float:
-        """Returns the seconds since 1970."""
+        """Returns the database's time in seconds since 1970."""
         return time.monotonic() + self._offset_s
 
     @property
@@ -43,7 +43,8 @@ class DatabaseClock:
         return self._machine() - self()
 
     def note_exchange(self, sent_at: float, database_at: float, received_at: float) -> None:
-        """Takes the time that the database told. sent_at, received_at: of time.monotonic()."""
+        """Corrects the clock by the database's. `sent_at` and `received_at` are of
+        time.monotonic()."""
         latest, earliest = database_at - sent_at, database_at - received_at
         self._offset_s = min(max(self._offset_s, earliest), latest)
         differs = abs(self.difference_s) > MAX_DIFFERENCE_S

@@ -1,6 +1,7 @@
-"""The book of leases: what each limit may still give out here, and what the next renewal requests.
+"""Records of leases: what this gateway may still use of each limit, and what the next renewal
+requests.
 
-`leases.py` carries its requests to the database, tests carry them to a model of it.
+`leases.py` sends the requests to the database; tests send them to a model of it.
 """
 
 from __future__ import annotations
@@ -14,26 +15,25 @@ from gateway.limits.quota import IDLE_S, Hold, Key, QuotaWindow
 from gateway.quota_types import BUDGETS, Limit, Span, Window, window
 
 AHEAD_S = 3.0
-"""Seconds before a window ends at which a lease of the next one is requested, if it is in use."""
+"""Seconds before the end of a window in use at which a lease of the next one is requested."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
-    """What a renewal reports and requests of one limit: a row of the SQL function
-    `quota_exchange`."""
+    """Report and request of one limit in a renewal: a row of the SQL function `quota_exchange`."""
 
     subject: str
     kind: str
     start: str
     taken: int = 0
-    """Taken without a grant since the last renewal."""
+    """Amount used without a grant since the last renewal."""
     returned: int = 0
     answered: int = 0
     """Number of the newest recall that this gateway has followed."""
     need: int = 0
-    """The least that helps: below it nothing is granted and other gateways are recalled."""
+    """Minimum useful amount. If less is left, other gateways are recalled instead."""
     want: int = 0
     call: int = 0
-    """Number of our recall that is still open; 0: none."""
+    """Number of this gateway's open recall, or 0."""
 
     @property
     def is_empty(self) -> bool:
@@ -41,18 +41,18 @@ class LeaseRequest(msgspec.Struct, frozen=True):
 
 
 class LeaseResponse(msgspec.Struct, frozen=True):
-    """The database's answer to one `LeaseRequest`."""
+    """Response of the database to one `LeaseRequest`."""
 
     granted: int
     remaining: int | None
-    """What no gateway holds now. None: there is no such limit any more."""
+    """Amount that no gateway holds. None if the limit no longer exists."""
     unanswered: int
     """Number of gateways that have not followed the recall yet."""
     call: int
 
 
 class LeaseRecall(msgspec.Struct, frozen=True):
-    """Another gateway's demand to return what is held ready of a limit."""
+    """Request of another gateway to return the unused lease of a limit."""
 
     subject: str
     kind: str
@@ -61,15 +61,15 @@ class LeaseRecall(msgspec.Struct, frozen=True):
 
 
 class Waiter:
-    """A client's request that its gateway's leases do not cover."""
+    """Client request that the gateway's leases do not cover."""
 
     def __init__(self, holds: Sequence[Hold]) -> None:
         self.holds = holds
         self.is_done = False
         self.is_served = False
         self.refused: Hold | None = None
-        """The hold that is refused. Done, neither served nor refused: its window ended, try
-        again."""
+        """Hold that is refused. If the waiter is done, neither served nor refused, its window has
+        ended and the request must be tried again."""
 
     @property
     def quotas(self) -> list[QuotaWindow]:
@@ -77,21 +77,21 @@ class Waiter:
 
 
 class LeaseBook:
-    """All quota windows of this gateway. It waits for nothing and does no I/O: `gather` returns
-    what the next renewal requests, `apply` takes the responses."""
+    """All quota windows of this gateway. Does no I/O: `gather` returns the requests of the next
+    renewal, and `apply` takes the responses."""
 
     def __init__(self) -> None:
         self.waiters: list[Waiter] = []
-        """In order of arrival. Requests for the same limit are served in this order."""
+        """In order of arrival, in which requests for the same limit are served."""
         self._current: dict[tuple[str, str], QuotaWindow] = {}
         self._held: dict[Key, QuotaWindow] = {}
-        """The current windows, the next ones, and past ones with requests in flight."""
+        """Current windows, next ones, and past ones with requests in flight."""
         self._due: dict[QuotaWindow, None] = {}
         """Windows to consider in the next renewal."""
         self._recalls: list[LeaseRecall] = []
-        """Recalls of limits that this gateway does not hold."""
+        """Recalls of limits of which this gateway has no lease."""
         self._requested: list[QuotaWindow | None] = []
-        """The window of each request of the renewal in flight; None: a recall answered."""
+        """Window of each request in the renewal in flight. None for the answer to a recall."""
         self._windows: dict[Span, Window] = {}
 
     @property
@@ -100,7 +100,7 @@ class LeaseBook:
         return bool(self._due or self._recalls)
 
     def quota(self, limit: Limit, at: float, now: float) -> QuotaWindow:
-        """The limit in the window that holds `at`: now, or the admission of a request in flight."""
+        """Returns the limit's window at `at`: now, or the admission of a request in flight."""
         place = limit.subject, limit.kind.value
         quota = self._current.get(place)
         if quota is None or not quota.window.holds(at):
@@ -117,15 +117,15 @@ class LeaseBook:
         return quota
 
     def take(self, holds: Sequence[Hold]) -> bool:
-        """Reserves all holds or none. False: the request must wait for a renewal or behind
-        others."""
+        """Reserves all holds, or none. Returns False if the request must wait for a renewal or for
+        earlier requests."""
         if not all(hold.fits and not hold.quota.num_waiting for hold in holds):
             return False
         self._commit(holds)
         return True
 
     def settle(self, hold: Hold, used: int) -> None:
-        """Replaces a reservation by what was used, once for each hold that was taken."""
+        """Replaces a reservation by the amount used. Called once for each hold taken."""
         hold.quota.reserved -= hold.amount
         hold.quota.used += used
 
@@ -140,7 +140,6 @@ class LeaseBook:
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """Removes a waiter from the queue."""
         self.waiters.remove(waiter)
         waiter.is_done = True
         for quota in waiter.quotas:
@@ -149,7 +148,7 @@ class LeaseBook:
                 quota.recall = 0
 
     def serve(self, now: float) -> list[Waiter]:
-        """Waiters that are served, refused or past, removed from the queue."""
+        """Removes and returns the waiters that are served or refused, or whose window has ended."""
         done: list[Waiter] = []
         blocked: set[QuotaWindow] = set()
         for waiter in list(self.waiters):
@@ -170,7 +169,7 @@ class LeaseBook:
         return done
 
     def hear(self, recall: LeaseRecall) -> None:
-        """Notes a recall, which the next renewal follows."""
+        """Records a recall, which the next renewal follows."""
         quota = self._held.get((recall.subject, recall.kind, recall.start))
         if quota is None:
             self._recalls.append(recall)
@@ -179,7 +178,8 @@ class LeaseBook:
             self._due[quota] = None
 
     def share(self) -> None:
-        """In an outage: takes, of what is waited for, this gateway's share of the window before."""
+        """Takes this gateway's share of each limit that requests wait for, by its lease of the
+        window before. Called while the database is unavailable."""
         for quota in {quota for waiter in self.waiters for quota in waiter.quotas}:
             part = int(quota.limit * quota.may_share)
             quota.granted += part
@@ -197,7 +197,7 @@ class LeaseBook:
                 self._due[quota] = None
 
     def gather(self, now: float) -> list[LeaseRequest]:
-        """What the next renewal requests; `apply` must follow before the next `gather`."""
+        """Returns the next renewal's requests. `apply` must follow before the next `gather`."""
         needs = self._needs()
         requests: list[LeaseRequest] = []
         self._requested = []
@@ -216,11 +216,11 @@ class LeaseBook:
         return requests
 
     def apply(self, responses: Sequence[LeaseResponse]) -> None:
-        """Takes up the responses to what `gather` returned last."""
+        """Applies the responses to the requests that `gather` returned last."""
         for quota, response in zip(self._requested, responses, strict=True):
             if quota is None:
                 continue
-            # What was taken meanwhile without a grant is covered by this one.
+            # The grant covers what was used without one since the request.
             taken_of_it = min(quota.taken, response.granted)
             quota.taken -= taken_of_it
             quota.granted += response.granted - taken_of_it
@@ -233,18 +233,19 @@ class LeaseBook:
         self._requested = []
 
     def see_nothing(self) -> None:
-        """Forgets what no gateway holds, as after a failed renewal."""
+        """Clears the amounts that no gateway holds, which are unknown after a failed renewal."""
         for quota in self._held.values():
             quota.remaining = 0
 
     def give_up(self) -> None:
-        """Returns all that is held ready with the next renewal."""
+        """Returns all unused leases with the next renewal."""
         for quota in self._held.values():
             self._give_up(quota)
 
     def give_back(self, now: float) -> list[LeaseRequest]:
-        """The last renewal of a gateway that leaves; `apply` need not follow. It returns what is
-        unused of a minute: what is held then stays counted until the minute is over."""
+        """Returns the last requests of a gateway that shuts down, which return the unused leases of
+        minute windows. What is in use stays counted until the minute ends. `apply` need not
+        follow."""
         requests: list[LeaseRequest] = []
         for quota in self._held.values():
             if quota.kind.span is Span.MINUTE and not quota.is_past(now):
@@ -253,7 +254,7 @@ class LeaseBook:
         return [request for request in requests if not request.is_empty]
 
     def lose(self) -> None:
-        """Forgets all leases. Requests in flight go on, and are held no more."""
+        """Forgets all leases and waiters. Requests in flight continue without reservations."""
         for waiter in list(self.waiters):
             self.leave(waiter)
         self._current.clear()
@@ -263,14 +264,15 @@ class LeaseBook:
         self._requested = []
 
     def believe_catalog(self) -> None:
-        """Trusts the newer catalog on which limits there are."""
+        """Follows a newer catalog, which says which limits exist."""
         for quota in self._held.values():
             quota.is_void = False
 
     def _open(self, limit: Limit, window: Window, before: QuotaWindow | None) -> QuotaWindow:
         quota = QuotaWindow(limit, window)
         known = self._held.setdefault(quota.key, quota)
-        # Nothing of a new budget: gateways that reach the database may be granted all of it.
+        # A budget cannot be shared like a rate, because gateways that reach the database may be
+        # granted all of it.
         is_new_rate = known is quota and limit.kind not in BUDGETS
         if is_new_rate and before is not None and before.window.end == window.start:
             share = max(0, before.granted) / max(1, before.highest)
@@ -293,14 +295,15 @@ class LeaseBook:
             quota = hold.quota
             quota.reserved += hold.amount
             if quota.is_void and quota.spare < 0:
-                # The limit may be set again, and this use leaves the lease when it is loaded.
+                # The limit may be set again, and the usage is deducted from the lease when it is
+                # loaded.
                 quota.taken -= quota.spare
                 quota.granted -= quota.spare
             if quota.is_low:
                 self._due[quota] = None
 
     def _needs(self) -> dict[QuotaWindow, tuple[int, int]]:
-        """By window that is waited for: what the first waiter needs, and what all need together."""
+        """Returns for each window with waiters what the first one and what all of them need."""
         needs: dict[QuotaWindow, tuple[int, int]] = {}
         for waiter in self.waiters:
             for hold in waiter.holds:
@@ -323,7 +326,7 @@ class LeaseBook:
         return LeaseRequest(*quota.key, *told, need, want, recall)
 
     def _give_up(self, quota: QuotaWindow) -> None:
-        """Returns what the window has to spare with the next renewal."""
+        """Returns the unused lease of the window with the next renewal."""
         if quota.spare > 0:
             quota.returning += quota.spare
             quota.granted -= quota.spare

@@ -1,4 +1,4 @@
-"""Leases of limits: renews the book's leases in the database, and lets requests wait for that."""
+"""Leases of limits: renews them in the database, and lets requests wait for renewals."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ from gateway.quota_types import BUDGETS, Limit
 log = logging.getLogger(__name__)
 
 CHANNEL = "loraplex_quota"
-"""NOTIFY channel of recalls."""
+"""Channel of NOTIFY for recalls."""
 SWEEP_INTERVAL_S = 1.0
-"""Longest pause between two renewals, in seconds: other gateways take them as a sign of life."""
+"""Maximum seconds between two renewals, which show other gateways that this one is alive."""
 PACE_S = 0.01
-"""Pause between two renewals while requests wait, in seconds: what comes meanwhile goes
-together."""
+"""Seconds between two renewals while requests wait, so that one renewal serves many requests."""
 RENEWAL_TIMEOUT_S = 2.0
 REQUESTS_AT_ONCE = 1000
-"""Lease requests in one renewal: the database takes some thousands a second, and other gateways
-wait for it."""
+"""Maximum lease requests in one renewal. The database handles a few thousand per second, and other
+gateways wait for it."""
 RETRY_S = 0.25
 REFUSED_S = 0.5
-"""Seconds that a refusal holds for other requests that need as much. Neither the database nor other
-gateways are asked again in that time."""
+"""Seconds for which a refusal also applies to other requests that need as much, without another
+renewal."""
 UPKEEP_INTERVAL_S = 30.0
 
 Wanted = Sequence[tuple[Limit, int]]
@@ -54,8 +53,8 @@ class LeaseRenewal(Protocol):
     async def renew(
         self, holder: str, number: int, requests: list[LeaseRequest]
     ) -> list[LeaseResponse] | None:
-        """The responses, in the order of the requests. The same number again gets the same
-        responses. None: the holder has lost all that it held. Raises AdminError."""
+        """Returns the responses in the order of the requests, or None if the holder has lost all
+        its leases. A repeated number gets the same responses. Raises AdminError."""
         ...
 
     async def listen(self, hear: Callable[[LeaseRecall], None]) -> None: ...
@@ -63,8 +62,8 @@ class LeaseRenewal(Protocol):
     async def upkeep(self) -> None: ...
 
     async def release(self, holders: Sequence[str]) -> None:
-        """Forgets gateways that are gone and all of whose usage is loaded. What they held of a
-        minute stays counted until it is over."""
+        """Removes gateways that have ended and whose usage is loaded. Their leases of a minute stay
+        counted until it ends. Raises AdminError."""
         ...
 
 
@@ -72,7 +71,7 @@ class PostgresLeaseRenewal:
     def __init__(
         self, database: Database, lifetime_s: float, clock: DatabaseClock | None = None
     ) -> None:
-        """clock: to be told the database's time with each renewal."""
+        """`clock` receives the database's time with each renewal."""
         self._database = database
         self._lifetime_s = lifetime_s
         self._clock = clock or DatabaseClock()
@@ -94,7 +93,7 @@ class PostgresLeaseRenewal:
 
     async def listen(self, hear: Callable[[LeaseRecall], None]) -> None:
         def heard(payload: str) -> None:
-            # Empty: the connection is new. Recalls that were missed come again.
+            # An empty payload reports a new connection. Missed recalls are sent again.
             if payload:
                 hear(msgspec.json.decode(payload, type=LeaseRecall))
 
@@ -110,10 +109,11 @@ class PostgresLeaseRenewal:
 
 
 class Leases:
-    """`take` before a request runs, `settle` when it has ended; `run` beside them.
+    """Leases of one gateway: `take` before a request runs, `settle` when it ends, `run` in the
+    background.
 
-    While the database is away the leases held go on, and of a new minute the share that was held of
-    the last, for `lifetime_s` at most: after that other gateways may be granted them.
+    While the database is unavailable, the gateway uses its leases and, in a new minute, its share
+    of the last one, for at most `lifetime_s`. After that, other gateways may be granted them.
     """
 
     def __init__(
@@ -124,10 +124,11 @@ class Leases:
         clock: Callable[[], float] = time.time,
         wait_s: float = 1.0,
     ) -> None:
-        """clock: of the windows. wait_s: seconds that a request waits for the database, or for
-        other gateways to return."""
+        """`clock` decides the windows. `wait_s` is how many seconds a request waits for the
+        database, or for other gateways to return leases."""
         self.holder = gateway_id
-        """Changes when all was lost: what is settled later must not be taken from new leases."""
+        """Changed when all leases are lost, so that earlier reservations are not settled from new
+        leases."""
         self._gateway_id = gateway_id
         self._renewal = renewal
         self._lifetime_s = lifetime_s
@@ -142,11 +143,11 @@ class Leases:
         self._wake = asyncio.Event()
         self._ends: dict[Waiter, asyncio.Future[None]] = {}
         self._delivery: asyncio.Task[None] | None = None
-        """The renewal in flight. It outlives `run`: what its response grants must be known."""
+        """Renewal in flight. It outlives `run`, because its response may grant leases."""
 
     async def take(self, wanted: Wanted, admitted_at: float) -> list[Hold]:
-        """Reserves the amount of each limit, all or nothing: of budgets in the windows in which the
-        request was admitted, of all others now. Raises QuotaExceeded, QuotaUnavailable."""
+        """Reserves the amount of each limit, or nothing. Uses budgets of the window of admission,
+        and other limits of the current window. Raises QuotaExceeded or QuotaUnavailable."""
         deadline = time.monotonic() + self._wait_s
         while True:
             if not time.monotonic() < min(deadline, self._valid_until):
@@ -181,8 +182,8 @@ class Leases:
                 raise self._remember_refusal(waiter.refused)
 
     def _was_refused(self, hold: Hold) -> bool:
-        """Whether such a hold was refused a moment ago. While a request waits for an answer about
-        the limit, the last answer holds."""
+        """Returns whether as large a hold was refused recently. While a request waits for a
+        response about the limit, the last response applies."""
         quota = hold.quota
         if hold.fits or hold.amount < quota.refused_amount:
             return False
@@ -204,16 +205,16 @@ class Leases:
             self._end(self._book.serve(self.clock()))
 
     def headers(self, limits: Sequence[Limit]) -> dict[str, str]:
-        """`x-ratelimit-*` headers that tell what is left of these limits now."""
+        """Returns `x-ratelimit-*` headers with what remains of these limits."""
         now = self.clock()
         return rate_limit_headers([self._book.quota(limit, now, now) for limit in limits], now)
 
     def believe_catalog(self) -> None:
-        """A newer catalog says which limits there are."""
+        """Follows a newer catalog, which says which limits exist."""
         self._book.believe_catalog()
 
     async def run(self) -> None:
-        """Renews until cancelled."""
+        """Renews leases until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             what = "limits are not tidied up"
@@ -235,12 +236,13 @@ class Leases:
                             await self._wake.wait()
 
     async def release(self, gateways: Sequence[str]) -> None:
-        """Forgets gateways that are gone and all of whose usage is loaded. Raises AdminError."""
+        """Removes gateways that have ended and whose usage is loaded. Raises AdminError."""
         await self._renewal.release(gateways)
 
     async def leave(self) -> None:
-        """Returns what is unused, once `run` has ended, nothing is in flight and all usage is
-        loaded. Raises AdminError. If cancelled, what was held of a minute stays counted."""
+        """Returns unused leases. Called after `run` has ended, when no request is in flight and all
+        usage is loaded. If cancelled, leases of a minute stay counted until it ends. Raises
+        AdminError."""
         try:
             if self._delivery is not None:
                 await self._delivery
@@ -253,7 +255,7 @@ class Leases:
         await self._renewal.release([self._gateway_id])
 
     async def _deliver(self, requests: list[LeaseRequest]) -> None:
-        """Sends the requests in as many renewals as they need, in one if there are none."""
+        """Sends the requests in as many renewals as they need, and one if there are none."""
         responses: list[LeaseResponse] = []
         is_late = False
         for i in range(0, max(1, len(requests)), REQUESTS_AT_ONCE):
@@ -266,13 +268,14 @@ class Leases:
             responses += part
         self._book.apply(responses)
         if is_late:
-            # Other gateways may have been granted what was held of rates meanwhile.
+            # Meanwhile, other gateways may have been granted this gateway's leases of rates.
             self._book.give_up()
 
     async def _renewed(
         self, requests: list[LeaseRequest]
     ) -> tuple[list[LeaseResponse] | None, float]:
-        """The database's responses, retried until they come, and when the last try was sent."""
+        """Returns the database's responses, retrying until it answers, and when the last try was
+        sent."""
         self._number += 1
         while True:
             sent_at = time.monotonic()
@@ -307,8 +310,8 @@ class Leases:
             self._end([waiter])
 
     async def _served(self, waiter: Waiter, deadline: float) -> None:
-        """Returns when the waiter is done. Raises QuotaExceeded or QuotaUnavailable if that takes
-        too long."""
+        """Waits until the waiter is done. Raises QuotaExceeded or QuotaUnavailable at the
+        deadline."""
         if waiter.is_done:
             return
         end = self._ends[waiter] = asyncio.get_running_loop().create_future()

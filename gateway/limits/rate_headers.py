@@ -1,4 +1,4 @@
-"""Limits as clients see them: headers on every answer, and a refusal with the time to retry."""
+"""Limits as clients see them: headers of every answer, and refusals with the time to retry."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from gateway.limits.quota import Hold, QuotaWindow
 from gateway.quota_types import BUDGETS, Kind
 
 SLOT_FREES_S = 1.0
-"""Seconds after which a concurrent request may have ended: a guess, for no end is known."""
+"""Estimated seconds until a concurrent request ends, because the actual time is unknown."""
 DOLLAR = 10**12
-"""In pico-dollars."""
+"""Pico-dollars in a dollar."""
 
 _NAMES = {Kind.REQUESTS_PER_MINUTE: "requests", Kind.TOKENS_PER_MINUTE: "tokens"}
 
 
 def is_shown(kind: Kind) -> bool:
-    """Whether `x-ratelimit-*` headers tell of limits of this kind."""
+    """Returns whether `x-ratelimit-*` headers show limits of this kind."""
     return kind in _NAMES
 
 
 def rate_limit_headers(quotas: Sequence[QuotaWindow], now: float) -> dict[str, str]:
-    """`x-ratelimit-*` as OpenAI names them. Where the tenant and the key both have a limit, of the
-    one that leaves less. What other gateways hold counts as taken."""
+    """Returns OpenAI's `x-ratelimit-*` headers. If the tenant and the key both have a limit, shows
+    the one with less remaining. Leases of other gateways count as used."""
     tightest: dict[str, QuotaWindow] = {}
     for quota in quotas:
         name = _NAMES.get(quota.kind)
@@ -39,7 +39,7 @@ def rate_limit_headers(quotas: Sequence[QuotaWindow], now: float) -> dict[str, s
 
 
 def exceeded(hold: Hold, now: float) -> QuotaExceeded:
-    """The refusal of a request whose `hold` does not fit."""
+    """Returns the refusal of a request whose `hold` does not fit."""
     quota = hold.quota
     is_budget = quota.kind in BUDGETS
     frees_in_s = SLOT_FREES_S
@@ -68,7 +68,7 @@ def exceeded(hold: Hold, now: float) -> QuotaExceeded:
 
 
 def duration(seconds: float) -> str:
-    """`6m0s`, `12s`, `250ms`, as OpenAI writes them; rounded up."""
+    """Formats seconds as OpenAI does, rounded up: `6m0s`, `12s`, `250ms`."""
     if seconds < 1:
         return f"{max(0, math.ceil(seconds * 1000))}ms"
     whole = math.ceil(seconds)

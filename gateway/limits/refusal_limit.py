@@ -1,9 +1,9 @@
 """Limit of a tenant's refused requests in one gateway.
 
-The refusal of a request takes at most one request of a minute from its tenant's quota, and up to a
-prompt's reading, decoding and tokenising of the gateway's time. So requests that are refused after
-their bodies were read count against a limit of their own. The requests of a tenant that has used it
-up are refused before their bodies are read, which is cheap, until some of it has come back.
+A refusal takes at most one request of a minute from its tenant's quota, but may cost the gateway
+the reading, decoding and tokenising of a prompt. So requests that are refused after their bodies
+were read count against a separate limit. Once a tenant has used it up, its requests are refused
+before their bodies are read, which is cheap.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from gateway import telemetry
 from gateway.exceptions import TooManyRefusals
 
 UNIT_BYTES = 16 << 10
-"""A refusal counts as one, and as one more for each so many bytes of its body."""
+"""A refusal counts as one, and as one more for each UNIT_BYTES of its body."""
 BURST_S = 60.0
 """Seconds' worth of the limit that may be used at once."""
 MAX_DEBT_S = 60.0
-"""Seconds for which a tenant waits at most after it has exceeded its limit: a body is counted after
-it was read."""
+"""Maximum seconds that a tenant waits after it has exceeded its limit, which is possible because a
+body is counted after it was read."""
 UNREAD_PER_S, UNREAD_BYTES_PER_S = 400.0, 64 << 20
-"""Refusals of a tenant that are answered in a second before their bodies are read, and bytes of
-those bodies that are thrown away. Other answers wait for their turn, so that clients that ask again
-at once take some 10 % of a core."""
+"""Maximum refusals of a tenant per second that are answered before their bodies are read, and bytes
+of those bodies that are discarded per second. Other answers wait, so that clients that retry at
+once use about 10 % of a core."""
 UNREAD_BURST_S = 0.25
-"""Seconds' worth of them that are answered at once."""
+"""Seconds' worth of these refusals that are answered at once."""
 MAX_DELAY_S = 5.0
-"""Longest wait for such an answer, after which the connection is closed."""
+"""Maximum seconds that such an answer waits. After that the connection is closed."""
 MAX_TENANTS = 10_000
-"""Tenants remembered. Beyond that, those that have their whole limit are forgotten."""
+"""Maximum number of tenants remembered. Beyond it, tenants with an unused limit are forgotten."""
 
 
 class _Use:
-    """A tenant's use of its limit."""
+    """Use of its limit by one tenant."""
 
     __slots__ = ("answers_at", "num_open", "whole_at")
 
     def __init__(self) -> None:
         self.whole_at = 0.0
-        """When the whole limit is there again (GCRA, ITU-T I.371)."""
+        """Time at which the whole limit is available again (GCRA, ITU-T I.371)."""
         self.answers_at = 0.0
-        """When the last refusal that waits for its turn is answered."""
+        """Time at which the last waiting refusal is answered."""
         self.num_open = 0.0
-        """What the requests that are not answered yet would count if they were refused."""
+        """Cost of the requests without an answer yet, if all were refused."""
 
     def is_idle(self, now: float) -> bool:
         return self.num_open <= 0 and max(self.whole_at, self.answers_at) <= now
@@ -57,26 +57,26 @@ class RefusalLimit:
         self._tenants: dict[str, _Use] = {}
 
     def begin(self, tenant_id: str, num_bytes: int) -> None:
-        """Begins a request with a body of so many bytes, as far as is known. Raises
-        TooManyRefusals if nothing is left of the tenant's limit.
+        """Begins a request with a body of `num_bytes`, as far as is known. Raises TooManyRefusals
+        if the tenant's limit is used up.
 
-        Once half of the limit is used, requests that are not answered yet count as if they were
-        refused. Otherwise all of a tenant's clients would be let in when some of the limit comes
-        back, and would use that of the next seconds.
+        Once half of the limit is used, unanswered requests count as if they were refused.
+        Otherwise, all of a tenant's clients would be admitted when a part of the limit is available
+        again, and use the limit of the next seconds.
         """
         use, now = self._use(tenant_id), self._clock()
         used_s = max(use.whole_at - now, 0.0)
         if used_s > BURST_S / 2:
             used_s += use.num_open * self._unit_s
         excess_s = used_s + self._unit_s - BURST_S
-        # Sums of fractions are off by less than half a refusal.
+        # Allows for rounding errors, which are below half a refusal.
         if used_s and excess_s > self._unit_s / 2:
             raise TooManyRefusals(min(excess_s, MAX_DEBT_S))
         use.num_open += _units(num_bytes)
 
     def end(self, tenant_id: str, num_bytes: int, num_refused_bytes: int | None) -> None:
-        """Ends a request that was begun with `num_bytes`. `num_refused_bytes`: what was read of its
-        body before it was refused; None: it was not."""
+        """Ends a request that was begun with `num_bytes`. `num_refused_bytes` is the number of
+        bytes read before it was refused, or None if it was not refused."""
         use, now = self._use(tenant_id), self._clock()
         use.num_open -= _units(num_bytes)
         if num_refused_bytes is not None:
@@ -86,15 +86,15 @@ class RefusalLimit:
             telemetry.refused_bytes.add(num_refused_bytes)
 
     def add_unread(self, tenant_id: str, num_bytes: int) -> None:
-        """Counts bytes of a body that come after its request is refused and are thrown away. The
-        tenant's next refusals wait longer for them."""
+        """Counts bytes of a body that are discarded after the refusal. They delay the tenant's next
+        refusals."""
         use, now = self._use(tenant_id), self._clock()
         use.answers_at = max(use.answers_at, now) + num_bytes / UNREAD_BYTES_PER_S
         telemetry.refused_bytes.add(num_bytes)
 
     def delay_s(self, tenant_id: str) -> float:
-        """Seconds after which a refusal of the tenant whose body is not read is to be answered. If
-        these are `MAX_DELAY_S`, its turn would come later, and its connection is to be closed."""
+        """Returns the seconds until a refusal whose body is not read may be answered. If they are
+        `MAX_DELAY_S`, the connection is to be closed instead."""
         use, now = self._use(tenant_id), self._clock()
         answers_at = max(use.answers_at, now) + 1 / UNREAD_PER_S
         delay_s = answers_at - now - UNREAD_BURST_S

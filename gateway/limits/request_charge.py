@@ -1,4 +1,4 @@
-"""What a request takes of its tenant's limits before anything of its body is read."""
+"""Charges a request to its tenant's limits before its body is read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gateway.quota_types import Kind, Limit
 
 
 class RequestCharge:
-    """One of the requests of a minute and, for a request that a worker is to run, one of the
-    concurrent requests. Counts the request if it is refused."""
+    """Charge of one request per minute and, if a worker is to run the request, one concurrent
+    request. Counts the request if it is refused."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class RequestCharge:
         tenant_id: str,
         body: HeldBody,
     ) -> None:
-        """`limits`: all of the tenant and the key; none without leases."""
+        """`limits` are all limits of the tenant and the key, and empty without leases."""
         self._leases = leases
         self._limits = limits
         self._refusals = refusals
@@ -34,12 +34,12 @@ class RequestCharge:
         self._requests: Sequence[Hold] = ()
         self._slots: Sequence[Hold] = ()
         self._num_begun: int | None = None
-        """Bytes with which the request was begun at the limit of refusals; None: it was not."""
+        """Bytes with which the request was begun at the limit of refusals. None if it was not."""
 
     async def take(self, num_bytes: int, *, on_worker: bool) -> None:
-        """Refuses a request that a worker is to run also if nothing is left of a limit of tokens or
-        money, of which the request reserves its part later. `num_bytes`: of its body, as far as is
-        known. Raises TooManyRefusals, QuotaExceeded or QuotaUnavailable."""
+        """Takes the charge. Also refuses a request for a worker if a limit of tokens or money is
+        used up, which is reserved later. `num_bytes` is the size of the body, as far as is known.
+        Raises TooManyRefusals, QuotaExceeded or QuotaUnavailable."""
         self._body.on_unread = partial(self._refusals.add_unread, self._tenant_id)
         self._refusals.begin(self._tenant_id, num_bytes)
         self._num_begun = num_bytes
@@ -47,19 +47,19 @@ class RequestCharge:
             if self._leases is not None and self._limits:
                 await self._take_from(self._leases, on_worker=on_worker)
         except BaseException:
-            # Its body is not read, so it does not count.
+            # The body is not read, so that the refusal does not count.
             self._end_refusal(None)
             raise
 
     def settle(self, status: int, *, is_ours: bool) -> None:
-        """Keeps the request of the minute, or gives it back if it is refused and the cause
-        `is_ours`. Called when the answer begins."""
+        """Keeps the charged request, or returns it if the refusal `is_ours`. Called when the answer
+        begins."""
         self._settle_requests(0 if is_ours else 1)
         self._end_refusal(self._body.num_read if status >= 400 else None)
 
     def end(self) -> None:
-        """Releases the concurrent request. Called when the request has ended, also if its client
-        left before the answer began: then the request of the minute is kept."""
+        """Releases the concurrent request. Called when the request has ended. If the client left
+        before the answer began, the charged request is kept."""
         self._settle_requests(1)
         self._end_refusal(None)
         slots, self._slots = self._slots, ()
@@ -67,7 +67,7 @@ class RequestCharge:
             self._settle(slot, 0)
 
     def headers(self) -> dict[str, str]:
-        """`x-ratelimit-*` headers that tell what is left of the limits now."""
+        """Returns `x-ratelimit-*` headers with what remains of the limits."""
         if self._leases is None or not self._limits:
             return {}
         return self._leases.headers([limit for limit in self._limits if is_shown(limit.kind)])
@@ -89,13 +89,13 @@ class RequestCharge:
         self._slots = slots
 
     def _end_refusal(self, num_refused_bytes: int | None) -> None:
-        """Only the first call counts."""
+        """Ends the request at the limit of refusals. Only the first call has an effect."""
         num_begun, self._num_begun = self._num_begun, None
         if num_begun is not None:
             self._refusals.end(self._tenant_id, num_begun, num_refused_bytes)
 
     def _settle_requests(self, used: int) -> None:
-        """Only the first call counts."""
+        """Settles the charged requests with `used`. Only the first call has an effect."""
         requests, self._requests = self._requests, ()
         for hold in requests:
             self._settle(hold, used)

@@ -1,4 +1,4 @@
-"""Usage records: one a request, on the disk before its answer ends."""
+"""Usage records: one for each request, written to disk before its answer ends."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gateway.metering.wal import Batch, WriteAheadLog
 
 
 class Status(StrEnum):
-    """How a request that was admitted ended."""
+    """Outcome of an admitted request."""
 
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    """The client left, or was cut because it did not read."""
+    """The client left, or was disconnected because it did not read."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a request used, known when it has ended. Holds no prompt and no answer.
+    """Usage of a request that has ended. Contains no prompt and no answer.
 
-    Written by position: fields may only be added, at the end and with a default.
+    Encoded by position, so that new fields must be at the end and have a default.
     """
 
     request_id: str
-    """The answer's header `x-request-id`. Older rows lack its `req_`."""
+    """Value of the answer's header `x-request-id`. Older rows lack its prefix `req_`."""
     admitted_at: float
     """Seconds since 1970."""
     tenant_id: str
@@ -36,40 +36,40 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     adapter: str | None
     adapter_version: int | None
     prompt_tokens: int
-    """Each prompt once, however many choices it has; those found in a cache too."""
+    """Tokens of each prompt, once however many choices it has, including those found in a cache."""
     cached_tokens: int
     completion_tokens: int
     ttft_ms: float | None
-    """From the request's arrival to the first output of the worker; None: there was none."""
+    """From the request's arrival to the worker's first output. None if there was no output."""
     duration_ms: float
     finish_reasons: list[str | None]
-    """One a choice; None: it was not finished."""
+    """One for each choice. None if the choice did not finish."""
     worker: str
     trace_id: str | None
     status: Status
     gateway: str = ""
-    """The holder of the leases that it was reserved from."""
+    """Holder of the leases from which the request was reserved."""
     metered_tokens: int = 0
-    """As quotas count them."""
+    """Tokens that count against quotas."""
     cost: int = 0
     """Pico-dollars."""
     leased: int = 0
-    """The budgets that it was reserved from, as bits: quota.leased_bits."""
+    """Budgets from which the request was reserved, as bits of `quota.leased_bits`."""
     input_cost: int = 0
-    """Cost of computed prompt tokens. The three are `cost`, or 0 where it was not split."""
+    """Cost of computed prompt tokens. The three parts sum to `cost`, or are 0 in older records."""
     cached_input_cost: int = 0
     output_cost: int = 0
 
 
 class UsageRecorder:
-    """Writes usage records to the write-ahead log."""
+    """Writer of usage records to the write-ahead log."""
 
     def __init__(self, wal: WriteAheadLog, max_bytes: int) -> None:
         self._wal = wal
         self._max_bytes = max_bytes
 
     def why_unavailable(self) -> str | None:
-        """Returns why every request is refused, for operators, or None if none is."""
+        """Returns why every request is refused, for operators. Returns None if none is."""
         if self._wal.failure is not None:
             reason = self._wal.failure.strerror or self._wal.failure
             return f"the usage log cannot be written: {reason}"
@@ -82,12 +82,12 @@ class UsageRecorder:
         return self._wal.num_bytes >= self._max_bytes
 
     def check(self) -> None:
-        """Raises UsageUnavailable if what a new request used could not be recorded."""
+        """Raises UsageUnavailable if the usage of a new request could not be recorded."""
         if self._wal.failure is not None:
             raise UsageUnavailable("Usage cannot be recorded at the moment.")
         if self._is_full:
             raise UsageUnavailable("Too much usage waits to be stored.", code="usage_spool_full")
 
     def append(self, record: UsageRecord) -> Batch:
-        """The batch of the record, which will be written whether it is awaited or not."""
+        """Adds the record and returns its batch, which is written whether or not it is awaited."""
         return self._wal.append(msgspec.msgpack.encode(record))

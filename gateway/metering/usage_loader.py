@@ -24,19 +24,18 @@ log = logging.getLogger(__name__)
 AT_ONCE = 1000
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
-"""First and longest pause before segments that could not be set aside are read again."""
+"""First and maximum seconds until segments that could not be set aside are read again."""
 
 MAX_NAMED = 100
-"""Request ids named in one log line."""
+"""Maximum number of request ids in one log line."""
 
 _DECODER = msgspec.msgpack.Decoder(UsageRecord)
 _REQUEST_ID = re.compile(rb"\xdc\x00[\x10-\x40](?:([\xa1-\xbf])|\xd9(.))([!-~]+)", re.DOTALL)
-"""How a usage record begins: a msgpack array of 16 to 64 fields, then a printable text."""
+"""Matches the beginning of a usage record: a msgpack array of 16 to 64 fields, then a text."""
 
 
 class _Record(NamedTuple):
     payload: bytes
-    """As it was written."""
     usage: UsageRecord
 
 
@@ -47,18 +46,18 @@ class UsageLoader:
         wal: WriteAheadLog,
         release: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:
-        """release: called with a gateway that died when all of its usage is loaded."""
+        """`release` is called with an ended gateway once all of its usage is loaded."""
         self._database = database
         self._wal = wal
         self._release = release
         self._waiting: set[Path] = set()
-        """Segments that are loaded but for records that could not be set aside."""
+        """Segments fully loaded except for bad records that could not be set aside yet."""
         self._pause_s = 0.0
         """Seconds until `_waiting` is read again."""
         self._again_at = 0.0
 
     async def load(self) -> None:
-        """Loads all records written so far. Raises AdminError; the rest stays for the next call."""
+        """Loads all records written so far. Raises AdminError; the next call loads the rest."""
         wal, refused = self._wal, dict[Path, bytes]()
         is_due = time.monotonic() >= self._again_at
         for segment in await wal.on_thread(wal.files.seal):
@@ -71,7 +70,7 @@ class UsageLoader:
                 refused[segment] = b"".join(aside)
             else:
                 await wal.on_thread(wal.files.remove, segment)
-        # On a full disk there is room now, if ever.
+        # The removed segments may have made room on a full disk.
         await self._set_aside(refused)
         for owner in await wal.on_thread(wal.files.emptied):
             await self._release([owner])
@@ -99,8 +98,8 @@ class UsageLoader:
             self._pause_s = 0.0
 
     async def _load(self, records: Sequence[_Record]) -> list[bytes]:
-        """Loads the records and returns the frames of those that the database refuses: one refused
-        record does not keep the others out."""
+        """Loads the records. Returns the frames of those that the database refuses, which do not
+        prevent the others from loading."""
         try:
             await self._store([record.usage for record in records])
         except Invalid as error:
@@ -112,7 +111,7 @@ class UsageLoader:
         return []
 
     async def _store(self, records: list[UsageRecord]) -> None:
-        # Encoded once for all that take them: the loop stands still meanwhile.
+        # Encoded once for all three queries, because encoding blocks the event loop.
         rows = msgspec.Raw(msgspec.json.encode([msgspec.structs.asdict(each) for each in records]))
         async with self._database.transaction() as connection:
             await connection.execute(sql["usage_make_room"], rows)
@@ -123,10 +122,10 @@ class UsageLoader:
 
 
 def _read(segment: Path, num_synced: int) -> tuple[list[list[_Record]], list[bytes]]:
-    """Its records in groups of `AT_ONCE`, and the frames that are none: cut off, damaged, or of
-    another version.
+    """Returns a segment's records in groups of `AT_ONCE`, and the frames that cannot be read:
+    truncated, damaged, or of another version.
 
-    num_synced: bytes of the segment when it was written, or found.
+    `num_synced` is the segment's size in bytes when it was written, or found.
     """
     data = segment.read_bytes()
     if len(data) < num_synced:
@@ -148,7 +147,7 @@ def _read(segment: Path, num_synced: int) -> tuple[list[list[_Record]], list[byt
 
 
 def _request_ids(fragment: bytes) -> list[str]:
-    """Ids of the requests whose records begin in the fragment, as far as they are whole."""
+    """Returns the ids, if complete, of the requests whose records begin in the fragment."""
     found: list[str] = []
     for match in _REQUEST_ID.finditer(fragment):
         length = match[1][0] & 0x1F if match[1] else match[2][0]

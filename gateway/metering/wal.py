@@ -1,7 +1,6 @@
-"""Write-ahead log (WAL) of records that must outlive this process: one sync for all that wait.
-
-Records that arrive during a sync, and for `PACE_S` after it, are gathered for the next sync. A
-record after a pause waits for its own sync alone, any other for at most two syncs and one pace."""
+"""Write-ahead log (WAL) of records that must outlive this process, with one sync for all that wait.
+Records that arrive during a sync, and for `PACE_S` after it, share the next sync. A record after a
+pause waits only for its own sync, any other for at most two syncs and one pace."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 << 20
 PACE_S = 0.002
-"""Between the end of one sync and the next: each is handed to a thread and back, and at a fast disk
-there would be one for every few records."""
+"""Seconds between two syncs. Each needs a thread switch, and a fast disk would sync every few
+records."""
 RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 
@@ -28,7 +27,7 @@ T = TypeVar("T")
 
 
 class Batch:
-    """Records that reach the disk together."""
+    """Records that are written to disk together."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
@@ -36,34 +35,34 @@ class Batch:
         self.is_over = asyncio.Event()
 
     async def synced(self) -> None:
-        """Returns when the records are on the disk. Raises OSError if the write failed; it is then
-        tried again."""
+        """Waits until the records are on disk. Raises OSError if the write failed. It is then
+        retried."""
         await self.is_over.wait()
         if self.failure is not None:
             raise self.failure
 
 
 class WriteAheadLog:
-    """`open`, then `append`. The usage loader seals segments and removes them, on the log's thread.
-    All calls come from one event loop."""
+    """Log that is opened by `open` and written by `append`. The usage loader seals and removes
+    segments on the log's thread. All calls come from one event loop."""
 
     def __init__(self, root: Path, owner: str, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """`owner` names this process among those that share the folder `root`."""
+        """`owner` is this process's name among those that share the folder `root`."""
         self.failure: OSError | None = None
-        """The error of the last write or check, or None while they succeed."""
+        """Error of the last write or check. None if it succeeded."""
         self.files = WalFiles(root, owner, segment_bytes)
-        """To be used on the thread."""
+        """Used only on the log's thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wal")
         self._gathering = Batch()
         self._committing: asyncio.Task[None] | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all segments not loaded yet, those of processes that died included."""
+        """Bytes of all segments that are not loaded yet, including those of ended processes."""
         return self.files.num_bytes
 
     async def open(self) -> None:
-        """Raises OSError, or WalTaken."""
+        """Opens the log. Raises OSError or WalTaken."""
         await self.on_thread(self.files.open)
 
     def append(self, record: bytes) -> Batch:
@@ -75,8 +74,8 @@ class WriteAheadLog:
         return batch
 
     async def check(self) -> None:
-        """Raises OSError, which is `failure` from then on, if the disk takes no record. So a
-        gateway without requests knows it too."""
+        """Checks that the disk accepts a record, so that gateways without requests notice a
+        failure. Raises OSError and stores it in `failure`."""
         if self._committing is not None:
             return
         try:
@@ -87,8 +86,8 @@ class WriteAheadLog:
             raise
 
     async def close(self) -> None:
-        """Waits `CLOSE_TIMEOUT_S` at most for the last write. What is not loaded stays for the next
-        process."""
+        """Closes the log after waiting up to `CLOSE_TIMEOUT_S` for the last write. The next process
+        loads the rest."""
         if self._committing is not None:
             await asyncio.wait([self._committing], timeout=CLOSE_TIMEOUT_S)
         if self._committing is not None:
@@ -98,7 +97,7 @@ class WriteAheadLog:
         self._thread.shutdown()
 
     async def _commit(self) -> None:
-        """Writes batch after batch, until no record has gathered."""
+        """Writes batches until no more records are waiting."""
         while self._gathering.frames:
             batch, self._gathering = self._gathering, Batch()
             frames = b"".join(batch.frames)
@@ -114,5 +113,5 @@ class WriteAheadLog:
         self._committing = None
 
     async def on_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Does work on the files, one after the other."""
+        """Runs work on the files in the log's thread, one call at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)

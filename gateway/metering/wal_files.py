@@ -23,11 +23,11 @@ SET_ASIDE = "set-aside"
 
 
 class WalTaken(Exception):
-    """Another process writes under this owner's name."""
+    """Error for an owner whose folder another process has locked."""
 
 
 class WalFiles:
-    """The segments of one owner. It also takes over those of owners that died."""
+    """Segments of one owner, and those taken over from ended owners."""
 
     def __init__(self, root: Path, owner: str, segment_bytes: int) -> None:
         self.num_bytes = 0
@@ -36,16 +36,16 @@ class WalFiles:
         self._folder = root / owner
         self._segment_bytes = segment_bytes
         self._locks: dict[Path, int] = {}
-        """Folder to its lock, of our own and of those taken over."""
+        """Locks of folders, own and taken over."""
         self._sealed: dict[Path, int] = {}
-        """Segment to bytes, in the order of loading."""
+        """Sizes in bytes of the sealed segments, in the order of loading."""
         self._number = 0
         self._path = self._folder
         self._file = -1
         self._size = 0
 
     def open(self) -> None:
-        """Raises OSError, or WalTaken."""
+        """Opens the owner's folder and a new segment. Raises OSError or WalTaken."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._settled():
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -57,7 +57,7 @@ class WalFiles:
         self.adopt()
 
     def write(self, frames: bytes) -> None:
-        """Appends and syncs the frames. After an OSError the next write takes their place."""
+        """Appends and syncs the frames. After an OSError, the next write overwrites them."""
         if self._size >= self._segment_bytes:
             self._roll()
         done = 0
@@ -75,27 +75,27 @@ class WalFiles:
             os.fdatasync(file.fileno())
 
     def seal(self) -> list[Path]:
-        """All segments with records, oldest first. Later records go to a new segment."""
+        """Returns all segments with records, oldest first. New records go to a new segment."""
         self.adopt()
         if self._size:
-            # A full disk must not keep from loading what is sealed.
+            # A full disk must not prevent the loading of sealed segments.
             with contextlib.suppress(OSError):
                 self._roll()
         return list(self._sealed)
 
     def num_bytes_of(self, segment: Path) -> int:
-        """Bytes of a sealed segment when it was written, or when it was taken over."""
+        """Returns the size in bytes of a sealed segment when it was written or taken over."""
         return self._sealed.get(segment, 0)
 
     def remove(self, segment: Path) -> None:
-        """Deletes a segment that is loaded."""
+        """Deletes a loaded segment."""
         segment.unlink(missing_ok=True)
         self._forget(segment)
 
     def set_aside(self, segment: Path, data: bytes) -> None:
-        """Keeps what cannot be loaded of a segment in a file for people to look at, and deletes the
-        segment. After an OSError the segment is there whole."""
-        # Segments are numbered anew when all were loaded.
+        """Writes records that cannot be loaded to a file for operators, and deletes their segment.
+        After an OSError, the segment is unchanged."""
+        # The hash is needed because segment numbers start again once all are loaded.
         name = f"{segment.parent.name}-{segment.name}-{hashlib.sha256(data).hexdigest()[:16]}"
         path = self._root / f"{name}.{SET_ASIDE}"
         with path.open("wb") as file:
@@ -106,24 +106,24 @@ class WalFiles:
         self.remove(segment)
 
     def adopt(self) -> None:
-        """Takes over the segments of owners that died."""
+        """Takes over the segments of ended owners."""
         with self._settled():
             for folder in sorted(self._root.iterdir()):
                 if folder.is_dir() and folder not in self._locks:
                     self._take(folder)
 
     def emptied(self) -> list[str]:
-        """Owners taken over whose records are all loaded."""
+        """Returns the owners taken over whose records are all loaded."""
         full = {path.parent for path in self._sealed}
         return [each.name for each in self._locks if each not in full and each != self._folder]
 
     def drop(self, owner: str) -> None:
-        """Removes the folder of an owner that `emptied` has named."""
+        """Removes the folder of an owner that `emptied` has returned."""
         with self._settled():
             self._drop_if_empty(self._root / owner)
 
     def close(self) -> None:
-        """Frees the locks. What is not loaded stays for the next process."""
+        """Releases the locks. The next process loads the segments that are left."""
         os.close(self._file)
         if self._size:
             self._sealed[self._path] = self._size
@@ -135,8 +135,8 @@ class WalFiles:
         self._locks.clear()
 
     def _take(self, folder: Path) -> bool:
-        """Locks the folder unless a process holds it, and takes its segments. Returns whether it
-        did."""
+        """Locks the folder and takes its segments. Returns False if another process holds the
+        lock."""
         lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,7 +162,7 @@ class WalFiles:
         self._sealed[full] = size
 
     def _begin(self) -> None:
-        """A new segment, whose name is on the disk before anything is in it."""
+        """Creates a new segment, and syncs its name to disk before anything is written to it."""
         path = self._folder / f"{self._number + 1:010}"
         file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
@@ -178,7 +178,7 @@ class WalFiles:
 
     @contextlib.contextmanager
     def _settled(self) -> Generator[None, None, None]:
-        """Holds the lock under which folders are made, taken over and removed."""
+        """Holds the lock under which folders are created, taken over and removed."""
         lock = os.open(self._root / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
