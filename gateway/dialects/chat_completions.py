@@ -33,7 +33,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
-    """POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
@@ -46,25 +46,25 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=ALL_TOKENS, le=20)] | None = None
-    """-1: all tokens of the vocabulary, as far as an answer may have so many."""
+    """-1 stands for all tokens of the vocabulary, within the limit of log-probabilities."""
     tools: Tools | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """A variable of the chat template; "none" sets `enable_thinking` to false instead."""
+    """Variable of the chat template. "none" sets `enable_thinking` to false instead."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
-    """False: thoughts are not shown."""
+    """If false, the answer does not show thoughts."""
     thinking_token_budget: ThoughtTokens | None = None
-    """Tokens that a thought may have; then it is ended. -1: any number."""
+    """Maximum tokens of a thought, which is then ended. -1 sets no limit."""
     thinking_budget: ThoughtTokens | None = None
-    """The same as Qwen's clients send it."""
+    """Name of `thinking_token_budget` in Qwen's clients."""
 
     echo: bool | None = None
-    """Whether the last message's content stands before the answer, if it is the assistant's."""
+    """Whether the answer begins with the last message's content, if it is the assistant's."""
 
     prediction: Annotated[Any, Wish()] = None
     prompt_cache_options: Annotated[Any, Wish()] = None
@@ -104,7 +104,8 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     @property
     def thought_budget(self) -> ThoughtBudget | None:
-        """Raises InvalidRequest if there are two."""
+        """Maximum tokens of a thought, or None. Raises InvalidRequest if two are set that
+        differ."""
         param, given = "thinking_token_budget", self.thinking_token_budget
         if self.thinking_budget is not None:
             if given not in (None, self.thinking_budget):
@@ -117,7 +118,7 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     @property
     def template_arguments(self) -> dict[str, Any]:
-        """What `chat_template_kwargs` says comes before what `reasoning_effort` means."""
+        """Variables of the chat template. `chat_template_kwargs` overrides `reasoning_effort`."""
         arguments: dict[str, Any] = {}
         if self.reasoning_effort == "none":
             arguments["enable_thinking"] = False
@@ -137,7 +138,8 @@ class ChatFormat(OpenAIFormat):
         self._begun: set[int] = set()
 
     def chunk(self, delta: Delta) -> bytes:
-        """The choice's first chunk says the role, and its last one nothing but why it ended."""
+        """Returns the chunks of a delta. The choice's first chunk has the role, and its last one
+        has only the reason why the choice ended."""
         chunks: list[bytes] = []
         if delta.index not in self._begun:
             chunks.append(self._role(delta))
@@ -151,7 +153,7 @@ class ChatFormat(OpenAIFormat):
         return b"".join(chunks)
 
     def _role(self, delta: Delta) -> bytes:
-        """The first chunk of a choice. The stream's first one tells the prompt's ids too."""
+        """Returns the first chunk of a choice. The stream's first one also has the prompt's ids."""
         end = self._bare_end(msgspec.structs.replace(delta, num_tokens=0, num_thought_tokens=0))
         if not self._begun:
             end = end.removesuffix(b"}\n\n") + self._told_prompt(delta) + b"}\n\n"
@@ -203,7 +205,7 @@ class ChatFormat(OpenAIFormat):
 
 
 def _call_delta(part: ToolCall) -> dict[str, Any]:
-    """The first of a call says its id and name; the index tells whose the others are."""
+    """Returns a piece of a tool call. Only the first piece of a call has its id and name."""
     told = _whole_call(part) if part.name else {"function": {"arguments": part.arguments}}
     return {"index": part.index, **told}
 

@@ -1,4 +1,4 @@
-"""The messages and tools of OpenAI's chat completions: what they may have, and what they mean."""
+"""Schema and reading of the messages and tools of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ FIELDS = frozenset(
         *("reasoning", "refusal", "function_call", "parsed"),
     )
 )
-"""Fields of a message. `parsed` is what the official client made of the content."""
+"""Fields of a message. `parsed` is added by the official client."""
 CALL_FIELDS = frozenset(("id", "type", "function", "custom"))
 CALLED_FIELDS = frozenset(("name", "arguments", "input", "parsed_arguments"))
-"""Fields of the function or the custom tool that a call calls."""
+"""Fields of the function or custom tool in a call."""
 OF_ASSISTANTS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
 
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -55,7 +55,7 @@ Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 
 def neutral_messages(messages: Sequence[Json], reader: ConversationReader) -> list[Message]:
-    """Returns the messages of the neutral request. Raises InvalidRequest."""
+    """Returns the messages of the neutral request. Raises InvalidRequest if one cannot be read."""
     typed, place = typed_index(messages, _writer), Place("messages")
     return [
         _neutral(message, reader, Place(number, place, number == typed))
@@ -74,7 +74,7 @@ def _writer(message: Json) -> Writer:
 
 
 def read_role(message: Json, place: Place, roles: Mapping[str, Any]) -> Any:
-    """Returns what the message's role means. Raises InvalidRequest for one that is not known."""
+    """Returns the meaning of the message's role. Raises InvalidRequest if the role is unknown."""
     role = message.get("role")
     if not isinstance(role, str) or role not in roles:
         shown = f"{role[:64]!r}" if isinstance(role, str) else "none"
@@ -108,8 +108,8 @@ def _neutral(message: Json, reader: ConversationReader, place: Place) -> Message
 
 
 def _check_owners(fields: Json, role: str, reader: ConversationReader, place: Place) -> None:
-    """Drops fields that messages of this role do not have. Raises InvalidRequest if a person has
-    typed the message."""
+    """Drops fields that messages of this role do not have. Raises InvalidRequest instead if a
+    person has just typed the message."""
     for name, owner in (*((name, "assistant") for name in OF_ASSISTANTS), ("tool_call_id", "tool")):
         if name in fields and role != owner:
             if place.is_typed:
@@ -128,7 +128,7 @@ def _calls(fields: Json, reader: ConversationReader, place: Place) -> list[MadeC
             f"Expected at most {MAX_CALLS} calls, got {len(calls)}"
         )
     if "function_call" in fields:
-        # Its result names the function alone.
+        # The result of such a call has no id, only the name of the function.
         function = as_object(fields["function_call"])
         calls = [*calls, {"function": function, "id": function.get("name")}]
     return [
@@ -147,7 +147,8 @@ def _call(call: Any, reader: ConversationReader, place: Place) -> list[MadeCall]
 
 
 def read_tools(given: Sequence[Json] | None, reader: ConversationReader) -> list[Tool]:
-    """Returns the functions among a request's tools, drops the others. Raises InvalidRequest."""
+    """Returns a request's functions, and drops other tools. Raises InvalidRequest if one is
+    invalid."""
     tools: list[Tool] = []
     for number, tool in enumerate(given or ()):
         place = Place(number, Place("tools"), is_typed=True)
@@ -175,7 +176,7 @@ class NamedToolChoice(
 
 
 class AllowedSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Some of the request's tools, by name."""
+    """Subset of the request's tools, by name."""
 
     mode: AllowedMode
     tools: Tools
@@ -184,7 +185,7 @@ class AllowedSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AllowedToolChoice(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
 ):
-    """Only these of the request's tools may be called."""
+    """Choice among only some of the request's tools."""
 
     allowed_tools: AllowedSet
 
@@ -193,7 +194,7 @@ ChatToolChoice = Literal["auto", "none", "required"] | NamedToolChoice | Allowed
 
 
 def neutral_choice(choice: ChatToolChoice | None, reader: ConversationReader) -> ToolChoice:
-    """Returns which tools may be called. Raises InvalidRequest for one without a name."""
+    """Returns which tools may be called. Raises InvalidRequest if an allowed tool has no name."""
     match choice:
         case NamedToolChoice():
             return NamedTool(choice.function.name)

@@ -26,19 +26,19 @@ from workers.wire.protocol import OutputKind, SamplingParams
 Vector = NDArray[np.float32]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 SIDES: Mapping[str, Literal["left", "right"]] = {"START": "left", "END": "right"}
-"""Where a text that is too long is cut."""
+"""Side at which a long text is cut."""
 OFFSET = 128
-"""Difference between an unsigned byte and the signed one that stands for it."""
+"""Difference between an unsigned byte and the signed byte that represents it."""
 
 
 class EmbedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A text in parts."""
+    """Text in parts."""
 
     content: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v2/embed."""
+    """Body of POST /v2/embed."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
@@ -50,24 +50,24 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: Annotated[str, Meta(min_length=1)]
     texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
     inputs: Annotated[list[EmbedInput], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
-    """In place of `texts`: each is a list of parts, of which only text is read."""
+    """Alternative to `texts`: each is a list of parts, of which only text is supported."""
     images: Any = None
-    """Refused: no model here reads images."""
+    """Refused, because no model here reads images."""
     input_type: (
         Literal["search_document", "search_query", "classification", "clustering"] | None
     ) = None
-    """Dropped: what a model's prompts ask for stands in the text itself."""
+    """Dropped, because instructions for a model belong in the text itself."""
     embedding_types: Annotated[list[EmbeddingType], Meta(max_length=6)] | None = None
-    """Forms in which each vector is written; `float` unless given."""
+    """Forms in which each vector is written. Default: `float`."""
     output_dimension: Count | None = None
-    """Leading numbers of each vector, which are then made of length 1."""
+    """Number of leading dimensions kept of each vector, which is then scaled to length 1."""
     truncate: Literal["NONE", "START", "END"] | None = None
-    """Where a text that is too long is cut: `END` unless given; `NONE` refuses it."""
+    """Side at which a long text is cut. Default: `END`. `NONE` refuses long texts."""
     max_tokens: Count | None = None
-    """Tokens that each text keeps; as many as the context has unless given. Not with `NONE`."""
+    """Maximum tokens kept of each text. Default: the context's length. Not allowed with `NONE`."""
     priority: Priority | None = None
     user: str | None = None
-    """Splits canaries; without it the API key does."""
+    """Key by which a canary splits requests. Default: the API key."""
 
     def __post_init__(self) -> None:
         if not is_absent(self.images):
@@ -96,7 +96,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def truncation(self) -> Truncation | None:
-        """How long texts are cut; None if they are refused."""
+        """How long texts are cut. None if they are refused."""
         side = SIDES.get(self.truncate or "END")
         if side is None:
             return None
@@ -104,15 +104,15 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def _bytes_of(vector: Vector) -> NDArray[np.int8]:
-    """Returns each number as a byte, by a scale of its own for each vector: the largest of it is
-    127 or -127. So the cosine of two vectors is about that of their bytes."""
+    """Returns the numbers as bytes, scaled so that the largest magnitude in the vector is 127. This
+    preserves the cosine of two vectors approximately."""
     largest = np.abs(vector).max(initial=0)
     scaled = np.divide(vector, largest, out=np.zeros_like(vector), where=largest > 0)
     return np.rint(scaled * 127).astype(np.int8)
 
 
 def _bits_of(vector: Vector) -> NDArray[np.uint8]:
-    """Returns the signs, a bit each, eight in a byte; the last byte is filled up with zeros."""
+    """Returns the signs of the numbers, eight in a byte. Zero bits pad the last byte."""
     return np.packbits(vector > 0)
 
 
@@ -124,11 +124,11 @@ WRITERS: Mapping[str, Callable[[Vector], Any]] = {
     "ubinary": lambda vector: _bits_of(vector).tolist(),
     "base64": lambda vector: base64.b64encode(vector.tobytes()).decode(),
 }
-"""How a vector is written in each form."""
+"""Functions that write a vector in each form."""
 
 
 class EmbedFormat(BodyFormat):
-    """Vectors of length 1 in each form that was asked for, in the order of the texts."""
+    """Response with vectors of length 1 in each requested form, in the order of the texts."""
 
     def __init__(self, response_id: str, body: EmbedRequest) -> None:
         self._id = response_id

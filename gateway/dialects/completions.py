@@ -30,7 +30,7 @@ UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
-    """POST /v1/completions."""
+    """Body of POST /v1/completions."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
@@ -55,7 +55,7 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry a prompt, each text or token ids."""
+        """Prompts, each as text or token ids."""
         return prompts_of(self.prompt, param="prompt")
 
     def __post_init__(self) -> None:
@@ -99,8 +99,8 @@ class CompletionFormat(OpenAIFormat):
         return {"text": answer.text}
 
     def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]:
-        """Offsets are of the character that a token begins or goes on with, over the whole
-        choice."""
+        """Returns the log-probabilities of a choice's tokens. Offsets are in characters from the
+        beginning of the choice."""
         spelled = [self._spelled[entry.token] for entry in scored]
         offset = self._offsets[index]
         return {
@@ -114,7 +114,7 @@ class CompletionFormat(OpenAIFormat):
         }
 
     def _top(self, entry: Scored) -> dict[str, float | None] | None:
-        """The likeliest, and the token itself, as OpenAI has it."""
+        """Returns the likeliest tokens and the token itself, as OpenAI does."""
         if entry.logprob is None:
             return None
         ranked = [*entry.top, (entry.token, entry.logprob)]
@@ -125,14 +125,14 @@ class CompletionFormat(OpenAIFormat):
 
 
 class TextOffset:
-    """Where each token of one choice begins in its text, in characters."""
+    """Position in characters at which each token of one choice begins."""
 
     def __init__(self) -> None:
         self._decoder = UTF8("replace")
         self._num_chars = 0
 
     def add(self, spelled: bytes) -> int:
-        """Characters that are whole before this token."""
+        """Adds a token and returns the number of complete characters before it."""
         before = self._num_chars
         self._num_chars += len(self._decoder.decode(spelled))
         return before

@@ -1,4 +1,4 @@
-"""The fields by which OpenAI's and vLLM's requests hold an answer to a schema or a grammar."""
+"""Request fields of OpenAI and vLLM that constrain an answer to a schema or grammar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.limits.bounds import MAX_SCHEMA_BYTES, check_json, check_nested
 from gateway.text.grammar_limits import MAX_EXPRESSION_BYTES, check_expression
 
 MAX_CONSTRAINT_CHARS = 256 << 10
-"""Characters that a grammar, or a schema given as text, may have."""
+"""Maximum characters of a grammar, or of a schema that is given as text."""
 MAX_CHOICES = 4096
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$(?!\n)")]
@@ -33,14 +33,14 @@ class TextFormat(msgspec.Struct, frozen=True, tag="text", forbid_unknown_fields=
 
 
 class JsonObjectFormat(msgspec.Struct, frozen=True, tag="json_object", forbid_unknown_fields=True):
-    """A JSON object, of any form unless there is a schema."""
+    """JSON object, of any structure unless a schema is given."""
 
     schema: Schema | None = None
 
 
 class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A JSON Schema as OpenAI sends it. The answer is held to it. With `strict` a keyword that
-    cannot be enforced is refused, else it is dropped."""
+    """JSON Schema in OpenAI's form, to which the answer is constrained. If a keyword cannot be
+    enforced, `strict` refuses the request. Otherwise the keyword is dropped."""
 
     name: Name
     schema: Schema
@@ -49,7 +49,7 @@ class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_fields=True):
-    """JSON that a schema accepts."""
+    """JSON that conforms to a schema."""
 
     json_schema: NamedSchema
 
@@ -58,7 +58,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's `structured_outputs`: one of these."""
+    """vLLM's `structured_outputs`, of which one field may be set."""
 
     json: Schema | Text | None = None
     regex: Expression | None = None
@@ -68,7 +68,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
-    """The fields of a request that hold its answer. At most one of all may be set."""
+    """Request fields that constrain an answer. At most one may be set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -78,7 +78,7 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
     guided_grammar: Text | None = None
 
     def constraint(self) -> Constraint | None:
-        """What the answer is held to. Raises InvalidRequest, which names the field."""
+        """Returns the answer's constraint, or None. Raises InvalidRequest, naming the field."""
         given = self.structured_outputs or StructuredOutputs()
         fields = (
             _of_format(self.response_format),
@@ -103,20 +103,20 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
 
 
 def any_object(param: str) -> Constraint:
-    """Any JSON object."""
+    """Returns the constraint to any JSON object."""
     return Constraint("json_schema", '{"type":"object"}', param)
 
 
 def object_constraint(param: str, format: JsonObjectFormat) -> Constraint:
-    """A JSON object, or what the format's schema accepts. Raises InvalidRequest as
-    `schema_constraint` does."""
+    """Returns the constraint to the format's schema, or to any JSON object if it has none. Raises
+    InvalidRequest if the schema is too large or too deep."""
     if format.schema is None:
         return any_object(param)
     return schema_constraint(param, format.schema)
 
 
 def schema_constraint(param: str, schema: Schema, *, strict: bool | None = None) -> Constraint:
-    """JSON that the schema accepts. Raises InvalidRequest for one too large or too deep."""
+    """Returns the constraint to a schema. Raises InvalidRequest if it is too large or too deep."""
     text = check_nested(schema, MAX_SCHEMA_BYTES, param=param)
     return Constraint("json_schema", text, param, bool(strict))
 
@@ -156,7 +156,7 @@ def _of_lark(param: str, given: str | None) -> Constraint | None:
 
 
 def _of_choices(param: str, given: list[str] | None) -> Constraint | None:
-    """One of these texts, as a grammar."""
+    """Returns the constraint to one of these texts, as a grammar, or None if there are none."""
     if given is None:
         return None
     if sum(map(len, given)) > MAX_CONSTRAINT_CHARS:

@@ -1,4 +1,4 @@
-"""The seam of the dialects: from a body to the neutral request, from deltas to bytes."""
+"""Interface of the dialects: from a body to the neutral request, and from deltas to bytes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ from gateway.text.parsers.parser import Part, Text, join_parts
 from workers.wire.protocol import SamplingParams
 
 SCORES_AT_ONCE = 192 * 21
-"""Log-probabilities that are written before the event loop goes on with others, which takes about
-10 ms: 192 tokens with 20 others each."""
+"""Maximum log-probabilities that are written before the event loop runs other tasks: 192 tokens
+with 20 alternatives each, which take about 10 ms."""
 
 B = TypeVar("B")
 T = TypeVar("T")
 
 
 class Answer(msgspec.Struct):
-    """All deltas of one choice, gathered."""
+    """Deltas of one choice, accumulated."""
 
     index: int
     pieces: list[Part] = []
-    """As they came."""
     scored: list[Scored] = []
     prompt_scored: list[Scored] = []
     prompt: list[int] = []
-    """The prompt's tokens."""
     tokens: list[int] = []
     finish_reason: str | None = None
     stop: str | int | None = None
-    """The stop string, or the id of the request's stop token, that ended it."""
+    """Stop string, or id of the request's stop token, that ended the choice."""
     vector: bytes | None = None
 
     def add(self, delta: Delta) -> None:
@@ -52,74 +50,76 @@ class Answer(msgspec.Struct):
 
     @property
     def parts(self) -> list[Part]:
-        """The pieces, joined."""
+        """Pieces, with neighbouring ones of a part joined."""
         return join_parts(self.pieces)
 
     @property
     def text(self) -> str:
-        """The text of the answer itself."""
+        """Text of the answer itself."""
         return "".join([piece.text for piece in self.pieces if type(piece) is Text])
 
 
 class BodyFormat(ABC):
-    """The bytes of one response that is never streamed."""
+    """Format of one response that is not streamed."""
 
     @abstractmethod
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
-        """The whole answer. While a large one is made, the event loop goes on."""
+        """Returns the body of the response. Lets the event loop run while it writes a large one."""
 
 
 class AnswerFormat(BodyFormat):
-    """The bytes of one response: server-sent events, or one body."""
+    """Format of one response, as server-sent events or as one body."""
 
     ping: ClassVar[bytes] = b": ping\n\n"
-    """Sent while a stream is silent; a comment, which clients skip."""
+    """Comment sent while a stream is silent. Clients skip it."""
 
     def start(self, usage: Usage) -> bytes:
-        """The events before a stream's first delta. `usage`: what is known then, the prompt's."""
+        """Returns the events before the first delta. `usage` contains the prompt's usage."""
         return b""
 
     @abstractmethod
     def chunk(self, delta: Delta) -> bytes:
-        """The events of a delta; empty if it has nothing to show."""
+        """Returns the events of a delta, which are empty if it has nothing to show."""
 
     @abstractmethod
     def end(self, usage: Usage) -> bytes:
-        """The events that end a stream whose choices have all ended."""
+        """Returns the events that end a stream after all choices have ended."""
 
     @abstractmethod
     def error_event(self, error: Exception) -> bytes:
-        """The event that ends a stream which failed after it had begun."""
+        """Returns the event that ends a stream that failed."""
 
 
 class Dialect(ABC, Generic[B]):
-    """One API: its schema `B` (a msgspec struct with every bound), and what it means."""
+    """One API: its request schema `B`, a msgspec struct with all bounds, and its meaning."""
 
     id_prefix: ClassVar[str]
-    """Stands before the request's id in the id of a response."""
+    """Prefix of the request's id in the id of a response."""
 
     @abstractmethod
     def read(self, body: B) -> GenerationRequest:
-        """The neutral request. Raises InvalidRequest, which names the field."""
+        """Returns the neutral request. Raises InvalidRequest, naming the field."""
 
     @abstractmethod
     def answer_format(
         self, body: B, request_id: str, spelled: TokenBytes, used: SamplingParams
     ) -> BodyFormat:
-        """How the answer to `body` is written; an AnswerFormat if it may be streamed.
+        """Returns the format of the answer to `body`. It is an AnswerFormat if the answer may be
+        streamed.
 
-        spelled: the bytes of each token id. used: how its tokens are drawn, defaults included.
+        `spelled` has the bytes of each token id. `used` are the sampling parameters, defaults
+        included.
         """
 
 
 def num_scores(scored: Iterable[Scored]) -> int:
-    """Returns the number of log-probabilities of some tokens and of the others beside them."""
+    """Returns the number of log-probabilities, of the tokens and their alternatives."""
     return sum([len(entry.top) + 1 for entry in scored])
 
 
 def slices(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
-    """Scored tokens, as many at a time as are written at once; a single one may have more others
-    beside it."""
+    """Yields scored tokens in slices of at most SCORES_AT_ONCE log-probabilities, or of a single
+    token."""
     piece: list[Scored] = []
     size = 0
     for entry in scored:
@@ -133,8 +133,8 @@ def slices(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
 
 
 async def write_scores(scored: Sequence[Scored], write: Callable[[], T]) -> T:
-    """Returns what `write` makes of a slice. The event loop goes on with others after it, or in the
-    meantime if a token has so many others beside it that they take long."""
+    """Returns the result of `write`, and lets the event loop run afterwards. Calls `write` in a
+    thread if the slice is a single token with too many alternatives."""
     if num_scores(scored) > SCORES_AT_ONCE:
         return await asyncio.to_thread(write)
     written = write()
@@ -143,8 +143,8 @@ async def write_scores(scored: Sequence[Scored], write: Callable[[], T]) -> T:
 
 
 def split(deltas: Iterable[Delta]) -> Iterator[Delta]:
-    """The same deltas, each with as many scored tokens as are written at once: the first piece has
-    the text, the last the end."""
+    """Yields the deltas, split so that each has at most SCORES_AT_ONCE log-probabilities. The first
+    piece of a delta has its text, and the last its end."""
     for delta in deltas:
         if num_scores(delta.scored) <= SCORES_AT_ONCE:
             yield delta

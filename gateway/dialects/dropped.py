@@ -1,5 +1,5 @@
-"""What agents send that has no effect here: taken, and named in the answer's header
-`loraplex-dropped`. Everything else that is not supported is refused.
+"""Fields of agents that have no effect here. They are accepted, and named in the answer's header
+`loraplex-dropped`. All other unsupported fields are refused.
 
 The tables are those of docs/use/api.md.
 """
@@ -18,7 +18,7 @@ WITHOUT_EFFECT = frozenset(
         *("reasoning_details", "status", "thinking_blocks"),
     )
 )
-"""Fields that clients send back or add, inside messages, parts, calls, items and tools."""
+"""Fields that clients return or add inside messages, parts, calls, items and tools."""
 
 CONVERSATIONS: Mapping[str, str] = {
     "arguments": "Arguments of a call that are no JSON object, as of one that was cut off. The "
@@ -41,7 +41,7 @@ CONVERSATIONS: Mapping[str, str] = {
     "`input_examples`, `output_schema` and `toolset_name` of a tool, and the description of a "
     "namespace.",
 }
-"""What chats, Messages and Responses drop of a conversation: name to reason."""
+"""Reasons for what chats, Messages and Responses drop from a conversation, by name."""
 
 MESSAGES: Mapping[str, str] = {
     "billing_header": "A line of the system prompt that begins with `x-anthropic-billing-header:` "
@@ -55,7 +55,7 @@ MESSAGES: Mapping[str, str] = {
     UNBOUNDED_THOUGHT: "Where the model's `<think>` and `</think>` are no tokens of their own.",
     "thinking.display": "Reasoning is shown as it comes.",
 }
-"""What the Messages dialect drops beside: name to reason."""
+"""Reasons for what only the Messages dialect drops, by name."""
 
 RESPONSES: Mapping[str, str] = {
     "client_metadata": "What an application notes of its own session.",
@@ -70,17 +70,17 @@ RESPONSES: Mapping[str, str] = {
     "text.verbosity": "Models have no levels of it.",
     "truncation": "`auto`: a conversation that is too long is refused, not cut.",
 }
-"""What the Responses dialect drops beside: name to reason."""
+"""Reasons for what only the Responses dialect drops, by name."""
 
 EMBED: Mapping[str, str] = {
     "input_type": "What a model's own prompts ask for stands in the texts.",
 }
-"""What Cohere's embeddings drop: name to reason."""
+"""Reasons for what Cohere's embeddings drop, by name."""
 
 MAX_NAMED = 32
-"""Names in one answer's header, at most."""
+"""Maximum names in one answer's header."""
 
 
 def header_of(dropped: tuple[str, ...]) -> bytes:
-    """The value of the header `loraplex-dropped`."""
+    """Returns the value of the header `loraplex-dropped`."""
     return ", ".join(dropped[:MAX_NAMED]).encode()

@@ -24,13 +24,13 @@ from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import OutputKind, SamplingParams
 
 MAX_INPUTS = 2048
-"""As OpenAI has it."""
+"""OpenAI's maximum number of inputs."""
 NUMBERS_AT_ONCE = 1 << 15
-"""Numbers that are written before the event loop goes on with others: about 5 ms of them."""
+"""Numbers written before the event loop runs other tasks, which take about 5 ms."""
 
 
 class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
-    """POST /v1/embeddings. `null` always means absent."""
+    """Body of POST /v1/embeddings. `null` always means absent."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
@@ -44,21 +44,21 @@ class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
         | None
     ) = None
     messages: Messages | None = None
-    """A conversation in place of `input`: one vector of what the chat template makes of it."""
+    """Conversation in place of `input`. The result is one vector of its rendered prompt."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template."""
     add_generation_prompt: bool | None = None
-    """Whether the beginning of an answer stands at the end; it does not unless this is true."""
+    """Whether the prompt ends with the beginning of an answer. Default: false."""
     continue_final_message: bool | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
-    """Leading numbers of each vector, which are then made of length 1."""
+    """Number of leading dimensions kept of each vector, which is then scaled to length 1."""
     user: str | None = None
-    """Splits canaries; without it the API key does."""
+    """Key by which a canary splits requests. Default: the API key."""
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry an input, each text or token ids."""
+        """Inputs, each as text or token ids."""
         return [] if self.input is None else prompts_of(self.input, param="input")
 
     def __post_init__(self) -> None:
@@ -79,10 +79,10 @@ class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
 
 
 class EmbeddingFormat(BodyFormat):
-    """Vectors of length 1, in the order of the inputs."""
+    """Response with vectors of length 1, in the order of the inputs."""
 
     def __init__(self, model: str, dimensions: int | None, *, is_base64: bool) -> None:
-        """`model`: the name the request gave."""
+        """`model` is the name in the request."""
         self._model = model
         self._dimensions = dimensions
         self._is_base64 = is_base64
@@ -114,12 +114,12 @@ class EmbeddingFormat(BodyFormat):
 
 
 def prompt_usage(usage: Usage) -> dict[str, int]:
-    """The usage of a request that generates nothing."""
+    """Returns the usage of a request that generates no tokens."""
     return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
 
 
 def unit_vector(answer: Answer, dimensions: int | None) -> NDArray[np.float32]:
-    """The answer's vector, cut to its leading `dimensions` and scaled to length 1; zeros stay."""
+    """Returns the vector's first `dimensions` numbers, scaled to length 1 unless all are zero."""
     assert answer.vector is not None
     vector: NDArray[np.float32] = np.frombuffer(answer.vector, "<f4")[:dimensions]
     length = np.linalg.norm(vector).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The functions that a request offers: their schema, and what is dropped of its tools."""
+"""Functions that a request offers as tools: their schema, and the options that are dropped."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OPTIONS = frozenset(
         *("output_schema", "toolset_name"),
     )
 )
-"""Options of a tool that are dropped."""
+"""Tool options that are dropped."""
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A function as OpenAI's dialects describe it."""
+    """Function in the form of OpenAI's dialects."""
 
     name: str
     description: str | None = None
@@ -55,7 +55,7 @@ def allowed_tools(mode: AllowedMode, names: Iterable[str]) -> ToolChoice:
 def read_definition(
     given: Json, definition: type[T], reader: ConversationReader, place: Place
 ) -> T:
-    """Reads what describes a function. Raises InvalidRequest for a field that is neither known nor
+    """Reads the definition of a function. Raises InvalidRequest if a field is neither known nor
     without effect."""
     known = frozenset(definition.__struct_fields__)
     typed = msgspec.structs.replace(place, is_typed=True)

@@ -1,10 +1,10 @@
-"""What becomes of each part of a conversation, in chats, Messages and Responses alike.
+"""Reads the parts of a conversation, for chats, Messages and Responses alike.
 
-A conversation is history but for the one message that a person has just typed. In history nothing
-refuses: what can be rendered is rendered, the rest is replaced by a short text or left out, and
-named in the answer's header `loraplex-dropped`. A client cannot mend what a model, a tool, another
-server or its own earlier version wrote, and would be refused in every later turn. What a person has
-just typed is refused by name where it cannot be read. Bounds on sizes hold in both.
+A conversation is history except for the message that a person has just typed. History is never
+refused: what can be rendered is rendered, and the rest is replaced by a short text or omitted, and
+named in the answer's header `loraplex-dropped`. A client cannot correct what a model, a tool,
+another server or its own earlier version wrote, and would be refused in every later turn. A message
+just typed is refused, by the name of the part, if it cannot be read. Size limits apply to both.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ T = TypeVar("T")
 Json = dict[str, Any]
 
 MAX_PARTS = 4096
-"""Content parts of one message or item at most."""
+"""Maximum content parts of one message or item."""
 MAX_CALLS = 256
-"""Tool calls of one message at most."""
+"""Maximum tool calls of one message."""
 MAX_ID_CHARS = 256
 MAX_NAME_CHARS = 128
 MAX_NESTED_CONTENTS = 2
-"""Contents inside a part, inside each other."""
+"""Maximum depth of nested contents in a part."""
 NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
-"""What a caller's own words may be to stand in a header."""
+"""Words of a caller that may be sent in a header."""
 TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -43,11 +43,11 @@ TEXTS = {
     "refusal": "refusal",
     "tool_reference": "tool_name",
 }
-"""Kinds of parts that are text, and the field that has it."""
+"""Kinds of text parts, each with the field that has the text."""
 DOCUMENTS = ("document", "search_result")
-"""Kinds of parts that may have text within them."""
+"""Kinds of parts that may contain text."""
 THOUGHTS = {"thinking": "thinking", "reasoning": "text", "reasoning_text": "text"}
-"""Kinds of an assistant's parts that are reasoning, and the field that has it."""
+"""Kinds of an assistant's reasoning parts, each with the field that has the text."""
 PART_FIELDS = frozenset(
     (
         *("type", "annotations", "logprobs", "parsed", "parsed_output", "signature"),
@@ -55,15 +55,15 @@ PART_FIELDS = frozenset(
         *THOUGHTS.values(),
     )
 )
-"""Fields of a part that is read, and those of answers, which say nothing beyond its text."""
+"""Fields of a readable part, including those of answers that add nothing to its text."""
 
 Writer = Literal["person", "tool", "other"]
 
 
 def typed_index(given: Sequence[T], writer: Callable[[T], Writer]) -> int | None:
-    """Returns the index of the message that a person has just typed, which is the last of a user's.
-    Returns None if a call or a result of a tool stands right before it or anywhere behind it: then
-    the client wrote it on, or it was answered already."""
+    """Returns the index of the last message of a user, which a person has just typed. Returns None
+    if a tool call or result directly precedes it or follows it, because then the client wrote it,
+    or it has been answered."""
     for number in reversed(range(len(given))):
         match writer(given[number]):
             case "tool":
@@ -77,13 +77,13 @@ def typed_index(given: Sequence[T], writer: Callable[[T], Writer]) -> int | None
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """Where an object stands in the body. Its path is only made for a refusal."""
+    """Position of an object in the body. Its path is computed only for a refusal."""
 
     name: str | int
-    """The name of the field, or the number in a list."""
+    """Name of the field, or index in the list."""
     within: Place | None = None
     is_typed: bool = False
-    """Whether a person has just typed it. All else is history."""
+    """Whether a person has just typed the object. Otherwise it is history."""
 
     def inner(self, name: str | int) -> Place:
         return Place(name, self, self.is_typed)
@@ -96,7 +96,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
         return self.within.path + name
 
     def refusal(self, message: str, *, code: str | None = None) -> InvalidRequest:
-        """Returns a refusal that names the field of the body."""
+        """Returns a refusal that names the top-level field of the body."""
         return InvalidRequest(message, param=re.split(r"[.\[]", self.path)[0], code=code)
 
     def invalid(self, reason: str) -> InvalidRequest:
@@ -104,7 +104,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConversationReader:
-    """Reads the objects of one conversation, and collects the names of what is dropped."""
+    """Reader of one conversation's objects. Collects the names of what it drops."""
 
     def __init__(self) -> None:
         self._dropped: set[str] = set()
@@ -117,13 +117,13 @@ class ConversationReader:
         self._dropped.add(name)
 
     def drop_kind(self, of: str, kind: object) -> None:
-        """Names an object by its kind, a caller's word."""
+        """Records a dropped object by its kind, which is a word of the caller."""
         is_name = isinstance(kind, str) and NAME.fullmatch(kind)
         self._dropped.add(f"{of}.{kind if is_name else 'unnamed'}")
 
     def fields(self, given: Json, known: AbstractSet[str], place: Place) -> Json:
-        """Returns the fields that are known. One that is null, [] or {} counts as absent. Raises
-        InvalidRequest for an unknown field of what a person has typed."""
+        """Returns the known fields of an object. null, [] and {} count as absent. Raises
+        InvalidRequest if a person has just typed the object and it has an unknown field."""
         found: Json = {}
         for name, value in given.items():
             if value is None or value == [] or value == {}:
@@ -149,7 +149,7 @@ class ConversationReader:
         return "\n".join([self.part(part, place, i, depth) for i, part in enumerate(parts)])
 
     def parts(self, content: Any, place: Place) -> list[Any]:
-        """Returns the parts of a content. Raises InvalidRequest for too many."""
+        """Returns the parts of a content. Raises InvalidRequest if there are too many."""
         if not isinstance(content, list):
             return [] if content is None else [content]
         parts = as_list(content)
@@ -158,8 +158,8 @@ class ConversationReader:
         return parts
 
     def part(self, part: Any, content: Place, number: int, depth: int = 0) -> str:
-        """Returns the text of a content's part, or what stands in its place. Raises InvalidRequest
-        if a person has typed it and it has none."""
+        """Returns the text of a part, or a short replacement. Raises InvalidRequest if a person has
+        just typed the part and it has no text."""
         if isinstance(part, str):
             return part
         given = as_object(part) if isinstance(part, dict) else {"value": part}
@@ -179,7 +179,7 @@ class ConversationReader:
         return self._in_place_of(given, kind) if text is None else text
 
     def spoken(self, content: Any, place: Place) -> tuple[str, str]:
-        """Returns the text of an assistant's content, and the reasoning in it."""
+        """Returns the text and the reasoning of an assistant's content."""
         if isinstance(content, str):
             return content, ""
         texts: list[str] = []
@@ -193,7 +193,7 @@ class ConversationReader:
         return "\n".join(texts), "\n".join(thoughts)
 
     def thought(self, part: Any, place: Place) -> str | None:
-        """Returns the reasoning that a part has; None if it is of another kind."""
+        """Returns the reasoning of a part. Returns None if the part is of another kind."""
         kind: Any = as_object(part).get("type")
         field = THOUGHTS.get(kind) if isinstance(kind, str) else None
         return None if field is None else self.text(part.get(field), place, MAX_NESTED_CONTENTS)
@@ -208,8 +208,8 @@ class ConversationReader:
         )
 
     def _inner_text(self, part: Json, place: Place, depth: int) -> str | None:
-        """Returns the text in a document, a search result or a part of an unknown kind; None if it
-        has none."""
+        """Returns the text in a document, a search result or a part of an unknown kind. Returns
+        None if there is none."""
         if isinstance(part.get("text"), str):
             return part["text"]
         for inner in (part, as_object(part.get("source"))):
@@ -220,7 +220,7 @@ class ConversationReader:
         return None
 
     def _in_place_of(self, part: Json, kind: Any) -> str:
-        """Returns a short text, or JSON that is no part at all."""
+        """Returns a short replacement for a part, or JSON if the value is not a part."""
         if kind is None:
             return written(part.get("value", part))
         noun = kind if isinstance(kind, str) and NAME.fullmatch(kind) else "part"
@@ -229,8 +229,8 @@ class ConversationReader:
         return f"[{noun} omitted]"
 
     def call(self, id: Any, name: Any, arguments: Any, place: Place) -> list[MadeCall]:
-        """Returns the call of an earlier answer, or nothing if it has no name. Raises
-        InvalidRequest for a name or an id that is too long."""
+        """Returns the call of an earlier answer, or an empty list if it has no name. Raises
+        InvalidRequest if its name or id is too long."""
         if not isinstance(name, str) or not name:
             self.drop("calls")
             return []
@@ -239,11 +239,11 @@ class ConversationReader:
         return [MadeCall(self.id(id, place), name, self.arguments(arguments))]
 
     def result(self, id: Any, content: Any, place: Place) -> Message:
-        """Returns the result of a tool."""
+        """Returns the result of a tool as a message."""
         return Message("tool", self.text(content, place), call_id=self.id(id, place))
 
     def id(self, given: Any, place: Place) -> str:
-        """Returns the id of a call, empty if it has none. Raises InvalidRequest for a long one."""
+        """Returns the id of a call, or an empty string. Raises InvalidRequest if it is too long."""
         if not isinstance(given, str):
             return ""
         if len(given) > MAX_ID_CHARS:
@@ -251,8 +251,8 @@ class ConversationReader:
         return given
 
     def arguments(self, given: Any) -> dict[str, Any]:
-        """Returns the arguments of a call, an object or the text of one. Those of a call that was
-        cut off, or that are no object, are dropped."""
+        """Returns the arguments of a call, given as an object or its JSON. Drops arguments that are
+        truncated or not an object."""
         if is_absent(given):
             return {}
         text = given if isinstance(given, str) else written(given)
@@ -268,22 +268,22 @@ class ConversationReader:
 
 
 def as_object(value: Any) -> Json:
-    """Returns the value if it is an object, else an empty one."""
+    """Returns the value if it is an object, and an empty one otherwise."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """Returns the value if it is a list, else an empty one."""
+    """Returns the value if it is a list, and an empty one otherwise."""
     return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def is_absent(value: Any) -> bool:
-    """Returns whether a field asks for nothing."""
+    """Returns whether a field's value is null, [] or {}, which all mean absent."""
     return value is None or value == [] or value == {}
 
 
 def written(value: Any) -> str:
-    """Returns the value as JSON; empty if it is nested too deep."""
+    """Returns the value as JSON, or an empty string if it is nested too deeply."""
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:

@@ -54,7 +54,7 @@ FIELDS = frozenset(
         *("stop_details", "usage"),
     )
 )
-"""Fields of a message, and those that an answer has beside."""
+"""Fields of a message, and those that an answer adds."""
 CALL_FIELDS = frozenset(("type", "id", "name", "input"))
 RESULT_FIELDS = frozenset(("type", "tool_use_id", "content", "is_error"))
 
@@ -77,7 +77,7 @@ class Messages(Dialect[MessagesRequest]):
         )
 
     def count(self, body: Conversation) -> GenerationRequest:
-        """The neutral request whose prompt is to be counted. Raises InvalidRequest."""
+        """Returns the neutral request whose prompt tokens are counted. Raises InvalidRequest."""
         return GenerationRequest(**MessageReading(body).neutral_fields())
 
     def answer_format(
@@ -88,14 +88,14 @@ class Messages(Dialect[MessagesRequest]):
 
 
 class MessageReading:
-    """Turns a conversation into neutral messages and tools, and notes what is dropped."""
+    """Reader of a conversation into neutral messages and tools. Records what it drops."""
 
     def __init__(self, body: Conversation) -> None:
         self._body = body
         self._reader = ConversationReader()
 
     def neutral_fields(self) -> dict[str, Any]:
-        """Fields of the neutral request. Raises InvalidRequest."""
+        """Returns fields of the neutral request. Raises InvalidRequest."""
         body = self._body
         self._note(body, *MESSAGES)
         messages = self._system(body.system, Place("system"))
@@ -133,7 +133,7 @@ class MessageReading:
         return kept
 
     def _turns(self, message: Json, place: Place) -> list[Message]:
-        """Returns a message as neutral ones, in which results are turns of their own."""
+        """Returns the neutral messages of a message. Results of tools are messages of their own."""
         role = read_role(message, place, ROLES)
         content = self._reader.fields(message, FIELDS, place).get("content")
         if place.is_typed and message.get("content") is None:
@@ -149,7 +149,7 @@ class MessageReading:
         return merged(turns) or [Message(role)]
 
     def _block(self, role: Role, block: Any, content: Place, number: int) -> Sequence[Message]:
-        """Returns what a block adds to the turns."""
+        """Returns the neutral messages of a content block."""
         given = as_object(block)
         if "tool_use_id" in given:
             return [self._result(given, content.inner(number))]
@@ -215,7 +215,7 @@ class MessageReading:
         return arguments
 
     def _note(self, given: Any, *names: str) -> None:
-        """Names fields that are dropped if they were given."""
+        """Records the names of dropped fields that are present."""
         for name in names:
             if not is_absent(getattr(given, name, None)):
                 self._reader.drop(name)
@@ -229,12 +229,12 @@ def _writer(message: Json) -> Writer:
 
 
 def _is_call(block: Json) -> bool:
-    """Returns whether a block is a call: each kind of them has a name and an id."""
+    """Returns whether a block is a call. Every kind of call has a name and an id."""
     return "name" in block and "id" in block
 
 
 def _thought_budget(thinking: Thinking | None) -> ThoughtBudget | None:
-    """A wish: agents send one whatever the model is."""
+    """Returns the budget of a thought. It is a wish, because agents send one to every model."""
     if thinking is None or thinking.budget_tokens is None:
         return None
     return ThoughtBudget(thinking.budget_tokens, "thinking", is_wish=True)
@@ -247,6 +247,6 @@ def _constraint(config: OutputConfig | None) -> Constraint | None:
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:
-    """Messages of one role that follow each other as one, as Anthropic reads them; each result of a
-    tool stays its own."""
+    """Joins consecutive messages of one role, as Anthropic does. Each result of a tool stays a
+    message of its own."""
     return in_turns(messages, lambda last, message: last.role == message.role != "tool")

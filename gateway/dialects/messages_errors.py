@@ -1,4 +1,4 @@
-"""Errors as Anthropic shapes them."""
+"""Errors in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Status of a problem to the type of its error; every other one is a wrong request."""
+"""Type of an error by its status. Other statuses are invalid requests."""
 OVERLOADED = 529
-"""Status of an answer where other dialects have 503."""
+"""Status of an answer where other dialects use 503."""
 
 
 def messages_error(
     error: Exception, problem: Problem, message: str, request_id: str
 ) -> dict[str, Any]:
-    """`{"type": "error", "error": {type, message, details}, "request_id"}`. `problem` and `message`
-    as `problem_of` has them."""
+    """Returns the error's body, `{"type": "error", "error": {type, message, details},
+    "request_id"}`. `problem` and `message` are those of `problem_of`."""
     param = error.param if isinstance(error, ApiError) else None
     return {
         "type": "error",

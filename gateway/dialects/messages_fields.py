@@ -1,7 +1,7 @@
-"""The schema of Anthropic's Messages, with its bounds.
+"""Schema of Anthropic's Messages, with its bounds.
 
-A field that stands in a struct is supported, or dropped and named where it stands under that
-comment (`dropped`); every other field is refused by name. `null` always means absent.
+A field of a struct is supported, unless it follows the comment `dropped`: then it has no effect and
+is named in the answer. Other fields are refused by name. `null` always means absent.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
-    """Tokens that the thought may have; then it is ended."""
+    """Maximum tokens of the thought, which is then ended."""
 
     # dropped
     display: Literal["summarized", "omitted"] | None = None
 
 
 class CustomTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool of the caller's."""
+    """Function that the client offers."""
 
     name: str
     input_schema: dict[str, Any] | None = None
@@ -62,28 +62,28 @@ class NamedChoice(Choice, frozen=True, kw_only=True, tag="tool"):
 
 
 class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="json_schema"):
-    """The answer is JSON that the schema accepts."""
+    """Constraint of the answer to a schema's JSON."""
 
     schema: Schema
 
 
 class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """A variable of the chat template, `reasoning_effort`."""
+    """Variable `reasoning_effort` of the chat template."""
     format: SchemaFormat | None = None
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What answering and counting take."""
+    """Fields that both answering and counting accept."""
 
     model: Annotated[str, Meta(min_length=1)]
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    """Each a `role` and a `content` of text or blocks."""
+    """Messages with a `role` and a `content` of text or blocks."""
     system: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: AutoChoice | AnyChoice | NoChoice | NamedChoice | None = None
     thinking: Thinking | None = None
-    """A variable of the chat template, `enable_thinking`."""
+    """Variable `enable_thinking` of the chat template."""
     output_config: OutputConfig | None = None
 
     # dropped
@@ -93,7 +93,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(Conversation, frozen=True, kw_only=True):
-    """POST /v1/messages."""
+    """Body of POST /v1/messages."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
@@ -116,7 +116,7 @@ class MessagesRequest(Conversation, frozen=True, kw_only=True):
 
 
 class CountTokensRequest(Conversation, frozen=True, kw_only=True):
-    """POST /v1/messages/count_tokens."""
+    """Body of POST /v1/messages/count_tokens."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
@@ -129,7 +129,7 @@ class TokenCount(msgspec.Struct, frozen=True):
 
 
 class MessageAnswer(msgspec.Struct, frozen=True):
-    """The answer of /v1/messages; fields as Anthropic's."""
+    """Answer of /v1/messages, with Anthropic's fields."""
 
     id: str
     type: Literal["message"]
@@ -145,11 +145,11 @@ class MessagesErrorDetails(msgspec.Struct, frozen=True):
     type: str
     message: str
     details: dict[str, str | None]
-    """`error_code` is the code that other dialects have; `param` names the wrong field."""
+    """`error_code` is the code of the other dialects, and `param` names the invalid field."""
 
 
 class MessagesErrorBody(msgspec.Struct, frozen=True):
-    """The body of every error on this dialect's routes, as Anthropic shapes it."""
+    """Body of every error on this dialect's routes, in Anthropic's form."""
 
     type: Literal["error"]
     error: MessagesErrorDetails

@@ -1,4 +1,4 @@
-"""The bytes that Anthropic's Messages answers with: named events of indexed blocks, or one body."""
+"""Answers of Anthropic's Messages: named events of indexed blocks, or one body."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from gateway.text.parsers.reading_parser import whole_characters
 
 encode = msgspec.json.encode
 SIGNATURE = "unsigned"
-"""Ends a thinking block. Nothing is signed, but clients drop a thought, or send it back as text,
-whose signature is empty."""
+"""Signature of thinking blocks. Nothing is signed, but clients drop a thought with an empty
+signature, or send it back as text."""
 
 
 NOTHING_TOLD = {"container": None, "stop_details": None}
-"""Keys of a message, and of the event that ends one, that say nothing here. Anthropic's schema has
-them, and clients in typed languages expect them."""
+"""Keys of a message, and of the event that ends it, that have no value here. Typed clients expect
+them because Anthropic's schema has them."""
 NOTHING_USED = {
     "cache_creation": None,
     "inference_geo": None,
     "service_tier": None,
     "speed": None,
 }
-"""The same of a message's usage."""
+"""Keys of a message's usage that have no value here, but are in Anthropic's schema."""
 
 
 class MessagesFormat(AnswerFormat):
-    """The answer to one request, which has one choice."""
+    """Answer to one request, which has one choice."""
 
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(
         self, message_id: str, request_id: str, model: str, stop_sequences: list[str]
     ) -> None:
-        """`model`: the name the request gave. `stop_sequences`: the request's own."""
+        """`model` is the name in the request, `stop_sequences` are those of the request."""
         self._id = message_id
         self._request_id = request_id
         self._model = model
         self._stop_sequences = stop_sequences
         self._index = -1
-        """Index of the block that was begun last."""
+        """Index of the newest block."""
         self._open: tuple[type[Part], int] | None = None
-        """The part that it is."""
+        """Key of the part that the open block belongs to. None if no block is open."""
         self._has_called = False
         self._finish_reason: str | None = None
         self._stop: str | int | None = None
@@ -88,7 +88,7 @@ class MessagesFormat(AnswerFormat):
         return encode(self._message(content, reason, sequence, usage))
 
     def _piece(self, part: Part) -> bytes:
-        """The events of a part's piece; the first of a part begins its block."""
+        """Returns the events of a part's piece. The first piece of a part begins a block."""
         match part:
             case Text(text=text):
                 kind, name, written = b"text_delta", b"text", text
@@ -119,7 +119,7 @@ class MessagesFormat(AnswerFormat):
         )
 
     def _close(self) -> bytes:
-        """The event that ends the open block, if there is one."""
+        """Returns the event that ends the open block, or nothing if none is open."""
         if self._open is None:
             return b""
         signed = b""
@@ -134,7 +134,7 @@ class MessagesFormat(AnswerFormat):
         return signed + event("content_block_stop", stopped)
 
     def _empty_block(self, part: Part) -> dict[str, Any]:
-        """The block that a part's pieces are added to."""
+        """Returns the empty block to which the pieces of a part are added."""
         match part:
             case Text():
                 return {"type": "text", "text": "", "citations": None}
@@ -146,7 +146,7 @@ class MessagesFormat(AnswerFormat):
                 return call | {"caller": None, "toolset_name": None}
 
     def _block(self, part: Part) -> dict[str, Any]:
-        """A whole part as a block."""
+        """Returns a complete part as a block."""
         block = self._empty_block(part)
         match part:
             case Text(text=text):
@@ -159,8 +159,8 @@ class MessagesFormat(AnswerFormat):
     def _stopped(
         self, finish_reason: str | None, stop: str | int | None, has_called: bool
     ) -> tuple[str, str | None]:
-        """`stop_reason` and `stop_sequence`. A stop string of the adapter's own is no sequence that
-        the caller knows: the turn has ended."""
+        """Returns `stop_reason` and `stop_sequence`. A stop string of the adapter, which the client
+        does not know, counts as the end of the turn."""
         if finish_reason == "length":
             return "max_tokens", None
         if isinstance(stop, str) and stop in self._stop_sequences:
@@ -189,12 +189,12 @@ class MessagesFormat(AnswerFormat):
 
 
 def event(name: str, data: dict[str, Any]) -> bytes:
-    """A server-sent event with its name."""
+    """Returns a server-sent event with its name."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(data))
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Anthropic counts what came from a cache apart from the other input."""
+    """Returns the usage in Anthropic's form. Cached tokens are counted apart from other input."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -206,8 +206,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def read_arguments(arguments: str) -> msgspec.Raw:
-    """Returns the arguments of a call, as JSON; an empty object if the answer ended within them, or
-    they are none."""
+    """Returns the arguments of a call as JSON. Returns an empty object if they are truncated or not
+    an object."""
     for text in (arguments, _with_whole_characters(arguments)):
         try:
             msgspec.json.decode(text, type=dict[str, Any])
@@ -218,7 +218,7 @@ def read_arguments(arguments: str) -> msgspec.Raw:
 
 
 def _with_whole_characters(arguments: str) -> str:
-    """Returns the JSON without escapes of half a character; empty if it is no JSON."""
+    """Returns the JSON without escapes of lone surrogates, or an empty string if it is invalid."""
     try:
         return whole_characters(json.dumps(json.loads(arguments), ensure_ascii=False))
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""The fields that both of OpenAI's completion routes take, with their bounds.
+"""Fields that both of OpenAI's completion routes accept, with their bounds.
 
-A field that stands in a struct here is supported; what becomes of others says `openai_table.py`.
+A field of a struct here is supported. `openai_table.py` says what happens to other fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.limits.bounds import MAX_TOKEN_IDS
 
 MAX_NAMED_TOKENS = 128
 MAX_SEQUENCES = 128
-"""Prompts times choices of one request."""
+"""Maximum number of prompts times choices in one request."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 TruncateTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
@@ -31,39 +31,39 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
     """Accepted without effect."""
     continuous_usage_stats: bool | None = None
-    """With `include_usage`: each chunk of a choice tells what it has used so far."""
+    """With `include_usage`, each chunk of a choice has the usage so far."""
 
 
 class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
-    """What both completion routes take."""
+    """Fields of both completion routes."""
 
     model: Annotated[str, Meta(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     prompt_logprobs: TopLogprobs | None = None
-    """The prompt's tokens, each with so many of the likeliest; not in a stream."""
+    """Number of likeliest tokens returned with each prompt token. Not allowed in a stream."""
     truncate_prompt_tokens: TruncateTokens | None = None
-    """The prompt keeps so many tokens; -1: as many as the context has room for."""
+    """Maximum tokens kept of the prompt. -1 keeps as many as the context has room for."""
     truncation_side: Side | None = None
-    """Where `truncate_prompt_tokens` cuts: at the beginning, as without it, or at the end."""
+    """Side at which `truncate_prompt_tokens` cuts. Default: `left`, the beginning."""
     best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
-    """Accepted where it is `n`: no more answers are made than are given."""
+    """Accepted if it equals `n`, because every answer that is generated is returned."""
     return_token_ids: bool | None = None
-    """Each choice has `token_ids`, those that `completion_tokens` counts, the end token too;
-    streamed, the chunk's own. `prompt_token_ids` are in each choice of a completion and beside the
-    choices of a chat; streamed, in the first chunk."""
+    """Each choice has `token_ids`, which `completion_tokens` counts, the end token included. In a
+    stream, a chunk has its own. `prompt_token_ids` are in each choice of a completion, next to the
+    choices of a chat, and in the first chunk of a stream."""
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_NAMED_TOKENS)] | None = None
-    """With `logprobs`: these are told beside each generated token, in place of the likeliest."""
+    """With `logprobs`, these are reported with each generated token, instead of the likeliest."""
     return_tokens_as_token_ids: bool | None = None
-    """Log-probabilities name a token by its id, as `token_id:17`, and not by its text."""
+    """Whether log-probabilities name a token by its id, as `token_id:17`, not by its text."""
 
     user: str | None = None
-    """Splits canaries; without it `safety_identifier` does, then the API key."""
+    """Key by which a canary splits requests. Default: `safety_identifier`, then the API key."""
     safety_identifier: str | None = None
 
     def neutral_fields(self) -> dict[str, Any]:
-        """The fields of the neutral request that both routes give it in the same way."""
+        """Returns the fields of the neutral request that are the same for both routes."""
         return {
             "model": self.model,
             "stream": bool(self.stream),
@@ -108,23 +108,23 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
 
 
 class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long a text may be that becomes a vector or a score, as vLLM has it."""
+    """Fields for the length of texts that become vectors or scores, as in vLLM."""
 
     truncate_prompt_tokens: TruncateTokens | None = None
-    """An input has so many tokens at most, and so has a question, whose document is cut; -1: as
-    many as the context has."""
+    """Maximum tokens of an input, or of a query with its document, which is cut. -1 stands for the
+    context's length."""
     truncation_side: Side | None = None
-    """Where `truncate_prompt_tokens` cuts: at the end, as without it, or at the beginning."""
+    """Side at which `truncate_prompt_tokens` cuts. Default: `right`, the end."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds its special tokens: to a text unless this is false, to what a chat
-    template has written only if it is true."""
+    """Whether the tokenizer adds its special tokens. Default: true for a text, and false for the
+    output of a chat template."""
     priority: Priority | None = None
 
     def __post_init__(self) -> None:
         check_truncation(self.truncate_prompt_tokens)
 
     def input_fields(self) -> dict[str, Any]:
-        """These fields as the neutral request has them."""
+        """Returns these fields in the form of the neutral request."""
         return {
             "truncation": truncation(self.truncate_prompt_tokens, self.truncation_side or "right"),
             "priority": self.priority or 0,
@@ -133,12 +133,12 @@ class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def truncation(num_tokens: int | None, side: Side) -> Truncation | None:
-    """Returns how a prompt is cut; None if `num_tokens` is None."""
+    """Returns how a prompt is cut. Returns None if `num_tokens` is None."""
     return None if num_tokens is None else Truncation(num_tokens, side)
 
 
 def check_truncation(num_tokens: int | None) -> None:
-    """Raises InvalidRequest if a prompt would keep nothing."""
+    """Raises InvalidRequest if the prompt would be empty."""
     if num_tokens == 0:
         raise InvalidRequest(
             "'truncate_prompt_tokens' must be -1 or at least 1.", param="truncate_prompt_tokens"
@@ -146,7 +146,7 @@ def check_truncation(num_tokens: int | None) -> None:
 
 
 def prompts_of(given: str | list[str | int | list[int]], *, param: str) -> list[str | list[int]]:
-    """One entry a prompt, each text or token ids. Raises InvalidRequest if the kinds are mixed."""
+    """Returns the prompts, each text or token ids. Raises InvalidRequest if the kinds are mixed."""
     if isinstance(given, str):
         return [given]
     kinds = set(map(type, given))

@@ -1,6 +1,6 @@
-"""The bytes that both of OpenAI's completion routes answer with: chunks, bodies and usage.
+"""Answers of both of OpenAI's completion routes: chunks, bodies and usage.
 
-A chunk is put together from pieces prepared once per response, since one is made for every token.
+A chunk is composed of pieces prepared once per response, because there is one for each token.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from gateway.text.detokenizer import TokenBytes
 DONE = b"data: [DONE]\n\n"
 BARE_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]'
 NOTHING_TOLD = {"service_tier": None, "system_fingerprint": None}
-"""Keys of bodies and chunks that clients expect and that say nothing here."""
+"""Keys of bodies and chunks that clients expect, but that have no value here."""
 LOWEST_LOGPROB = -9999.0
-"""JSON has no infinity."""
+"""Replaces minus infinity, which JSON cannot express."""
 
 encode = msgspec.json.encode
 
 
 class OpenAIFormat(AnswerFormat):
-    """The answer to one request for chat or text completions."""
+    """Answer to one request for chat or text completions."""
 
     chunk_kind: ClassVar[str]
     body_kind: ClassVar[str]
     tells_prompt_once: ClassVar[bool]
-    """Whether a prompt's log-probabilities stand beside the choices, and not in each."""
+    """Whether the prompt's log-probabilities are next to the choices, instead of in each."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class OpenAIFormat(AnswerFormat):
         *,
         logprobs: bool,
     ) -> None:
-        """`spelled`: the bytes of each token id."""
+        """`spelled` has the bytes of each token id."""
         self._id = response_id
         self._model = body.model
         self._created = int(time.time())
@@ -122,7 +122,7 @@ class OpenAIFormat(AnswerFormat):
         return self._logprobs_of(answer.index, answer.scored) if self._logprobs else None
 
     async def _large_logprobs(self, answer: Answer) -> dict[str, Any] | None:
-        """The same, written some tokens at a time."""
+        """Returns the log-probabilities of a large answer, written in slices."""
         if not self._logprobs or not answer.scored:
             return self._small_logprobs(answer)
         parts: list[dict[str, bytes]] = []
@@ -136,8 +136,8 @@ class OpenAIFormat(AnswerFormat):
         return {name: encode(value) for name, value in told.items()}
 
     async def _prompt(self, answer: Answer) -> dict[str, Any]:
-        """The ids and the scores of the prompt as vLLM has them, null unless they are asked for.
-        Scores are written some tokens at a time."""
+        """Returns the prompt's ids and log-probabilities in vLLM's form, null unless requested. The
+        log-probabilities are written in slices."""
         parts: list[bytes] = []
         for piece in slices(answer.prompt_scored):
             parts.append(encode([self._ranked(entry) for entry in piece]))
@@ -148,7 +148,7 @@ class OpenAIFormat(AnswerFormat):
         }
 
     def _ranked(self, entry: Scored) -> dict[int, dict[str, Any]] | None:
-        """The token and the likeliest ones by id. A token that is none of these has no rank."""
+        """Returns a token and the likeliest ones by id, with ranks. Other tokens have no rank."""
         if entry.logprob is None:
             return None
         told: dict[int, tuple[float, int | None]] = {entry.token: (entry.logprob, None)}
@@ -170,7 +170,7 @@ class OpenAIFormat(AnswerFormat):
     def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]: ...
 
     def _end(self, delta: Delta, told: bytes = b"") -> bytes:
-        """The rest of a chunk after its text. `told`: further members of its choice."""
+        """Returns the rest of a chunk after its text. `told` are further members of its choice."""
         scored = delta.scored if self._logprobs else None
         if not scored and delta.finish_reason is None and not self._token_ids:
             return self._bare_end(delta)
@@ -184,7 +184,7 @@ class OpenAIFormat(AnswerFormat):
         )
 
     def _bare_end(self, delta: Delta) -> bytes:
-        """The same where nothing is told of the text."""
+        """Returns the rest of a chunk that has only text."""
         return BARE_END + self._tail_of(delta) if self._continuous_usage else self._plain_end
 
     def _tail_of(self, delta: Delta) -> bytes:
@@ -194,12 +194,12 @@ class OpenAIFormat(AnswerFormat):
         return b',"usage":%s}\n\n' % encode(usage_object(usage))
 
     def _told_prompt(self, delta: Delta) -> bytes:
-        """The ids of the prompt, a member that the first chunk tells if they are asked for."""
+        """Returns the first chunk's member with the prompt's ids, or nothing if not requested."""
         return b',"prompt_token_ids":%s' % encode(delta.prompt) if self._token_ids else b""
 
 
 def token_text(spelled: bytes) -> str:
-    """A token by itself; parts of characters are written as OpenAI does, `bytes:\\xe2\\x82`."""
+    """Returns the text of a token. Parts of characters are written as `bytes:\\xe2\\x82`."""
     try:
         return spelled.decode()
     except UnicodeDecodeError:
@@ -212,8 +212,8 @@ def token_name(token: int, spelled: bytes, *, as_id: bool) -> str:
 
 
 def scored_token(spelled: TokenBytes, entry: Scored, *, as_ids: bool = False) -> dict[str, Any]:
-    """A token of an answer and the likeliest others, as chats and responses have them. `as_ids`:
-    tokens are named by their ids."""
+    """Returns a token and the likeliest others, in the form of chats and responses. `as_ids` names
+    tokens by their ids."""
 
     def shown(token: int, logprob: float | None) -> dict[str, Any]:
         text = spelled[token]
@@ -235,7 +235,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def _joined(arrays: Sequence[bytes]) -> msgspec.Raw:
-    """JSON arrays as one; what is no array is the same in all."""
+    """Returns JSON arrays joined to one. Other values are equal in all parts, and returned once."""
     if not arrays[0].startswith(b"["):
         return msgspec.Raw(arrays[0])
     return msgspec.Raw(b"[%s]" % b",".join([array[1:-1] for array in arrays]))

@@ -1,7 +1,7 @@
-"""What becomes of the fields of OpenAI's and vLLM's requests that have no effect here.
+"""Fields of OpenAI's and vLLM's requests that have no effect here.
 
-Every other field of the schemas has its effect, and one that is in no schema is refused by name.
-`null`, `[]` and `{}` count as absent. docs/use/api.md is made from these marks (`make api`).
+Every other field of the schemas has an effect, and a field outside the schemas is refused by name.
+`null`, `[]` and `{}` count as absent. `make api` writes docs/use/api.md from these marks.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ Short = Annotated[str, Meta(max_length=256)]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 WITHOUT_EFFECT = frozenset(("metadata", "prompt_cache_key", "spaces_between_special_tokens"))
-"""What they ask for needs nothing to be done, or is no more than a note."""
+"""Fields that need no action here, or are only notes of the client."""
 
 
 class Wish(NamedTuple):
-    """Marks a field that an answer can do without: it is named in the answer's header
-    `loraplex-dropped`, except for the values that ask for nothing beside null, [] and {}."""
+    """Mark of a field that an answer can do without. It is named in the answer's header
+    `loraplex-dropped`, unless its value is null, [], {} or in `nothing`."""
 
     nothing: tuple[Any, ...] = ()
 
 
 class Refusal(NamedTuple):
-    """Marks a field that would change the answer and is not supported: why, and the values of it
-    that ask for nothing beside null, [] and {}."""
+    """Mark of an unsupported field that would change the answer. It is refused with the `reason`,
+    unless its value is null, [], {} or in `nothing`."""
 
     reason: str
     nothing: tuple[Any, ...] = ()
     takes_empty: bool = True
-    """Whether [] and {} ask for nothing too."""
+    """Whether [] and {} are accepted too."""
 
 
 M = TypeVar("M")
 
 
 class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
-    """Those that chats and completions may both have."""
+    """Fields without effect that both chats and completions may have."""
 
     # accepted without effect
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
@@ -76,7 +76,7 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """The fields that were given and are dropped."""
+        """Names of the present fields that are dropped."""
         found: list[str] = []
         for name, wish in sorted(marked(type(self), Wish).items()):
             value = getattr(self, name)
@@ -87,7 +87,7 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
 
 @cache
 def marked(request: type[FieldsWithoutEffect], mark: type[M]) -> Mapping[str, M]:
-    """The fields of a schema that bear such a mark."""
+    """Returns the fields of a schema that have such a mark."""
     hints = get_type_hints(request, include_extras=True)
     return {
         name: found
@@ -100,7 +100,7 @@ def marked(request: type[FieldsWithoutEffect], mark: type[M]) -> Mapping[str, M]
 def check_refused(
     name: str, value: Any, reason: str, nothing: Sequence[Any], takes_empty: bool = True
 ) -> None:
-    """Raises InvalidRequest, with the `reason`, unless the value is absent or asks for nothing."""
+    """Raises InvalidRequest, with the `reason`, unless the value is absent or in `nothing`."""
     if value is None or value in nothing or (takes_empty and is_absent(value)):
         return
     choices = " or ".join(msgspec.json.encode(each).decode() for each in (*nothing, None))

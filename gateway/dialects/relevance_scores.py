@@ -1,5 +1,5 @@
-"""Relevance of documents to queries: vLLM's POST /v1/score, and POST /v1/rerank as Jina, Cohere and
-vLLM have it."""
+"""Relevance of documents to queries: vLLM's POST /v1/score, and POST /v1/rerank in the form of
+Jina, Cohere and vLLM."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PAIR_NAMES = (
     ("data_1", "data_2"),
     ("text_1", "text_2"),
 )
-"""Names of the texts that are compared, as vLLM has them."""
+"""Pairs of fields, as in vLLM, that have the texts to compare."""
 Instruction = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class ScoreRequest(InputFields, frozen=True, kw_only=True):
-    """POST /v1/score. One text against one or many, or as many against as many, under one pair of
-    names."""
+    """Body of POST /v1/score. Compares one text with one or many, or two lists of equal length,
+    under one pair of names."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
@@ -45,24 +45,24 @@ class ScoreRequest(InputFields, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1)]
     queries: Texts | None = None
-    """With `documents` or `items`."""
+    """Used with `documents` or `items`."""
     documents: Texts | None = None
     items: Texts | None = None
-    """The same as `documents`."""
+    """Alias of `documents`."""
     data_1: Texts | None = None
-    """The same as `queries`, with `data_2`."""
+    """Alias of `queries`, used with `data_2`."""
     data_2: Texts | None = None
     text_1: Texts | None = None
-    """The same as `queries`, with `text_2`."""
+    """Alias of `queries`, used with `text_2`."""
     text_2: Texts | None = None
     instruction: Instruction | None = None
-    """What makes a text relevant to another; ours, as Qwen3-Reranker has it."""
+    """Criterion of relevance. Default: that of Qwen3-Reranker."""
     user: str | None = None
-    """Splits canaries; without it the API key does."""
+    """Key by which a canary splits requests. Default: the API key."""
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names of the two fields that have the texts. Raises InvalidRequest."""
+        """Names of the fields with the texts. Raises InvalidRequest unless one pair is given."""
         given = {name for pair in PAIR_NAMES for name in pair if getattr(self, name) is not None}
         for pair in PAIR_NAMES:
             if given == set(pair):
@@ -96,7 +96,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RerankRequest(InputFields, frozen=True, kw_only=True):
-    """POST /v1/rerank."""
+    """Body of POST /v1/rerank."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
@@ -109,11 +109,11 @@ class RerankRequest(InputFields, frozen=True, kw_only=True):
     query: str
     documents: Annotated[list[str | Document], Meta(min_length=1)]
     top_n: Count | None = None
-    """Documents that are shown; all without it."""
+    """Maximum documents returned. Default: all."""
     return_documents: bool | None = None
-    """Whether their texts are shown, too, as they are without it."""
+    """Whether the documents' texts are returned too. Default: true."""
     max_tokens_per_doc: Count | None = None
-    """Tokens that each document keeps, from its beginning; all without it."""
+    """Maximum tokens kept from the beginning of each document. Default: all."""
     instruction: Instruction | None = None
     user: str | None = None
 
@@ -143,17 +143,17 @@ def _pairs(
 
 
 def relevance(answer: Answer) -> float:
-    """Probability of `yes` against `no`, 0 to 1."""
+    """Returns the probability of `yes` against `no`, from 0 to 1."""
     assert answer.vector is not None
     no, yes = np.frombuffer(answer.vector, "<f4").tolist()
     return 1 / (1 + math.exp(min(no - yes, 700.0)))
 
 
 class ScoreFormat(BodyFormat):
-    """Scores in the order of the texts."""
+    """Response with scores in the order of the texts."""
 
     def __init__(self, response_id: str, model: str) -> None:
-        """`model`: the name the request gave."""
+        """`model` is the name in the request."""
         self._id = response_id
         self._model = model
 
@@ -174,12 +174,12 @@ class ScoreFormat(BodyFormat):
 
 
 class RerankFormat(BodyFormat):
-    """Documents by falling relevance; of equal ones the first comes first."""
+    """Response with documents by decreasing relevance. Equal ones keep their order."""
 
     def __init__(
         self, response_id: str, model: str, texts: list[str] | None, top_n: int | None
     ) -> None:
-        """`texts`: of the documents, if they are shown."""
+        """`texts` are those of the documents, or None if they are not shown."""
         self._id = response_id
         self._model = model
         self._texts = texts

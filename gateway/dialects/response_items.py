@@ -1,4 +1,4 @@
-"""The items and tools of OpenAI's Responses, as neutral messages and tools."""
+"""Reads the items and tools of OpenAI's Responses into neutral messages and tools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
     "developer": "system",
 }
 ANSWERED = ("type", "id", "status")
-"""Fields that items of an answer have, and that say nothing to a model."""
+"""Fields of an answer's items that have no meaning for a model."""
 MESSAGE_FIELDS = frozenset((*ANSWERED, "role", "content"))
 CALL_FIELDS = frozenset(
     (*ANSWERED, "call_id", "name", "namespace", "arguments", "parsed_arguments")
@@ -38,14 +38,14 @@ CALL_FIELDS = frozenset(
 RESULT_FIELDS = frozenset((*ANSWERED, "call_id", "output"))
 REASONING_FIELDS = frozenset((*ANSWERED, "content", "encrypted_content", "summary"))
 ARGUMENTS = ("arguments", "action", "operation")
-"""Where items of further kinds have the arguments of a call."""
+"""Fields that have the arguments of a call in items of other kinds."""
 OTHER_FIELDS = frozenset((*CALL_FIELDS, *RESULT_FIELDS, *ARGUMENTS, "input", "error", "execution"))
 OFFERS = ("additional_tools", "tool_search_output")
-"""Kinds of items that offer tools to what follows."""
+"""Kinds of items that offer tools to later turns."""
 
 
 class ItemReading:
-    """Turns the items of a conversation into neutral messages, and collects the tools in them."""
+    """Reader of a conversation's items into neutral messages. Collects the tools in them."""
 
     def __init__(self, reader: ConversationReader) -> None:
         self._reader = reader
@@ -53,8 +53,8 @@ class ItemReading:
         """Tools that items offer."""
 
     def messages(self, items: Sequence[Json]) -> list[Message]:
-        """Returns the items as messages; reasoning, text and calls of one turn are one. Raises
-        InvalidRequest."""
+        """Returns the items as messages. Joins the reasoning, text and calls of one turn. Raises
+        InvalidRequest if an item cannot be read."""
         typed, place = typed_index(items, _writer), Place("input")
         messages = [
             message
@@ -115,8 +115,7 @@ class ItemReading:
         return [Message("assistant", calls=calls)] if calls else []
 
     def _other(self, item: Json, kind: str, place: Place) -> list[Message]:
-        """Returns what the fields of an item of any further kind tell: a call, its result, both or
-        nothing."""
+        """Returns what an item of another kind contains: a call, its result, both or nothing."""
         id = item.get("call_id")
         if kind in OFFERS:
             self.tools += map(as_object, as_list(item.get("tools")))
@@ -128,7 +127,7 @@ class ItemReading:
             output = item.get("output") or item.get("status")
             if kind in OFFERS:
                 output = ", ".join(names_of(item.get("tools")))
-            # The output of a local shell has the call's id as its own.
+            # The output of a local shell has the call's id in `id`.
             return [self._reader.result(id or item.get("id"), output, place)]
         found = [item[name] for name in ARGUMENTS if name in item]
         if isinstance(text := item.get("input"), str):
@@ -145,8 +144,8 @@ class ItemReading:
         return messages
 
     def offered(self, given: Sequence[Json]) -> list[Tool]:
-        """Returns the functions of a request's tools, and those that items offer. Raises
-        InvalidRequest."""
+        """Returns the functions of a request's tools and of those that items offer. Raises
+        InvalidRequest if a tool of the request cannot be read."""
         tools = [
             tool
             for number, each in enumerate(given)
@@ -161,7 +160,7 @@ class ItemReading:
         return tools
 
     def _offered_later(self, tool: Json) -> list[Tool]:
-        """Returns the functions of a tool in an item; none if it is no such tool."""
+        """Returns the functions of a tool in an item, or none if it cannot be read."""
         try:
             tools = self._functions(tool, "", Place("input"))
         except InvalidRequest:
@@ -191,8 +190,8 @@ class ItemReading:
 
 
 def namespaces(tools: Sequence[Json], items: Any) -> dict[str, tuple[str, str]]:
-    """Returns the namespace of each function that is in one and its name there, by the name that a
-    model calls."""
+    """Returns the namespace and the name within it of each function in a namespace, by the name
+    that a model calls."""
     found: dict[str, tuple[str, str]] = {}
     offered = [
         as_object(tool)
@@ -208,13 +207,14 @@ def namespaces(tools: Sequence[Json], items: Any) -> dict[str, tuple[str, str]]:
 
 
 def names_of(tools: Any) -> list[str]:
-    """Returns the names of tools, as far as they have any."""
+    """Returns the names of tools, without those that have none."""
     names = [as_object(tool).get("name") for tool in as_list(tools)]
     return [name for name in names if isinstance(name, str)]
 
 
 def reasoning_of(carried: str) -> str:
-    """Returns the reasoning in `encrypted_content`; empty if it is a vendor's or broken."""
+    """Returns the reasoning in `encrypted_content`, or an empty string if it is not this
+    server's."""
     if not carried.startswith(CARRIED):
         return ""
     try:
@@ -224,7 +224,7 @@ def reasoning_of(carried: str) -> str:
 
 
 def _kind(item: Json) -> str:
-    """Returns the kind of an item. A message may come without its type."""
+    """Returns the kind of an item. A message may lack its type."""
     kind = item.get("type")
     if kind is None and "role" in item:
         return "message"
@@ -242,7 +242,7 @@ def _writer(item: Json) -> Writer:
 
 
 def _is_same_turn(last: Message, message: Message) -> bool:
-    """Returns whether a message goes on with the turn of the last: reasoning, text, calls."""
+    """Returns whether a message continues the turn of the last one: reasoning, text, calls."""
     if last.role != "assistant" or message.role != "assistant":
         return False
     return bool(message.calls) or not (last.content or last.calls)

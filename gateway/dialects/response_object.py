@@ -1,4 +1,4 @@
-"""The keys of a Responses object that tell what its request asked for and what was used."""
+"""Fields of a Responses object that repeat its request or report what was used."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 
 
 def echoed(body: ResponsesRequest, used: SamplingParams) -> dict[str, Any]:
-    """Returns the keys that are the same in a whole answer and in each event. `used`: how the
-    tokens are drawn, with the defaults of the adapter and of the base model."""
+    """Returns the fields that are equal in the whole answer and in each event. `used` are the
+    sampling parameters, including defaults of the adapter and the base model."""
     reasoning = body.reasoning or Reasoning()
     return {
         "background": False,
@@ -57,7 +57,7 @@ def _text_format(text: TextConfig | None) -> Any:
 
 
 def _tools(given: Sequence[Json]) -> list[dict[str, Any]]:
-    """Returns the tools that are offered: functions, and namespaces of functions."""
+    """Returns the supported tools: functions, and namespaces of functions."""
     shown: list[dict[str, Any]] = []
     for tool in given:
         match tool.get("type"):

@@ -90,7 +90,7 @@ def _messages(body: ResponsesRequest, items: ItemReading) -> list[Message]:
 def _choice(
     body: ResponsesRequest, tools: Sequence[Tool], reader: ConversationReader
 ) -> ToolChoice:
-    """Returns which tools may be called. Raises InvalidRequest for one without a name."""
+    """Returns which tools may be called. Raises InvalidRequest if an allowed tool has no name."""
     match body.tool_choice:
         case FunctionChoice(name=name, namespace=namespace):
             return NamedTool(qualified(namespace or "", name))
@@ -127,8 +127,8 @@ def _constraint(text: TextConfig | None, dropped: set[str]) -> Constraint | None
 
 
 def _template_arguments(body: ResponsesRequest, dropped: set[str]) -> dict[str, Any]:
-    """Returns the variables of the chat template. `chat_template_kwargs` comes before what
-    `reasoning.effort` means."""
+    """Returns the variables of the chat template. `chat_template_kwargs` overrides
+    `reasoning.effort`."""
     return _effort(body.reasoning, dropped) | (body.chat_template_kwargs or {})
 
 

@@ -1,7 +1,7 @@
-"""The schema of OpenAI's Responses, with its bounds.
+"""Schema of OpenAI's Responses, with its bounds.
 
-A field that stands in a struct is supported, or dropped and named where it stands under that
-comment (`dropped`); every other field is refused by name. `null` always means absent.
+A field of a struct is supported, unless it follows the comment `dropped`: then it has no effect and
+is named in the answer. Other fields are refused by name. `null` always means absent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FunctionChoice(
 class AllowedChoice(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
 ):
-    """Only these of the request's tools may be called."""
+    """Choice among only some of the request's tools."""
 
     mode: AllowedMode
     tools: Tools
@@ -45,8 +45,8 @@ class AllowedChoice(
 class TextSchemaFormat(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json_schema"
 ):
-    """JSON that a schema accepts. The answer is held to it. With `strict` a keyword that cannot be
-    enforced is refused, else it is dropped."""
+    """Constraint of the answer to a schema's JSON. If a keyword cannot be enforced, `strict`
+    refuses the request. Otherwise the keyword is dropped."""
 
     name: Name
     schema: Schema
@@ -66,12 +66,12 @@ Summary = Literal["auto", "concise", "detailed", "none"]
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
-    """A variable of the chat template; "none" sets `enable_thinking` to false instead."""
+    """Variable of the chat template. "none" sets `enable_thinking` to false instead."""
     summary: Summary | None = None
-    """Any but "none": items of reasoning have their text as their summary too, where some clients
-    read it."""
+    """Any value but "none" repeats the text of reasoning items as their summary, which some clients
+    read."""
     generate_summary: Summary | None = None
-    """The same under its older name."""
+    """Older name of `summary`."""
 
     # dropped
     context: Any = None
@@ -79,7 +79,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def summarises(self) -> str | None:
-        """How reasoning is to be summarised; None: not at all."""
+        """Requested kind of summary. None if reasoning is not summarised."""
         asked = self.summary or self.generate_summary
         return None if asked == "none" else asked
 
@@ -90,7 +90,7 @@ class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
-    """POST /v1/responses."""
+    """Body of POST /v1/responses."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
@@ -100,26 +100,26 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1)]
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    """A user's text, or items. A message may come without its type."""
+    """Text of a user, or items. A message may lack its type."""
     instructions: str | None = None
     max_output_tokens: Count | None = None
     stream: bool | None = None
     tools: Tools | None = None
-    """Functions, namespaces of functions, or of a type that is dropped."""
+    """Functions and namespaces of functions. Tools of other types are dropped."""
     tool_choice: Literal["auto", "none", "required"] | FunctionChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
-    """Answered as it came."""
+    """Returned unchanged."""
     user: Annotated[str, Meta(max_length=1024)] | None = None
-    """Splits canaries; without it `safety_identifier` does, then the API key."""
+    """Key by which a canary splits requests. Default: `safety_identifier`, then the API key."""
     safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None
     )
     top_logprobs: TopLogprobs | None = None
-    """Likeliest tokens told beside each one of the text."""
+    """Number of likeliest tokens reported with each token of the text."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template."""
     background: bool | None = None
@@ -138,13 +138,13 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """None: no log-probabilities are asked for."""
+        """Number of likeliest tokens with each token. None if none are requested."""
         is_asked = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
         return (self.top_logprobs or 0) if is_asked else None
 
     @property
     def carries_reasoning(self) -> bool:
-        """Whether items of reasoning carry it in `encrypted_content` too."""
+        """Whether reasoning items also have their text in `encrypted_content`."""
         return "reasoning.encrypted_content" in (self.include or ())
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
 
 class ResponseAnswer(msgspec.Struct, frozen=True):
-    """The answer of /v1/responses; fields as OpenAI's."""
+    """Answer of /v1/responses, with OpenAI's fields."""
 
     id: str
     object: Literal["response"]

@@ -1,4 +1,4 @@
-"""The bytes that OpenAI's Responses answers with: numbered events of items, or one body."""
+"""Answers of OpenAI's Responses: numbered events of items, or one body."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from workers.wire.protocol import TokenLogprobs
 
 encode = msgspec.json.encode
 NAMES = {Text: "output_text", Reasoning: "reasoning_text", ToolCall: "function_call_arguments"}
-"""Names of the events that carry a part's pieces."""
+"""Names of the events with a part's pieces."""
 FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-"""Codes of a failed response by the status of its error; others are `server_error`."""
+"""Codes of a failed response by the status of its error. Others are `server_error`."""
 CARRIED = "loraplex:"
-"""Begins an `encrypted_content` of ours."""
+"""Prefix of the `encrypted_content` that this server writes."""
 
 
 class ResponsesFormat(AnswerFormat):
-    """The answer to one request, which has one choice."""
+    """Answer to one request, which has one choice."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class ResponsesFormat(AnswerFormat):
         summarises: bool = False,
         namespaces: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
-        """`echoed`: the fields of a response that repeat its request, `id` among them. `spelled`:
-        the bytes of each token id. `carries_reasoning`: its items have it in `encrypted_content`
-        too, which is all that some clients send back. `summarises`: they have it as their summary
-        too, which is all that some clients show. `namespaces`: that of each function in one,
-        and its name there, by the name that the model calls."""
+        """`echoed` are the fields of a response that repeat its request, including `id`. `spelled`
+        has the bytes of each token id. `carries_reasoning` repeats reasoning in
+        `encrypted_content`, the only part that some clients send back, and `summarises` as the
+        summary, the only part that some clients show. `namespaces` has the namespace and the name
+        within it of functions, by the name that the model calls."""
         self._request_id = request_id
         self._echoed = echoed | {"created_at": int(time.time())}
         self._spelled = spelled
@@ -55,13 +55,13 @@ class ResponsesFormat(AnswerFormat):
         self._number = 0
         """Sequence number of the next event."""
         self._done: list[dict[str, Any]] = []
-        """Items of the stream that are whole."""
+        """Completed items of the stream."""
         self._part: Part | None = None
-        """The part that is under way: its first piece."""
+        """First piece of the part in progress."""
         self._written: list[str] = []
-        """Its text so far."""
+        """Pieces of its text so far."""
         self._scores: list[bytes] = []
-        """The log-probabilities of its tokens, written."""
+        """Log-probabilities of its tokens, as JSON."""
         self._finish_reason: str | None = None
 
     def start(self, usage: Usage) -> bytes:
@@ -81,8 +81,9 @@ class ResponsesFormat(AnswerFormat):
         return closed + self._event(f"response.{status}", response=response)
 
     def error_event(self, error: Exception) -> bytes:
-        """Two events. `response.failed` has the response as far as it came. `error` follows because
-        the official client raises it, so that no application takes the text for a whole answer."""
+        """Returns two events. `response.failed` has the response so far. `error` follows because
+        the official client raises it, so that no application mistakes the text for a whole
+        answer."""
         problem, message = problem_of(error)
         body = error_body(error, problem, message)
         told = {name: body["error"][name] for name in ("code", "message", "param")}
@@ -107,7 +108,7 @@ class ResponsesFormat(AnswerFormat):
         return encode(self._response(status, items, usage_object(usage)))
 
     def _piece(self, part: Part) -> bytes:
-        """The events of a part's piece; the first of a part begins its item."""
+        """Returns the events of a part's piece. The first piece of a part begins an item."""
         begun = b""
         if self._part is None or part_key(self._part) != part_key(part):
             begun = self._close() + self._open(part)
@@ -137,7 +138,7 @@ class ResponsesFormat(AnswerFormat):
         return added + self._summary_event(part, "part.added", part=summary_part(""))
 
     def _close(self, *, is_last: bool = False) -> bytes:
-        """The events that end the item under way, if there is one."""
+        """Returns the events that end the item in progress, or nothing if there is none."""
         part = self._part
         if part is None:
             return b""
@@ -163,21 +164,21 @@ class ResponsesFormat(AnswerFormat):
         )
 
     def _unfinished(self) -> list[dict[str, Any]]:
-        """Returns the item under way, if there is one, as far as it came."""
+        """Returns the item in progress, incomplete, or an empty list if there is none."""
         if self._part is None:
             return []
         text = "".join(self._written)
         return [self._item(self._part, len(self._done), text, "incomplete")]
 
     def _place(self) -> dict[str, Any]:
-        """Where the item under way is."""
+        """Returns the position of the item in progress."""
         index = len(self._done)
         assert self._part is not None
         place = {"item_id": self._item_id(self._part, index), "output_index": index}
         return place if isinstance(self._part, ToolCall) else place | {"content_index": 0}
 
     def _summary_event(self, part: Part, name: str, /, **fields: Any) -> bytes:
-        """An event of the summary of the reasoning under way, if it has one."""
+        """Returns an event of the summary of the reasoning in progress, or nothing."""
         if not (self._summarises and isinstance(part, Reasoning)):
             return b""
         place = self._place()
@@ -189,7 +190,7 @@ class ResponsesFormat(AnswerFormat):
         return f"{prefix}_{self._request_id}_{index}"
 
     def _item(self, part: Part, index: int, text: str | None, status: str) -> dict[str, Any]:
-        """An item of the output. `text` None: it has just begun."""
+        """Returns an item of the output. `text` is None if the item has just begun."""
         item: dict[str, Any] = {"id": self._item_id(part, index), "status": status}
         content = [] if text is None else [self._content_part(part, text)]
         match part:
@@ -208,14 +209,14 @@ class ResponsesFormat(AnswerFormat):
                 return item | {"type": "function_call", **call, "arguments": text or ""}
 
     def _content_part(self, part: Part, text: str) -> dict[str, Any]:
-        """The content of a message or of reasoning; arguments are none."""
+        """Returns the content of a message or of reasoning. Calls have no content."""
         if not isinstance(part, Text):
             return {"type": "reasoning_text", "text": text}
         scores = _array(self._scores)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
 
     async def _all_written(self, scored: Sequence[TokenLogprobs]) -> list[bytes]:
-        """The event loop goes on with others in between."""
+        """Returns the log-probabilities as JSON. Lets the event loop run between slices."""
         written: list[bytes] = []
         for piece in slices(scored):
             written += [self._score_written(entry) for entry in piece]
@@ -226,7 +227,7 @@ class ResponsesFormat(AnswerFormat):
         return encode(scored_token(self._spelled, entry))
 
     def _item_status(self, *, is_last: bool) -> str:
-        """Status of an item that has ended. The last one of an answer cut off is not whole."""
+        """Returns an ended item's status. The last item of a truncated answer is incomplete."""
         return self._status(self._finish_reason) if is_last else "completed"
 
     def _status(self, finish_reason: str | None) -> str:
@@ -266,7 +267,7 @@ def _array(written: Sequence[bytes]) -> msgspec.Raw:
 
 
 def carried(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`. It is no secret: its text is shown beside it."""
+    """Returns reasoning as `encrypted_content`. It is not secret, because its text is shown too."""
     return CARRIED + base64.b64encode(reasoning.encode()).decode()
 
 

@@ -1,5 +1,4 @@
-"""The fields that say how tokens are drawn and where an answer ends, in OpenAI's dialects and under
-vLLM's names."""
+"""Fields for sampling and for the end of an answer, in OpenAI's dialects and under vLLM's names."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ Priority = Annotated[int, Meta(ge=-100, le=100)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_BIASES = 300
-"""Entries of `logit_bias`: each is put into every step's input anew."""
+"""Maximum entries of `logit_bias`, because each is copied to every step's input."""
 MAX_ALLOWED = 4096
 MAX_BAD_WORDS = 256
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What chats, completions and responses take alike."""
+    """Fields that chats, completions and responses share."""
 
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -39,9 +38,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         | None
     ) = None
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED)] | None = None
-    """Only these are generated; an empty list asks for nothing."""
+    """Only these tokens are generated. An empty list has no effect."""
     bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] | None = None
-    """Texts that are not generated, with a space before them or without."""
+    """Texts that are not generated, with or without a space before them."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
@@ -49,12 +48,12 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: Priority | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     skip_special_tokens: bool | None = None
-    """False: special tokens are in the text."""
+    """If false, the text contains special tokens."""
     include_stop_str_in_output: bool | None = None
-    """Whether the stop string that ends an answer is in its text."""
+    """Whether the text includes the stop string that ended the answer."""
 
     def sampling(self) -> dict[str, Any]:
-        """These fields as the neutral request has them."""
+        """Returns these fields in the form of the neutral request."""
         return {
             "min_tokens": self.min_tokens or 0,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop or [],
@@ -78,7 +77,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         }
 
     def check_min_tokens(self, max_tokens: int | None, name: str = "max_tokens") -> None:
-        """Raises InvalidRequest if the answer could not have so many. name: the bound's."""
+        """Raises InvalidRequest if `min_tokens` exceeds `max_tokens`, the field called `name`."""
         if max_tokens is not None and (self.min_tokens or 0) > max_tokens:
             raise InvalidRequest(
                 f"'min_tokens' is {self.min_tokens}, and '{name}' only {max_tokens}.",

@@ -1,4 +1,4 @@
-"""vLLM's /tokenize and /detokenize: text to token ids and back."""
+"""Conversion of text to token ids and back: vLLM's /tokenize and /detokenize."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.exceptions import InvalidRequest
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize: a text as a completion's prompt, or messages as a chat's."""
+    """Body of POST /tokenize: a text as in a completion, or messages as in a chat."""
 
     example: ClassVar[dict[str, Any]] = {"model": "support-bot", "prompt": "Once"}
 
@@ -22,12 +22,12 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds its special tokens: to a text unless this is false, to messages,
-    whose chat template writes its own, only if it is true."""
+    """Whether the tokenizer adds its special tokens. Default: true for a text, and false for
+    messages, whose chat template writes its own."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
-    """The answer also has `token_strs`, the tokens as the vocabulary spells them."""
+    """Whether the answer also has `token_strs`, the tokens as the vocabulary spells them."""
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -47,7 +47,7 @@ class TokenizeResponse(msgspec.Struct, frozen=True):
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /detokenize."""
+    """Body of POST /detokenize."""
 
     example: ClassVar[dict[str, Any]] = {"model": "support-bot", "tokens": [12, 7]}
 
