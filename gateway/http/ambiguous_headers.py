@@ -1,4 +1,4 @@
-"""The one reading of a request's headers, so that a proxy before us checks those that we obey."""
+"""Rejects request headers that a proxy may read differently, so that its checks apply here too."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ AT_MOST_ONCE = frozenset(
         *(b"content-type", b"idempotency-key", b"x-request-timeout"),
     )
 )
-"""Headers of which one alone is obeyed."""
+"""Headers that may occur only once."""
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
-"""https://www.rfc-editor.org/rfc/rfc9110#name-host-and-authority"""
+"""Syntax of https://www.rfc-editor.org/rfc/rfc9110#name-host-and-authority"""
 
 
 def find_ambiguous_header(headers: Iterable[tuple[bytes, bytes]], version: str) -> str | None:
-    """Returns why a proxy may read other headers than we do, or None if it cannot.
+    """Returns why a proxy may read the headers differently. Returns None if it cannot.
 
-    headers: names in lower case. version: of HTTP.
+    `headers` have names in lower case. `version` is that of HTTP.
     """
     seen: dict[bytes, bytes] = {}
     for name, value in headers:

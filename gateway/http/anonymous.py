@@ -1,4 +1,4 @@
-"""How often requests without a valid key are answered: per client address and in all."""
+"""Rate limit of requests without a valid key, for each client address and in all."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from collections import OrderedDict
 from admin.client_address import address_prefix
 
 ADDRESS_PER_S, ADDRESS_BURST = 5.0, 50
-"""Bounds of one address prefix. A person reading the API's description needs a few a minute."""
+"""Requests per second, and at once, of one address prefix. A reader of the API's description needs
+a few per minute."""
 ALL_PER_S, ALL_BURST = 50.0, 200
-"""Bounds of all addresses: at some 0.2 ms each, 1 % of a core."""
+"""Requests per second, and at once, of all addresses: 1 % of a core at about 0.2 ms each."""
 MAX_ADDRESSES = 4096
-"""Remembered at a time. The oldest is forgotten first; the bound for all holds none the less."""
+"""Maximum addresses remembered. The oldest is forgotten first; the limit for all still applies."""
 
 
 class AnonymousLimit:
-    """Two token buckets, each kept as the moment when it is full again (GCRA, ITU-T I.371)."""
+    """Two token buckets, each stored as the time at which it is full again (GCRA, ITU-T I.371)."""
 
     def __init__(self) -> None:
         self._full_at = 0.0
         self._addresses: OrderedDict[str, float] = OrderedDict()
 
     def take(self, address: str | None, now: float) -> str | None:
-        """Takes one request, or says which bound has none left: `address` or `all`.
+        """Takes a token for a request. Returns the exhausted limit, `address` or `all`, or None.
 
-        address: None for a Unix socket, which like loopback has only the bound for all.
+        `address` is None for a Unix socket. Like loopback, it has only the limit for all.
         """
         full_at = _after_one(self._full_at, now, ALL_PER_S, ALL_BURST)
         if full_at is None:
@@ -44,7 +45,7 @@ class AnonymousLimit:
 
 
 def _after_one(full_at: float, now: float, per_s: float, burst: int) -> float | None:
-    """When the bucket is full again once one is taken; None if it has none."""
+    """Returns when the bucket is full again after one token is taken, or None if it is empty."""
     after = max(full_at, now) + 1 / per_s
-    # Sums of fractions are off by less than half a request.
+    # Allows for rounding errors, which are below half a request.
     return after if after - now < (burst + 0.5) / per_s else None

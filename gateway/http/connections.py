@@ -1,8 +1,8 @@
-"""How many connections a server keeps open: in all, and from one address.
+"""Limits of the connections that a server keeps open, in all and from one address.
 
-When a bound is reached, the connection that least deserves its place makes room: one whose head is
-not whole, the oldest first, then one that is idle. One with a request under way is never closed for
-another; if all have one, the new connection is refused.
+When a limit is reached, another connection is closed to make room: the oldest with an incomplete
+head, otherwise the one that has been idle longest. A connection with a request in progress is never
+closed. If all have one, the new connection is refused.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Protocol
 from admin.client_address import address_prefix, canonical
 
 MAX_DEFAULT = 16_384
-"""Connections by default, however many descriptors there are: idle ones take some 20 KiB each."""
+"""Default maximum of connections, however many descriptors there are. An idle one takes 20 KiB."""
 RESERVE = 512
-"""Descriptors kept for our own files: the usage log, the database (two dozen), workers, uploads
-(up to three of each of 64), folders, and connections that are being closed."""
+"""Descriptors reserved for the usage log, the database (about 24), workers, uploads (up to three
+for each of 64), folders, and connections that are being closed."""
 ADDRESS_PART = 4
-"""An address may hold this part of all: four clients of many streams, or offices behind one
-address, fill the server only together."""
+"""One address may have 1 in ADDRESS_PART of all connections. Four clients with many streams, or
+offices behind one address, are needed to fill the server."""
 MAX_HEAD_BYTES = 64 << 20
-"""Bound of all heads that are not whole."""
+"""Maximum bytes of all incomplete heads together."""
 
 
 class Connection(Protocol):
     def shed(self, reason: str) -> None:
-        """Closes at once, without an answer."""
+        """Closes the connection at once, without an answer."""
         ...
 
 
 class _Group:
-    """Connections that share a bound."""
+    """Connections that share a limit."""
 
     __slots__ = ("heads", "idle", "max_open", "num_open")
 
     def __init__(self, max_open: int) -> None:
         self.max_open = max_open
         self.num_open = 0
-        # In the order of their coming.
+        # In the order of arrival.
         self.heads: dict[Connection, None] = {}
         self.idle: dict[Connection, None] = {}
 
@@ -53,8 +53,8 @@ class _Group:
 
 class Connections:
     def __init__(self, max_open: int | None = None, max_per_address: int | None = None) -> None:
-        """max_open None: as many as the limit of descriptors leaves beside the reserve, at most
-        `MAX_DEFAULT`. max_per_address None: a part of that; 0: no bound."""
+        """`max_open` None allows as many as the limit of descriptors, less the reserve, but at most
+        `MAX_DEFAULT`. `max_per_address` None allows a part of these, and 0 sets no limit."""
         self._all = _Group(max_open or default_connections())
         per_address = self._all.max_open // ADDRESS_PART
         self._max_per_address = per_address if max_per_address is None else max_per_address
@@ -67,9 +67,11 @@ class Connections:
         return self._all.num_open
 
     def open(self, connection: Connection, host: str | None) -> str | None:
-        """Takes a new connection, closing another if it must; or says why it is refused.
+        """Adds a connection, closing another if necessary. Returns the reason if it is refused, or
+        None.
 
-        host: the peer's; None for a Unix socket, which like loopback is bound only in all.
+        `host` is the peer's address, or None for a Unix socket. Like loopback, a Unix socket has no
+        limit per address.
         """
         groups = (self._all,)
         prefix = self._bounded_prefix(host)
@@ -93,7 +95,7 @@ class Connections:
         return None
 
     def close(self, connection: Connection) -> None:
-        """Forgets the connection; nothing if it is not there."""
+        """Removes the connection. Does nothing if it is unknown."""
         self._forget_head(connection)
         prefix, groups = self._groups.pop(connection, ("", ()))
         for group in groups:
@@ -103,7 +105,7 @@ class Connections:
             del self._addresses[prefix]
 
     def add_to_head(self, connection: Connection, num_bytes: int) -> None:
-        """Bytes of a head that is not whole have come, outside of any request."""
+        """Counts received bytes of an incomplete head, outside of any request."""
         if connection not in self._groups:
             return
         if connection not in self._all.heads:
@@ -123,7 +125,7 @@ class Connections:
             group.forget(connection)
 
     def end_request(self, connection: Connection) -> None:
-        """It is idle from now on."""
+        """Marks the connection as idle."""
         for group in self._groups.get(connection, ("", ()))[1]:
             group.idle[connection] = None
 
@@ -131,7 +133,7 @@ class Connections:
         self._num_head_bytes -= self._head_bytes.pop(connection, 0)
 
     def _bounded_prefix(self, host: str | None) -> str:
-        """What the bound of an address goes by; empty where it does not hold."""
+        """Returns the prefix that the limit per address applies to, or an empty string if none."""
         address = canonical(host) if host and self._max_per_address else None
         if address is None or ipaddress.ip_address(address).is_loopback:
             return ""
@@ -139,7 +141,7 @@ class Connections:
 
 
 def default_connections() -> int:
-    """What the limit of open descriptors leaves for connections."""
+    """Returns the number of connections that the limit of open descriptors leaves room for."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_DEFAULT

@@ -1,4 +1,4 @@
-"""Pages of other origins in browsers, as the Fetch standard asks servers about them (CORS)."""
+"""Cross-origin requests of pages in browsers, as the Fetch standard defines them (CORS)."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ EXPOSED = b", ".join(
 """Headers of an answer that a page may read."""
 METHODS = b"GET, HEAD, POST"
 KNOWN_FOR_S = 7200
-"""How long a browser need not ask again, in seconds; no browser keeps it longer."""
+"""Seconds for which a browser may cache the permission. No browser keeps it longer."""
 HEADER_NAMES = re.compile(r"[A-Za-z0-9, -]{0,2048}")
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class CrossOrigin:
-    """Which origins may call. The key comes in a header, and cookies are never read."""
+    """Origins that may call. The key is sent in a header, and cookies are never read."""
 
     def __init__(self, origins: Sequence[str]) -> None:
-        """`origins`: such as `https://app.example.com`; `*`: all."""
+        """`origins` are such as `https://app.example.com`, or `*` for all."""
         self._origins = frozenset(origins)
 
     def headers(self, scope: Scope) -> Headers:
-        """What an answer to the request adds; nothing unless it comes from a page that may call."""
+        """Returns the headers to add to an answer, none unless the request's origin may call."""
         origin = find_header(scope, b"origin")
         if origin is None:
             return []
@@ -52,7 +52,7 @@ class CrossOrigin:
         return [*shown, (b"access-control-expose-headers", EXPOSED)]
 
     async def answers(self, scope: HTTPScope, send: Send) -> bool:
-        """Whether it was a browser's question before a call, which is then answered."""
+        """Answers a browser's preflight request. Returns whether the request was one."""
         if scope["method"] != "OPTIONS" or not (headers := self.headers(scope)):
             return False
         if find_header(scope, b"access-control-request-method") is None:

@@ -1,4 +1,4 @@
-"""From the bytes of a body to its struct, with the errors that name a field."""
+"""Decodes the bytes of a body to its struct, with errors that name a field."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gateway.limits.bounds import MAX_TOKEN_IDS
 
 MAX_BODY_BYTES = 10 << 20
 MAX_NESTED = 1 << 16
-"""Brackets and colons of a body together: each may become an object, which takes half a microsecond
-to make. So many are in a megabyte of JSON that is sent as a text."""
+"""Maximum number of `[`, `{` and `:` in a body. Each may become an object, which takes 0.5 µs to
+create. A MiB of JSON that is quoted as text has about as many."""
 SMALL_BYTES = 1 << 16
-"""A body of fewer bytes cannot have more of anything than the bounds allow."""
+"""Bodies with fewer bytes cannot exceed the limits."""
 
 MAX_SEARCHED = 1024
-"""Entries of a mapping among which the wrong one is searched."""
+"""Maximum entries of a mapping that are searched for the invalid one."""
 
 T = TypeVar("T")
 UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`(?: - at `\$\.?(?P<path>.*)`)?$")
@@ -32,8 +32,8 @@ REQUIRED = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
 def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decodes and checks a body; InvalidRequest names the wrong, missing or unknown field, or says
-    that there is more in it than may be decoded on the event loop."""
+    """Decodes and checks a body. Raises InvalidRequest, which names the invalid, missing or unknown
+    field, or says that the body has too many values to be decoded on the event loop."""
     if len(body) > SMALL_BYTES:
         _check_size(body)
     try:
@@ -53,8 +53,8 @@ def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def _without_absent(given: Any, kind: Any) -> Any:
-    """Returns an object without the fields that are null, [] or {} where its schema has no such
-    field, or no such value of it."""
+    """Returns an object without fields that are null, [] or {} if its schema does not have the
+    field or does not allow the value."""
     types = _fields_of(kind)
     if not types or not isinstance(given, dict):
         return given
@@ -68,7 +68,7 @@ def _without_absent(given: Any, kind: Any) -> Any:
 
 @cache
 def _fields_of(kind: Any) -> dict[str, Any]:
-    """Returns the fields that an object of a type may have, and their types."""
+    """Returns the types of the fields that an object of a type may have."""
     return {
         field.encode_name: field.type
         for struct in _structs_in(kind)
@@ -94,7 +94,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _check_size(body: bytes) -> None:
-    """Counts what a decoder would make objects of. Raises InvalidRequest."""
+    """Raises InvalidRequest if a body would be decoded to too many objects."""
     num_values = body.count(b",")
     num_nested = body.count(b"[") + body.count(b"{") + body.count(b":")
     if num_values > MAX_TOKEN_IDS or num_nested > MAX_NESTED:
@@ -131,8 +131,8 @@ def _explain(error: msgspec.ValidationError, kind: Any, given: Any) -> InvalidRe
 
 
 def _wrong_key(given: Any, kind: Any, field: str) -> str | None:
-    """Returns the key of the first wrong entry of a field that maps keys to values. None of any
-    other, and where there are more entries than any such field may have."""
+    """Returns the key of the first invalid entry in a field that is a mapping. Returns None if the
+    field is not a mapping or has too many entries."""
     entries: Any = given.get(field) if isinstance(given, dict) else None  # pyright: ignore
     if not isinstance(entries, dict) or len(entries) > MAX_SEARCHED:  # pyright: ignore
         return None
@@ -143,7 +143,7 @@ def _wrong_key(given: Any, kind: Any, field: str) -> str | None:
 
 
 def _maps(kind: Any) -> bool:
-    """Whether values of a type map keys to values."""
+    """Returns whether values of a type are mappings."""
     if get_origin(kind) in (Annotated, Union, UnionType):
         return any(map(_maps, get_args(kind)))
     return get_origin(kind) is dict

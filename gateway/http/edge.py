@@ -1,5 +1,5 @@
-"""What stands before every application of a server: it reads a path in one way, bounds what is
-answered without a key, and leaves a trail of what is refused."""
+"""ASGI middleware around every application: rejects ambiguous paths and headers, limits the rate of
+requests without a key, and records refusals."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gateway.http.refusals import Refusals
 from gateway.http.request import add_request_headers
 
 PUBLIC = ("/docs", "/schema", "/version")
-"""Routes without a key, and those below them. Probes are not among them: they cost the same each
-time and are never refused."""
+"""Routes without a key, with those below them. Probes are not included, because they have a fixed
+cost and are never refused."""
 PROBES = ("/livez", "/readyz", "/health")
-"""What they answer is no refusal of anything."""
+"""Routes whose error statuses do not count as refusals."""
 READINESS = ("/readyz", "/health")
 UNTIL_THE_END = ("/livez", "/metrics")
-"""Answered while the server drains too."""
+"""Routes that are answered even while the server drains."""
 JSON = [(b"content-type", b"application/json")]
 NOT_READY = b'{"status":"unavailable","reason":"draining"}'
 NOT_SERVED = (404, 405)
@@ -31,18 +31,18 @@ NO_LIMIT_LEFT = "too_many_anonymous_requests"
 
 
 class Draining:
-    """Whether the servers of a process are ending, which refuse new requests then."""
+    """Whether the servers of a process are shutting down and refuse new requests."""
 
     def __init__(self) -> None:
         self.is_on = False
 
 
 class Edge:
-    """An ASGI application around another."""
+    """Middleware around one ASGI application."""
 
     def __init__(self, app: ASGIApp, refusals: Refusals, draining: Draining) -> None:
         self.num_open = 0
-        """Requests that the application is answering."""
+        """Number of requests that the application is answering."""
         self._app = app
         self._refusals = refusals
         self._draining = draining
@@ -64,7 +64,8 @@ class Edge:
         is_replaced = False
 
         async def watched(message: Message) -> None:
-            """Notes a refusal, and puts one in place of an answer that no key earned."""
+            """Records refusals. Replaces 404 and 405 if a client without a key exceeds its
+            limit."""
             nonlocal is_replaced
             if message["type"] == "http.response.start" and message["status"] >= 400:
                 is_counted = "user" in scope or scope["method"] == "OPTIONS"
@@ -98,7 +99,8 @@ class Edge:
             await self._refuse(error, scope, receive, send)
 
     def _take(self, scope: Scope) -> ApiError | None:
-        """Takes one from the limits of those without a key; the refusal if one has none left."""
+        """Takes one from the limits of requests without a key. Returns the refusal if none is
+        left."""
         match self._limit.take(client_address(scope), time.monotonic()):
             case "address":
                 message = "Too many requests without an API key from this address."
@@ -120,7 +122,7 @@ class Edge:
 
 
 def _check(scope: HTTPScope) -> InvalidRequest | None:
-    """The refusal of a request that those before us may have read in another way."""
+    """Returns the refusal of a request that a proxy may have read differently, or None."""
     if (reason := find_ambiguity(scope["raw_path"])) is not None:
         message = f"The path of the request is ambiguous: {reason}."
         return InvalidRequest(message, code="ambiguous_path")

@@ -1,4 +1,4 @@
-"""Errors as whole answers, each in the shape of the dialect that its path belongs to."""
+"""Errors as complete answers, in the form of the dialect to which the path belongs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gateway.http.paths import is_of_messages
 from gateway.http.request import IS_OURS, number_request
 
 MAX_SHOWN = 100
-"""Characters of an unknown path that are repeated in the answer."""
+"""Maximum characters of an unknown path that are repeated in the answer."""
 CODE = "refusal"
-"""Key in a scope's state of the code of the error that is being answered."""
+"""Key in a scope's state of the code of the error that is answered."""
 
 
 class ErrorAnswer:
-    """An error as a whole answer: an ASGI application."""
+    """ASGI application that answers with an error."""
 
     def __init__(self, error: Exception, scope: Scope) -> None:
-        """Leaves the error's code in the scope, for the log and the counters of refusals, and
-        whether its cause is on the server's side, for the limits."""
+        """Stores the error's code in the scope for the log and the counters of refusals, and
+        whether the server caused it for the limits."""
         number_request(scope)
         problem, message = problem_of(error)
         self.status = problem.status
@@ -61,7 +61,7 @@ class ErrorAnswer:
 
 
 def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
-    """The exception handler of the whole application."""
+    """Returns the response to an error of a handler or the router."""
     if isinstance(error, NotFoundException):
         error = NotFoundException(_no_route(request))
     answer = ErrorAnswer(error, request.scope)

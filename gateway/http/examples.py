@@ -1,4 +1,4 @@
-"""One call of each of the data plane's routes, in curl and in Python, for its reference."""
+"""Example calls of each data plane route, in curl and Python, for the API reference."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CALLS: Mapping[str, tuple[str, str, str]] = {
     "/v1/models": ("OpenAI", "models.list", "[model.id for model in answer]"),
     "/v1/models/{model}": ("OpenAI", "models.retrieve", "answer.root"),
 }
-"""Route to the official client, its method, and what to show of the answer; of others none has
-one."""
+"""Official client, its method, and what to print of the answer, by route. Other routes have no
+official client."""
 
 
 def curl(route: Route) -> Iterator[str]:
-    """Lines of a command for `sh`."""
+    """Yields the lines of a shell command."""
     url = URL + route.paths[0].replace("{model}", MODEL)
     command = {"HEAD": "curl -sI", "GET": "curl -s", "POST": "curl -s"}[route.method]
     key = '  -H "Authorization: Bearer $KEY"' if route.needs_key else ""
@@ -47,7 +47,7 @@ def curl(route: Route) -> Iterator[str]:
 
 
 def python(route: Route) -> Iterator[str]:
-    """Lines of a script; with the official client where there is one."""
+    """Yields the lines of a script, which uses the official client if there is one."""
     path, body = route.paths[0], _example(route)
     if path not in CALLS:
         options = {"timeout": "60"}

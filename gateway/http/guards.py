@@ -1,4 +1,4 @@
-"""The guards that each route declares: public, or a tenant's key with a scope."""
+"""Guards that each route declares: public, or a tenant's key with a scope."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]
 
 INFERENCE = "inference"
 CHARGE = "request_charge"
-"""Key of a request's state: its RequestCharge."""
+"""Key in a request's state for its RequestCharge."""
 CLOSES = "closes"
-"""Key of a request's state: whether its connection is closed after the answer."""
+"""Key in a request's state for whether its connection is closed after the answer."""
 UNCONFIRMED = "This API key is not known yet, and the gateway cannot reach its database to look."
 
 
 async def public(_connection: Connection, _handler: BaseRouteHandler) -> None:
-    """The guard of a route that needs no key."""
+    """Allows requests without a key."""
 
 
 def _authorization(scope: Any) -> str | None:
-    """The header with the key; Anthropic's clients give it as `x-api-key`."""
+    """Returns the header with the key. Anthropic's clients send it as `x-api-key`."""
     given = find_header(scope, b"authorization")
     if given is None and (key := find_header(scope, b"x-api-key")) is not None:
         return f"Bearer {key}"
@@ -41,8 +41,8 @@ def _authorization(scope: Any) -> str | None:
 
 
 def requires(scope: str, *, on_worker: bool = False) -> Guard:
-    """A guard that lets a tenant's key with the scope pass, takes one of the requests that its
-    limits allow, and leaves its Principal as `request.user`. `on_worker`: a worker is to run the
+    """Returns a guard that accepts a tenant's key with the scope, charges the request to its
+    limits, and stores its Principal as `request.user`. `on_worker` says that a worker runs the
     request, which also takes one of the concurrent requests."""
 
     async def guard(connection: Connection, _handler: BaseRouteHandler) -> None:
@@ -60,13 +60,13 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
         gateway.key_uses.note(key.id)
         body = held_body(connection.scope)
         body.charge(principal.tenant.id)
-        # Known before it is taken: a refusal, too, tells what is left.
+        # Stored before the charge is taken, so that a refusal also reports the limits.
         charge = gateway.admission.charge(view, principal, body)
         connection.scope["state"][CHARGE] = charge
         try:
             await charge.take(announced_bytes(connection.scope), on_worker=on_worker)
         except ApiError:
-            # What has come of the body stays in memory while the refusal waits.
+            # Received parts of the body stay in memory while the refusal waits.
             if body.excess is None:
                 await _wait_for_turn(gateway, principal.tenant.id, connection.scope["state"])
             raise

@@ -1,4 +1,4 @@
-"""How the routes that matter are declared, and how they are found."""
+"""Declares the routes that run on workers, and finds them without the framework's router."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gateway.http.request import (
 
 
 class HotRoute(HTTPRouteHandler):
-    """A route whose function takes the request and its body as a struct, and returns an ASGI
-    application, which raises only before it has sent anything.
+    """Route whose function takes the request and its decoded body, and returns an ASGI application
+    that raises only before it has sent anything.
 
-    It is called as simply as that, after its guards. With guard and decoding, the framework's own
-    route takes 37 us of CPU a request and this one 16; if the request is refused, 58 and 20
+    The function is called directly after the guards. With guard and decoding, the framework's own
+    route takes 37 µs of CPU for a request, and this one 16; for a refused request, 58 and 20
     (benchmarks/hot_route.py, in turns).
     """
 
@@ -49,7 +49,7 @@ class HotRoute(HTTPRouteHandler):
                 body = await request.decode(decoder)
                 trace.event("body_read")
                 response: ASGIApp = await handler.fn(request, body)
-                # Its text has become tokens, which the limits of its model bound.
+                # The body has become tokens, which the limits of the model bound.
                 held_body(scope).release()
                 await response(scope, receive, send)
             except Exception as error:
@@ -68,17 +68,17 @@ class HotRoute(HTTPRouteHandler):
 
 
 class DataPlane(Litestar):
-    """A path that is exactly a hot route goes to it at once; all others go through the router."""
+    """Application that calls hot routes directly if the path is equal to theirs."""
 
     def __init__(self, *, cross_origin: CrossOrigin | None, **options: Any) -> None:
-        """cross_origin: None lets pages of no other origin call."""
+        """`cross_origin` None refuses pages of other origins."""
         base: Any = super()
         base.__init__(before_send=[add_request_headers], **options)
         self._cross_origin = cross_origin
         for route in self.routes:
             if isinstance(route, HTTPRoute):
                 for handler in route.route_handlers:
-                    # A decoder takes up to 80 ms to make, which is not for the first request.
+                    # Creating a decoder takes up to 80 ms, which would delay the first request.
                     if (body := handler.parsed_data_field) is not None:
                         decoder_of(body.annotation)
         self._hot = {
@@ -119,7 +119,7 @@ class DataPlane(Litestar):
 
 
 def _adding(headers: Headers, send: Send) -> Send:
-    """Sends answers with these headers too."""
+    """Returns a `send` that adds these headers to answers."""
 
     async def added(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""HTTP connection whose client is bounded in bytes and time before anything is read."""
+"""HTTP connection with limits on its client's bytes and time before a request is read."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from gateway.http.edge import Draining, Edge
 from gateway.http.refusals import Refusals
 
 KEEP_ALIVE_S = 75
-"""Longer than clients and balancers keep an idle connection, so that they end it: a
-request that crosses the end of its connection is lost."""
+"""Seconds. Longer than clients and load balancers keep an idle connection, so that they close it: a
+request sent while the server closes the connection is lost."""
 HEAD_S = 10.0
-"""From a head's first byte to its last; also how long the rest of a body that is not read, because
-its request is answered, may take."""
+"""Maximum seconds from a head's first byte to its last, and for the rest of a body that is not read
+because its request has been answered."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Bound of one head, and of what a body's chunks and trailers add to it."""
+"""Maximum bytes of one head, and of the chunk framing and trailers of one body."""
 HEAD_PIECE_BYTES = 16 << 10
-"""Bytes that are parsed before those of a head are counted again. A head that begins behind another
-request of the same piece may pass its bound by less than a piece."""
+"""Bytes that are parsed between two checks of a head's size. A head that follows another request in
+the same piece may exceed its limit by less than a piece."""
 FRAMING_PER_BYTE = 8
-"""Bytes that the framing of a chunk of one byte takes, at most."""
+"""Maximum bytes of framing for a chunk of one byte."""
 
 _CONNECTION_LOST = "connection_lost"
 
 
 class Config(uvicorn.Config):
-    """With the bounds that all connections of a server share."""
+    """Server configuration with the limits that all its connections share."""
 
     def __init__(
         self,
@@ -58,15 +58,15 @@ class Config(uvicorn.Config):
 
 
 def connection_lost(scope: Scope) -> asyncio.Future[None]:
-    """Done when the connection of a request is lost. It is there for all that are served here, and
-    spares each the task that it would take to await the protocol's message of it."""
+    """Returns a future that is done when the connection of a request is lost. Using it spares a
+    task that waits for the protocol's disconnect message."""
     state: dict[str, Any] = scope["state"]
     return state[_CONNECTION_LOST]
 
 
 class _HeadWithBody:
-    """A transport that holds an answer's head until the server writes what follows it, nearly
-    always in the next moment: each write is a system call and a packet."""
+    """Transport that holds an answer's head until the server writes what follows, usually in the
+    same turn of the loop, because each write is a system call and a packet."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -92,13 +92,13 @@ class _HeadWithBody:
 
     def _send_head(self) -> None:
         head, self._head = self._head, b""
-        # Meanwhile the client may have gone.
+        # The client may have disconnected in the meantime.
         if head and not self._transport.is_closing():
             self._transport.write(head)
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """The clock of a connection runs whenever it is the client that is to send something."""
+    """Connection that times out whenever the server waits for the client."""
 
     config: Config
 
@@ -108,13 +108,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._lost: asyncio.Future[None] = self.loop.create_future()
         self.app_state = {**self.app_state, _CONNECTION_LOST: self._lost}
         self._bodies: deque[HeldBody] = deque()
-        """Bodies of the requests that are not answered, in their order."""
+        """Bodies of the unanswered requests, in their order."""
         self._answered: HeldBody
         """Body of the request that was answered last."""
         self._is_in_head = False
         self._head_bytes = 0
         self._framing_bytes = 0
-        """Received since the head less what the body may take of them."""
+        """Bytes received since the head, less what the content of the body accounts for."""
         reason = self.config.connections.open(self, self._host)
         if reason is not None:
             self.shed(reason)
@@ -122,7 +122,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_clock(self.timeout_keep_alive)
 
     def shed(self, reason: str) -> None:
-        """Closes at once, without an answer."""
+        """Closes the connection at once, without an answer."""
         self.config.refusals.note_connection(reason, canonical(self._host or ""))
         self.transport.abort()
 
@@ -146,7 +146,7 @@ class HttpProtocol(HttpToolsProtocol):
             elif not was_in_body:
                 self._count_head(len(data))
         elif self.cycle.more_body:
-            # No more is read until the application asks, which needs a key.
+            # Nothing more is read until the application reads the body, which needs a key.
             self.flow.pause_reading()
         is_busy = bool(self.cycle) and not self.cycle.response_complete
         if not is_busy and self._is_in_head and not was_in_head:
@@ -154,7 +154,7 @@ class HttpProtocol(HttpToolsProtocol):
                 clock.cancel()
             self._start_clock(self.config.head_s)
         elif not is_busy:
-            # It goes on: some of a head, or the rest of a body that is not read.
+            # The clock continues: these are bytes of a head, or of a body that is not read.
             self.timeout_keep_alive_task = clock
         else:
             if clock is not None:
@@ -163,7 +163,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._start_clock(self.timeout_keep_alive)
 
     def timeout_keep_alive_handler(self) -> None:
-        # What the client sends waits for us.
+        # The server has paused reading, so that the client is not late.
         if self.flow.read_paused:
             self._start_clock(self.timeout_keep_alive)
             return
@@ -180,7 +180,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers are no headers: a proxy before us may have checked those alone.
+        # Trailers are ignored, because a proxy may have checked only the headers.
         if self._is_in_head:
             super().on_header(name, value)
 
@@ -213,7 +213,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         clock = self.timeout_keep_alive_task
         if clock is None:
-            # The next request has begun; its body may be there in part.
+            # The next request has begun, and a part of its body may have been received.
             if self.cycle.more_body:
                 self._start_clock(self.timeout_keep_alive)
             return
@@ -229,18 +229,18 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        # Also of a body that is not read.
+        # This includes a body that is not read.
         self.cycle.more_body = False
         if self.config.draining.is_on and self.cycle.response_complete:
             self.transport.close()
-        # Reading stops at a large body. No other code may ask for more, and the end of the
-        # connection must be seen.
+        # Reading pauses at a large body. It resumes here, because no other code requests it and the
+        # end of the connection must be detected.
         if not self.pipeline:
             self.flow.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # Of one that is reset the server would keep everything for as long as one may be idle.
+        # Otherwise the server keeps the state of a reset connection until its idle timeout.
         self._unset_keepalive_if_required()
         self.config.connections.close(self)
         while self._bodies:
@@ -249,15 +249,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _host(self) -> str | None:
-        """The peer's; None for a Unix socket."""
+        """Address of the peer. None for a Unix socket."""
         return self.client[0] if self.client else None
 
     def _count_head(self, num_bytes: int) -> None:
-        """Counts received bytes of the next head, which is not whole."""
+        """Counts received bytes of the next, incomplete head."""
         self._head_bytes += num_bytes
         if not self.cycle or self.cycle.response_complete:
             self.config.connections.add_to_head(self, num_bytes)
-        # Exactly as many would be a whole head.
+        # A head of exactly this size would be complete.
         if self._head_bytes >= MAX_HEAD_BYTES:
             self.send_400_response("The head of the request is too long.")
 

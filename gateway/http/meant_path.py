@@ -1,4 +1,4 @@
-"""The route that a client with a wrong base URL was looking for."""
+"""Guesses the route that a client with a wrong base URL meant."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ DOCUMENTS = {
     "/api": "/docs",
 }
 PREFIXES = ("/openai", "/api", "/anthropic")
-"""What other servers put before /v1."""
+"""Prefixes that other servers put before /v1."""
 
 
 def find_meant_path(path: str, served: Container[str]) -> str | None:
-    """Returns the route that was probably meant by a path that is not served, or None.
+    """Returns the route that a path which is not served probably means. Returns None if there is
+    none.
 
     A base URL may lack /v1, have it twice, end with a whole route, or have another server's prefix.
     """
@@ -34,7 +35,7 @@ def find_meant_path(path: str, served: Container[str]) -> str | None:
 
 
 def _endings(path: str) -> list[str]:
-    """Returns the whole routes with which a path may end: /v1/messages/v1/messages."""
+    """Returns the routes with which a path may end, as in /v1/messages/v1/messages."""
     endings: list[str] = []
     steps = path.split("/")
     for count in (2, 1):

@@ -1,5 +1,5 @@
-"""What the framework's OpenAPI document of the data plane cannot take from a handler's signature:
-refusals, and headers of requests and answers."""
+"""Parts of the data plane's OpenAPI document that handlers' signatures do not have: refusals, and
+headers of requests and answers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LIMITS = {
     for what in ("limit", "remaining", "reset")
 }
 REQUEST_ID = {"request-id": header({"type": "string", "pattern": "^req_"})}
-"""Where Anthropic's clients look for it."""
+"""Header that Anthropic's clients read."""
 DROPPED = {
     "loraplex-dropped": header(
         {"type": "string"},
@@ -86,7 +86,7 @@ TIMEOUT = Parameter(
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """The answer of a completion route; fields as OpenAI's."""
+    """Answer of a completion route, with OpenAI's fields."""
 
     id: str
     object: str
@@ -97,7 +97,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class EmbeddingList(msgspec.Struct, frozen=True):
-    """The answer of the embeddings route; fields as OpenAI's."""
+    """Answer of the embeddings route, with OpenAI's fields."""
 
     object: str
     data: list[dict[str, Any]]
@@ -106,7 +106,7 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 
 
 class TypedEmbeddings(msgspec.Struct, frozen=True):
-    """The answer of the embed route; fields as Cohere's."""
+    """Answer of the embed route, with Cohere's fields."""
 
     id: str
     embeddings: dict[str, list[Any]]
@@ -116,7 +116,7 @@ class TypedEmbeddings(msgspec.Struct, frozen=True):
 
 
 class ScoreList(msgspec.Struct, frozen=True):
-    """The answer of the score route; fields as vLLM's."""
+    """Answer of the score route, with vLLM's fields."""
 
     id: str
     object: str
@@ -127,7 +127,7 @@ class ScoreList(msgspec.Struct, frozen=True):
 
 
 class Ranking(msgspec.Struct, frozen=True):
-    """The answer of the rerank route; fields as Jina's and vLLM's."""
+    """Answer of the rerank route, with Jina's and vLLM's fields."""
 
     id: str
     model: str
@@ -146,7 +146,7 @@ STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {
     "/v1/messages": MessageAnswer,
     "/v1/responses": ResponseAnswer,
 }
-"""Answers of the routes that may stream, but for completions."""
+"""Answers of the routes that may stream, except completions."""
 
 
 @dataclass
@@ -161,7 +161,7 @@ class KeyOperation(PlaneOperation):
 
 @dataclass
 class ServedOperation(PlaneOperation):
-    """Runs on a worker and takes a deadline."""
+    """Operation that runs on a worker and has a deadline."""
 
     always = ALWAYS | LIMITS | SERVED | DROPPED
 
@@ -172,7 +172,7 @@ class ServedOperation(PlaneOperation):
 
 @dataclass
 class GenerationOperation(ServedOperation):
-    """May answer as a stream."""
+    """Operation that may answer with a stream."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,14 +183,14 @@ class GenerationOperation(ServedOperation):
 
 @dataclass
 class TokenizeOperation(KeyOperation):
-    """Tells what a conversation becomes."""
+    """Operation that returns a conversation's tokens."""
 
     always: ClassVar[Headers] = {**KeyOperation.always, **DROPPED}
 
 
 @dataclass
 class CountOperation(TokenizeOperation):
-    """Counts the tokens of Anthropic's Messages."""
+    """Operation that counts tokens for Anthropic's Messages."""
 
     always: ClassVar[Headers] = {**TokenizeOperation.always, **REQUEST_ID}
 
@@ -201,7 +201,7 @@ class CountOperation(TokenizeOperation):
 
 @dataclass
 class MessagesOperation(GenerationOperation):
-    """Answers Anthropic's Messages."""
+    """Operation that answers Anthropic's Messages."""
 
     always: ClassVar[Headers] = {**GenerationOperation.always, **REQUEST_ID}
 
@@ -211,14 +211,14 @@ class MessagesOperation(GenerationOperation):
 
 
 def _shape_refusals(operation: PlaneOperation) -> None:
-    """Refusals are described in place: those of the document's components have OpenAI's shape."""
+    """Describes refusals in place, because the document's components have OpenAI's form."""
     for status, response in (operation.responses or {}).items():
         if int(status) >= 400 and isinstance(response, OpenAPIResponse):
             response.headers = {**ALWAYS, **REQUEST_ID, **_headers(int(status))}
 
 
 def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
-    """Writes down what follows from the handler's guard and its signature."""
+    """Describes what follows from the handler's guard and signature."""
     guards: Any = handler.resolve_guards()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if public in guards:
         handler.operation_class = PublicOperation
@@ -256,7 +256,7 @@ def _messages_refusals(statuses: set[int]) -> dict[int, ResponseSpec]:
 
 
 def document() -> OpenAPIConfig:
-    """The document is public, at /schema."""
+    """Returns the configuration of the OpenAPI document, which is public at /schema."""
     refusals = {
         status: refusal(text, ALWAYS | _headers(status)) for status, text in REFUSALS.items()
     }
@@ -265,7 +265,7 @@ def document() -> OpenAPIConfig:
         version="1",
         components=components(refusals),
         use_handler_docstrings=True,
-        # Nothing that loads scripts from elsewhere.
+        # Other renderers would load scripts from other servers.
         render_plugins=[JsonRenderPlugin(media_type=MediaType.JSON)],
         openapi_router=Router(
             "/schema", route_handlers=[], guards=[public], include_in_schema=False
@@ -274,7 +274,7 @@ def document() -> OpenAPIConfig:
 
 
 def _headers(status: int) -> dict[str, OpenAPIHeader]:
-    """Headers of a refusal."""
+    """Returns the headers of a refusal with this status."""
     headers: dict[str, OpenAPIHeader] = {}
     if status == 401:
         headers["www-authenticate"] = header({"const": "Bearer"})

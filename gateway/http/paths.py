@@ -1,4 +1,4 @@
-"""The one spelling of a path that is served, so that path filters before us read what we read."""
+"""Rejects ambiguous paths, so that a proxy's path filters read the same path as this server."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 from urllib.parse import unquote_to_bytes
 
 MODELS = b"/v1/models/"
-"""Below it a slash of a model's name may be encoded, as the official clients do."""
+"""Below this path, a slash in a model's name may be encoded, as the official clients do."""
 
 MESSAGES = "/v1/messages"
-"""Anthropic's route, and those below it."""
+"""Anthropic's route, with those below it."""
 
 _PLAIN = re.compile(rb"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z")
-"""Segments as RFC 3986 has them, none empty, `.` or `..`, and nothing percent-encoded."""
+"""Segments as in RFC 3986, none of them empty, `.` or `..`, and nothing percent-encoded."""
 _CHARACTER = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2}")
 _NEEDLESS = re.compile(rb"%(?:[46][1-9A-Fa-f]|[57][0-9Aa]|3[0-9]|2[DdEe]|5[Ff]|7[Ee])")
-"""Encodes a letter, a digit, or one of `-._~`."""
+"""Percent-encoding of a letter, a digit, or one of `-._~`."""
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 def is_of_messages(path: str) -> bool:
-    """Whether clients of Anthropic's Messages ask there: answers have their shape."""
+    """Returns whether a path belongs to Anthropic's Messages, whose answers have its form."""
     return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 
 def find_ambiguity(raw_path: bytes) -> str | None:
-    """Why a filter may take the path of a request for another one; None if it cannot.
+    """Returns why a filter may read the path differently. Returns None if it cannot.
 
-    raw_path: as it was sent, without the query.
+    `raw_path` is the path as it was sent, without the query.
     """
     if _PLAIN.match(raw_path):
         return None

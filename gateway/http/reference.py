@@ -1,4 +1,4 @@
-"""The data plane's reference: what its OpenAPI document says, as tables for people."""
+"""API reference of the data plane: the contents of its OpenAPI document as tables."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ DROPPED_BY_DIALECT: Mapping[str, Mapping[str, str]] = {
 
 
 class Row(NamedTuple):
-    """A field, a parameter or a header."""
+    """Row for a field, a parameter or a header."""
 
     name: str
     kind: str
-    """What its values are, with their bounds."""
+    """Type of its values, with their limits."""
     note: str
-    """`required`, what becomes of a field without effect, or what a header says."""
+    """`required`, the treatment of a field without effect, or the description of a header."""
 
 
 class Fields(NamedTuple):
-    """The fields of a request's body, or of an object in it."""
+    """Fields of a request's body, or of an object in it."""
 
     name: str
     fields: list[Row]
@@ -45,14 +45,13 @@ class Fields(NamedTuple):
 class Route(NamedTuple):
     method: str
     paths: list[str]
-    """The first is the one to use."""
+    """Paths of the route, the preferred one first."""
     text: str
     needs_key: bool
     body: Fields | None
     parameters: list[Row]
     """In the query, the path or a header."""
     headers: list[str]
-    """Headers of an answer."""
     statuses: list[int]
     streams: bool
 
@@ -60,20 +59,20 @@ class Route(NamedTuple):
 class Reference(NamedTuple):
     routes: list[Route]
     objects: list[Fields]
-    """That bodies have within them."""
+    """Objects within bodies."""
     headers: list[Row]
-    """Headers of answers, refusals included."""
+    """Headers of answers, including refusals."""
 
 
 def reference(document: Json) -> Reference:
-    """document: as `/schema` has it."""
+    """Returns the reference of an OpenAPI `document`, as `/schema` returns it."""
     schemas: Json = document["components"]["schemas"]
     routes: dict[str, Route] = {}
     headers: dict[str, Row] = {}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             route = _route(method.upper(), path, operation, document, headers)
-            # Paths of one handler stand together; the one with the lowest version first.
+            # Paths of one handler are listed together, beginning with the lowest version.
             known = routes.get(key := f"{method} {operation['summary']}")
             if known is None:
                 routes[key] = route
@@ -134,7 +133,7 @@ def _fields(name: str, schemas: Json) -> Fields:
 
 
 def _effect(struct: str, field: str) -> str:
-    """What becomes of an optional field, where it is not simply effective."""
+    """Returns how an optional field without its usual effect is treated, or an empty string."""
     if kind := OPENAI.get(struct):
         if refusal := marked(kind, Refusal).get(field):
             return f"refused{_unless(refusal.nothing)}: {refusal.reason}"
@@ -153,7 +152,7 @@ def _unless(values: tuple[Any, ...]) -> str:
 
 
 def kind_of(schema: Json) -> str:
-    """A JSON Schema in a few words; `null`, which always means absent, is left out."""
+    """Describes a JSON Schema in a few words. Omits `null`, which always means absent."""
     match schema:
         case {"$ref": reference}:
             return f"`{reference.removeprefix(PREFIX)}`"
@@ -196,7 +195,7 @@ def _name_of(schema: Json) -> str:
 
 
 def _reached(names: list[str], schemas: Json) -> set[str]:
-    """The schemas of these names and all that they name."""
+    """Returns these schemas and all that they refer to."""
     found: set[str] = set()
     todo = list(names)
     while todo:

@@ -1,4 +1,4 @@
-"""The reference as one HTML page that needs nothing from elsewhere: no script, no font, no CDN."""
+"""API reference as one HTML page that loads nothing from other servers: no script, no font."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ td:first-child { white-space: nowrap; }
 
 
 def reference_page(reference: Reference, version: str) -> str:
-    """The whole page."""
+    """Returns the page as HTML."""
     routes = [*reference.routes]
     links = [(anchor(route), f"{route.method} {route.paths[0]}") for route in routes]
     links += [("objects", "objects"), ("headers", "headers"), ("errors", "errors")]
@@ -99,5 +99,5 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Escaped, with what stands in backticks as code."""
+    """Returns the text escaped, with text in backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

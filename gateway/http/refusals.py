@@ -1,4 +1,4 @@
-"""The trail of what is refused: counters, and log lines that a flood does not multiply."""
+"""Records refusals: counters, and log lines that a flood does not multiply."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from gateway.catalog.principal import Principal
 from gateway.http.error_answers import CODE
 
 INTERVAL_S = 10.0
-"""At most one line in this time for each reason and address prefix."""
+"""Seconds between two log lines for the same reason and address prefix."""
 MAX_SERIES = 256
-"""Pairs of reason and prefix remembered at a time; beyond them a reason's addresses share one."""
+"""Maximum pairs of reason and prefix remembered. Further addresses share one for each reason."""
 MANY = "many"
-"""Stands for the addresses that share a line."""
+"""Prefix of the addresses that share a line."""
 LOGGED = frozenset({401, 403, 429})
-"""Statuses with a line: what an attack on keys or limits looks like. Others are counted."""
+"""Statuses that are logged, because attacks on keys or limits cause them. Others are counted."""
 log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """Counts refusals and logs the first of each series, then their number every interval."""
+    """Counter of refusals. Logs the first of each series, then their number in each interval."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._suppressed: dict[tuple[str, str], int] = {}
 
     def note_answer(self, scope: Mapping[str, Any], status: int) -> None:
-        """An answer to the scope's request, of status 400 or more."""
+        """Records an answer with status 400 or more."""
         state = scope["state"]
         reason = state.get(CODE) or str(status)
         telemetry.refusals.add(1, reason)
@@ -43,7 +43,7 @@ class Refusals:
             self._log("refused", reason, client_address(scope), state.get("request_id"))
 
     def note_connection(self, reason: str, address: str | None) -> None:
-        """A connection that was closed for a bound of the server."""
+        """Records a connection that was closed because of a limit of the server."""
         telemetry.connections_refused.add(1, reason)
         self._log("connection closed", reason, address, None)
 
@@ -60,7 +60,7 @@ class Refusals:
         asyncio.get_running_loop().call_later(self._interval_s, self._tell, message, series)
 
     def _tell(self, message: str, series: tuple[str, str]) -> None:
-        """Ends a series without news; otherwise logs how many came since its last line."""
+        """Logs the number of refusals since the last line. Ends the series if there were none."""
         number = self._suppressed.pop(series)
         if number == 0:
             return

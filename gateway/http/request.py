@@ -1,4 +1,4 @@
-"""A request to the data plane, with what its handlers need at hand."""
+"""Request to the data plane, with the values that its handlers need."""
 
 from __future__ import annotations
 
@@ -29,47 +29,46 @@ T = TypeVar("T")
 
 MAX_TIMEOUT_S = 86_400
 STATUS = "status"
-"""Key of a request's state: the status of its answer, once it is sent."""
+"""Key in a request's state for the status of its answer, set when it is sent."""
 IS_OURS = "is_ours"
-"""Key of a request's state: whether it is refused for a cause on the server's side."""
+"""Key in a request's state for whether the server caused the refusal."""
 _EXCEEDED = {
     "tenant": "Too many bytes of this tenant's requests are being read.",
     "all": "Too many bytes of requests are being read.",
 }
 decoder_of = cache(msgspec.json.Decoder)
-"""The decoder of a type, made once."""
+"""Returns the decoder of a type, created once."""
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
 
 class GatewayRequest(Request[Principal, Any, State]):
-    """Numbered and timed from its first moment. The id is always ours: usage is counted by it."""
+    """Request with an id and a start time. Ignores a client's x-request-id, because usage is keyed
+    by the id."""
 
     def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(scope, *args, **kwargs)
         self.gateway: Gateway = self.app.state["gateway"]
         self.num_bytes = 0
-        """Size of the body, once it is read."""
+        """Size of the body in bytes, once it is read."""
         self._whole: bytes | None = None
         number_request(scope)
         self.trace = self.gateway.config.tracing.begin(scope)
 
     async def body(self) -> bytes:
-        """The body, until it is decoded. Raises as `_read`."""
+        """Returns the body, which is kept until it is decoded. Raises the errors of `_read`."""
         if self._whole is None:
             self._whole = await self._read()
         return self._whole
 
     async def json(self) -> Any:
-        """The body as what the handler takes as `data`. Raises as `decode`."""
+        """Returns the decoded body, the handler's `data`. Raises the errors of `decode`."""
         data: Any = self.route_handler.parsed_data_field
         return await self.decode(decoder_of(data.annotation))
 
     async def _read(self) -> bytes:
-        """As the framework's own, which indexes all headers and goes through a generator.
-
-        Raises RequestEntityTooLarge, at once where the length is announced; BodyTimeout; Overloaded
-        if too many bytes of bodies are held; InvalidRequest, which is never read, if the client
-        leaves."""
+        """Reads the body. Faster than the framework's method, which indexes all headers. Raises
+        RequestEntityTooLarge, at once if the length is announced, BodyTimeout, Overloaded if too
+        many bytes of bodies are in memory, or InvalidRequest if the client disconnects."""
         held = held_body(self.scope)
         announced = announced_bytes(self.scope)
         if announced > MAX_BODY_BYTES:
@@ -98,7 +97,7 @@ class GatewayRequest(Request[Principal, Any, State]):
         return bytes(body)
 
     async def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
-        """The body as a struct. Raises as `body` and `decode_request`."""
+        """Returns the body as a struct. Raises the errors of `_read` and `decode_request`."""
         body = await self.body()
         if delay_s := self.gateway.body_pace.delay_s(self.user.tenant.id, len(body)):
             await asyncio.sleep(delay_s)
@@ -111,8 +110,8 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     @property
     def deadline(self) -> float:
-        """When the first output is due, as time.perf_counter() has it; the header
-        `x-request-timeout` gives the seconds. Raises InvalidRequest."""
+        """Time of time.perf_counter() at which the first output is due. The header
+        `x-request-timeout` gives the seconds. Raises InvalidRequest if it is invalid."""
         given = find_header(self.scope, b"x-request-timeout")
         if given is None:
             return self.started_at + self.gateway.config.request_timeout_s
@@ -126,7 +125,7 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     @property
     def started_at(self) -> float:
-        """When it came, as time.perf_counter() has it."""
+        """Time of time.perf_counter() at which the request arrived."""
         return self.scope["state"]["started_at"]
 
     @property
@@ -135,7 +134,7 @@ class GatewayRequest(Request[Principal, Any, State]):
 
 
 def number_request(scope: Any) -> None:
-    """Gives the request an id and the moment it began, unless it has them."""
+    """Sets the id and start time of a request, unless it has them."""
     state = scope["state"]
     if "request_id" not in state:
         state["request_id"] = f"req_{os.urandom(16).hex()}"
@@ -143,8 +142,8 @@ def number_request(scope: Any) -> None:
 
 
 async def add_request_headers(message: Message, scope: Scope) -> None:
-    """Hook before each send: every answer, refusals included, says its id, how long it took and
-    what is left of the caller's limits."""
+    """Adds headers to every answer, including refusals: its id, its duration and the caller's
+    limits."""
     if message["type"] != "http.response.start":
         return
     state: dict[str, Any] = scope["state"]

@@ -1,4 +1,4 @@
-"""How every plane is served: one uvicorn with uvloop and httptools on a socket of ours."""
+"""HTTP server of every plane: uvicorn with uvloop and httptools on an existing socket."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from gateway.http.refusals import Refusals
 
 BACKLOG = 2048
 ACCEPTED_AT_ONCE = 8
-"""libuv accepts one connection of a listener in a turn of its loop, and under load turns are long:
-a new connection would wait for all before it. So the same socket is listened to so many times."""
+"""Number of listeners on the same socket. libuv accepts one connection of a listener in a turn of
+its loop, so that new connections would otherwise wait for all before them while turns are long."""
 DRAIN_LOOK_S = 0.05
 """Seconds between checks whether requests are still in progress."""
 STUCK_CLIENT_MS = 30_000
-"""The kernel drops a connection whose peer has taken nothing for this long: closing one politely
-would wait for the peer for ever."""
+"""Milliseconds after which the kernel drops a connection whose peer accepts no data. A polite close
+would wait for the peer forever."""
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening socket; port 0 finds a free one, `shared` lets several processes listen."""
+    """Returns a listening socket. Port 0 finds a free one. `shared` lets several processes
+    listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -50,14 +51,15 @@ def make_config(
     draining: Draining | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Config:
-    """Requests in progress have `drain_s` to end at shutdown.
+    """Returns a server configuration. At shutdown, requests in progress have `drain_s` to end.
 
-    trusted_proxies: addresses or networks whose `X-Forwarded-For` names the client. By
-    default none is, and the client is the peer that connects. With one, all clients may come from
-    the proxy's address, and addresses have no bound of their own.
-    max_connections, max_connections_per_address: see `Connections`.
-    bodies: what the bodies of requests may take. draining: set by a server that ends. Servers of
-    one process may share both.
+    `trusted_proxies` are addresses or networks whose `X-Forwarded-For` names the client. By default
+    there are none, and the client is the peer. With one, all connections may come from the proxy's
+    address, and the limit per address does not apply. `max_connections` and
+    `max_connections_per_address` are those of `Connections`.
+
+    `bodies` limits the memory of request bodies, and `draining` is set by a server that shuts down.
+    Servers of one process may share both.
     """
     return Config(
         app,
@@ -72,7 +74,7 @@ def make_config(
         ws="none",
         lifespan="on",
         log_config=None,
-        # What clients send wrongly is in `Refusals`, once.
+        # `Refusals` records clients' errors once.
         log_level=logging.ERROR,
         access_log=False,
         server_header=False,
@@ -89,8 +91,8 @@ def _given(tls: ssl.SSLContext, _config: uvicorn.Config, _default: object) -> ss
 
 
 class Server(uvicorn.Server):
-    """Ends when what the app does beside serving has failed: it would answer from what it knew
-    then, for ever. The supervisor of the process starts it again."""
+    """Server that also ends when a background task of the application fails, because it would
+    otherwise serve stale data forever. The process's supervisor restarts it."""
 
     config: Config
 
@@ -103,9 +105,9 @@ class Server(uvicorn.Server):
             self.servers.append(await loop.create_server(protocol, sock=sock, ssl=self.config.ssl))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuses new requests by an answer until those in progress have ended, and closes then. A
-        listener that was closed at once, and that another process holds too, would leave new
-        clients without an answer."""
+        """Answers new requests with a refusal until those in progress have ended, then closes. If
+        the listener closed at once while another process shares it, new clients would get no
+        answer."""
         config, loop = self.config, asyncio.get_running_loop()
         ends_at = loop.time() + (config.timeout_graceful_shutdown or 0)
         config.draining.is_on = True
@@ -121,5 +123,5 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: ASGIApp, *, drain_s: float = 30.0) -> Server:
-    """Await its `serve(sockets=[bind(...)])`."""
+    """Returns a server that is run by `serve(sockets=[bind(...)])`."""
     return Server(make_config(app, drain_s=drain_s))

@@ -1,4 +1,4 @@
-"""What the handlers work with: one of each in a gateway process."""
+"""Objects that the handlers use. A gateway process has one of each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workers.wire.client import WorkerClient
 
 
 class Gateway:
-    """Made once; `gateway.app` runs what of it has to run."""
+    """Services of one gateway process, created once. `gateway.app` runs their background tasks."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Gateway:
         self.failover = Failover(self.fleet, config.failover_wait_s)
         self.in_flight_requests = InFlightRequests(Outcomes())
         self.refused_tenants: set[str] = set()
-        """Ids of tenants whose newest request was refused before it ran. Nothing is prefetched for
-        their next one, so that refused requests displace no other tenant's adapters."""
+        """Ids of tenants whose newest request was refused before it ran. Their next request
+        prefetches nothing, so that refused requests do not evict other tenants' adapters."""
         self.running = RunningGenerations(self._is_valid)
         self.key_uses = KeyUses()
         self.wal = WriteAheadLog(config.wal, config.instance_id)
@@ -74,7 +74,7 @@ class Gateway:
 
     @property
     def standing(self) -> Standing:
-        """Read on any thread."""
+        """Current state for the metrics. May be read in any thread."""
         view, failover = self.catalog.view, self.failover
         return Standing(
             requests_in_flight=self.in_flight_requests.num_open,
@@ -92,7 +92,7 @@ class Gateway:
         )
 
     def why_not_ready(self) -> str | None:
-        """The reason why requests cannot be served, or None."""
+        """Returns the reason why requests cannot be served, or None."""
         if self.catalog.view is None:
             return "the catalog is not loaded"
         if self.catalog.is_stale:
@@ -104,6 +104,6 @@ class Gateway:
         return view is not None and is_valid(view, key_id, self.clock.moment)
 
     def _connect(self, address: str) -> WorkerClient:
-        """A client of a worker, not yet connected."""
+        """Returns a client of a worker that is not yet connected."""
         config = self.config
         return WorkerClient(address, instance_id=config.instance_id, security=config.security)

@@ -1,6 +1,6 @@
-"""Answers on the wire: server-sent events or one body, ended at once when the client goes.
+"""Answers as server-sent events or one body, which end at once when the client disconnects.
 
-The framework's own streaming neither closes generators nor stops for a client that has left, so
+The framework's own streaming neither closes generators nor stops when a client disconnects. So
 these are plain ASGI applications that cancel their generation in a `finally` around the send.
 """
 
@@ -39,8 +39,8 @@ from workers.wire.client import HUNG_STEP_S
 log = logging.getLogger(__name__)
 
 ANSWER_WAIT_S = 2.0
-"""Seconds that the answer to a failed request waits for its workers to report how far its prompts
-have come, which they do after their current step."""
+"""Seconds that the answer to a failed request waits for workers to report the computed part of its
+prompts, which they do after their current step."""
 LAST_REPORT_S = HUNG_STEP_S
 """Seconds that the usage of a request waits for these reports, unless its workers are lost."""
 
@@ -54,20 +54,21 @@ def _now() -> float:
 
 @dataclass(eq=False)
 class GenerationResponse(ABC):
-    """Runs a generation for as long as the client is there to take it."""
+    """Response that runs a generation until it ends or the client disconnects."""
 
     generation: Generation
     headers: Headers
     usage: RequestUsage
-    """Recorded before the answer's end is sent, unless the request is refused."""
+    """Recorded before the end of the answer is sent, unless the request is refused."""
     settle: Settle
-    """Called once, when all is over, with what ended it if not the answer's end or the client."""
+    """Called exactly once at the end, with the exception that ended the answer. None if it
+    completed or the client disconnected."""
     _failure: Exception | None = field(default=None, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Returns when the client has its answer and the workers have reported what they computed
-        for it, which may take a step longer: a request that is refused or left early is billed
-        that step too."""
+        """Answers the request. Returns when the client has its answer and the workers have reported
+        what they computed, which may take another step. A request that is refused or left early is
+        billed for that step too."""
         try:
             try:
                 with Client(connection_lost(scope)) as client:
@@ -87,12 +88,11 @@ class GenerationResponse(ABC):
 
     @abstractmethod
     async def _answer(self, send: Send, client: Client) -> None:
-        """Sends everything. Raises only before anything was sent."""
+        """Sends the answer. Raises only before anything is sent."""
 
     async def _keep_failure(self) -> None:
-        """Records the usage before the client is told what went wrong, unless that would take
-        long or cannot be done. A refused request has used nothing. What still runs does not wait
-        for the disk."""
+        """Records the usage before the client gets the error, unless workers take too long or the
+        record cannot be written. A refused request has no usage."""
         is_final = await self.generation.stop(ANSWER_WAIT_S)
         if is_final and not self.generation.is_refused:
             with contextlib.suppress(UsageUnavailable):
@@ -101,7 +101,7 @@ class GenerationResponse(ABC):
 
 @dataclass(eq=False)
 class WholeResponse(GenerationResponse):
-    """One JSON body when all choices have ended."""
+    """Response with one JSON body, sent when all choices have ended."""
 
     format: BodyFormat
 
@@ -125,9 +125,10 @@ class WholeResponse(GenerationResponse):
 
 @dataclass(eq=False)
 class StreamResponse(GenerationResponse):
-    """One write per engine step; comments while it is silent; cut if the client does not read.
+    """Response with one write for each engine step. Sends comments while the generation is silent,
+    and disconnects a client that does not read.
 
-    The head goes out with the first event, so a failure before that is a plain HTTP error.
+    The head is sent with the first event, so that an earlier failure is a plain HTTP error.
     """
 
     format: AnswerFormat
@@ -135,7 +136,7 @@ class StreamResponse(GenerationResponse):
     slow_client_s: float
     _has_started: bool = field(default=False, init=False)
     _start: bytes = field(default=b"", init=False)
-    """Events that are sent before anything else."""
+    """Events that are sent before all others."""
     _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _last_write: float = field(default_factory=_now, init=False)
     _watcher: asyncio.Task[None] | None = field(default=None, init=False)
@@ -154,7 +155,7 @@ class StreamResponse(GenerationResponse):
         try:
             deltas = await self.generation.step()
             self._start = self.format.start(self.generation.usage)
-            # Looked at before anything is awaited: what comes meanwhile is of another step.
+            # Checked before any await, after which `is_done` may include a later step.
             while not self.generation.is_done:
                 if (chunks := await self._chunks(send, deltas)) or self._start:
                     await self._write(send, chunks)
@@ -173,8 +174,8 @@ class StreamResponse(GenerationResponse):
             forget_frames(error)
 
     async def _chunks(self, send: Send, deltas: list[Delta]) -> bytes:
-        """The events of these deltas. Of large ones all but the last is written, piece by piece,
-        and the loop goes on in between."""
+        """Returns the events of these deltas. Writes all but the last piece of large ones, and lets
+        the event loop run in between."""
         if sum([num_scores(delta.scored) for delta in deltas]) <= SCORES_AT_ONCE:
             return b"".join([self.format.chunk(delta) for delta in deltas])
         chunks = b""
@@ -200,11 +201,11 @@ class StreamResponse(GenerationResponse):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
     def _watch(self, send: Send, client: Client) -> None:
-        """Most answers have ended before there is anything to watch for."""
+        """Starts the task that sends pings. Most answers end before it is needed."""
         self._watcher = asyncio.create_task(self._keep_alive(send, client))
 
     async def _keep_alive(self, send: Send, client: Client) -> None:
-        """Pings in silence, until a write has been stuck for too long."""
+        """Sends pings while the answer is silent, until the client does not read for too long."""
         while True:
             await asyncio.sleep(self._patience())
             if self._patience() > 0:
@@ -215,7 +216,7 @@ class StreamResponse(GenerationResponse):
                 return
 
     async def _ping(self, send: Send) -> bool:
-        """Whether the client took it in time."""
+        """Sends a ping. Returns whether the client read it in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.slow_client_s):
                 await self._write(send, self.format.ping)
@@ -223,20 +224,21 @@ class StreamResponse(GenerationResponse):
         return False
 
     def _patience(self) -> float:
-        """Seconds until the silence or the stuck write is too long."""
+        """Returns the seconds until the next ping, or until a write is stuck for too long."""
         limit = self.slow_client_s if self._write_lock.locked() else self.ping_interval_s
         return self._last_write + limit - _now()
 
 
 class Client:
-    """Ends the current task, within `with`, when its client leaves, as if the task were done.
+    """Context manager that cancels the current task when its client disconnects, and ends the
+    `with` block normally then.
 
-    The connection calls it back: a task that awaits that would cost as much as all that is read of
-    a request.
+    The connection calls it back, because a task that waits for the disconnect would cost as much as
+    reading a request.
     """
 
     def __init__(self, lost: asyncio.Future[None]) -> None:
-        """`lost`: its connection."""
+        """`lost` is done when the connection is lost."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -255,7 +257,7 @@ class Client:
         return is_ended and self._has_left and not self._task.uncancel()
 
     def leave(self, _: object = None) -> None:
-        """Harmless twice, and when the answer is over."""
+        """Cancels the task. Does nothing if called again or after the block has ended."""
         if not (self._has_left or self._is_over):
             self._has_left = True
             self._task.cancel()

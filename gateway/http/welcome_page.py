@@ -1,4 +1,4 @@
-"""The page that a browser shows for a gateway's address."""
+"""Page that a browser shows for a gateway's address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.http.reference_page import STYLE
 
 
 def welcome_page(version: str) -> str:
-    """Returns the page: where the interface is described, and how to make a first request."""
+    """Returns a page that links to the API reference and shows a first request."""
     request = (
         "curl $URL/v1/chat/completions -H 'Authorization: Bearer '$KEY "
         "-H 'Content-Type: application/json' \\\n"

@@ -1,4 +1,4 @@
-"""The routes that generate: resolve, check, tokenise, admit, choose, submit, stream, settle."""
+"""Routes that generate: resolve, check, tokenise, admit, choose, submit, stream, settle."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ B = TypeVar("B")
 answering = partial(
     HotRoute, http_method="POST", guards=[requires(INFERENCE, on_worker=True)], status_code=200
 )
-"""Declares a route whose function hands its body to `answer`."""
+"""Declares a route whose function passes its body to `answer`."""
 
 
 @answering("/v1/chat/completions")
@@ -75,8 +75,8 @@ async def create_response(request: GatewayRequest, data: JSONBody[ResponsesReque
 
 
 async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIApp:
-    """The way of a request down to its response, which gives back what the request has taken when
-    it ends; a request that never gets one gives it back here."""
+    """Prepares a request and returns its response as an ASGI application. The response releases
+    what the request has reserved; this function does if it raises."""
     gateway, caller = request.gateway, request.user
     asked = dialect.read(body)
     gateway.usage_recorder.check()
@@ -109,7 +109,8 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIA
 def _full_workers(
     request: GatewayRequest, target: ResolvedModel, service: Service
 ) -> Sequence[WorkerClient]:
-    """Workers whose queue has just refused such a request. Raises WorkerFailed if all have."""
+    """Returns workers whose queue has just refused such a request. Raises WorkerFailed if all
+    have."""
     gateway, digest = request.gateway, target.base.digest
     if not len(gateway.failover.full):
         return ()
@@ -120,7 +121,7 @@ def _full_workers(
 async def prepare(
     request: GatewayRequest, asked: GenerationRequest, target: ResolvedModel, service: Service
 ) -> Call:
-    """Checks the request's size, then tokenises."""
+    """Tokenises the request's prompts and prepares its grammar. Raises ApiError."""
     deadline = request.deadline
     request.trace.enter("tokenise")
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
@@ -153,7 +154,7 @@ async def prepare(
 async def _grammar(
     request: GatewayRequest, asked: GenerationRequest, tokenizer: ModelTokenizer, prompt: Prompt
 ) -> HeldGrammar:
-    """What the answers are held to; empty: nothing. The prompts of a request have one form."""
+    """Returns the grammar of the answers, empty if they are free. All prompts have one form."""
     grammars, caller = request.gateway.grammars, request.user
     user = GrammarUser(request.request_id, caller.tenant.id, caller.cache_domain)
     body = await grammars.of(asked.constraint, user)
@@ -169,12 +170,12 @@ async def _grammar(
 class Admitted(NamedTuple):
     worker: WorkerClient
     model: ModelInfo
-    """The base model, as the worker had it when it was chosen."""
+    """The base model as the worker reported it when it was chosen."""
     reservation: Reservation
 
 
 async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient]) -> Admitted:
-    """Chooses a worker, but none of the `full`, and reserves what the request may take."""
+    """Chooses a worker that is not in `full`, and reserves the request's maximum usage."""
     gateway, asked, target = request.gateway, call.asked, call.target
     default_tokens = target.serving.defaults.max_tokens or gateway.config.default_tokens(
         is_chat=asked.messages is not None
@@ -201,7 +202,7 @@ async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient
 
 
 def _told(call: Call, admitted: Admitted) -> Call:
-    """Names the bound of the answer's tokens if it was cut to the room that was left."""
+    """Records as dropped the field of maximum tokens if there is less room than requested."""
     asked, allowed = call.asked, admitted.reservation.max_tokens
     if asked.max_tokens is None or min(allowed) >= asked.max_tokens:
         return call
@@ -215,7 +216,7 @@ def respond(
     admitted: Admitted,
     make_format: Callable[[SamplingParams], BodyFormat],
 ) -> ASGIApp:
-    """Hands over to the response, which submits, streams and settles."""
+    """Returns the response, which submits, streams and settles the generation."""
     gateway = request.gateway
     worker, model, reservation = admitted
     call.trace.enter("stream")
@@ -246,19 +247,19 @@ def _headers(call: Call, generation: Generation) -> Headers:
 
 
 def with_dropped(asked: GenerationRequest, *names: str) -> GenerationRequest:
-    """Adds to the names of what was taken without effect."""
+    """Adds names to the request's fields without effect."""
     return msgspec.structs.replace(asked, dropped=tuple(sorted((*asked.dropped, *names))))
 
 
 def dropped_header(asked: GenerationRequest) -> Headers:
-    """The header that names what was taken without effect, if anything was."""
+    """Returns the header that names fields without effect, or none."""
     return [(b"loraplex-dropped", header_of(asked.dropped))] if asked.dropped else []
 
 
 def _log(
     request: GatewayRequest, call: Call, generation: Generation, failure: Exception | None
 ) -> None:
-    """One line a request; never what was said."""
+    """Logs one line for each request, without its prompt or answer."""
     usage, version = generation.usage, call.target.version
     first_at = generation.first_output_at
     ttft_ms = None if first_at is None else round((first_at - request.started_at) * 1e3, 1)

@@ -1,4 +1,4 @@
-"""The routes that answer with vectors, and with scores made of them."""
+"""Routes that answer with vectors or with relevance scores."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ RERANKING = Reranking()
 
 @answering("/v1/embeddings")
 async def create_embeddings(request: GatewayRequest, data: JSONBody[EmbeddingRequest]) -> ASGIApp:
-    """A vector of each input, of length 1."""
+    """Returns a vector of length 1 for each input."""
     return await answer(request, EMBEDDINGS, data)
 
 
 @answering("/v2/embed")
 async def embed(request: GatewayRequest, data: JSONBody[EmbedRequest]) -> ASGIApp:
-    """A vector of each text, of length 1, in Cohere's form."""
+    """Returns a vector of length 1 for each text, in Cohere's form."""
     return await answer(request, COHERE_EMBEDDINGS, data)
 
 
 @answering(["/v1/score", "/score"])
 async def create_scores(request: GatewayRequest, data: JSONBody[ScoreRequest]) -> ASGIApp:
-    """How relevant texts are to others, 0 to 1, as a causal reranker says."""
+    """Returns how relevant texts are to others, from 0 to 1, as a causal reranker judges."""
     return await answer(request, SCORES, data)
 
 
 @answering(["/v1/rerank", "/v2/rerank", "/rerank"])
 async def rerank(request: GatewayRequest, data: JSONBody[RerankRequest]) -> ASGIApp:
-    """Documents by their relevance to a query, as a causal reranker says."""
+    """Returns documents by their relevance to a query, as a causal reranker judges."""
     return await answer(request, RERANKING, data)

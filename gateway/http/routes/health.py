@@ -1,4 +1,4 @@
-"""For probes and people: alive, ready, which version, which interface. No key needed."""
+"""Routes for probes and people, without a key: liveness, readiness and version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.http.request import GatewayRequest
 
 @get("/livez", guards=[public])
 async def livez() -> dict[str, str]:
-    """The process answers."""
+    """Returns 200 while the process runs."""
     return {"status": "ok"}
 
 
@@ -28,8 +28,8 @@ async def livez() -> dict[str, str]:
     },
 )
 async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
-    """Requests can be served: the catalog is loaded and not stale, usage can be recorded, a worker
-    is ready that could serve a base model, and nothing drains."""
+    """Returns 200 if requests can be served: the catalog is loaded and not stale, usage can be
+    recorded, a worker that can serve a base model is ready, and the server is not draining."""
     reason = request.gateway.why_not_ready()
     if reason is None:
         return Response({"status": "ok"})
@@ -38,17 +38,17 @@ async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
 
 @head("/", guards=[public], responses=refused(429, 503), status_code=200)
 async def check_connection() -> None:
-    """The address answers: some agents ask before they begin."""
+    """Returns 200. Some agents check the address before their first request."""
 
 
 @get("/version", guards=[public], responses=refused(429, 503))
 async def get_version() -> dict[str, str]:
-    """The package's version."""
+    """Returns the package's version."""
     return {"version": this_version()}
 
 
 def this_version() -> str:
-    """The installed package's, if it is installed."""
+    """Returns the version of the installed package, or "not installed"."""
     try:
         return version("loraplex")
     except PackageNotFoundError:

@@ -33,7 +33,7 @@ async def create_message(request: GatewayRequest, data: JSONBody[MessagesRequest
 async def count_message_tokens(
     request: GatewayRequest, data: JSONBody[CountTokensRequest]
 ) -> Response[TokenCount]:
-    """The number of tokens that a conversation's prompt has; it may be more than the context."""
+    """Returns the number of tokens in a conversation's prompt, which may exceed the context."""
     asked = MESSAGES.count(data)
     target, tokenizer = await tokenizer_of(request, asked.model)
     check_tools(asked.tools, asked.tool_choice, asked.dropped)

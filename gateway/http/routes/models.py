@@ -1,4 +1,4 @@
-"""What the caller may name as `model`."""
+"""Routes that list what the caller may name as `model`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
 
 CARDS_AT_ONCE = 100
-"""Others stream while thousands are made."""
+"""Cards made before the event loop runs other requests."""
 
 
 @get("/v1/models", guards=[requires(INFERENCE)])
 async def list_models(request: GatewayRequest) -> ModelList:
-    """Base models and the tenant's own adapters, as far as the key may use them."""
+    """Returns base models and the tenant's own adapters that the key may use."""
     caller, view = request.user, request.gateway.catalog.current
     cards: list[ModelCard] = []
     names = filter(caller.may_use, view.names(caller.tenant))
@@ -33,7 +33,7 @@ async def list_models(request: GatewayRequest) -> ModelList:
 
 @get("/v1/models/{model:path}", guards=[requires(INFERENCE)])
 async def get_model(request: GatewayRequest, model: FromPath[str]) -> ModelCard:
-    """One model, by any name that a request may use for it."""
+    """Returns one model, by any name that a request may use for it."""
     caller, name = request.user, model.removeprefix("/")
     if not caller.may_use(name):
         raise ModelNotFound(name)

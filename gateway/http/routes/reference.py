@@ -1,4 +1,4 @@
-"""Pages for people: the gateway's address, and the reference of its routes."""
+"""HTML pages: the start page of the gateway's address, and the API reference."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gateway.http.routes.health import this_version
 from gateway.http.welcome_page import welcome_page
 
 PAGE = "reference_page"
-"""Key of the application's state."""
+"""Key of the page in the application's state."""
 HEADERS = {"content-security-policy": POLICY}
 
 
 def write_documents(app: Litestar) -> None:
-    """Makes the OpenAPI document, which the framework keeps, and the page of it."""
+    """Generates the OpenAPI document, which the framework keeps, and the reference page."""
     plugins = cast("Any", app.plugins)
     document: Json = plugins.get("OpenAPIPlugin").provide_openapi_schema()
     app.state[PAGE] = reference_page(reference(document), this_version())
@@ -27,11 +27,11 @@ def write_documents(app: Litestar) -> None:
 
 @get("/docs", guards=[public], include_in_schema=False)
 async def show_reference(request: GatewayRequest) -> Response[str]:
-    """Needs nothing from elsewhere."""
+    """Returns the API reference, which loads nothing from other servers."""
     return Response(request.app.state[PAGE], headers=HEADERS, media_type=MediaType.HTML)
 
 
 @get("/", guards=[public], include_in_schema=False)
 async def welcome() -> Response[str]:
-    """Tells a browser what this server is, and where to read on."""
+    """Returns a page that says what this server is and links to its documentation."""
     return Response(welcome_page(this_version()), headers=HEADERS, media_type=MediaType.HTML)

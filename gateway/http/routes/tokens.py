@@ -1,4 +1,4 @@
-"""Text to token ids and back, as the completion routes do it."""
+"""Routes that convert text to token ids and back, as the completion routes do."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from gateway.limits.bounds import check_template_arguments, check_tools
 from gateway.text.tokenizer import ModelTokenizer
 
 MIN_COUNTED = 1 << 15
-"""Tokens that both routes take though the context has fewer; far more would take gigabytes."""
+"""Minimum limit in tokens of both routes, even if the context is shorter. Far more tokens would
+take gigabytes."""
 MAX_TEXT_BYTES = 2 << 20
-"""Bound of an answer's text: more would wait in memory for a client that does not read it."""
+"""Maximum bytes of an answer's text, because it waits in memory for a client that does not read."""
 
 
 @post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
 async def tokenize(
     request: GatewayRequest, data: JSONBody[TokenizeRequest]
 ) -> Response[TokenizeResponse]:
-    """The ids that a prompt or a conversation becomes."""
+    """Returns the token ids of a prompt or a conversation."""
     target, tokenizer = await tokenizer_of(request, data.model)
     reader = ConversationReader()
     if data.messages is not None:
@@ -78,7 +79,7 @@ async def tokenize(
 async def detokenize(
     request: GatewayRequest, data: JSONBody[DetokenizeRequest]
 ) -> DetokenizeResponse:
-    """The text of token ids, special tokens included."""
+    """Returns the text of token ids, special tokens included."""
     target, tokenizer = await tokenizer_of(request, data.model)
     size, most = target.base.shape.vocab_size, max_counted(target)
     if len(data.tokens) > most:
@@ -95,12 +96,12 @@ async def detokenize(
 
 
 def max_counted(target: ResolvedModel) -> int:
-    """Tokens that a counted text may have."""
+    """Returns the maximum tokens of a text for these routes."""
     return max(target.base.max_model_len, MIN_COUNTED)
 
 
 async def tokenizer_of(request: GatewayRequest, model: str) -> tuple[ResolvedModel, ModelTokenizer]:
-    """What the caller names as `model`, and its tokenizer. Raises ModelNotFound."""
+    """Returns the model that the caller names, and its tokenizer. Raises ModelNotFound."""
     caller = request.user
     target = await request.gateway.catalog.resolve(caller, model, caller.key.id)
     return target, await request.gateway.tokenizers.get(target.base.digest)
