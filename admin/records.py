@@ -216,6 +216,10 @@ class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
         msgspec.Meta(max_length=16),
     ] = ()
     """Beside those of the request."""
+    stop_token_ids: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)], ...], msgspec.Meta(max_length=64)
+    ] = ()
+    """Tokens that end answers beside the base model's own."""
     defaults: GenerationDefaults = GenerationDefaults()
     pooling: Literal["last", "mean", "cls"] | None = None
     """How embeddings are made of the last hidden states; None: as the base model's are."""

@@ -83,7 +83,8 @@ def _check(api: Api, fields: dict[str, Any]) -> None:
     name, model = fields.get("name", ""), fields.get("model")
     try:
         check_names(name, model, fields.get("alias"))
-        parse_serving(json.dumps(fields.get("serving", {})))
+        for field in ("serving", "folder_serving"):
+            parse_serving(json.dumps(fields.get(field, {})), field)
     except Invalid as error:
         raise ApiFailure(str(error)) from None
     api.get("/admin/v1/uploads/rejected", tenant=fields.get("tenant"))

@@ -48,6 +48,7 @@ class TemplateView(msgspec.Struct, frozen=True):
 class ServingView(msgspec.Struct, frozen=True):
     template: TemplateView | None
     stop: list[str]
+    stop_token_ids: list[int]
     defaults: GenerationDefaults
     metadata: dict[str, str]
 
@@ -165,7 +166,13 @@ def _serving_view(version: VersionDetails, approved: set[str]) -> ServingView:
     template = None
     if digest is not None:
         template = TemplateView(digest, digest in approved, serving.chat_template or "")
-    return ServingView(template, list(serving.stop), serving.defaults, serving.metadata)
+    return ServingView(
+        template,
+        list(serving.stop),
+        list(serving.stop_token_ids),
+        serving.defaults,
+        serving.metadata,
+    )
 
 
 def _effect_proof(

@@ -64,22 +64,22 @@ def _check_form(field: str, given: str | None, kind: Any, form: str) -> None:
         raise Invalid(FORMS[form], param=field) from None
 
 
-def parse_serving(text: str | None) -> ServingData:
-    """The field `serving`: a JSON object. Raises Invalid. Up to a tenth of a second: call it in a
-    thread."""
+def parse_serving(text: str | None, field: str = "serving") -> ServingData:
+    """The field `serving`, or another of its form: a JSON object. Raises Invalid. Up to a tenth of
+    a second: call it in a thread."""
     if not text:
         return ServingData()
     try:
         serving = msgspec.json.decode(text, type=_Given)
     except msgspec.DecodeError as error:
-        raise Invalid(f"serving: {error}", "serving_invalid", "serving") from None
-    check_json(text.encode(), "serving")
+        raise Invalid(f"{field}: {error}", "serving_invalid", field) from None
+    check_json(text.encode(), field)
     if serving.chat_template is not None:
-        _check_template(serving.chat_template)
+        _check_template(serving.chat_template, field)
     return serving
 
 
-def _check_template(text: str) -> None:
+def _check_template(text: str, field: str) -> None:
     try:
         _SYNTAX.parse(text)
     except jinja2.TemplateSyntaxError as error:
@@ -91,5 +91,5 @@ def _check_template(text: str) -> None:
     raise Invalid(
         f"the chat template is not valid Jinja, {reason}",
         "template_syntax",
-        "serving.chat_template",
+        f"{field}.chat_template",
     )

@@ -31,10 +31,11 @@ from admin.http.tenant_rates import TenantRates
 from admin.keys.last_use import KeyUses
 from admin.keys.lookup import KeyLookup
 from admin.models import base_choice
+from admin.models.own_serving import add_found, read_own_serving
 from admin.periodic import repeat
 from admin.queries import catalog_generation, sql
 from admin.quotas.schemas import TenantLimits
-from admin.records import AdapterState, BaseModel, Tenant
+from admin.records import AdapterState, BaseModel, ServingData, Tenant
 from admin.upkeep.reaper import PRUNE_INTERVAL_S, REAP_INTERVAL_S, Reaper
 from admin.uploads.opened_folders import OpenedFolders
 from admin.uploads.resumable import ResumableUploads
@@ -96,12 +97,32 @@ class AdminPlane:
 
     def describe_model(self, digest: str) -> tuple[BaseModelShape, int]:
         """Shape and longest sequence of a model in the store. Raises Invalid if it is not there."""
+        config = json.loads((self._model_folder(digest) / "config.json").read_text())
+        return BaseModelShape.from_config(config, digest), config["max_position_embeddings"]
+
+    async def add_found(
+        self, serving: ServingData, found: ServingData, base: BaseModel
+    ) -> ServingData:
+        """Returns the serving data of an upload with what was `found` beside its files, as far as
+        the base model has another. Raises Invalid."""
+        if found != ServingData():
+            folder = await asyncio.to_thread(self._model_folder, base.digest)
+            serving = add_found(serving, found, await asyncio.to_thread(read_own_serving, folder))
+        if (highest := max(serving.stop_token_ids, default=0)) >= base.shape.vocab_size:
+            raise Invalid(
+                f"stop_token_ids has {highest}; the ids of {base.name} are below"
+                f" {base.shape.vocab_size}",
+                "serving_invalid",
+                "serving",
+            )
+        return serving
+
+    def _model_folder(self, digest: str) -> Path:
+        """Files of a model in the store but for its weights. Raises Invalid if it is not there."""
         try:
-            folder = self.store.model_folder(digest, weights=False)
+            return self.store.model_folder(digest, weights=False)
         except NotInStore as error:
             raise Invalid(f"no model {digest} in the store", "not_in_store", "digest") from error
-        config = json.loads((folder / "config.json").read_text())
-        return BaseModelShape.from_config(config, digest), config["max_position_embeddings"]
 
     @contextlib.asynccontextmanager
     async def staging(self) -> AsyncGenerator[Path]:

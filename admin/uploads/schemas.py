@@ -58,18 +58,25 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     approve_template: bool = False
     """Lets the chat template run. Admin keys only."""
     serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    folder_serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    """What files beside the adapter say of it: taken where `serving` says nothing and the base
+    model has another."""
 
     def fields(self) -> VersionFields:
         """Raises Invalid."""
-        try:
-            serving = bytes(self.serving).decode()
-        except UnicodeDecodeError as error:
-            raise Invalid(f"serving: {error}", "serving_invalid", "serving") from None
         return VersionFields(
             name=self.name,
             model=self.model,
             tenant=self.tenant,
             alias=self.alias,
-            serving=serving or None,
+            serving=_text(self.serving, "serving"),
+            folder_serving=_text(self.folder_serving, "folder_serving"),
             approve_template="true" if self.approve_template else None,
         )
+
+
+def _text(raw: msgspec.Raw, field: str) -> str | None:
+    try:
+        return bytes(raw).decode() or None
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{field}: {error}", "serving_invalid", field) from None

@@ -64,13 +64,16 @@ F = TypeVar("F", bound=FormFields)
 class VersionFields(FormFields, kw_only=True):
     """What is said of a version beside its files."""
 
-    long_fields = {"serving": 512 << 10}
+    long_fields = {"serving": 512 << 10, "folder_serving": 512 << 10}
 
     name: str | None = None
     tenant: str | None = None
     alias: str | None = None
     serving: str | None = None
     """JSON."""
+    folder_serving: str | None = None
+    """JSON of the same form: what files beside the adapter say. Taken where `serving` says nothing
+    and the base model has another."""
     approve_template: str | None = None
     """"true": lets the chat template run. Admin keys only."""
 

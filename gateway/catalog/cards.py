@@ -18,6 +18,8 @@ class AdapterCard(msgspec.Struct, frozen=True):
     """Until then chats are refused, completions served; true without a template."""
     stop: tuple[str, ...]
     """Ends answers as the request's own do."""
+    stop_token_ids: tuple[int, ...]
+    """As `stop`: tokens beside the base model's own."""
     defaults: GenerationDefaults
     """Taken for what a request leaves out."""
     metadata: dict[str, str]

@@ -251,6 +251,7 @@ class CatalogView:
                 has_chat_template=serving.chat_template is not None,
                 is_chat_template_approved=resolved.is_template_approved,
                 stop=serving.stop,
+                stop_token_ids=serving.stop_token_ids,
                 defaults=serving.defaults,
                 metadata=serving.metadata,
             ),

@@ -65,6 +65,13 @@ class Call(msgspec.Struct, frozen=True):
         return [*self.asked.stop, *self.target.serving.stop]
 
     @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end answers beside the base model's own, the caller's and the adapter's."""
+        if self.asked.ignore_eos:
+            return self.asked.stop_token_ids
+        return *self.asked.stop_token_ids, *self.target.serving.stop_token_ids
+
+    @property
     def labels(self) -> tuple[int, ...]:
         """Tokens whose logits are the vector of a prompt; empty: its hidden states are."""
         return self.tokenizer.verdict_tokens if self.asked.pairs else ()
@@ -166,7 +173,9 @@ def plan(
         params = sampling_params(
             call.asked, call.target.serving.defaults, call.tokenizer.defaults, max_tokens
         )
-        params = msgspec.structs.replace(params, rules=call.rules)
+        params = msgspec.structs.replace(
+            params, rules=call.rules, stop_token_ids=call.stop_token_ids
+        )
         request = _generate(call, prompt, adapter_layout, params)
         for number in range(num_choices):
             if number:

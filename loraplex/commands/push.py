@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-FIELDS = ("name", "model", "alias", "tenant", "serving", "approve_template")
+FIELDS = ("name", "model", "alias", "tenant", "serving", "approve_template", "weights_only")
 
 
 class Upload(NamedTuple):
     folder: Path
     fields: dict[str, Any]
-    """As the route takes them."""
+    """As the route takes them, and `weights_only`."""
+
+
+class Pushed(NamedTuple):
+    version: Version
+    taken: str
+    """What of the folder's other files it has, in words."""
 
 
 @click.command("push")
@@ -43,6 +49,12 @@ class Upload(NamedTuple):
 @click.option(
     "--approve-template", is_flag=True, help="Let the chat template run (admin keys only)."
 )
+@click.option(
+    "--weights-only",
+    is_flag=True,
+    help="Take no chat template, end tokens or defaults from chat_template.jinja, "
+    "tokenizer_config.json and generation_config.json of FOLDER.",
+)
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE")
 @click.option("--wait/--no-wait", default=True, help="Until it is proved; the default.")
 @tenant_option
@@ -56,6 +68,7 @@ def push_command(
     serving: Path | None,
     chat_template: Path | None,
     approve_template: bool,
+    weights_only: bool,
     metadata: tuple[str, ...],
     wait: bool,
     tenant: str | None,
@@ -66,7 +79,7 @@ def push_command(
     Of several, those that are refused are told at the end, and the others are pushed."""
     given: dict[str, Any] = {"model": model, "alias": alias, "tenant": tenant}
     given["serving"] = _serving(serving, chat_template, pairs("--metadata", metadata))
-    given["approve_template"] = approve_template
+    given["approve_template"], given["weights_only"] = approve_template, weights_only
     common = {key: value for key, value in given.items() if value}
     if name is not None and (len(folders) != 1 or manifest):
         raise click.UsageError("--name is of one FOLDER; several are named by their folders")
@@ -79,7 +92,8 @@ def push_command(
         raise click.UsageError("give a FOLDER or --manifest")
     is_alone = len(folders) == 1 and not manifest
     with api() as server:
-        made, failures = _push_all(server, uploads, wait=wait, is_alone=is_alone)
+        pushed, failures = _push_all(server, uploads, wait=wait, is_alone=is_alone)
+    made = [version for version, _ in pushed]
     if is_alone:
         show_done(made[0], _told(made[0]), as_json)
     elif as_json:
@@ -87,8 +101,8 @@ def push_command(
     else:
         for version in made:
             click.echo(_told(version))
-    for version in made:
-        _advise(version, tenant)
+    for version, taken in pushed:
+        _advise(version, taken, tenant)
     if failures:
         told = "\n".join(failures)
         raise ApiFailure(f"{len(failures)} of {len(uploads)} were not pushed:\n{told}")
@@ -96,12 +110,13 @@ def push_command(
 
 def _push_all(
     server: Api, uploads: Sequence[Upload], *, wait: bool, is_alone: bool
-) -> tuple[list[Version], list[str]]:
+) -> tuple[list[Pushed], list[str]]:
     """The versions that were made, and what is to be told of each other upload. Of one that
     `is_alone` that is raised."""
+    from loraplex.folder_serving import describe_taken, read_folder_serving
     from loraplex.pushing import num_bytes, push, wait_ready
 
-    made: list[tuple[int, Version]] = []
+    made: list[tuple[int, Pushed]] = []
     failures: list[str] = []
 
     def fail(number: int, error: Refused | ApiFailure) -> None:
@@ -115,18 +130,23 @@ def _push_all(
         for number, (folder, fields) in enumerate(uploads, 1):
             before = sum(sizes[: number - 1])
             part = _part(report, before, sizes[number - 1], sum(sizes))
+            fields = dict(fields)
             try:
-                made.append((number, push(server, folder, fields, part)))
+                found = {} if fields.pop("weights_only", False) else read_folder_serving(folder)
+                sent = fields | ({"folder_serving": found} if found else {})
+                version = push(server, folder, sent, part)
+                taken = describe_taken(version, found, fields.get("serving", {}))
+                made.append((number, Pushed(version, taken)))
             except ApiFailure as error:
                 fail(number, error)
-    ready: list[Version] = []
-    for number, version in made:
+    ready: list[Pushed] = []
+    for number, (version, taken) in made:
         tenant = uploads[number - 1].fields.get("tenant")
         try:
             if wait:
                 with waiting(f"proving {version['name']}@{version['version']}") as say:
                     version = wait_ready(server, version, tenant, say)
-            ready.append(version)
+            ready.append(Pushed(version, taken))
         except Refused as error:
             fail(number, error)
     return ready, failures
@@ -142,15 +162,20 @@ def _told(version: Version) -> str:
     return f"{version['name']}@{version['version']}" + (f" ({state})" if state else "")
 
 
-def _advise(version: Version, tenant: str | None) -> None:
+def _advise(version: Version, taken: str, tenant: str | None) -> None:
     name = f"{version['name']}@{version['version']}"
+    if taken:
+        tell(
+            f"{name}: taken from other files of the folder, because {version['model']} has others:"
+            f" {taken} (--weights-only leaves them)"
+        )
     for warning in version["warnings"]:
         tell(f"{name}: {warning}")
     if version["state"] == "awaiting_approval":
         tell(
             f"{name} is proved, and no alias points to it until an admin approves its chat"
             f" template: loraplex adapter approve {name} --tenant {tenant or 'TENANT'};"
-            " or push it without the template"
+            " or push it without the template (--weights-only, if it is the folder's)"
         )
     if version["state"] == "ready" and version["wanted_alias"]:
         tell(

@@ -30,6 +30,7 @@ def quickstart_command(
     """Make TENANT with a key and its first adapter, and print the key and a first question.
 
     A tenant that is there already gets another key."""
+    from loraplex.folder_serving import read_folder_serving
     from loraplex.pushing import push, wait_ready
 
     if folder is None and (name or model):
@@ -43,6 +44,8 @@ def quickstart_command(
                 raise
             tell(f"tenant {tenant} is there already")
         if folder is not None:
+            if read_folder_serving(folder):
+                tell(f"only the weights of {folder} are taken: `loraplex adapter push` takes more")
             fields = {"name": called, "tenant": tenant} | ({"model": model} if model else {})
             with progress(f"uploading {called}", "validating") as report:
                 version = push(server, folder, fields, report)

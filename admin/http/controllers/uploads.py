@@ -57,7 +57,7 @@ class VersionOperation(AdminOperation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        texts = ("name", "model", "tenant", "alias", "sha256", "serving", "approve_template")
+        texts = VersionFields.__struct_fields__
         files = ("adapter_config.json", "adapter_model.safetensors", "file")
         properties = {**dict.fromkeys(texts, TEXT), **dict.fromkeys(files, BINARY)}
         form = Schema(type=OpenAPIType.OBJECT, required=["name"], properties={**properties})
@@ -97,10 +97,11 @@ class UploadController(Controller):
         """Makes a version, of the files of a form or of an upload that came before.
 
         A form has the files peft writes, or one archive, and the fields name, model, tenant, alias,
-        sha256, serving, approve_template; a JSON body has the same fields and `upload`, the id. The
-        version is ready, and `alias` points to it, when it has been proved and the chat template,
-        if it brings one, is approved. 201 for a new version; 200 and the existing one if its
-        content is already there.
+        sha256, serving, folder_serving (what files beside it say: taken where `serving` says
+        nothing and the base model has another), approve_template; a JSON body has the same fields
+        and `upload`, the id. The version is ready, and `alias` points to it, when it has been
+        proved and the chat template, if it brings one, is approved. 201 for a new version; 200 and
+        the existing one if its content is already there.
         """
         plane = request.plane
         kind, options = media_type(request.headers.get("content-type", ""))
@@ -181,12 +182,13 @@ async def _make(
     request: AdminRequest, given: VersionFields, staged: Path, archive: Path | None
 ) -> Response[VersionView]:
     plane = request.plane
-    name, tenant, bases, serving = await _check(request, given)
+    name, tenant, bases, serving, found = await _check(request, given)
     try:
         manifest, base = await plane.validate(tenant, bases, staged, archive)
     except AdapterRejected as rejected:
         await plane.reject(tenant, name, rejected, request.actor)
         raise
+    serving = await plane.add_found(serving, found, base)
     new = NewVersion(
         tenant_id=tenant.id,
         name=name,
@@ -214,13 +216,14 @@ async def _check_first(request: AdminRequest, given: VersionFields) -> None:
 
 async def _check(
     request: AdminRequest, given: VersionFields
-) -> tuple[str, Tenant, list[BaseModel], ServingData]:
-    """What can be refused without the files. Its name, whose it is, what it may be made for, and
-    how it is served."""
+) -> tuple[str, Tenant, list[BaseModel], ServingData, ServingData]:
+    """What can be refused without the files. Its name, whose it is, what it may be made for, how it
+    is served, and how files beside it say that it is."""
     if not given.name:
         raise Invalid("the field name is missing", "name_missing", "name")
     check_names(given.name, given.model, given.alias)
     serving = await asyncio.to_thread(parse_serving, given.serving)
+    found = await asyncio.to_thread(parse_serving, given.folder_serving, "folder_serving")
     if given.approve_template not in (None, "true", "false"):
         raise Invalid("true or false", "approve_template_invalid", "approve_template")
     if given.approve_template == "true" and request.user.tenant_id is not None:
@@ -229,7 +232,7 @@ async def _check(
         tenant = await tenant_for(connection, request.user, given.tenant)
         await models.check_not_a_model(connection, given.name)
         bases = await models.candidate_bases(connection, given.model)
-    return given.name, tenant, bases, serving
+    return given.name, tenant, bases, serving, found
 
 
 def _view(request: AdminRequest, upload: PartialUpload) -> UploadView:

@@ -295,3 +295,52 @@ async def fill(connection: Connection, tenant_id: str, count: int) -> None:
     for number in range(count):
         await add(connection, tenant_id, "a", name=f"a{number:04}")
         await connection.fetchval("SELECT version_ready($1, $2, 1)", tenant_id, f"a{number:04}")
+
+
+async def test_what_a_folder_says_is_taken_where_the_base_has_another(
+    plane: Plane, base: str, tmp_path: Path
+):
+    own = plane.store / "models" / base
+    (own / "chat_template.jinja").write_text(TEMPLATE)
+    (own / "generation_config.json").write_text(
+        json.dumps({"temperature": 0.7, "top_p": 0.9, "eos_token_id": [1, 2]})
+    )
+    acme = await plane.tenant("acme")
+    alike = {"chat_template": TEMPLATE + "\n", "defaults": {"top_p": 0.9}, "stop_token_ids": [2]}
+    other = {
+        "chat_template": "{{ messages }}",
+        "defaults": {"temperature": 0.2, "top_p": 0.9, "top_k": 5},
+        "stop_token_ids": [2, 3],
+    }
+
+    async def pushed(name: str, found: object, serving: object | None = None) -> Any:
+        more = {"name": name, "folder_serving": json.dumps(found)}
+        made = await push(acme, tmp_path / "a", serving or {}, **more)
+        assert made.status_code == 201, made.text
+        return made.json()["serving"]
+
+    shown = await pushed("alike", alike)
+    assert (shown["template"], shown["defaults"], shown["stop_token_ids"]) == (None, {}, [])
+    shown = await pushed("other", other)
+    assert shown["template"]["text"] == "{{ messages }}" and not shown["template"]["approved"]
+    assert shown["defaults"] == {"temperature": 0.2, "top_k": 5}
+    assert shown["stop_token_ids"] == [3]
+    said = {"chat_template": TEMPLATE, "defaults": {"temperature": 0}, "stop_token_ids": [9]}
+    shown = await pushed("said", other, said)
+    assert shown["template"]["text"] == TEMPLATE
+    assert shown["defaults"] == {"temperature": 0, "top_k": 5}
+    assert shown["stop_token_ids"] == [9]
+
+
+async def test_wrong_words_of_a_folder_are_refused_by_the_name_of_the_field(
+    plane: Plane, base: str, tmp_path: Path
+):
+    acme = await plane.tenant("acme")
+    for found, words in (
+        ('{"defaults": {"temperature": 9}}', "folder_serving"),
+        ('{"chat_template": "{% if %}"}', "not valid Jinja"),
+        ('{"stop_token_ids": [320]}', "below 320"),
+        ("{", "folder_serving"),
+    ):
+        refused = problem(await push(acme, tmp_path / "a", {}, folder_serving=found), 400)
+        assert words in refused["message"]

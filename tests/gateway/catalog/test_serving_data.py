@@ -31,6 +31,7 @@ BROUGHT = {
     7: ServingData(
         chat_template=OWN_TEMPLATE,
         stop=("END", "###"),
+        stop_token_ids=(5,),
         tool_format="llama_json",
         defaults=GenerationDefaults(
             temperature=0.25, top_k=5, presence_penalty=0.5, max_tokens=30, repetition_penalty=1.5
@@ -88,6 +89,14 @@ def test_another_is_refused_by_name_and_completions_are_served(
     )
     assert answer.json()["error"]["code"] == "template_not_approved"
     assert client.completions.create(model="support-bot@3", prompt="Hi").choices[0].text
+
+
+def test_end_tokens_are_added_to_those_of_the_request(
+    service: Service, client: openai.OpenAI
+) -> None:
+    for extra, ids in (({}, (5,)), ({"stop_token_ids": [9]}, (9, 5)), ({"ignore_eos": True}, ())):
+        client.completions.create(model="support-bot", prompt="Hi", extra_body=extra)
+        assert service.worker.requests[-1].params.stop_token_ids == ids
 
 
 def test_approval_takes_effect(service: Service, client: openai.OpenAI) -> None:
@@ -177,6 +186,7 @@ def test_the_cards_show_it_to_those_who_may_use_it(service: Service, client: ope
         "has_chat_template": True,
         "is_chat_template_approved": True,
         "stop": ["END", "###"],
+        "stop_token_ids": [5],
         "defaults": {
             "temperature": 0.25,
             "top_k": 5,

@@ -131,7 +131,15 @@ def answers(now: datetime) -> dict[str, Any]:
             "wanted_alias": None,
             "uploaded_by": "4f0Zk1q9XbT2",
             "retired_at": None,
-            "serving": {"template": None, "stop": [], "defaults": {}, "metadata": {}},
+            "expires_at": None,
+            "effect_proof": "passed",
+            "serving": {
+                "template": None,
+                "stop": [],
+                "stop_token_ids": [],
+                "defaults": {},
+                "metadata": {},
+            },
             "proving": None,
             "proofs": [],
             "faults": [],
@@ -163,6 +171,7 @@ def answers(now: datetime) -> dict[str, Any]:
             serving={
                 "template": template,
                 "stop": ["</s>"],
+                "stop_token_ids": [2],
                 "defaults": {"temperature": 0.2},
                 "metadata": {"run": "7"},
             },
@@ -240,6 +249,7 @@ def answers(now: datetime) -> dict[str, Any]:
             "model_type": "llama",
             "max_model_len": 8192,
             "residency": "auto",
+            "source": "SmolLM2-135M-Instruct",
             "created_at": ago(days=20),
             "workers": workers,
         }

@@ -26,6 +26,14 @@ from tests.stack import ROOT
 
 async def run(plane: Plane, *arguments: str, code: int = 0, **environment: str) -> str:
     """Standard output; with another code than 0, standard error."""
+    output, complaint = await run_for_both(plane, *arguments, code=code, **environment)
+    return complaint if code else output
+
+
+async def run_for_both(
+    plane: Plane, *arguments: str, code: int = 0, **environment: str
+) -> tuple[str, str]:
+    """Standard output and standard error."""
     known = {
         "LORAPLEX_URL": plane.url.removesuffix("/admin/v1"),
         "LORAPLEX_KEY": plane.client.headers["authorization"].removeprefix("Bearer "),
@@ -34,7 +42,7 @@ async def run(plane: Plane, *arguments: str, code: int = 0, **environment: str) 
     environment = os.environ | known | environment
     done = await asyncio.to_thread(preloaded.run, "loraplex", *arguments, environment=environment)
     assert done.status == code, done.stdout + done.stderr
-    return done.stderr if code else done.stdout
+    return done.stdout, done.stderr
 
 
 async def test_tenants_and_keys(plane: Plane):
@@ -233,6 +241,23 @@ async def test_the_answer_to_an_upload_has_its_warnings(plane: Plane, base: str,
     push = ("adapter", "push", str(tmp_path), "--name", "bot", "--tenant", "acme", "--no-wait")
     (warning,) = json.loads(await run(plane, *push, "--json"))["warnings"]
     assert warning.startswith("the version equals its base model, because lora_alpha")
+
+
+async def test_what_is_taken_of_other_files_of_a_folder_is_told(
+    plane: Plane, base: str, tmp_path: Path
+):
+    await run(plane, "tenant", "create", "acme")
+    write_adapter(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5, "eos_token_id": 3}')
+    push = ("adapter", "push", str(tmp_path), "--name", "bot", "--tenant", "acme", "--no-wait")
+    _, told = await run_for_both(plane, *push)
+    assert (
+        "bot@1: taken from other files of the folder, because tiny has others: the chat template,"
+        " temperature 0.5, stop token ids 3 (--weights-only leaves them)"
+    ) in " ".join(told.split())
+    output, told = await run_for_both(plane, *push, "--weights-only")
+    assert "bot@2" in output and "taken" not in told
 
 
 async def test_a_refused_adapter_is_explained(plane: Plane, base: str, tmp_path: Path):

@@ -1,0 +1,80 @@
+"""What the files beside an adapter say of how it is served, as training tools leave them there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from loraplex.errors import ApiFailure
+
+TEMPLATE_NAME, TOKENIZER_NAME = "chat_template.jinja", "tokenizer_config.json"
+GENERATION_NAME = "generation_config.json"
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields of generation_config.json that a version's defaults have too."""
+
+
+def read_folder_serving(folder: Path) -> dict[str, Any]:
+    """Returns the chat template, the defaults and the end tokens of the folder's files, as the
+    field `folder_serving` of an upload takes them. Raises ApiFailure for files that are not
+    JSON."""
+    found: dict[str, Any] = {}
+    if template := _chat_template(folder):
+        found["chat_template"] = template
+    generation = _read(folder / GENERATION_NAME)
+    defaults = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
+    if defaults.get("top_k") == -1:
+        defaults["top_k"] = 0
+    if defaults:
+        found["defaults"] = defaults
+    ends = generation.get("eos_token_id")
+    if ends is not None:
+        found["stop_token_ids"] = ends if isinstance(ends, list) else [ends]
+    return found
+
+
+def describe_taken(version: dict[str, Any], found: dict[str, Any], given: dict[str, Any]) -> str:
+    """Returns in words what of the folder's files a version has, empty if nothing. `found`: what
+    they say. `given`: the serving data that the upload named itself."""
+    if not found:
+        return ""
+    serving, taken = version["serving"], list[str]()
+    template = serving["template"]
+    if template and template["text"] == found.get("chat_template") != given.get("chat_template"):
+        taken.append("the chat template")
+    named = given.get("defaults", {})
+    for name, value in found.get("defaults", {}).items():
+        if name not in named and serving["defaults"].get(name) == value:
+            taken.append(f"{name} {value}")
+    if not given.get("stop_token_ids") and serving["stop_token_ids"]:
+        taken.append(f"stop token ids {', '.join(map(str, serving['stop_token_ids']))}")
+    return ", ".join(taken)
+
+
+def _chat_template(folder: Path) -> str | None:
+    """Returns the template's own file first, as transformers does; of several named ones in the
+    tokenizer's configuration `default`."""
+    if (folder / TEMPLATE_NAME).is_file():
+        return _text(folder / TEMPLATE_NAME)
+    template = _read(folder / TOKENIZER_NAME).get("chat_template")
+    if isinstance(template, list):
+        entries = [each for each in cast(list[Any], template) if isinstance(each, dict)]
+        return {entry.get("name"): entry.get("template") for entry in entries}.get("default")
+    return template
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ApiFailure(f"{path} is not JSON: {error}") from None
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ApiFailure(f"{path} is not UTF-8: {error}") from None
