@@ -12,8 +12,8 @@ export PIP_ROOT_USER_ACTION := ignore
 EXTRAS := serve
 LOCK := requirements.lock
 
-# Three processes on two cores, because many tests wait. Files run whole, the longest first.
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+# Four processes on two cores, because tests wait for half of their time. Files run whole, the longest first.
+PYTEST := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels gpu-kit api picture schema wheel clean
 

@@ -9,7 +9,8 @@ form here, and in full by `make soak` and `make chaos`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,9 @@ import pytest
 from tests.scale import IS_FULL
 
 DURATIONS = Path(__file__).with_name("durations.txt")
-"""Seconds and node id of each test that takes at least `NOTED_S`, sorted by node id."""
+"""Seconds of each file's tests in the first tier and in the rest, and its path; sorted by path."""
 NOTED_S = 1.0
-SHORT_S = 0.03
-"""What a test is taken to need that is not in the file."""
+"""A file that takes less is left out."""
 QUICK_EXAMPLES = 20
 _PROPERTY = "_hypothesis_internal_use_settings"
 
@@ -51,8 +51,8 @@ class Tiers:
         self._tier: Any = config.getoption("tier")
         self._marks: Any = config.getoption("markexpr")
         self._num_left_out = 0
-        self._seconds: dict[str, float] = defaultdict(float)
-        """Set-up, call and teardown by node id."""
+        self._seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        """Of set-up, call and teardown in the first tier and in the rest, by file."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -63,7 +63,19 @@ class Tiers:
             (kept if self._has(item) else left_out).append(item)
         self._num_left_out = len(left_out)
         config.hook.pytest_deselected(items=left_out)
-        items[:] = _longest_file_first(kept)
+        items[:] = sorted(kept, key=self._seconds_of(config), reverse=True)
+
+    def _seconds_of(self, config: pytest.Config) -> Callable[[pytest.Item], float]:
+        """Returns how long a test's file takes, so that of several processes none has a long file
+        left when the others have ended."""
+        known = _read_durations()
+        taken = {"quick": (1, 0), "rest": (0, 1), "all": (1, 1)}[self._tier]
+
+        def seconds(item: pytest.Item) -> float:
+            path = item.path.relative_to(config.rootpath).as_posix()
+            return sum(map(mul, taken, known.get(path, (0.0, 0.0))))
+
+        return seconds
 
     def _has(self, item: pytest.Item) -> bool:
         match self._tier:
@@ -90,15 +102,18 @@ class Tiers:
             setattr(*holder, everything)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] += report.duration
+        self._seconds[report.nodeid.partition("::")[0]]["full" in report.keywords] += (
+            report.duration
+        )
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["num_left_out"] = self._num_left_out
         elif session.config.getoption("write_durations"):
-            noted = sorted((n, s) for n, s in self._seconds.items() if s >= NOTED_S)
-            DURATIONS.write_text("".join(f"{seconds:.1f} {name}\n" for name, seconds in noted))
+            noted = sorted((n, s) for n, s in self._seconds.items() if sum(s) >= NOTED_S)
+            lines = [f"{quick:.0f} {rest:.0f} {path}\n" for path, (quick, rest) in noted]
+            DURATIONS.write_text("".join(lines))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -121,20 +136,11 @@ def _is_full(item: pytest.Item) -> bool:
     return item.get_closest_marker("full") is not None
 
 
-def _longest_file_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """So that of several processes none has a long file left when the others have ended."""
-    known = _read_durations()
-    seconds: dict[Path, float] = defaultdict(float)
-    for item in items:
-        seconds[item.path] += known.get(item.nodeid, SHORT_S)
-    return sorted(items, key=lambda item: -seconds[item.path])
-
-
-def _read_durations() -> dict[str, float]:
+def _read_durations() -> dict[str, tuple[float, float]]:
     if not DURATIONS.exists():
         return {}
-    lines = (line.split(" ", 1) for line in DURATIONS.read_text().splitlines())
-    return {name: float(seconds) for seconds, name in lines}
+    lines = (line.split(" ", 2) for line in DURATIONS.read_text().splitlines())
+    return {path: (float(quick), float(rest)) for quick, rest, path in lines}
 
 
 def _holder(item: pytest.Item) -> tuple[Any, str] | None:

@@ -13,6 +13,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -37,15 +38,15 @@ class Cost(NamedTuple):
 
 def used(pid: int) -> float:
     """Returns the CPU seconds of a process, of its descendants and of those that have ended."""
-    try:
+    total = 0.0
+    with suppress(OSError):
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
         total = sum(int(field) for field in fields[11:15]) / _TICKS_PER_S
         for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as file:
+            # A thread may end in between.
+            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
                 total += sum(used(int(child)) for child in file.read().split())
-    except OSError:
-        return 0.0
     return total
 
 

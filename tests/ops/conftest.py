@@ -20,7 +20,9 @@ from tests.ops.interpreter import IS_INTERPRETED
 TRITON = pytest.param("triton", marks=() if IS_INTERPRETED else pytest.mark.gpu)
 
 INTERPRETED_EXAMPLES = 3
-"""Of a property, where an example takes the interpreter a second."""
+"""Of a property, where an example takes the interpreter a second. The first tier runs one."""
+VARIANT_EXAMPLES = 5
+"""Of a property in the first tier, on a variant of the C++ kernels."""
 
 
 def _variants() -> list[str]:
@@ -79,14 +81,21 @@ def triton_ops(request: pytest.FixtureRequest) -> Ops:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fewer examples of a property for the interpreter; the other backends run all of them."""
+    """Fewer examples of a property for the interpreter, and in the first tier for the variants."""
     test: Any = getattr(item, "obj", None)
-    params = getattr(getattr(item, "callspec", None), "params", {})
+    params = getattr(getattr(item, "callspec", None), "params", {}).values()
     name = "_hypothesis_internal_use_settings"
     full = getattr(test, name, None)
-    if full is None or not IS_INTERPRETED or "triton" not in params.values():
+    is_quick = item.config.getoption("tier") == "quick"
+    if full is None:
         return (yield)
-    few = min(full.max_examples, INTERPRETED_EXAMPLES)
+    if IS_INTERPRETED and "triton" in params:
+        most = 1 if is_quick else INTERPRETED_EXAMPLES
+    elif is_quick and any(variant in params for variant in VARIANTS):
+        most = VARIANT_EXAMPLES
+    else:
+        return (yield)
+    few = min(full.max_examples, most)
     setattr(test, name, settings(full, max_examples=few))
     try:
         return (yield)

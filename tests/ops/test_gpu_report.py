@@ -177,6 +177,7 @@ def test_a_process_that_a_stage_started_ends_with_it(tmp_path: Path) -> None:
         assert child_ended or child.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.full
 def test_a_report_that_is_ended_leaves_its_archive_and_no_process(tmp_path: Path) -> None:
     command = [*COMMAND, str(tmp_path), "--only", "engine"]
     report = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -22,7 +22,7 @@ from tests.scale import scaled
 __all__ = ["world"]
 
 pytestmark = pytest.mark.soak
-CASES = scaled(600, 20_000)
+CASES = scaled(150, 20_000)
 FIELDS = ("name", "sharing_group", "digest", "model", "filename", "upload", "scopes", "cidrs")
 HEADERS = ("authorization", "x-api-key", "if-match", "idempotency-key", "upload-offset")
 

@@ -82,7 +82,7 @@ def prompts(rng: random.Random) -> list[tuple[list[int], str | None]]:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("max_batched_tokens", [19, 64])
+@pytest.mark.parametrize("max_batched_tokens", [19, pytest.param(64, marks=pytest.mark.full)])
 def test_batched_with_strangers_equals_peft(
     llama: Setup, oracle: Oracle, backend: str, max_batched_tokens: int
 ) -> None:

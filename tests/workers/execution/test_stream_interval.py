@@ -30,7 +30,7 @@ class Heard(Simulation):
 
 
 @pytest.mark.usefixtures("both_ways")
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32), st.integers(14, 60))
 def test_tokens_are_told_so_many_at_a_time(seed: int, num_pages: int) -> None:
     """The first by itself, the last with what is left; some sequences begun elsewhere, and with

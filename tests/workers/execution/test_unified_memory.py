@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from adapters.pool.load_cost import copy_s
 from memory.allocations import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
@@ -139,6 +141,7 @@ def phases(folder: Path, adapter_units: tuple[int, int], *, is_checked: bool) ->
     return [box.run(make, seed) for seed, make in enumerate([many_adapters, long_prefixes])]
 
 
+@pytest.mark.full
 def test_memory_follows_the_pressure_and_costs_less_than_any_fixed_split(tmp_path: Path) -> None:
     """When written: 0.82 s in all, the best fixed split (4 of 16) 0.91 s, the worst 1.94 s."""
     first, second = phases(tmp_path, (0, NUM_UNITS), is_checked=True)

@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate, prompt_of
@@ -98,6 +100,7 @@ def flood(box: Box, turn: int) -> None:
         box.ask("A", (words * 400)[: 12 * PAGE_TOKENS], number % NUM_FLOOD_ADAPTERS, 40)
 
 
+@pytest.mark.full
 def test_a_flood_ends_at_what_others_keep(tmp_path: Path) -> None:
     box = Box(tmp_path)
     box.ask("B", B_PROMPT, B_ADAPTER)

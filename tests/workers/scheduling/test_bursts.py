@@ -20,7 +20,7 @@ from workers.scheduling.tenant_queue import TERMS
 from workers.wire.protocol import Generate, ServiceClass
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass
-SEEDS = range(scaled(4, 100))
+SEEDS = [*range(2), *(pytest.param(n, marks=pytest.mark.full) for n in range(2, scaled(4, 100)))]
 Arrivals = list[tuple[float, Generate]]
 """Each request with the seconds after the begin at which it comes."""
 

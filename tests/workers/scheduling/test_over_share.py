@@ -215,6 +215,7 @@ def test_no_slot_is_taken_from_an_over_share_tenant_that_has_few() -> None:
     assert device.scheduler.num_preemptions == 0
 
 
+@pytest.mark.full
 def test_answers_of_who_gave_up_rows_are_whole() -> None:
     """A giant takes all rows again and again, another asks now and then."""
     rng = random.Random(25)
