@@ -1,0 +1,94 @@
+"""`python -m tools.mutants SEED [COUNT]`: how many of COUNT mutants (20) the tests notice.
+
+Cosmic Ray makes the mutants, the same number of each of `PARTS`: first a line is drawn, then one of
+the changes that it can make there. Each is tried in a copy of the last commit by the tests of its
+part: those of the first tier, then the rest. One line of output a mutant. Cosmic Ray is no
+dependency of this project:
+
+    pip install --target DIR cosmic-ray
+    PYTHONPATH=$PWD:DIR python -m tools.mutants 1
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cosmic_ray.ast import ast_nodes, get_ast_from_path  # pyright: ignore[reportMissingImports]
+from cosmic_ray.mutating import mutate_code  # pyright: ignore[reportMissingImports]
+from cosmic_ray.plugins import get_operator, operator_names  # pyright: ignore[reportMissingImports]
+
+from tools.source_tree import ROOT
+
+PARTS = {
+    "workers/scheduling": ("tests/workers/scheduling", "tests/workers/execution"),
+    "adapters/pool": ("tests/adapters/pool", "tests/workers/execution"),
+    "gateway/limits": ("tests/gateway/limits",),
+    "gateway/metering": ("tests/gateway/metering", "tests/gateway/limits"),
+}
+WITHOUT_EFFECT = "ReplaceBinaryOperator_BitOr_"
+"""Its only places are annotations, which are not evaluated."""
+
+
+class Mutant(NamedTuple):
+    file: Path
+    line: int
+    operator: str
+    occurrence: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.operator.partition('/')[2]} {self.occurrence}"
+
+
+def drawn(rng: random.Random, part: str, count: int) -> list[Mutant]:
+    """Returns mutants of that many lines of a folder."""
+    lines: dict[tuple[Path, int], list[Mutant]] = defaultdict(list)
+    for path in sorted((ROOT / part).glob("*.py")):
+        nodes = list(ast_nodes(get_ast_from_path(path)))
+        file = path.relative_to(ROOT)
+        for name in operator_names():
+            if WITHOUT_EFFECT in name or get_operator(name).arguments():
+                continue
+            found = [at for node in nodes for at in get_operator(name)().mutation_positions(node)]
+            for occurrence, ((line, _), _) in enumerate(found):
+                lines[file, line].append(Mutant(file, line, name, occurrence))
+    return [rng.choice(lines[place]) for place in rng.sample(sorted(lines), count)]
+
+
+def is_noticed(copy: Path, tier: str, folders: tuple[str, ...]) -> bool:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tier", tier, *folders]
+    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(copy)}
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True)
+    return done.returncode != 0
+
+
+def main() -> None:
+    seed, count = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    rng = random.Random(seed)
+    mutants = {part: drawn(rng, part, count // len(PARTS)) for part in PARTS}
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
+    with tempfile.TemporaryDirectory(prefix="loraplex-mutants-") as folder:
+        copy = Path(folder)
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+            files.extractall(copy, filter="data")
+        for part, of_part in mutants.items():
+            for mutant in of_part:
+                path = copy / mutant.file
+                code = path.read_text()
+                mutated = mutate_code(code, get_operator(mutant.operator)(), mutant.occurrence)
+                path.write_text(mutated)
+                tiers = (tier for tier in ("quick", "rest") if is_noticed(copy, tier, PARTS[part]))
+                print(mutant, next(tiers, "SURVIVED"), flush=True)
+                path.write_text(code)
+
+
+if __name__ == "__main__":
+    main()
