@@ -10,10 +10,10 @@ parent only what it used before is counted.
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from time import monotonic
 from typing import Any, NamedTuple
 
 import pytest
@@ -61,7 +61,7 @@ class Costs:
 
     def _since(self) -> Cost:
         """Returns the cost since the last call."""
-        before, self._before = self._before, Cost(used(os.getpid()), time.monotonic())
+        before, self._before = self._before, Cost(used(os.getpid()), monotonic())
         return Cost(self._before.cpu - before.cpu, self._before.wall - before.wall)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

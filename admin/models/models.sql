@@ -4,7 +4,7 @@ RETURNING name, digest, shape, max_model_len, residency, source, created_at;
 
 -- name: model_update
 UPDATE base_models SET digest = $2, shape = $3, max_model_len = $4,
-    source = CASE WHEN digest = $2 AND $5 = '' THEN source ELSE $5 END
+    source = CASE WHEN digest = $2::content_digest AND $5 = '' THEN source ELSE $5 END
 WHERE name = $1
 RETURNING name, digest, shape, max_model_len, residency, source, created_at;
 
