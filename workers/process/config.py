@@ -1,4 +1,4 @@
-"""A worker's settings, one frozen struct."""
+"""Settings of a worker, as one frozen struct."""
 
 from __future__ import annotations
 
@@ -15,83 +15,84 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in bytes. `models` maps served names to digests in the store. What is left to the
-    machine is filled in by `workers.process.machine`."""
+    """Settings of a worker. Sizes in bytes. `models` maps served names to digests in the store.
+    `workers.process.machine` fills in settings that depend on the machine."""
 
     models: dict[str, str]
     store: str
-    """A folder, or s3://BUCKET/PREFIX."""
+    """Folder, or s3://BUCKET/PREFIX."""
     cache_dir: Path
     listen: str
     """`unix:PATH` or `tcp://HOST:PORT`."""
     security: Security = Security()
-    """How TCP is secured."""
+    """TLS settings of a TCP listener."""
     health: str = "127.0.0.1:0"
     """HOST:PORT or `unix:PATH` of /livez, /readyz and /metrics."""
     device: Device = "cpu"
-    """auto: a GPU where there is one."""
+    """auto: a GPU if there is a usable one."""
     ops: str = ""
-    """Empty: that of the device."""
+    """Op backend; empty: that of the device."""
     kernel_variant: str = ""
     """Variant of the `cpu` backend's kernels, see `ops.processor`. Empty: the fastest one."""
     dtype: DType = "bfloat16"
     threads: int | None = None
     memory: int = 0
-    """KV pages and resident adapters, beside the weights of all models, whenever they come. 0:
-    on a GPU `device_memory` is most of what is free, on a CPU 1 GiB or a quarter of the RAM."""
+    """Bytes for KV pages and resident adapters, in addition to the weights of all models. 0: on a
+    GPU `device_memory` is most of what is free, on a CPU 1 GiB or a quarter of the RAM."""
     device_memory: int | None = None
-    """In place of `memory`: all of it, weights included. If not all models fit they take turns."""
+    """Replaces `memory`: bytes including weights. If not all models fit, they take turns."""
     max_model_wait_s: float = 30.0
-    """When a request has waited so long for its model, a busy one makes room."""
+    """Seconds that a request waits for its model before a busy model is unloaded for it."""
     max_model_drain_s: float = 10.0
-    """How long running sequences may go on when their model is to leave; then they wait for it."""
+    """Seconds that running sequences may continue when their model is to be unloaded; then they are
+    preempted until it is loaded again."""
     adapter_memory_min: int = 0
     adapter_memory_max: int | None = None
     host_adapter_memory: int = 1 << 30
     host_model_memory: int | None = None
-    """Packed weights that are kept on the host while their models are not on the device; None: all.
-    Where `keeps_weights`, or on a GPU."""
+    """Bytes of packed weights kept on the host while their models are not on the device; None: no
+    limit. Only on a GPU or with `keeps_weights`."""
     adapter_cache: int = 16 << 30
-    """Packed adapters on local disk."""
+    """Bytes of packed adapters on local disk."""
     max_num_seqs: int = 64
     max_batched_tokens: int = 0
-    """Tokens of a step. 0: 512 on a CPU, 2048 on a GPU."""
+    """Maximum number of tokens per step. 0: 512 on a CPU, 2048 on a GPU."""
     max_token_gap: float = 0.25
-    """Seconds that a step may take at most while streams run, prompts beside them included."""
+    """Maximum seconds of a step while streams run, including prompts computed in it."""
     runs_ahead: bool | None = None
-    """A step is scheduled while the one before it is computed."""
+    """Whether to schedule a step while the previous one is computed."""
     uses_graphs: bool | None = None
-    """Steps in which all sequences generate run as captured graphs. None, for this and
-    `runs_ahead`: where the device computes beside the host."""
+    """Whether steps in which all sequences generate run as captured graphs. None, for this and
+    `runs_ahead`: if the device computes asynchronously."""
     keeps_weights: bool = False
-    """Packed weights stay on the host too, one image a model, and come from there to addresses that
-    they have each time. On a GPU always."""
+    """Whether packed weights also stay on the host, one image per model, and are copied from there
+    to fixed addresses. Always on a GPU."""
     max_model_len: int | None = None
     max_lora_rank: int = 256
-    """Kernels are compiled at the start for adapters up to this rank; those of a higher one in the
-    step that first needs them."""
+    """Maximum rank for which kernels are compiled at start-up. Those for a higher rank are compiled
+    in the step that first needs them."""
     max_queued: int = 1024
     max_queued_tokens: int = 1 << 20
     max_queue_wait: float = 15.0
     """Bounds of a model's queue: `QueueBounds`."""
     max_loaded_adapters: int = 128
-    """Adapter slots: entries of the device tables, not memory."""
+    """Number of adapter slots: entries of the device tables, not memory."""
     drain_s: float = 120.0
-    """Seconds that running requests have to end after SIGTERM."""
+    """Seconds that running requests have to finish after SIGTERM."""
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
 
     @classmethod
     def read(cls, path: Path) -> WorkerConfig:
-        """From a JSON file. Raises msgspec.ValidationError, which names the field."""
+        """Reads a JSON file. Raises msgspec.ValidationError, which names the field."""
         return msgspec.json.decode(path.read_bytes(), type=cls, dec_hook=_decode)
 
     def to_json(self) -> str:
-        """What `read` reads."""
+        """Returns the JSON that `read` reads."""
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     def effective(self) -> dict[str, str]:
-        """Every setting as text, for people; there are no secrets among them."""
+        """Returns every setting as human-readable text. None of them is secret."""
         return {name: str(getattr(self, name)) for name in self.__struct_fields__}
 
 

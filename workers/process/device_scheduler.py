@@ -1,7 +1,8 @@
-"""Whose step is next: resident models share the device by weighted service.
+"""Scheduling of steps between resident models, which share the device by weighted service.
 
-Each engine has a virtual time, in seconds of its steps by weight; the least goes first. One that
-was idle, or had no weights or adapters to run with, begins where the others are: it has no credit.
+Each engine has a virtual time: seconds of its steps divided by its weight. The engine with the
+lowest time runs next. An engine that was idle, or had no weights or adapters to run with, starts at
+the others' time, without credit.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from workers.execution.engine import Engine
 
 
 class DeviceScheduler:
-    """Engines by what they were given of the device."""
+    """Engines by their weighted service."""
 
     def __init__(self) -> None:
         self._virtual_s: dict[Engine, float] = {}
-        """Virtual time of engines that could run at the last look."""
+        """Virtual time of the engines that could run at the last call of `order`."""
         self._now_s = 0.0
-        """The least of them."""
+        """The lowest virtual time."""
 
     def order(self, engines: Iterable[Engine]) -> list[Engine]:
-        """Those first that could not run when they last looked, then the others by their time."""
+        """Sorts the engines by virtual time, after those that could not run at their last step."""
         engines = list(engines)
         able = [engine for engine in engines if engine.has_work and not engine.is_stalled]
         self._virtual_s = {e: max(self._virtual_s.get(e, 0.0), self._now_s) for e in able}
@@ -29,6 +30,6 @@ class DeviceScheduler:
         return sorted(engines, key=lambda engine: self._virtual_s.get(engine, -1.0))
 
     def charge(self, engine: Engine, seconds: float) -> None:
-        """A step of it took so long."""
+        """Adds a step's duration to the engine's virtual time."""
         start_s = self._virtual_s.get(engine, self._now_s)
         self._virtual_s[engine] = start_s + seconds / max(engine.weight, 1)

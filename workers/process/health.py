@@ -1,5 +1,4 @@
-"""A worker's plain HTTP: /livez, /readyz and its documents. GET only, one request to a
-connection."""
+"""Plain HTTP of a worker: /livez, /readyz and documents. GET only, one request a connection."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ REASONS |= {503: "Service Unavailable"}
 
 
 class HealthServer:
-    """Answers from the event loop that also carries the gateways' frames, so alive means that it
-    turns."""
+    """HTTP server on the event loop that also carries the gateways' frames, so that an answer of
+    /livez proves that this loop runs."""
 
     def __init__(
         self,
@@ -29,14 +28,14 @@ class HealthServer:
         documents: Mapping[str, Callable[[], bytes]],
     ) -> None:
         """address: HOST:PORT or `unix:PATH`. why_not_ready: returns the reason that /readyz gives,
-        or None. documents: by path, such as /metrics; made on a thread of their own."""
+        or None. documents: by path, such as /metrics; each is made on another thread."""
         self.address = address
         self._why_not_ready = why_not_ready
         self._documents = documents
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listens; `address` then has the true port."""
+        """Starts to listen; `address` then has the actual port."""
         if self.address.startswith("unix:"):
             sock = bind_private(Path(self.address.removeprefix("unix:")))
             self._server = await asyncio.start_unix_server(
@@ -87,7 +86,7 @@ class HealthServer:
                 document = self._documents.get(path.decode("latin-1"))
                 if document is None:
                     return 404, b"not found\n"
-                # Milliseconds, in which this loop has the gateways' frames to carry.
+                # Takes milliseconds, which this loop needs for the gateways' frames.
                 return 200, await asyncio.to_thread(document)
 
 

@@ -1,4 +1,4 @@
-"""How a process of ours logs, to standard error: lines for people, or objects for machines."""
+"""Logging of a process to standard error, as text lines or JSON objects."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from typing import Any, Literal
 import msgspec
 
 LogFormat = Literal["text", "json", "short"]
-"""text: lines with all that is known. json: objects. short: lines for a terminal."""
+"""text: lines with all fields. json: objects. short: lines for a terminal."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 PLAIN = {*logging.makeLogRecord({}).__dict__, "message", "asctime"}
-"""What every record has; the rest was given as `extra`."""
+"""Attributes of every record; the other ones were given as `extra`."""
 
 
 SHORT = "%(asctime)s %(message)s"
 SHOWN = ("model", "in_tok", "out_tok", "ttft_ms", "dur_ms", "error", "reason", "address", "number")
-"""What a short line says of a request or a refusal."""
+"""Fields that a short line shows."""
 
 
 def set_up_logging(format: LogFormat, level: LogLevel = "info") -> None:
-    """Logs records of a level and above. As JSON also warnings of Python, and what ends the
-    process."""
-    # What no format of ours shows; a gateway logs a line for each request.
+    """Logs records of the level and above; as JSON also warnings and uncaught exceptions."""
+    # Not computed, because no format shows them and a gateway logs a line per request.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=level.upper())
@@ -49,7 +48,7 @@ def _formatter(format: LogFormat) -> logging.Formatter:
 
 
 class ShortFormatter(logging.Formatter):
-    """Lines of a time, a message and a few of the fields, for people who watch a terminal."""
+    """Formatter of lines for a terminal: time, message and a few of the fields."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno < logging.WARNING else f" [{record.levelname.lower()}]"
@@ -62,7 +61,7 @@ class ShortFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """What the record was given beside its message follows it, as name=value."""
+    """Formatter that appends the record's extra fields to its message as name=value."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         given = [f" {name}={value}" for name, value in _given(record)]
@@ -70,8 +69,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC, RFC 3339), level, logger and message; where there is one the
-    exception with its traceback; and what the record was given beside, such as request_id."""
+    """Formatter of one object per line: time (UTC, RFC 3339), level, logger and message; the
+    exception with its traceback, if any; and the record's extra fields, such as request_id."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -89,12 +88,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def _given(record: logging.LogRecord) -> list[tuple[str, Any]]:
-    """As `extra`."""
+    """Returns the fields that were given as `extra`."""
     return [(name, value) for name, value in record.__dict__.items() if name not in PLAIN]
 
 
 def _encodable(text: str) -> str:
-    """Names of files may hold what is no text."""
+    """Escapes bytes that are not text, which names of files may have."""
     return text.encode(errors="backslashreplace").decode()
 
 

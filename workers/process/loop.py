@@ -1,4 +1,4 @@
-"""What the engine thread runs: one inbox in, one delivery a step out, engines served in turn."""
+"""Loop of the engine thread: one inbox, one delivery per step, engines served in turn."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ log = logging.getLogger(__name__)
 
 STATUS_PERIOD_S = 1.0
 PAGES_PERIOD_S = 0.1
-"""How often gateways hear what the prefix caches took up and lost."""
+"""Seconds between reports of prefix-cache changes to the gateways."""
 INTEGRITY_PERIOD_S = 60.0
-"""How often an idle loop proves its accounting."""
+"""Seconds between integrity checks of an idle loop."""
 LOAD_POLL_S = 0.001
-"""How often an otherwise idle loop looks whether an adapter it waits for has arrived."""
+"""Seconds between polls for a finished load while there is nothing else to do."""
 
 
 class WorkerLoop:
-    """Runs the engines. Its thread holds the memory's lock but while it waits or computes; then the
-    loader threads and `post` may have it."""
+    """Loop that runs the engines. Its thread holds the memory lock except while it waits or
+    computes; then the loader threads and `post` may hold it."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class WorkerLoop:
         status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
     ) -> None:
-        """memory: the lock of the arena that the engines share. status: builds the worker's status
-        from whether it drains and the generation of the desired state that it has."""
+        """memory: lock of the arena that the engines share. status: builds the worker's status from
+        whether it drains and the generation of its desired state."""
         self.engines = engines
-        """Replaced, never changed, when a model is registered: other threads read it."""
+        """Replaced, never changed, when a model is registered, because other threads read it."""
         self._device_scheduler = DeviceScheduler()
         self._model_pool = model_pool
         self._memory = memory
@@ -72,18 +72,18 @@ class WorkerLoop:
         self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
         self._busy_since: float | None = None
         self._is_leaving = False
-        """The process is to end: no gateway's word takes the drain back."""
+        """Whether the process is to end. Then a gateway cannot end the drain."""
         self.is_ready = False
-        """Not while it fetches the models that it was first told of: a roll-out that went on then
-        would leave no worker with them."""
+        """False while the models of the first `Desired` are being fetched, because otherwise a
+        rolling update would continue and leave no worker with these models."""
         self._has_settled = False
-        """What it was first told of has come, or failed to."""
+        """Whether the models of the first `Desired` have been fetched or have failed."""
         self.is_draining = False
         self.generation = 0
         """Generation of the last `Desired` that was applied."""
         self._pinned_generation = 0
-        """The same, but less if it was told before a model was registered: gateways tell the pins
-        of that one when they know of it."""
+        """Generation whose pins are in force for every registered model. Reset to -1 when a model
+        is registered, so that its pins are accepted from a `Desired` of the same generation."""
 
     @property
     def models(self) -> list[ModelInfo]:
@@ -91,14 +91,14 @@ class WorkerLoop:
 
     @property
     def step_age_s(self) -> float:
-        """Thread-safe: how long it has been at its present step; 0 while it waits for one."""
+        """Seconds of the current step; 0 while the loop waits. Thread-safe."""
         since = self._busy_since
         return 0.0 if since is None else self._clock() - since
 
     def post(self, connection: int, message: Command) -> None:
-        """Thread-safe; waits at most for the accounting between two steps. A request is queued or
-        refused here, and its adapter starts to load: the inbox is not looked into before the step
-        in progress ends."""
+        """Handles a message of a connection. Thread-safe; waits at most for the accounting between
+        two steps. Requests are queued or refused and adapter loads started at once, because the
+        inbox is not read before the step in progress ends."""
         match message:
             case Generate():
                 with self._memory:
@@ -111,7 +111,7 @@ class WorkerLoop:
         self._inbox.put((connection, message))
 
     def stop(self) -> None:
-        """Thread-safe: `run` returns after the step in progress, dropping what still runs."""
+        """Makes `run` return after the current step, dropping running sequences. Thread-safe."""
         self._inbox.put(None)
 
     @property
@@ -119,8 +119,8 @@ class WorkerLoop:
         return any(engine.has_work for engine in self.engines.values())
 
     def run(self) -> None:
-        """Until `stop`. On the thread that built the engines: OpenMP keeps a team of threads for
-        each thread that calls it, and with two teams for the same cores neither may spin."""
+        """Runs the loop until `stop`. Call it on the thread that built the engines, because OpenMP
+        keeps a thread team per calling thread, and two teams on the same cores may not spin."""
         self.is_ready = True
         while self._receive():
             self._busy_since = self._clock()
@@ -140,8 +140,8 @@ class WorkerLoop:
         self.is_ready = False
 
     def _step(self) -> list[Event]:
-        """One step of the engine whose turn it is. Those before it that find nothing to run only
-        look."""
+        """Runs one step of the engine with the lowest virtual time. Engines before it, which could
+        not run at their last step, only check whether they can."""
         events: list[Event] = []
         able = [e for e in self.engines.values() if e.has_work and not e.is_stalled]
         for engine in self._device_scheduler.order(self.engines.values()):
@@ -163,7 +163,7 @@ class WorkerLoop:
             self.is_ready = self._has_settled = not self._model_pool.is_fetching
 
     def _receive(self) -> bool:
-        """Takes all that has come; waits only when there is nothing to compute. False = stop."""
+        """Handles all received commands, waiting only if idle. Returns False on `stop`."""
         timeout = self._idle_s()
         try:
             command = self._inbox.get(block=timeout > 0.0, timeout=timeout or None)
@@ -176,7 +176,7 @@ class WorkerLoop:
         return False
 
     def _idle_s(self) -> float:
-        """How long there is nothing to do unless a command comes."""
+        """Returns the seconds to wait for a command before there is other work."""
         engines = self.engines.values()
         if any(engine.has_work and not engine.is_stalled for engine in engines):
             return 0.0
@@ -192,7 +192,7 @@ class WorkerLoop:
     def _handle(self, connection: int, message: Command) -> None:
         match message:
             case Generate() | Prefetch():
-                pass  # `post` has seen to it
+                pass  # handled by `post`
             case Abort(id=sequence_id):
                 for engine in self.engines.values():
                     self._emit(engine.abort(connection, sequence_id))
@@ -210,7 +210,8 @@ class WorkerLoop:
                 assert_never(message)
 
     def _drain(self, is_on: bool, is_leaving: bool) -> None:
-        """What has not begun, others may begin sooner."""
+        """Turns draining on or off. Turning it on returns waiting sequences to the gateways, so
+        that other workers can start them."""
         self._is_leaving |= is_leaving
         self.is_draining = is_on or self._is_leaving
         if self.is_draining:
@@ -224,7 +225,7 @@ class WorkerLoop:
             self._deliver([(0, self._status(self.is_draining, self.generation))])
 
     def _report_pages(self) -> None:
-        """At once when nothing is computed any more."""
+        """Reports prefix-cache changes every `PAGES_PERIOD_S`, and at once when idle."""
         if self._clock() >= self._next_pages_s or not self.has_work:
             self._next_pages_s = self._clock() + PAGES_PERIOD_S
             engines = self.engines.values()
@@ -237,7 +238,7 @@ class WorkerLoop:
             self._deliver([(connection, refused)])
 
     def _want(self, desired: Desired) -> None:
-        """Several gateways tell; the newest of what they told counts."""
+        """Applies the desired state unless it is outdated, because several gateways send it."""
         is_applied = desired.generation <= self._pinned_generation
         if desired.generation < self.generation or is_applied:
             return
@@ -280,8 +281,8 @@ class WorkerLoop:
 
 
 def frames(events: list[Event]) -> list[tuple[int, StepFrame | Failed]]:
-    """One frame with all that the events have for a connection, and after these the failures: a
-    sequence that fails has told before how far its prompt has come."""
+    """Returns one frame per connection with all its events, followed by failures, because a failed
+    sequence reports its prompt's progress first."""
     steps: defaultdict[int, StepFrame] = defaultdict(lambda: StepFrame([], []))
     failures: list[tuple[int, Failed]] = []
     for connection, event in events:

@@ -1,4 +1,4 @@
-"""Settings that follow from the machine that a worker finds itself on: a GPU, or none."""
+"""Settings that depend on the worker's machine: whether it has a GPU."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from workers.process.config import WorkerConfig
 log = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
-"""Compute capability of the first GPUs that multiply bfloat16 matrices: Ampere."""
+"""Minimum compute capability: Ampere, the first to multiply bfloat16 matrices."""
 FREE_PERCENT = 90
-"""Part of a GPU's free memory for weights, KV and adapters. The rest is left to activations,
+"""Percentage of a GPU's free memory for weights, KV and adapters. The rest is for activations,
 captured graphs and cuBLAS."""
 CPU_TOKENS, GPU_TOKENS = 512, 2048
-"""Tokens of a step. Fewer than 2,048 leave a GPU's matrix units idle for part of a prefill."""
+"""Tokens per step. Fewer than 2,048 leave a GPU's matrix units idle for part of a prefill."""
 
 
 class CannotServe(ValueError):
-    """What the config asks for can never run here; the message says why."""
+    """Configuration that can never run on this machine. The message says why."""
 
 
 class Card(NamedTuple):
-    """A GPU that the `cuda` backend computes on. free_bytes: that no process has."""
+    """GPU that the `cuda` backend can use. free_bytes: memory not used by any process."""
 
     name: str
     free_bytes: int
 
 
 def find_card() -> Card | str:
-    """The current GPU, or why there is none that can be used. Makes a context on it."""
+    """Returns the current GPU, or why none can be used. Creates a context on it."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
@@ -53,9 +53,10 @@ def find_card() -> Card | str:
 
 
 def settled(config: WorkerConfig, find: Callable[[], Card | str] = find_card) -> WorkerConfig:
-    """The config with all that it leaves to the machine. find: asked where a GPU would be used.
+    """Returns the configuration completed with the settings of this machine. find: called if a GPU
+    would be used.
 
-    Raises CannotServe, which says why there is no GPU where one is asked for.
+    Raises CannotServe with the reason if a GPU is requested and none can be used.
     """
     if config.device == "cpu" and config.ops == "cuda":
         raise CannotServe("ops: 'cuda' computes on a GPU, and device is 'cpu'")
@@ -104,6 +105,6 @@ def _on_gpu(config: WorkerConfig, card: Card) -> WorkerConfig:
 
 
 def _default_memory() -> int:
-    """Bytes of the arena: 1 GiB, or a quarter of a small machine's memory."""
+    """Returns the arena's bytes: 1 GiB, or a quarter of a small machine's memory."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(1 << 30, total // 4)

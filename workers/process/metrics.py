@@ -1,4 +1,4 @@
-"""What a worker is at the moment, as instruments that are read from its last status."""
+"""Metrics of a worker's current state, read from its last status."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ EXTENTS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
 TIERS = ("host", "device", "loading")
 
 Figures = Iterable[tuple[float, Mapping[str, str]]]
-"""Several numbers, with the labels that tell them apart."""
+"""Several values, with the labels that distinguish them."""
 Find = Callable[[], WorkerStatus | None]
-"""The worker's last status; None before there is one."""
+"""Function that returns the worker's last status, or None before the first one."""
 T = TypeVar("T")
 
 
 class Gauge(NamedTuple, Generic[T]):
-    """An instrument, and how it is read from the status of a model or of the worker."""
+    """Instrument, with the function that reads it from the status of a model or of the worker."""
 
     name: str
     description: str
@@ -32,11 +32,11 @@ class Gauge(NamedTuple, Generic[T]):
 
 
 class Counter(Gauge[T]):
-    """One that only grows."""
+    """Instrument that only grows."""
 
 
 def show(find: Find) -> None:
-    """Makes the instruments; once a process."""
+    """Creates the instruments. Called once per process."""
     for instrument in OF_MODELS:
         _make(instrument, partial(_observe_models, find, instrument))
     for instrument in OF_WORKER:
@@ -170,9 +170,9 @@ OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
 
 
 def _lora_requests(status: WorkerStatus) -> Figures:
-    """The value is the time, what is told stands in the labels. An endpoint picker looks for the
-    `model` of a request among the names, which it splits at commas alone: those on the device
-    serve at once, those that are loading soon.
+    """Returns the time as the value, with the data in the labels. An endpoint picker searches for a
+    request's `model` among the names, which it splits at commas alone: adapters on the device serve
+    at once, loading ones soon.
 
     https://github.com/kubernetes-sigs/gateway-api-inference-extension, model server protocol
     """
@@ -185,7 +185,7 @@ def _lora_requests(status: WorkerStatus) -> Figures:
 
 
 def _names(status: WorkerStatus, tier: str) -> str:
-    """Without versions; tenants may have the same name."""
+    """Returns the tier's adapter names without versions, each once (tenants may share a name)."""
     names = (a.name.partition("@")[0] or a.digest[:12] for a in status.adapters if a.tier == tier)
     return ",".join(dict.fromkeys(names))
 

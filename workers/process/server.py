@@ -1,5 +1,4 @@
-"""The asyncio side of a worker process: gateways' frames in, the engine loop's deliveries out. No
-torch."""
+"""Asyncio side of a worker process: gateways' frames in, the engine's messages out. No torch."""
 
 from __future__ import annotations
 
@@ -50,25 +49,25 @@ from workers.wire.transport.registry import exchange_hello, listen
 log = logging.getLogger(__name__)
 
 SERVER = 0
-"""The number of the server's own commands, among those of connections."""
+"""Connection number of the server's own commands."""
 OUTBOX_BYTES = 8 << 20
 FLUSH_S = 1.0
-"""How long a gateway has at the end to read what was sent to it."""
+"""Seconds that a gateway has to read pending frames when the server closes."""
 
 
 class Disconnected(msgspec.Struct, frozen=True):
-    """The gateway of this connection is gone: all its sequences are to be freed."""
+    """Command after the gateway of the connection is lost: all its sequences are to be freed."""
 
 
 Command = Generate | Abort | Prefetch | Probe | Desired | Drain | Disconnected
 WorkerMessage = StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages | Models
 Delivery = Sequence[tuple[int, WorkerMessage]]
-"""What one engine step has for each connection. A WorkerStatus is for all, whatever its number, as
-are CachedPages and Models."""
+"""Messages of one engine step with their connection numbers. WorkerStatus, CachedPages and Models
+go to all connections."""
 
 
 class EngineLoop(Protocol):
-    """The engine thread as the server sees it. Its constructor is given `Server.deliver`."""
+    """Engine thread as the server uses it. Its constructor receives `Server.deliver`."""
 
     @property
     def is_ready(self) -> bool: ...
@@ -78,11 +77,11 @@ class EngineLoop(Protocol):
 
     @property
     def step_age_s(self) -> float:
-        """Thread-safe: how long the engine has been at what it does; 0 while it waits."""
+        """Seconds of the engine's current step; 0 while it waits. Thread-safe."""
         ...
 
     def post(self, connection: int, message: Command) -> None:
-        """Thread-safe; never waits for a step."""
+        """Handles a message of a connection. Thread-safe; never waits for a step."""
         ...
 
 
@@ -94,7 +93,7 @@ class _Gateway:
 
 
 class Server:
-    """Accepts gateways for one engine loop. Made and used in one event loop, but for `deliver`."""
+    """Server of gateways for one engine loop. Used in one event loop, except `deliver`."""
 
     def __init__(
         self,
@@ -107,9 +106,9 @@ class Server:
         self.address = address
         self.instance_id = instance_id
         self.status: WorkerStatus | None = None
-        """The engine loop's last."""
+        """Last status of the engine loop."""
         self._prefixes = PrefixIndex()
-        """What all gateways know to be cached; a new one is told of it whole."""
+        """Cached prefixes as reported to all gateways; a new gateway receives them whole."""
         self._security = security
         self._outbox_bytes = outbox_bytes
         self._events = asyncio.get_running_loop()
@@ -121,7 +120,7 @@ class Server:
         self._engine: EngineLoop | None = None
         self._listener: Listener | None = None
         self._is_leaving = False
-        """Whether the process is to end, which the engine learns after its current step."""
+        """Whether the process is to end. The engine is notified after its current step."""
         self._pulse: asyncio.Task[None] | None = None
 
     def why_not_ready(self) -> str | None:
@@ -137,25 +136,26 @@ class Server:
 
     @property
     def num_open(self) -> int:
-        """Sequences of all gateways that have not ended."""
+        """Number of unfinished sequences of all gateways."""
         return sum(len(gateway.open_ids) for gateway in self._gateways.values())
 
     async def start(self, engine: EngineLoop) -> None:
-        """Listens; `address` is then the true one. Raises what `transport.registry.listen` does."""
+        """Starts to listen; `address` then has the actual port. Raises what
+        `transport.registry.listen` raises."""
         self._engine = engine
         self._listener = await listen(self.address, self._accept, self._security)
         self.address = self._listener.address
         self._pulse = asyncio.create_task(self._beat(engine))
 
     async def drain(self) -> None:
-        """Makes the engine refuse new work and returns when no sequence is open any more."""
+        """Makes the engine refuse new work, and waits until no sequence is open."""
         assert self._engine is not None
         self._is_leaving = True
         self._engine.post(SERVER, Drain())
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Accepts no more and drops every gateway; sequences that are open are aborted."""
+        """Stops listening and drops every gateway, which aborts its open sequences."""
         if self._listener is not None:
             await self._listener.close()
             self._listener = None
@@ -172,7 +172,8 @@ class Server:
             await asyncio.wait([self._pulse])
 
     def deliver(self, delivery: Delivery) -> None:
-        """Called by the engine's thread once a step; never waits. The event loop must still run."""
+        """Sends messages of the engine without waiting. Called on the engine thread once per
+        step."""
         self._events.call_soon_threadsafe(self._send_all, delivery)
 
     async def _beat(self, engine: EngineLoop) -> None:
@@ -206,7 +207,7 @@ class Server:
                 connection.send(pages)
             while (message := await connection.receive()) is not None:
                 if number not in self._gateways:
-                    break  # cut while this was on its way
+                    break  # dropped while this was in flight
                 self._receive(number, message)
         except TransportError as error:
             log.warning("gateway connection %d is closed: %s", number, error)
@@ -248,8 +249,8 @@ class Server:
             self._send(number, message)
 
     def _cut_slow(self) -> None:
-        """A gateway that does not read is dropped. Looked at between steps, so a large step alone
-        cuts none."""
+        """Drops gateways whose unsent bytes exceed the limit. Checked before the next delivery is
+        queued, so that one large delivery cannot exceed it by itself."""
         for number, gateway in list(self._gateways.items()):
             unsent = gateway.connection.num_unsent_bytes
             if unsent > self._outbox_bytes:
@@ -271,8 +272,8 @@ class Server:
         self._note_ends(number, message)
 
     def _send_apart(self, number: int, message: ToGateway, error: FrameTooLarge) -> None:
-        """A step too large for one frame goes one sequence at a time; a sequence too large
-        fails."""
+        """Sends a step that is too large for one frame one sequence at a time. Fails a sequence
+        that is itself too large."""
         match message:
             case StepFrame(sequences=[output], progress=[]):
                 if self._engine is not None:
@@ -307,7 +308,7 @@ class Server:
             self._idle.set()
 
     def _drop(self, number: int) -> None:
-        """Forgets the gateway, closes its connection at once and frees its work. Harmless twice."""
+        """Drops the gateway's connection and frees its work. May be called twice."""
         gateway = self._gateways.pop(number, None)
         if gateway is None:
             return

@@ -1,4 +1,4 @@
-"""The worker's composition root: from a config to a loop of engines that share one arena."""
+"""Composition of a worker: from a configuration to a loop of engines that share one arena."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ from workers.wire.protocol import (
 log = logging.getLogger(__name__)
 
 ModelProgress = Callable[[str, int, int], None]
-"""Called with what is loading, the bytes done and the bytes in all."""
+"""Called with the name of the loading model, the bytes done and the total bytes."""
 
 PAGES_PER_EXTENT = 8
 DEFAULT_PAGE_BYTES = 1 << 20
-"""Where no model is known yet: extents then have room for those of large ones."""
+"""Assumed page size while no model is known, so that extents can hold pages of large models."""
 MAX_TENANTS = 100
-"""In a status."""
+"""Maximum number of tenants in a status."""
 MAX_EXTENTS = 1024
-"""More of them only make every trade of memory slower."""
+"""Maximum number of extents. More would only make every trade of memory slower."""
 
 
 class CannotServeModel(CannotServe):
-    """This worker, as it is set up, cannot serve the model; the text does not name it."""
+    """Model that this worker's configuration cannot serve. The message does not name it."""
 
 
 SLAB_MARGIN = 8
@@ -90,13 +90,13 @@ WARM_TOKENS = 8
 
 
 class Worker:
-    """Everything one worker process owns, built and warmed up."""
+    """All parts of one worker process, built and warmed up."""
 
     runner: type[ModelRunner] = ModelRunner
 
     def __init__(self, config: WorkerConfig, *, instance_id: str, progress: ModelProgress) -> None:
-        """Brings models to the device in the order of the config, as far as there is room. Raises
-        CannotServe, and what `Decoder.load` raises."""
+        """Loads models to the device in the order of the configuration, as far as there is room.
+        Raises CannotServe, and what `Decoder.load` raises."""
         self.config = config = settled(config)
         self.instance_id = instance_id
         self.ring = StepRing()
@@ -164,7 +164,7 @@ class Worker:
             except CannotServeModel as error:
                 raise CannotServe(f"model {names[digest]}: {error}") from error
         if self.ops.compiles:
-            # Of adapters that arrive: their sizes are multiples of 128 bytes, or not.
+            # The two forms of the kernel, for image sizes that are multiples of 128 bytes or not.
             for num_bytes in (1024, 1032):
                 self.ops.block_hashes(self.memory[:num_bytes])
         for digest, name in names.items():
@@ -173,7 +173,7 @@ class Worker:
         self._num_compiled = self.ops.num_compiled
 
     def close(self) -> None:
-        """When its loop has ended: adapters that wait to be loaded do not hold the process up."""
+        """Closes pools and threads, dropping queued loads. Called after the loop has ended."""
         self._grammar_threads.close()
         for grammars in self._grammars:
             grammars.close()
@@ -185,7 +185,7 @@ class Worker:
         return {digest: instance.engine for digest, instance in self.instances.items()}
 
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
-        """The thread that runs the engines; `start` it once."""
+        """Returns the loop that runs the engines. Start it once."""
         return WorkerLoop(
             self.engines,
             memory=self.broker.lock,
@@ -198,7 +198,7 @@ class Worker:
 
     @property
     def _is_beside(self) -> bool:
-        """The device computes beside the host."""
+        """Whether the device computes asynchronously."""
         return self.ops.device.type == "cuda"
 
     @property
@@ -231,7 +231,8 @@ class Worker:
         return Limits.of(config.max_num_seqs, plan.max_model_len, slots, vocab)
 
     def _warm_up(self, digest: str) -> None:
-        """What a model that comes later compiles and captures, it does in its first steps."""
+        """Warms up a model loaded at start-up. A model loaded later compiles its kernels and
+        captures its graphs during its first steps."""
         engine = self.instances[digest].engine
         assert isinstance(engine.runner, ModelRunner)
         try:
@@ -245,13 +246,14 @@ class Worker:
             raise CannotServe(f"a step that warms the worker up failed: {error}") from error
 
     def _virtual_memory(self) -> VirtualMemory | None:
-        """None where weights are loaded anew each time, wherever the allocator puts them."""
+        """Returns virtual memory for weights, or None if they are reloaded into ordinary
+        allocations (CPU without `keeps_weights`)."""
         if self._is_beside:
             return CudaVirtualMemory.of(self.ops.device)
         return HostVirtualMemory() if self.config.keeps_weights else None
 
     def status(self, draining: bool, generation: int) -> WorkerStatus:
-        """What is, now. On the engine's thread only."""
+        """Returns the current status. Called on the engine thread only."""
         engines = self.engines.values()
         held, adapters = self.arena.bytes_held.held, self.runs.held_bytes()
         num_cached, cached_bytes = self._image_cache.held
@@ -276,7 +278,7 @@ class Worker:
         )
 
     def _read_plan(self, digest: str) -> ModelPlan:
-        """On any thread: fetches the model if it is not on this machine."""
+        """Fetches the model unless this machine has it, and returns its plan. Thread-safe."""
         folder, dtype = self.store.model_folder(digest), getattr(torch, self.config.dtype)
         return ModelPlan.read(folder, digest, dtype, self.config.max_model_len)
 
@@ -284,8 +286,8 @@ class Worker:
         return [Footprint(p.kv_layout.page_bytes, p.max_bytes(self.ops)) for p in plans]
 
     def _build(self, name: str, plan: ModelPlan) -> RegisteredModel:
-        """All that the model needs but its weights. Raises CannotServeModel, or CannotServe where a
-        setting is too large."""
+        """Builds all that the model needs except its weights. Raises CannotServeModel, or
+        CannotServe if a setting is too large."""
         config, digest = self.config, plan.digest
         head_dim, known = plan.spec.head_dim, self.ops.head_dims
         if head_dim not in known:
@@ -368,7 +370,7 @@ class Worker:
         return RegisteredModel(plan, instance, state, make_runner, weight_bytes, image)
 
     def _read_grammars(self, plan: ModelPlan) -> Grammars | None:
-        """None where the model's tokenizer is not one that grammars can be compiled for."""
+        """Returns the grammar compiler, or None if the model's tokenizer does not support it."""
         tokenizer, spec = plan.folder / "tokenizer.json", plan.spec
         try:
             grammars = Grammars(
@@ -381,8 +383,8 @@ class Worker:
         return grammars
 
     def _max_kv_extents(self, num_extents: int) -> int:
-        """Extents of KV that a model whose weights have `num_extents` may have. Raises CannotServe
-        where none would be left."""
+        """Returns the maximum number of KV extents of a model whose weights have `num_extents`.
+        Raises CannotServeModel if there would be none."""
         limit = self.config.device_memory
         if limit is None:
             return self._kv_extents
@@ -395,9 +397,9 @@ class Worker:
         return most
 
     def _make_room_beside(self, num_extents: int) -> None:
-        """Without `device_memory` the weights of all models that the catalog names lie beside
-        `memory`, those of a model registered later too. Raises CannotServe where the machine lacks
-        the memory."""
+        """Extends the memory for weights if `device_memory` is not set. It then holds the weights
+        of all catalog models besides `memory`. Raises CannotServeModel if the machine lacks
+        memory."""
         if self.config.device_memory is not None:
             return
         wanted = self._residency.num_wanted + num_extents
@@ -414,9 +416,9 @@ class Worker:
 
 
 def warm_up(engine: Engine) -> None:
-    """Runs a short sequence through the whole engine, and then a step with as many sequences as it
-    may have, so that kernels are built and caches and threads are warm. Prompts are shorter than a
-    page: none stays cached. Raises CannotServe where a step fails, for the requests' would."""
+    """Runs a short sequence through the whole engine, and then a step with as many sequences as
+    possible, so that kernels are built and caches and threads are warm. Prompts are shorter than a
+    page, so none stays cached. Raises CannotServe if a step fails, as requests would."""
     longest = min(engine.info.max_model_len, PAGE_TOKENS)
     _run_alone(engine, [[0, 1, 2]], max_tokens=min(WARM_TOKENS, longest - 3))
     scheduler = engine.scheduler
@@ -434,13 +436,13 @@ def _run_alone(engine: Engine, prompts: list[list[int]], max_tokens: int) -> Non
         assert failed is None, failed
     while engine.has_work:
         for _, event in engine.step():
-            # A model whose logits are no numbers is served: each request is told so by name.
+            # A model with NaN logits is served; each of its requests fails with that error.
             if isinstance(event, Failed) and event.code is not ErrorCode.LOGITS_NAN:
                 raise CannotServe(f"the step that warms the worker up failed: {event.message}")
 
 
 def _tokens_per_s(ring: StepRing) -> float:
-    """Generated tokens a second over the last steps of the last ten seconds."""
+    """Returns the generated tokens per second in the last ten seconds."""
     recent = ring.last()
     recent = recent[recent["start_s"] > time.monotonic() - 10.0]
     if len(recent) < 2:
@@ -455,7 +457,7 @@ class Footprint(NamedTuple):
 
 @contextmanager
 def _sized_by(setting: str, value: int) -> Generator[None]:
-    """Raises CannotServe where torch has no memory for what is made."""
+    """Raises CannotServe if torch lacks the memory for the object made in the context."""
     try:
         yield
     except RuntimeError as error:
@@ -463,22 +465,23 @@ def _sized_by(setting: str, value: int) -> Generator[None]:
 
 
 def _setting(config: WorkerConfig) -> str:
-    """The setting that sizes the memory, of the two that may."""
+    """Returns the name of the setting that determines the memory."""
     return "memory" if config.device_memory is None else "device_memory"
 
 
 class Cut(NamedTuple):
-    """How memory falls into extents."""
+    """Division of memory into extents."""
 
     extent_bytes: int
     weight_extents: list[int]
     least_bytes: int
-    """Least value of the setting: adapters have their floor, each model KV when others are out."""
+    """Minimum value of the setting: the adapters' floor, an extent of KV, the largest weights if
+    included."""
 
 
 def _make_slab(config: WorkerConfig, virtual: VirtualMemory) -> HostSlab:
-    """Pinned memory of the host tier, with some beside it for an image that arrives before others
-    have left."""
+    """Allocates the host tier's pinned memory, with a margin for an image that arrives before
+    others are dropped."""
     num_bytes = config.host_adapter_memory + config.host_adapter_memory // SLAB_MARGIN
     pages = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = torch.frombuffer(mmap.mmap(-1, pages), dtype=torch.uint8)
@@ -489,12 +492,12 @@ def _make_slab(config: WorkerConfig, virtual: VirtualMemory) -> HostSlab:
 def _make_arena(
     config: WorkerConfig, models: list[Footprint], granularity: int, graph_bytes: int
 ) -> tuple[Arena, int, int]:
-    """The arena, how many of its extents are KV's at most, and how many are there for the weights
-    of `models`. granularity: of an extent's bytes. graph_bytes: of `device_memory`, what captured
-    graphs take beside the arena.
+    """Returns the arena, the maximum number of its KV extents, and the number of extents for the
+    weights of `models`. granularity: of an extent's bytes. graph_bytes: bytes of `device_memory`
+    for captured graphs, outside the arena.
 
-    Without `device_memory` there is room for `memory` beside the weights of all models. Raises
-    CannotServe.
+    Without `device_memory` there is room for `memory` in addition to the weights of all models.
+    Raises CannotServe.
     """
     beside = graph_bytes if config.device_memory is not None else 0
     given = (config.device_memory or config.memory) - beside
@@ -529,7 +532,7 @@ def _make_arena(
 
 
 def _cut(given: int, config: WorkerConfig, models: list[Footprint], granularity: int) -> Cut:
-    """given: of `device_memory`, or else of `memory`."""
+    """Divides `given` bytes (of `device_memory`, or else of `memory`) into extents."""
     is_all = config.device_memory is not None
     total = given if is_all else given + sum(model.weight_bytes for model in models)
     page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)

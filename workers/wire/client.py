@@ -1,4 +1,4 @@
-"""A gateway's end of one worker: requests in, outputs to their callers. No torch."""
+"""Gateway's connection to one worker: sends requests, dispatches outputs to callers. No torch."""
 
 from __future__ import annotations
 
@@ -54,18 +54,19 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
 LOOK_S = 0.25
-"""How often it is looked whether a worker was heard of, and got what was sent to it."""
+"""Seconds between liveness checks, which pass if the worker has sent a frame and acknowledged
+ours."""
 SILENT_LOOKS = 10
-"""Looks in vain, 2.5 s, after which work goes elsewhere where it can."""
+"""Consecutive failed checks (2.5 s) after which work is routed to other workers."""
 LOST_LOOKS = 40
-"""Looks in vain, 10 s, after which the connection is given up."""
+"""Consecutive failed checks (10 s) after which the connection is closed."""
 HUNG_STEP_S = 60.0
-"""An engine that has been at one step for so long is taken for hung, though the worker pulses. No
-step is meant to take a second; weights may have to come to the device in one."""
+"""Seconds in one step after which a worker's engine counts as hung, even if the worker still sends
+pulses. Generous, because a step may have to wait for weights to be copied."""
 
 
 class WorkerFailed(Exception):
-    """The worker cannot finish a sequence; `code` says whose fault it is."""
+    """Failure of a worker to finish a sequence. `code` identifies the cause."""
 
     def __init__(
         self,
@@ -75,9 +76,9 @@ class WorkerFailed(Exception):
         pace_s: float = 0.0,
         times: SequenceTimes | None = None,
     ) -> None:
-        """retry_after_s: when there may be room, where there was none. pace_s: how long one place
-        takes to come free, where a queue was full for all such requests. times: of the sequence,
-        where the worker told them."""
+        """retry_after_s: seconds until there may be room, if there was none. pace_s: seconds until
+        the next place becomes free, if a queue was full for all such requests. times: of the
+        sequence, if the worker reported them."""
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
@@ -87,20 +88,19 @@ class WorkerFailed(Exception):
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """The worker has not been heard of for some time, or hangs in a step. Its sequence may be given
-    up and sent elsewhere, or waited for; it is asked again at the next look."""
+    """Event of a sequence whose worker is silent or hangs in a step. The caller may abort the
+    sequence and send it elsewhere, or wait; the event is repeated at each check."""
 
 
 SILENCE = Silence()
 SequenceEvent = SequenceOutput | PromptProgress | WorkerFailed | Silence
 Sink = Callable[[SequenceEvent], None]
-"""Called with each output of a sequence as it is read, the last with its finish reason, or with
-WorkerFailed in its place; before that perhaps with PromptProgress and Silence. It must not
-raise."""
+"""Called with each output of a sequence as it is read. The last call has the finish reason, or is
+WorkerFailed. PromptProgress and Silence may precede. It must not raise."""
 
 
 class WorkerClient:
-    """One worker's connection, kept up by `run`. Used in one event loop."""
+    """Connection to one worker, maintained by `run`. Used in one event loop."""
 
     def __init__(
         self,
@@ -111,33 +111,33 @@ class WorkerClient:
     ) -> None:
         self.address = address
         self.instance_id = ""
-        """The worker's name for itself, once connected."""
+        """Worker's own id, once connected."""
         self.models: dict[str, ModelInfo] = {}
-        """By digest; empty while there is no connection."""
+        """Models by digest; empty while disconnected."""
         self.version = OLDEST_VERSION
-        """Version of the protocol that this connection speaks, or the last one spoke."""
+        """Protocol version of the current connection, or of the last one."""
         self.has_answered = False
         """Whether there has ever been a connection to a worker."""
         self.status: WorkerStatus | None = None
-        """The last one; None while there is no connection."""
+        """Last status; None while disconnected."""
         self.status_at = 0.0
-        """When it came, of time.monotonic()."""
+        """Time of receipt of `status`, by time.monotonic()."""
         self.num_open_then = 0
         self.num_finished = 0
-        """Sequences of this gateway that have come to their end there, ever."""
+        """Total sequences of this gateway that finished on the worker."""
         self.prefixes = PrefixIndex()
-        """What the worker has cached; empty while there is no connection."""
+        """Cached pages of the worker; empty while disconnected."""
         self.failure = ""
-        """Why there is no connection, or the last one ended; logged once."""
+        """Why there is no connection, or why the last one ended. Logged once."""
         self._own_hello = own_hello(instance_id)
         self._security = security
         self._connection: GatewayConnection | None = None
         self._num_looks = 0
-        """In vain, since it was known to speak and to hear."""
+        """Consecutive failed liveness checks."""
         self._has_spoken = False
-        """Since the last look."""
+        """Whether a frame was received since the last check."""
         self._num_heard = 0
-        """Frames that the worker has of us."""
+        """Number of our frames that the worker has acknowledged."""
         self._step_age_s = 0.0
         self._sinks: dict[int, Sink] = {}
         self._ids = itertools.count(1)
@@ -147,28 +147,27 @@ class WorkerClient:
 
     @property
     def is_ready(self) -> bool:
-        """Connected, and not known to drain."""
+        """Whether the worker is connected and not known to drain."""
         return self._connection is not None and not (self.status and self.status.draining)
 
     @property
     def is_silent(self) -> bool:
-        """Connected, but for some time not heard of or not reached, or hung in a step: what can go
-        elsewhere should."""
+        """Whether the connected worker is silent or hung, so that work should go elsewhere."""
         return self._num_looks >= SILENT_LOOKS or self._step_age_s > HUNG_STEP_S
 
     def lives(self, instance_id: str) -> bool:
-        """Whether this very process is connected, be it silent, and its engine does not hang."""
+        """Whether this very process is connected, even if silent, and its engine does not hang."""
         is_hung = self._step_age_s > HUNG_STEP_S
         return self._connection is not None and self.instance_id == instance_id and not is_hung
 
     @property
     def num_open(self) -> int:
-        """Sequences sent and not ended."""
+        """Number of sequences sent and not finished."""
         return len(self._sinks)
 
     def send(self, request: Generate, sink: Sink) -> int:
-        """Sends the request; the sink gets what comes. Returns the client's own id of the sequence.
-        Raises WorkerFailed at once if it cannot."""
+        """Sends the request, whose events go to the sink. Returns the client's id of the sequence.
+        Raises WorkerFailed if it cannot be sent."""
         sequence_id = next(self._ids)
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
@@ -182,25 +181,24 @@ class WorkerClient:
         return sequence_id
 
     def cancel(self, sequence_id: int) -> None:
-        """Gives a sequence up: the worker frees it within a step, its sink is not called any more.
-        Harmless when it has ended."""
+        """Aborts a sequence and stops calling its sink. The worker frees it within a step."""
         if self._sinks.pop(sequence_id, None) is not None:
             self._tell(Abort(sequence_id))
 
     def abort(self, sequence_id: int) -> bool:
-        """Gives a sequence up; its sink is called until its end has come. False if it has."""
+        """Aborts a sequence. Its sink is called until its end. Returns False if it has ended."""
         if sequence_id not in self._sinks:
             return False
         self._tell(Abort(sequence_id))
         return True
 
     def prefetch(self, model: str, adapter: AdapterRef) -> None:
-        """Asks the worker to bring an adapter nearer. No answer, no error."""
+        """Makes the worker load an adapter to its host tier. Best effort."""
         self._tell(Prefetch(model, adapter))
 
     async def probe(self, model: str, adapter: AdapterRef) -> ProbeResult:
-        """Has the worker prove the adapter. Raises WorkerFailed when the connection is lost, or was
-        before."""
+        """Makes the worker prove the adapter, and returns the result. Raises WorkerFailed if the
+        connection is lost."""
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
         probe_id = next(self._probe_ids)
@@ -214,16 +212,16 @@ class WorkerClient:
             self._probes.pop(probe_id, None)
 
     def want(self, desired: Desired) -> None:
-        """Tells the worker what to keep, now and after every reconnect."""
+        """Sends the desired state to the worker, now and after every reconnect."""
         self._desired = desired
         self._tell(desired)
 
     def drain(self, is_on: bool = True) -> None:
-        """Asks the worker to take no more work, or to take it up again; `status` then tells."""
+        """Makes the worker refuse new work, or accept it again. `status` shows the effect."""
         self._tell(Drain(is_on))
 
     async def run(self) -> None:
-        """Connects, reads, and connects again with growing pauses, until cancelled."""
+        """Connects, reads, and reconnects with growing pauses, until cancelled."""
         retry_s = FIRST_RETRY_S
         while True:
             try:
@@ -234,7 +232,7 @@ class WorkerClient:
             except (TransportError, OSError) as error:
                 if str(error) != self.failure:
                     if isinstance(error, FileNotFoundError):
-                        # A worker that starts beside its gateway has no socket yet.
+                        # A worker that starts at the same time as its gateway has no socket yet.
                         log.info("waiting for the worker at %s", self.address)
                     else:
                         log.warning("worker at %s: %s", self.address, error)
@@ -244,10 +242,11 @@ class WorkerClient:
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncGenerator[asyncio.Task[None]]:
-        """One connection, greeted, watched, and being read by the task given; closed on leaving.
+        """Opens one connection, exchanges Hellos and starts to watch it. Yields the task that reads
+        from it. Closes it on exit.
 
-        Raises OSError, or TransportError (ProtocolMismatch if the worker is of another version).
-        The task ends with the connection and raises TransportError if it broke.
+        Raises OSError, or TransportError (ProtocolMismatch if the versions do not match). The task
+        ends with the connection and raises TransportError if it broke.
         """
         connection = await connect(self.address, self._security)
         tasks: list[asyncio.Task[None]] = []
@@ -281,7 +280,8 @@ class WorkerClient:
             self._disconnected()
 
     async def _watch(self, connection: GatewayConnection) -> None:
-        """Counts looks, not seconds: a gateway that was itself held up blames no worker for it."""
+        """Counts checks rather than seconds, so that a stall of this gateway's own event loop is
+        not mistaken for a silent worker."""
         num_due = connection.num_sent
         while True:
             await asyncio.sleep(LOOK_S)
@@ -301,7 +301,7 @@ class WorkerClient:
                     self._put(sequence_id, SILENCE, is_last=False)
 
     def _dispatch(self, message: ToGateway) -> None:
-        """Outputs of sequences already given up are dropped."""
+        """Dispatches a message. Outputs of aborted sequences are dropped."""
         match message:
             case StepFrame(sequences=outputs, progress=progress):
                 for each in progress:
@@ -350,7 +350,7 @@ class WorkerClient:
                 answer.set_exception(_lost())
 
     def _tell(self, message: Abort | Prefetch | Desired | Drain) -> None:
-        """Sends what a lost worker need not know."""
+        """Sends a best-effort message. Does nothing if the connection is lost."""
         if self._connection is not None:
             with contextlib.suppress(TransportError):
                 self._connection.send(message)

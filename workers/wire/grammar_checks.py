@@ -1,4 +1,4 @@
-"""Compiles grammars of strangers in sandboxes, before a gateway accepts or a worker uses them."""
+"""Compilation of untrusted grammars in sandboxes, before gateways or workers use them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ BOUNDS = Bounds(
     memory_bytes=48 << 20,
     cpu_s=0.3,
     wall_s=30.0,
-    # Less than the smallest stack of a worker's thread, 2 MiB: what compiles in this one compiles
-    # there too.
+    # Less than the smallest stack of a worker's thread, 2 MiB, so that grammars that compile here
+    # compile there, too.
     stack_bytes=1536 << 10,
 )
 REASONS = {
@@ -23,7 +23,7 @@ REASONS = {
 
 
 class GrammarChecks:
-    """Sandboxes that compile grammars. Used from any thread: as many as compile at once."""
+    """Sandboxes that compile grammars, as many as compile at once. Thread-safe."""
 
     def __init__(self, *arguments: str) -> None:
         """arguments: of `workers.wire.grammar_sandbox`."""
@@ -31,7 +31,7 @@ class GrammarChecks:
 
     def refusal(self, grammar: str) -> str | None:
         """Returns why the grammar cannot be compiled within the limits, or None if it can. Blocks
-        its thread for the time of the compilation. Raises SandboxFailed."""
+        for the time of the compilation. Raises SandboxFailed."""
         outcome = self._sandboxes.task(msgspec.json.encode(grammar), BOUNDS).run()
         if isinstance(outcome, Died):
             return REASONS[outcome.why]

@@ -1,5 +1,5 @@
-"""Compiles grammars as a sandbox: `python -m workers.wire.grammar_sandbox [TOKENIZER VOCAB_SIZE
-END_TOKEN...]`. Without a tokenizer a grammar is read and checked, and no mask is computed."""
+"""Sandbox process that compiles grammars: `python -m workers.wire.grammar_sandbox [TOKENIZER
+VOCAB_SIZE END_TOKEN...]`. Without a tokenizer it checks grammars without computing a mask."""
 
 from __future__ import annotations
 

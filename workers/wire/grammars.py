@@ -1,8 +1,8 @@
-"""Grammars as they travel to a worker: in llguidance's JSON, compiled within the same bounds by the
-gateway, which refuses them by name, and by the worker, which generates by them.
+"""Grammars in llguidance's JSON, as sent to a worker. Gateway and worker compile them within the
+same bounds: the gateway to refuse them by name, the worker to generate by them.
 
-llguidance may crash or take gigabytes on a grammar that a stranger wrote. Whatever compiles one
-does so in a sandbox first (`grammar_checks`).
+llguidance may crash or use gigabytes on an untrusted grammar, so every grammar is first compiled in
+a sandbox (`grammar_checks`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
-"""Between the tokens of JSON: a model that writes nothing else does not go on for ever."""
+"""Whitespace between JSON tokens, bounded so that a model cannot generate whitespace for ever."""
 STEP_FUEL = 28_000
-"""Work of the lexer for the mask of one token at most: about 2 ms."""
+"""Maximum work of the lexer for one token's mask: about 2 ms."""
 
 
 def limits() -> LLParserLimits:
-    """The bounds of compiling a grammar, and of each mask. Counted, so that a grammar is refused or
-    not whatever else the machine does."""
+    """Returns the bounds for compiling a grammar, and for each mask. They count operations, so that
+    the result does not depend on the load of the machine."""
     return LLParserLimits(
         max_items_in_row=2_000,
         initial_lexer_fuel=1_000_000,
@@ -33,8 +33,8 @@ def limits() -> LLParserLimits:
 
 
 def of_json_schema(schema: str) -> str:
-    """The grammar of a JSON Schema given as JSON text. Raises ValueError if it is not an object or
-    a boolean. What `x-guidance` in the schema says is overridden."""
+    """Returns the grammar of a JSON Schema in JSON text. Raises ValueError if it is not an object
+    or a boolean. Overrides any `x-guidance` in the schema."""
     given = json.loads(schema)
     if given is False:
         raise ValueError("nothing fits the schema 'false'")
@@ -56,21 +56,21 @@ def of_json_schema(schema: str) -> str:
 
 
 def of_regex(regex: str) -> str:
-    """The grammar of a regular expression in the syntax of Rust's regex crate."""
+    """Returns the grammar of a regular expression in the syntax of Rust's regex crate."""
     return LLMatcher.grammar_from_regex(regex)
 
 
 def of_lark(lark: str) -> str:
-    """The grammar of llguidance's variant of Lark. Raises ValueError for one that is given in its
-    JSON, which could say more than a grammar."""
+    """Returns the grammar of llguidance's variant of Lark. Raises ValueError if it is given as
+    llguidance's JSON, which can express more than a grammar."""
     if lark.lstrip().startswith("{"):
         raise ValueError("a Lark grammar begins with a rule")
     return LLMatcher.grammar_from_lark(lark)
 
 
 def is_lark(grammar: str) -> bool:
-    """Whether it was given in Lark. A token of it can take as long as all `step_max_items` do:
-    up to a second where many rules may be empty."""
+    """Whether the grammar was given in Lark. A token of it can take as long as `step_max_items`
+    allow: up to a second if many rules may be empty."""
     return not grammar.startswith("{")
 
 
@@ -81,8 +81,8 @@ def read_tokenizer(path: str, vocab_size: int, end_tokens: Sequence[int]) -> LLT
 
 
 def refusal(grammar: str, tokenizer: LLTokenizer | None = None) -> str | None:
-    """Returns why the grammar cannot be compiled, or None if it can. With a tokenizer the mask of
-    the first token is computed too."""
+    """Returns why the grammar cannot be compiled, or None if it can. With a tokenizer it also
+    computes the mask of the first token."""
     if tokenizer is None:
         reason = LLMatcher.validate_grammar(grammar, None, limits=limits())
     else:

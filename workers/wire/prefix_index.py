@@ -1,8 +1,8 @@
-"""What of a prompt a worker has cached, as far as a gateway can know. No torch.
+"""Estimate of the prompt tokens that a worker has cached, as known to a gateway. No torch.
 
-A worker tells which pages come into its prefix caches and leave them, by the first bytes of their
-keys. Cache domain, adapter and salt are hashed into a key, so a prompt finds only what its own
-domain has put there; and whatever is believed here, a worker reuses a page by its whole key alone.
+A worker reports the pages added to and removed from its prefix caches, by the first bytes of their
+keys. Cache domain, adapter and salt are hashed into a key, so a prompt matches only pages of its
+own domain. A wrong estimate is harmless, because a worker reuses a page by its whole key only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from workers.wire.protocol import CachedPages
 
 KEY_BYTES = 8
 MAX_KEYS = 1 << 16
-"""In a frame."""
+"""Maximum number of keys per frame."""
 
 
 class Prefix:
-    """A prompt, and what its pages' keys are made of; they are computed as far as they are asked
-    for."""
+    """Prompt with the other inputs of its page keys, which are computed lazily."""
 
     def __init__(
         self,
@@ -43,14 +42,14 @@ class Prefix:
         self._first: dict[str, bytes] = {}
 
     def first_key(self, layout: str) -> bytes:
-        """The short key of its first full page; none if it has no such page."""
+        """Returns the short key of the first full page, or b"" if there is no full page."""
         first = self._first.get(layout)
         if first is None:
             first = self._first[layout] = next(self.keys(layout), b"")
         return first
 
     def keys(self, layout: str) -> Iterator[bytes]:
-        """The short keys of its full pages, from the first on."""
+        """Yields the short keys of the full pages, in order."""
         hasher, known = self._hasher(layout), self._keys[layout]
         for index in range(len(self.tokens) // PAGE_TOKENS):
             if index == len(known):
@@ -74,7 +73,7 @@ class Prefix:
 
 
 class PrefixIndex:
-    """The cached prefixes of one worker. It holds at most as many keys as the worker has pages."""
+    """Cached prefixes of one worker. Has at most as many keys as the worker has pages."""
 
     def __init__(self) -> None:
         self._keys: dict[str, set[bytes]] = {}
@@ -88,10 +87,10 @@ class PrefixIndex:
         keys.update(_split(pages.added))
 
     def num_cached(self, prefix: Prefix, layout: str) -> int:
-        """Leading tokens of the prompt that are cached there; `layout` is that of its pages for
-        this model."""
+        """Returns the number of leading prompt tokens cached there. layout: that of the worker's
+        pages for this model."""
         keys = self._keys.get(prefix.model)
-        # Most have not even the first: one look at a set among thousands of workers.
+        # Most workers lack even the first page, and there may be thousands of workers.
         if not keys or prefix.first_key(layout) not in keys:
             return 0
         num_pages = 0
@@ -102,7 +101,7 @@ class PrefixIndex:
         return num_pages * PAGE_TOKENS
 
     def whole(self) -> Iterator[CachedPages]:
-        """All of it, for a gateway that knows nothing yet."""
+        """Yields all cached keys, for a new gateway."""
         for model, keys in self._keys.items():
             yield from changed_pages(model, keys, (), is_whole=True)
 
@@ -110,7 +109,7 @@ class PrefixIndex:
 def changed_pages(
     model: str, added: Iterable[bytes], removed: Iterable[bytes], *, is_whole: bool = False
 ) -> Iterator[CachedPages]:
-    """The frames that tell of these keys."""
+    """Yields the frames that report these keys."""
     come, gone = list(added), list(removed)
     for start in range(0, max(len(come), len(gone), is_whole), MAX_KEYS):
         end = start + MAX_KEYS

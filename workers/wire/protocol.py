@@ -1,11 +1,9 @@
-"""The worker's language: every frame that crosses between a gateway and a worker. msgspec only, no
-torch.
+"""Protocol between gateways and workers: every frame that they exchange. msgspec only, no torch.
 
 A frame is a 4-byte big-endian length and one msgpack-encoded message, at most `MAX_FRAME_BYTES`.
-Either side's first frame is its `Hello`, and both speak the newest version that both have. A field
-that is added has a default, and its version stands in `version_needed` if a peer that does not know
-it would answer wrongly. Sequence ids are chosen by the gateway and are unique on
-its connection.
+Either side's first frame is its `Hello`, and both use the newest version that both support. A field
+that is added has a default, and its version is in `version_needed` if a peer without it would
+answer wrongly. Sequence ids are chosen by the gateway and are unique on its connection.
 """
 
 from __future__ import annotations
@@ -17,20 +15,19 @@ import msgspec
 
 PROTOCOL_VERSION = 7
 OLDEST_VERSION = PROTOCOL_VERSION - 1
-"""Oldest version of a peer that is let in: gateways and workers of two neighbouring releases serve
-together."""
+"""Oldest supported version of a peer: that of the previous release."""
 MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
 UNSATISFIABLE = "unsatisfiable"
-"""The `tier` of a model that the worker, as it is set up, cannot serve; its `error` says why."""
+"""`tier` of a model that this worker's configuration cannot serve. Its `error` says why."""
 ALL_TOKENS = -1
-"""For `SamplingParams.logprobs`: every token of the vocabulary is told."""
+"""Value of `SamplingParams.logprobs` that requests every token of the vocabulary."""
 MAX_RETRY_S = 60.0
-"""No refused client is told to come again later than that."""
+"""Maximum seconds after which a refused client is told to retry."""
 
 
 class ErrorCode(StrEnum):
-    """Why a `Failed` was sent. The gateway alone maps these to HTTP."""
+    """Reasons of a `Failed`. Only the gateway maps them to HTTP."""
 
     INVALID = "invalid"
     MODEL_UNKNOWN = "model_unknown"
@@ -46,7 +43,7 @@ class ErrorCode(StrEnum):
 
 
 class ServiceClass(StrEnum):
-    """How soon an answer is wanted; each class has a guaranteed share of a worker."""
+    """Urgency of a request. Each class has a guaranteed share of a worker."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"
@@ -54,8 +51,7 @@ class ServiceClass(StrEnum):
 
 
 class OutputKind(StrEnum):
-    """What a request asks of the model: new tokens, the log-probabilities of its prompt, or a
-    vector of its prompt."""
+    """Kind of result: new tokens, log-probabilities of the prompt, or a vector of the prompt."""
 
     GENERATE = "generate"
     SCORE = "score"
@@ -63,12 +59,12 @@ class OutputKind(StrEnum):
 
 
 class Pooling(StrEnum):
-    """Which of a prompt's last hidden states, after the final norm, its vector is made of."""
+    """Hidden states of a prompt, after the final norm, that form its vector."""
 
     LAST = "last"
     MEAN = "mean"
     CLS = "cls"
-    """The first token's."""
+    """Hidden state of the first token."""
 
 
 class FinishReason(StrEnum):
@@ -78,35 +74,34 @@ class FinishReason(StrEnum):
 
 
 class ThoughtBound(msgspec.Struct, frozen=True):
-    """How long the thought before an answer may be."""
+    """Bound on the thought before an answer."""
 
     max_tokens: int
-    """Then its end is the only token that may follow."""
+    """Number of tokens after which only the end token is allowed."""
     begin: int
-    """The token that begins a thought."""
+    """Token id that begins a thought."""
     end: int
-    """The token that ends it."""
+    """Token id that ends a thought."""
     is_begun: bool = False
     """Whether the prompt ends inside the thought."""
 
 
 class TokenRules(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which tokens may be generated, whatever their logits."""
+    """Rules for the tokens that may be generated, independent of their logits."""
 
     allowed: tuple[int, ...] = ()
-    """Only these; empty: any. Not beside a grammar."""
+    """Only these are allowed; empty: any. Cannot be combined with a grammar."""
     banned: tuple[tuple[int, ...], ...] = ()
-    """Sequences that are not generated, unless nothing else may follow."""
+    """Token sequences that are not generated, unless no other token is allowed."""
     thought: ThoughtBound | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to continue one sequence. Ranges are the gateway's to check; the worker refuses what it
-    cannot do."""
+    """Parameters for continuing a sequence. The gateway checks ranges."""
 
     max_tokens: int
     seed: int
-    """Signed 64-bit; always set (the gateway draws one if the caller did not)."""
+    """Signed 64-bit. Always set (the gateway draws one if the caller did not)."""
     choice: int = 0
     temperature: float = 1.0
     top_k: int = 0
@@ -117,30 +112,29 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """Beside the model's own end tokens."""
+    """In addition to the model's own end tokens."""
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
-    """Log-probability of each generated token, with this many top alternatives (0 = none), or with
-    all tokens (`ALL_TOKENS`)."""
+    """Number of alternatives returned with the log-probability of each generated token (0 = none),
+    or `ALL_TOKENS`. None: no log-probabilities."""
     logprob_token_ids: tuple[int, ...] = ()
-    """With `logprobs`: the tokens that are told, in this order, in place of the likeliest."""
+    """With `logprobs`: tokens to return, in this order, instead of the likeliest."""
     prompt_logprobs: int | None = None
-    """The same for each prompt token but the first; such a request reuses no cached prefix."""
+    """Like `logprobs`, for all prompt tokens but the first. Then no cached prefix is reused."""
     rules: TokenRules | None = None
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """An immutable adapter version as the data path knows it. `digest` alone identifies it; `name`
-    is for people."""
+    """Immutable adapter version. `digest` alone identifies it; `name` is for humans."""
 
     digest: str
     name: str = ""
     checksum: str = ""
-    """SHA-256 (hex) of the packed image in the receiving worker's layout, as proved; empty: not
+    """SHA-256 (hex) of the packed image in the receiving worker's layout, as proved; empty if not
     proved for this layout yet."""
     is_ephemeral: bool = False
-    """Whether the version lives for a while only, so that its packed image is not worth a file."""
+    """Whether the version is temporary, so that its packed image is not worth a file."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -160,59 +154,57 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     tokens: list[int]
     params: SamplingParams
     cache_domain: str
-    """Tenant or sharing group: prefixes are reused only inside one."""
+    """Tenant or sharing group. Prefixes are reused only within one."""
     adapter: AdapterRef | None = None
     activation: int = 0
     """Position from which the adapter acts; before it the base model alone (activated LoRA)."""
     cache_salt: str = ""
     tenant: str = ""
     weight: int = 1
-    """The tenant's weight among those that wait."""
+    """Weight of the tenant among those with waiting requests."""
     service_class: ServiceClass = ServiceClass.STANDARD
     priority: int = 0
-    """Among the requests of the tenant."""
+    """Priority among the requests of the tenant."""
     timeout_s: float | None = None
-    """Time after it was sent from which its first token is not wanted any more."""
+    """Seconds after sending within which the first token is needed."""
     num_resumed: int = 0
-    """The last so many of `tokens` are no prompt: they were generated by a worker that was lost.
-    They count in all that counts generated tokens, `max_tokens` included."""
+    """Number of trailing `tokens` that are not prompt, because a lost worker generated them. They
+    count as generated tokens everywhere, including `max_tokens`."""
     kind: OutputKind = OutputKind.GENERATE
     """`score` generates nothing: `max_tokens` is 0, and `prompt_logprobs` is set. `embed` generates
-    nothing either; its vector comes with the end of the sequence."""
+    nothing either; its vector is sent with the end of the sequence."""
     stream_interval: int = 1
-    """Tokens per output frame; the first token is always sent alone. A client that waits for the
-    whole answer need not hear of each."""
+    """Tokens per output frame, for clients that need not see each. The first is sent alone."""
     traceparent: str | None = None
-    """W3C trace context of the request, where it is traced: then it is told when the sequence
-    passed which stage."""
+    """W3C trace context of a traced request, for which the times of the stages are reported."""
     grammar: str = ""
-    """What the generated text is held to, in llguidance's JSON; empty: nothing."""
+    """Grammar of the generated text, in llguidance's JSON; empty: none."""
     pooling: Pooling = Pooling.LAST
-    """For kind `embed`: how the vector is made."""
+    """For kind `embed`: how the vector is computed."""
     labels: tuple[int, ...] = ()
-    """For kind `embed` with the pooling `last`: the vector has the logits of these tokens after the
-    prompt, in their order, in place of the hidden state."""
+    """For kind `embed` with pooling `last`: the vector has the logits of these tokens after the
+    prompt, in their order, instead of the hidden state."""
     waited_s: float = 0.0
-    """Seconds that it has waited at other workers, which count towards the longest wait."""
+    """Seconds that the request has waited at other workers, counted towards the maximum wait."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Ends a sequence. Answered by its end: a `SequenceOutput` with the reason `abort`, unless
-    another end is on its way already."""
+    """Request to end a sequence. Answered by its end: a `SequenceOutput` with the reason `abort`,
+    unless another end is already in flight."""
 
     id: int
 
 
 class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
-    """Start to bring an adapter nearer; no answer."""
+    """Request to load an adapter to the host tier; no answer."""
 
     model: str
     adapter: AdapterRef
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Prove that the adapter does what its files say; answered by one `ProbeResult`. Ids as for
-    sequences, but counted apart."""
+    """Request to prove that the adapter does what its files say; answered by one `ProbeResult`. Ids
+    as for sequences, but counted separately."""
 
     id: int
     model: str
@@ -225,7 +217,7 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class DesiredModel(msgspec.Struct, frozen=True):
-    """A base model of the catalog. `is_pinned`: to be resident; `is_unloaded`: not to be."""
+    """Base model of the catalog. `is_pinned`: must be resident. `is_unloaded`: must not be."""
 
     digest: str
     name: str
@@ -234,8 +226,7 @@ class DesiredModel(msgspec.Struct, frozen=True):
 
 
 class Desired(msgspec.Struct, frozen=True, tag="desired"):
-    """All that the catalog of this generation wants kept; older generations than the last are
-    ignored."""
+    """Pins and models of the catalog in this generation. Ignored if older than the last one."""
 
     generation: int
     pins: list[Pin]
@@ -243,7 +234,8 @@ class Desired(msgspec.Struct, frozen=True, tag="desired"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Refuse new work, finish what runs; `WorkerStatus.draining` tells. Or take it up again."""
+    """Request to refuse new work and finish running sequences, or to accept work again.
+    `WorkerStatus.draining` reports it."""
 
     is_on: bool = True
 
@@ -256,29 +248,29 @@ class ModelInfo(msgspec.Struct, frozen=True):
     name: str
     max_model_len: int
     adapter_layout: str = ""
-    """Names the layout of packed adapter images for this model here."""
+    """Name of the layout of packed adapter images for this model here."""
     cache_layout: str = ""
-    """Names the layout of KV pages: part of their keys."""
+    """Name of the layout of KV pages, part of their keys."""
 
 
 class Models(msgspec.Struct, frozen=True, tag="models"):
-    """In place of those of the `Hello`: a model was registered since."""
+    """Models that replace those of the `Hello`, sent after a model was registered."""
 
     models: list[ModelInfo]
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """What the model answers to the probe prompt with the adapter: the likeliest next tokens."""
+    """Model's answer to the probe prompt with the adapter: the likeliest next tokens."""
 
     tokens: list[int]
     logprobs: list[float]
     effect: float
-    """Largest change of a log-probability of the probe that the adapter makes."""
+    """Largest change of a log-probability of the probe due to the adapter."""
 
 
 class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
-    """`error` empty: proved. Otherwise an error code, and `message` says what differed; with
-    `is_final` false nothing is wrong with the adapter and another try may succeed."""
+    """Result of a `Probe`. `error` empty: proved. Otherwise an error code, and `message` says what
+    differed. If `is_final` is false, the adapter may be correct and another try may succeed."""
 
     id: int
     layout: str = ""
@@ -290,42 +282,42 @@ class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
 
 
 class AdapterLoadTimes(msgspec.Struct, frozen=True, array_like=True):
-    """When an adapter came to the device, in seconds since its sequence arrived at the worker."""
+    """Times of an adapter's load to the device, in seconds since its sequence arrived."""
 
     tier: str
-    """Where it came from: host, disk or store."""
+    """Tier that it was loaded from: host, disk or store."""
     begun_s: float
-    """0 if the load had begun before the sequence arrived."""
+    """Start of the load; 0 if it was before the sequence arrived."""
     ended_s: float
     copy_begun_s: float = 0.0
-    """When its copy from the host began; as `begun_s`."""
+    """Start of the copy from the host; 0 if it was before the sequence arrived."""
     num_evicted: int = 0
-    """Adapters that left the device for it."""
+    """Number of adapters evicted from the device for it."""
 
 
 class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
-    """When a sequence passed the stages of its way through a worker, in seconds since it arrived
-    there. Sent of a sequence that has a `traceparent`, with its first output and its end."""
+    """Times of the stages of a sequence in a worker, in seconds since it arrived there. Sent with
+    its first output and its end if it has a `traceparent`."""
 
     told_s: float
-    """When this was told; of the last output, when the sequence ended."""
+    """Time of this report; in the last output, time of the sequence's end."""
     started_s: float | None = None
-    """When its first step began to be scheduled; None: it never ran."""
+    """Time when its first step began to be scheduled; None if it never ran."""
     first_token_s: float | None = None
-    """When the first token generated here was there; None: none was."""
+    """Time of the first token generated here; None if there was none."""
     model_wait: tuple[float, float] | None = None
-    """When its base model left the device, 0 if that was before the sequence arrived, and when it
-    was back; None: the model was there."""
+    """Times when its base model was unloaded (0 if before the sequence arrived) and when it was
+    loaded again. None if it was loaded throughout."""
     adapter_load: AdapterLoadTimes | None = None
-    """None: the adapter was on the device."""
+    """None if the adapter was on the device."""
     preempted_s: list[float] = []
-    """When it was preempted: the first few times."""
+    """Times of its first few preemptions."""
     num_preemptions: int = 0
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one step did for one sequence, or as many as its `stream_interval` has. Each sequence
-    ends in one with `finish_reason`, or in a `Failed`."""
+    """Results of one step for one sequence, or of several with a `stream_interval`. Each sequence
+    ends with one that has a `finish_reason`, or with a `Failed`."""
 
     id: int
     tokens: list[int]
@@ -335,32 +327,31 @@ class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens taken from the prefix cache, as in `PromptProgress`; on the first output and
-    the last."""
+    """Prompt tokens from the prefix cache, as in `PromptProgress`; on the first and last output."""
     times: SequenceTimes | None = None
     """On the first output and the last, if the request has a `traceparent`."""
     vector: bytes | None = None
-    """The vector of kind `embed`, with the finish: float32, little-endian, not normalised."""
+    """Vector of kind `embed`, sent with the finish: float32, little-endian, not normalised."""
 
 
 class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far the prompt of a sequence has come that has no output yet. Sent after each step that
-    took it further, and before the end of a sequence that is aborted or fails.
+    """Progress of the prompt of a sequence without output. Sent after each step that advanced it,
+    and before the end of a sequence that is aborted or fails.
 
-    A sequence that is preempted begins its prompt again. It is told of again when it gets further
-    than it was before.
+    A preempted sequence restarts its prompt. Progress is sent again once it exceeds what was
+    reported.
     """
 
     id: int
     num_positions: int
-    """Prompt positions that are computed or were found in the prefix cache."""
+    """Number of prompt positions computed or found in the prefix cache."""
     num_cached: int
-    """How many of these, from the first on, were found there when the sequence began, or began
-    again and found more than was told of it."""
+    """Number of leading positions found in the prefix cache when the sequence started, or when it
+    restarted and found more than was reported."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
-    """Everything one engine step has for this gateway; `progress` comes before `sequences`."""
+    """All results of one engine step for this gateway. `progress` precedes `sequences`."""
 
     sequences: list[SequenceOutput]
     progress: list[PromptProgress] = []
@@ -371,26 +362,26 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     code: ErrorCode
     message: str
     retry_after_s: float = 0.0
-    """With `overloaded`: when there may be room."""
+    """With `overloaded`: seconds until there may be room."""
     pace_s: float = 0.0
-    """With `overloaded`, where the queue had no room for any such request of the tenant: how long
-    one place takes to come free for it."""
+    """With `overloaded`, if the queue had no room for any such request of the tenant: seconds until
+    the next place becomes free for it."""
     times: SequenceTimes | None = None
-    """When a sequence that was queued passed its stages, if the request has a `traceparent`."""
+    """Times of the stages of a queued sequence, if the request has a `traceparent`."""
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):
     digest: str
     tier: str
-    """host | device | loading; disk or store: nowhere nearer, known for its `error` only"""
+    """host | device | loading; disk or store: not loaded, listed only for its `error`"""
     num_bytes: int
     leases: int
     pinned: bool
     error: str = ""
-    """Code of the failure of its last load, until one succeeds."""
+    """Error code of its last load, until one succeeds."""
     message: str = ""
     name: str = ""
-    """`name@version`, as a gateway asked for it last; empty: none has."""
+    """`name@version` of the last request for it; empty if there was none."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -401,54 +392,54 @@ class ModelStatus(msgspec.Struct, frozen=True):
     pages_total: int
     pages_free: int
     pages_cached: int
-    """Cached pages without a user; they count neither as free nor as used."""
+    """Cached pages without a user. They count neither as free nor as used."""
     num_preemptions: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     num_adapter_evictions: int = 0
-    """Adapters taken off the device to make room."""
+    """Adapters evicted from the device to make room."""
     num_integrity_failures: int = 0
-    """Checks of the accounting, made when idle, that failed: a defect of ours."""
+    """Failed integrity checks, made when idle. Each is a bug of the worker."""
     tier: str = "device"
-    """device | loading | draining (leaves the device when what runs has ended) | host | cold |
+    """device | loading | draining (to be unloaded after its running sequences) | host | cold |
     unsatisfiable"""
     num_bytes: int = 0
-    """Bytes of its weights on the device, now or when it was there last; before that as planned."""
+    """Bytes of its weights on the device, now or when last loaded; before that as planned."""
     num_swaps: int = 0
-    """How often it came to the device."""
+    """Number of loads to the device."""
     idle_s: float = 0.0
-    """Since its last request ended; 0 while it has any."""
+    """Seconds since its last request ended; 0 while it has any."""
     load_s: float = 0.0
-    """How long it takes to come to the device, as last measured or as estimated."""
+    """Seconds of its load to the device, as last measured or as estimated."""
     error: str = ""
-    """Why it could not be loaded, until it is."""
+    """Error of the last load, until one succeeds."""
     max_num_seqs: int = 0
-    """Sequences that may run at a time."""
+    """Maximum number of running sequences."""
     num_waiting_tokens: int = 0
-    """Prompt tokens that are neither computed nor cached, of what runs and waits."""
+    """Prompt tokens of running and waiting sequences that are neither computed nor cached."""
     prefill_tokens_per_s: float = 0.0
-    """As measured recently, before the first request in the steps of the warm-up; 0: not yet."""
+    """Measured recently; before the first request measured by the warm-up. 0: unknown."""
     decode_step_s: float = 0.0
-    """Mean length of a step without prefill, of late; 0: not yet."""
+    """Mean seconds of recent steps without prefill; 0: unknown."""
     adapter_loads: dict[str, int] = {}
-    """Adapters that came to the tiers host and device, from the one below."""
+    """Number of loads to the tiers host and device, from the next lower one."""
     adapter_load_s: dict[str, float] = {}
-    """How long these loads took together."""
+    """Total seconds of these loads."""
     num_failed_adapter_loads: int = 0
     itl: list[tuple[float, int]] = []
-    """Times between two tokens of a sequence in the last minute: how many were at most so many
-    seconds, and more than the bound before."""
+    """Histogram of the times between two tokens of a sequence in the last minute: (upper bound in
+    seconds, number above the previous bound)."""
 
 
 class TenantStatus(msgspec.Struct, frozen=True):
-    """What is charged to a tenant on the device."""
+    """Bytes on the device charged to a tenant."""
 
     tenant: str
-    """Its id; empty: what no tenant asked for."""
+    """Tenant id; empty: bytes that no tenant requested."""
     kv_bytes: int
-    """Pages that it computed, in use or kept."""
+    """Pages that it computed, in use or cached."""
     adapter_bytes: int
-    """Adapters that it was the last to ask for."""
+    """Adapters that it was the last to request."""
 
 
 def why_unsatisfiable(models: Sequence[ModelStatus]) -> str | None:
@@ -459,7 +450,7 @@ def why_unsatisfiable(models: Sequence[ModelStatus]) -> str | None:
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
-    """What is, sent every second and after a drain."""
+    """State of a worker, sent every second and after a drain."""
 
     instance_id: str
     draining: bool
@@ -467,24 +458,24 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     adapters: list[AdapterStatus]
     arena_bytes: int
     extents: str
-    """One character an extent: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
+    """One character per extent: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
     settings: dict[str, str]
     step: int
     tokens_per_s: float
     generation: int = 0
     """Generation of the last `Desired` that was applied."""
     tenants: list[TenantStatus] = []
-    """Those that hold most of the device's memory."""
+    """The tenants with the most device memory."""
     num_late_kernels: int = 0
-    """Compiled, or read from the cache, after the worker was ready: in steps of requests."""
+    """Kernels compiled, or read from the cache, during requests after the worker was ready."""
     num_cached_adapters: int = 0
-    """Images in the disk cache, of adapters that are nearer too."""
+    """Images in the disk cache, including those of adapters in nearer tiers."""
     cached_adapter_bytes: int = 0
 
 
 class CachedPages(msgspec.Struct, frozen=True, tag="cached"):
-    """Pages that came into the prefix cache of a model and left it: the first 8 bytes of each key
-    (`memory.page_key`), one after the other. `is_whole`: all that are there, forget the rest."""
+    """Pages added to and removed from the prefix cache of a model: the first 8 bytes of each key
+    (`memory.page_key`), concatenated. `is_whole`: replaces all earlier keys."""
 
     model: str
     added: bytes
@@ -493,38 +484,39 @@ class CachedPages(msgspec.Struct, frozen=True, tag="cached"):
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
-    """Sent every `PULSE_PERIOD_S` by the loop that also carries all other frames: a worker that
-    sends nothing is stopped, stuck or cut off."""
+    """Heartbeat sent every `PULSE_PERIOD_S` by the event loop that also carries all other frames. A
+    worker that sends nothing is stopped, stuck or unreachable."""
 
     step_age_s: float = 0.0
-    """How long the engine has been at what it does; 0: it waits for work."""
+    """Seconds of the engine's current step; 0 while it waits for work."""
     num_received: int = 0
-    """Frames of this gateway, its Hello included: one that sent more is not heard."""
+    """Number of frames received from this gateway, including its Hello. If the gateway has sent
+    more, its frames do not arrive."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
-    """The oldest that this side speaks."""
+    """Oldest version that this side supports."""
     instance_id: str
     models: list[ModelInfo] = []
     newest: int = 0
-    """The newest that this side speaks; 0: `version` alone."""
+    """Newest version that this side supports; 0: `version` alone."""
 
 
 def own_hello(instance_id: str, models: list[ModelInfo] | None = None) -> Hello:
-    """What a side of this version says first."""
+    """Returns the Hello of a side of this version."""
     return Hello(OLDEST_VERSION, instance_id, models or [], PROTOCOL_VERSION)
 
 
 def common_version(own: Hello, peer: Hello) -> int | None:
-    """The newest version that both sides speak; None if there is none."""
+    """Returns the newest version that both sides support, or None if there is none."""
     newest = min(max(own.version, own.newest), max(peer.version, peer.newest))
     return newest if newest >= max(own.version, peer.version) else None
 
 
 def version_needed(logprobs: int | None, logprob_token_ids: tuple[int, ...]) -> int:
     """Returns the oldest version whose workers answer a `Generate` with such log-probabilities as
-    it is meant: 6 tells the likeliest tokens alone, and not all of them."""
+    intended. Version 6 returns the likeliest tokens only, and not all of them."""
     return 7 if logprob_token_ids or logprobs == ALL_TOKENS else OLDEST_VERSION
 
 

@@ -15,13 +15,13 @@ R = TypeVar("R")
 
 
 class RecentRefusals(Generic[R]):
-    """Reasons by the digest of what was refused. Used from any thread."""
+    """Reasons of recent refusals, by digest of the refused object. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = Lock()
         self._reasons: OrderedDict[bytes, tuple[float, R]] = OrderedDict()
-        """With the times of the refusals, the oldest first."""
+        """Time and reason of each refusal, the oldest first."""
 
     def find(self, key: bytes) -> R | None:
         """Returns the reason, or None if nothing was refused within the last minute."""

@@ -1,12 +1,12 @@
-"""What a connection between a gateway and a worker is, whatever carries it.
+"""Protocols of the connections between gateways and workers, independent of the transport.
 
 TransportError
-    ConnectionLost      the other side is gone, or this side closed
-    FrameTooLarge       a frame over MAX_FRAME_BYTES, to be sent or announced by the other side
-    MalformedFrame      bytes that are no message of the other side's language
-    ProtocolMismatch    the other side's first frame is no Hello of a version that we speak
-    PeerRefused         the other side's certificate bears no name that is let in
-    InsecureTransport   TCP asked for with neither mutual TLS nor leave to do without
+    ConnectionLost      the peer is gone, or this side closed
+    FrameTooLarge       a frame over MAX_FRAME_BYTES, to be sent or announced by the peer
+    MalformedFrame      bytes that are no message of the protocol
+    ProtocolMismatch    the peer's first frame is no Hello of a supported version
+    PeerRefused         the peer's certificate has no permitted name
+    InsecureTransport   TCP with neither mutual TLS nor explicit permission to do without
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Received = TypeVar("Received", covariant=True)
 
 
 class TransportError(Exception):
-    """The connection cannot be used (any more)."""
+    """Failure of a connection, or of opening one."""
 
 
 class ConnectionLost(TransportError): ...
@@ -46,61 +46,62 @@ class InsecureTransport(TransportError): ...
 
 
 class Connection(Protocol[Sent, Received]):
-    """Messages in order, both ways. Used in one event loop; one task receives."""
+    """Connection that carries messages in order, both ways. Used in one event loop; one task
+    receives."""
 
     num_sent: int
     num_received: int
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What `send` took and the other side has not: a sender that does not wait must look at
-        it."""
+        """Bytes accepted by `send` and not yet passed to the OS. A sender that never waits must
+        check it."""
         ...
 
     def send(self, message: Sent) -> None:
-        """Takes the message for sending and never waits.
+        """Queues the message and never waits.
 
         Raises FrameTooLarge (nothing is sent, the connection stays) or ConnectionLost.
         """
         ...
 
     async def receive(self) -> Received | None:
-        """The next message, or None when the other side ended its sending between two frames.
+        """Returns the next message, or None if the peer ended its sending between two frames.
 
-        Raises ConnectionLost, FrameTooLarge (before any of it is read) or MalformedFrame; the
-        connection is closed then.
+        Raises ConnectionLost, FrameTooLarge (before any of it is read) or MalformedFrame, and then
+        closes the connection.
         """
         ...
 
     async def close(self) -> None:
-        """Sends what was taken, then closes. Harmless when closed."""
+        """Sends queued messages, then closes. May be called twice."""
         ...
 
     def abort(self) -> None:
-        """Closes at once, whatever is unsent. Harmless when closed."""
+        """Closes at once and drops queued messages. May be called twice."""
         ...
 
 
 GatewayConnection = Connection[ToWorker, ToGateway]
-"""A gateway's end."""
+"""Connection as a gateway uses it."""
 WorkerConnection = Connection[ToGateway, ToWorker]
-"""A worker's end."""
+"""Connection as a worker uses it."""
 Accept = Callable[[WorkerConnection], Awaitable[None]]
-"""Serves one connection until it returns."""
+"""Function that serves one connection until it returns."""
 
 
 class Listener(Protocol):
     address: str
-    """Where to connect to; with the true port if port 0 was asked for."""
+    """Address to connect to, with the actual port if port 0 was requested."""
 
     async def close(self) -> None:
-        """Accepts no more. Connections already accepted live on."""
+        """Stops accepting. Accepted connections stay open."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MutualTLS:
-    """PEM files: our certificate and its key, and the authority that signs the other side's."""
+    """PEM files: own certificate and key, and the authority that signs the peers' certificates."""
 
     certificate: Path
     key: Path
@@ -123,24 +124,24 @@ class MutualTLS:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How TCP is protected: `tls`, or `insecure` to do without on purpose. Local schemes ignore
-    it."""
+    """Protection of TCP connections: `tls`, or `insecure` to explicitly do without. Ignored by
+    local transports."""
 
     tls: MutualTLS | None = None
     insecure: bool = False
     gateways: tuple[str, ...] = ()
-    """Patterns of the names in certificates that a worker lets in over TLS as gateways; none: no
-    certificate is let in."""
+    """Patterns of certificate names that a worker accepts as gateways over TLS; empty: none."""
     workers: tuple[str, ...] = ()
-    """The same of the workers that a gateway connects to, beside the check that the certificate is
-    for the address; none: that check alone."""
+    """Patterns of certificate names of the workers that a gateway accepts, in addition to the check
+    that the certificate is for the address; empty: that check alone."""
 
 
 class Transport(Protocol):
-    """A way to connect, named by the scheme of its addresses."""
+    """Way to connect, identified by the scheme of its addresses."""
 
     async def connect(self, address: str, security: Security) -> GatewayConnection:
-        """Raises OSError when no peer answers, ValueError for a malformed address."""
+        """Opens a connection. Raises OSError if no peer answers, ValueError for a malformed
+        address."""
         ...
 
     async def listen(self, address: str, accept: Accept, security: Security) -> Listener: ...

@@ -1,4 +1,4 @@
-"""Why a TLS peer was refused, in words, and the log of it, whose rate is bounded."""
+"""Reasons why a TLS peer was refused, and their log, whose rate is bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 REPEAT_S = 600.0
 """Seconds until the same refusal of the same peer is logged again."""
 MAX_REMEMBERED = 256
-"""Refusals that are remembered, each a peer with a reason."""
+"""Maximum number of remembered refusals, each a peer with a reason."""
 WINDOW_S = 60.0
 MAX_LINES = 20
 """Maximum number of lines in a window; further refusals are counted."""
@@ -44,8 +44,8 @@ LEFT = (
 
 
 def why_no_handshake(error: OSError) -> str:
-    """Returns the reason of a failed handshake. OpenSSL's own words follow in parentheses where
-    they say more."""
+    """Returns the reason of a failed handshake, with OpenSSL's own text in parentheses if that says
+    more."""
     match error:
         case ssl.SSLCertVerificationError(verify_code=code, verify_message=detail):
             return f"{VERIFY_FAILURES.get(code, 'its certificate is not accepted')} ({detail})"
@@ -55,7 +55,7 @@ def why_no_handshake(error: OSError) -> str:
                 return f"it does not accept this worker's certificate or TLS ({words})"
             return SSL_FAILURES.get(reason, words)
         case _:
-            # A peer that closes is an error without a text.
+            # A peer that closes causes an error without a text.
             return str(error) or LEFT
 
 
@@ -66,7 +66,7 @@ class RefusalLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._logged: dict[tuple[str, str], float] = {}
-        """When the refusal of a peer for a reason was logged last, the oldest first."""
+        """Time of the last log line for each peer and reason, the oldest first."""
         self._window_end_s = 0.0
         self._num_lines = 0
         self._num_dropped = 0

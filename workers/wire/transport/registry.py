@@ -1,4 +1,4 @@
-"""Addresses to transports, and the first frame of every connection."""
+"""Selection of the transport by address, and the exchange of Hellos."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ HELLO_TIMEOUT_S = 10.0
 
 
 async def connect(address: str, security: Security = Security()) -> GatewayConnection:  # noqa: B008
-    """Raises OSError when no peer answers there, ConnectionLost when none does in time,
-    InsecureTransport, ValueError for a bad address."""
+    """Opens a connection. Raises OSError if no peer answers, ConnectionLost after
+    `CONNECT_TIMEOUT_S`, InsecureTransport, and ValueError for a bad address."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             return await _transport(address).connect(address, security)
@@ -39,12 +39,13 @@ async def listen(
     accept: Accept,
     security: Security = Security(),  # noqa: B008
 ) -> Listener:
-    """Serves each connection with `accept`. Raises like `connect`, and OSError for one in use."""
+    """Serves each connection with `accept`. Raises like `connect`, and OSError if the address is in
+    use."""
     return await _transport(address).listen(address, accept, security)
 
 
 async def exchange_hello(connection: Connection[Hello, Any], own: Hello) -> Hello:
-    """Sends ours and returns the other side's. Raises ProtocolMismatch, or what `receive` does."""
+    """Sends our Hello and returns the peer's. Raises ProtocolMismatch, or what `receive` raises."""
     connection.send(own)
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):

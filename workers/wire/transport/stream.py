@@ -35,15 +35,15 @@ Received = TypeVar("Received")
 
 LENGTH_BYTES = 4
 READ_LIMIT = 1 << 20
-"""Bytes read ahead of `receive` before the other side is made to wait (twice that at most)."""
+"""Bytes read ahead of `receive` before the peer must wait (at most twice that)."""
 REFUSAL_S = 5.0
-"""How long a peer that is refused has for its first frame."""
+"""Seconds that a refused peer has for its first frame."""
 TCP_SILENCE_S = 10
-"""A TCP peer that acknowledges nothing for so long is gone."""
+"""Seconds without an acknowledgement after which a TCP peer is considered gone."""
 
 
 class StreamConnection(Generic[Sent, Received]):
-    """A `Connection` over a pair of streams."""
+    """`Connection` over a pair of streams."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ def worker_end(reader: StreamReader, writer: StreamWriter) -> WorkerConnection:
 
 
 class StreamListener:
-    """An asyncio server and, for a Unix socket, its file."""
+    """Asyncio server and, for a Unix socket, its file."""
 
     def __init__(self, server: asyncio.Server, address: str, path: Path | None = None) -> None:
         self.address = address
@@ -138,7 +138,7 @@ class StreamListener:
 
 
 class UnixTransport:
-    """`unix:/path`. The socket is its owner's alone (0600)."""
+    """`unix:/path`. Only the owner can use the socket (mode 0600)."""
 
     async def connect(self, address: str, security: Security) -> GatewayConnection:
         return gateway_end(*await asyncio.open_unix_connection(_path_of(address), limit=READ_LIMIT))
@@ -153,10 +153,10 @@ class UnixTransport:
 
 
 def bind_private(path: Path) -> socket.socket:
-    """A bound Unix socket of mode 0600 in place of one left behind; any other file there stays, and
-    a socket that another process serves.
+    """Binds a Unix socket of mode 0600, replacing a stale socket. Other files, and a socket that
+    another process serves, are left alone (OSError).
 
-    No peer can connect before the mode is set, for the socket does not listen yet.
+    No peer can connect before the mode is set, because the socket does not listen yet.
     """
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         if _is_served(path):
@@ -175,12 +175,12 @@ def bind_private(path: Path) -> socket.socket:
 def _is_served(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
-        # One that listens and has no room for more says EAGAIN.
+        # A listening socket with a full backlog returns EAGAIN.
         return sock.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
 class TcpTransport:
-    """`tcp://host:port`, with mutual TLS unless `Security.insecure` says otherwise."""
+    """`tcp://host:port`, with mutual TLS unless `Security.insecure` is set."""
 
     async def connect(self, address: str, security: Security) -> GatewayConnection:
         _require_security(address, security)
@@ -220,8 +220,8 @@ class TcpTransport:
 
 
 async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None:
-    """Reads the peer's first frame before it closes: what is unread would reset the connection, and
-    the reason with it."""
+    """Sends the refusal. Reads the peer's first frame before closing, because unread data would
+    reset the connection and lose the reason."""
     with contextlib.suppress(TransportError, TimeoutError):
         async with asyncio.timeout(REFUSAL_S):
             await connection.receive()
@@ -230,7 +230,7 @@ async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None
 
 
 def _tune(writer: StreamWriter) -> None:
-    """Frames go out as they are written, and a peer that vanished is noticed."""
+    """Disables send delays, and enables detection of a peer that vanished."""
     sock: socket.socket = writer.get_extra_info("socket")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,5 +1,5 @@
-"""Mutual TLS over TCP: which peers are let in by the names in their certificates, and the listener
-that says why a peer is not."""
+"""Mutual TLS over TCP: check of the names in peers' certificates, and a listener that logs why a
+peer is refused."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 ACCEPT_AGAIN_S = 0.5
-"""Pause after an accept that failed, as for want of file descriptors."""
+"""Seconds to pause after a failed accept, such as for lack of file descriptors."""
 KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP"}
-"""Subject alternative names as Python has them, and as patterns do."""
+"""Kinds of subject alternative names: Python's spelling, and that of patterns."""
 
 Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
 
 def check_peer(writer: StreamWriter, patterns: Sequence[str], setting: str) -> None:
-    """Raises PeerRefused unless a subject alternative name of the peer's certificate matches one of
-    the patterns of the setting."""
+    """Raises PeerRefused unless a subject alternative name of the peer's certificate matches a
+    pattern. setting: name of the setting that the patterns are from."""
     names = names_of(writer.get_extra_info("peercert"))
     if not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
         shown = ", ".join(names[:8]) or "no name"
@@ -36,13 +36,13 @@ def check_peer(writer: StreamWriter, patterns: Sequence[str], setting: str) -> N
 
 
 def names_of(certificate: dict[str, Any] | None) -> list[str]:
-    """Subject alternative names as patterns are written: `DNS:gw-1`, `IP:10.0.0.7`."""
+    """Returns the subject alternative names in the form of patterns: `DNS:gw-1`, `IP:10.0.0.7`."""
     names = (certificate or {}).get("subjectAltName", ())
     return [f"{KINDS[kind]}:{value}" for kind, value in names if kind in KINDS]
 
 
 class ServerContext:
-    """The listener's TLS context, read again when its files have changed."""
+    """TLS context of a listener, reloaded when its files change."""
 
     def __init__(self, tls: MutualTLS) -> None:
         self._tls = tls
@@ -50,7 +50,8 @@ class ServerContext:
         self._context = tls.server_context()
 
     def current(self) -> ssl.SSLContext:
-        """Files that cannot be used, as while they are replaced, leave the context as it is."""
+        """Returns the context, reloaded if files changed. Unusable files, as during a replacement,
+        leave it unchanged."""
         try:
             versions = _versions(self._tls)
             if versions != self._versions:
@@ -63,10 +64,10 @@ class ServerContext:
 
 
 class TlsListener:
-    """Accepts TLS connections, and logs why a peer is refused."""
+    """Listener that accepts TLS connections and logs why a peer is refused."""
 
     def __init__(self, sock: socket.socket, address: str, tls: MutualTLS, serve: Serve) -> None:
-        """serve: raises PeerRefused."""
+        """serve: handles a connection; raises PeerRefused."""
         self.address = address
         self._sock = sock
         self._context = ServerContext(tls)
@@ -121,7 +122,7 @@ class TlsListener:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError."""
+    """Returns a listening socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.create_server((host, port), family=family, backlog=128)
     sock.setblocking(False)
