@@ -1,9 +1,8 @@
-"""A file as it arrives from the network: bounded, hashed while written, off the event loop."""
+"""A file as it arrives from the network: bounded, and written off the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +32,6 @@ class FileSink:
         self._file = path.open(mode, buffering=0)
         self._max_bytes = max_bytes
         self._check_room = check_room
-        self._digest = hashlib.sha256()
         self._waiting: list[bytes] = []
         self._num_waiting = 0
 
@@ -47,14 +45,13 @@ class FileSink:
         if self._num_waiting >= BLOCK_BYTES:
             await asyncio.to_thread(self._flush)
 
-    async def finish(self, *, sync: bool = False) -> str:
-        """The SHA-256 (hex) of what was written; `sync`: it is on the disk, even if this raises."""
+    async def finish(self, *, sync: bool = False) -> None:
+        """Writes what waits; `sync`: it is on the disk, even if this raises."""
         try:
             await asyncio.to_thread(self._flush)
         finally:
             if sync:
                 await asyncio.to_thread(os.fsync, self._file.fileno())
-        return self._digest.hexdigest()
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -62,7 +59,6 @@ class FileSink:
         block = b"".join(self._waiting)
         self._waiting, self._num_waiting = [], 0
         self._check_room(len(block))
-        self._digest.update(block)
         written = 0
         while written < len(block):
             written += self._file.write(memoryview(block)[written:])

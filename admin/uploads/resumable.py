@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import re
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
@@ -167,7 +166,7 @@ class ResumableUploads:
             found = await self.find(key, upload_id)
             check_offset(found, found.record.bytes)
             if sha256 is not None:
-                check_sha256(sha256, await asyncio.to_thread(_hash, found.data))
+                await check_sha256(sha256, found.data)
             try:
                 yield found
             except AdapterRejected:
@@ -207,8 +206,3 @@ def _held(folder: Path) -> Generator[None]:
 
 async def _remove(folder: Path) -> None:
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

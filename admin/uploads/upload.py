@@ -9,7 +9,9 @@ Nothing is named by the uploader: a part decides only which of the known files i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path, PurePosixPath
@@ -132,7 +134,7 @@ async def receive_form(
         raise Invalid(f"not valid multipart/form-data: {error}", "multipart") from error
     finally:
         form.close()
-    return form.archive()
+    return await form.archive()
 
 
 def _parser(boundary: str) -> Any:
@@ -156,7 +158,8 @@ class _Form(Generic[F]):
         self._check_room = check_room
         self._check_fields = check_fields
         self._seen: set[str] = set()
-        self._digests: dict[str, str] = {}
+        self._files: set[str] = set()
+        """Known names of the files that have come."""
         self._part = ""
         self._text = b""
         self._file: FileSink | None = None
@@ -165,7 +168,7 @@ class _Form(Generic[F]):
         if event is None:
             await self._end()
         elif not isinstance(event, bytes | bytearray):
-            if event.filename is not None and not self._digests:
+            if event.filename is not None and not self._files:
                 await self._check_fields(self._fields)
             self._begin(event)
         elif self._file is not None:
@@ -175,14 +178,14 @@ class _Form(Generic[F]):
             if len(self._text) > self._fields.long_fields.get(self._part, MAX_FIELD_BYTES):
                 raise Invalid(f"{self._part} is too long", "field_too_long", self._part)
 
-    def archive(self) -> Path | None:
+    async def archive(self) -> Path | None:
         """Returns where the archive is stored, if one was sent. Raises Invalid."""
-        if ARCHIVE in self._digests and len(self._digests) > 1:
+        if ARCHIVE in self._files and len(self._files) > 1:
             raise Invalid("send the two files or one archive, not both", "unexpected_part")
-        digest = self._digests.get(ARCHIVE, self._digests.get(WEIGHTS_NAME))
-        if self._fields.sha256 is not None and digest is not None:
-            check_sha256(self._fields.sha256, digest)
-        return self._staged / ARCHIVE if ARCHIVE in self._digests else None
+        for name in (ARCHIVE, WEIGHTS_NAME):
+            if self._fields.sha256 is not None and name in self._files:
+                await check_sha256(self._fields.sha256, self._staged / name)
+        return self._staged / ARCHIVE if ARCHIVE in self._files else None
 
     def close(self) -> None:
         if self._file is not None:
@@ -209,19 +212,26 @@ class _Form(Generic[F]):
             check_text(text, self._part)
             setattr(self._fields, self._part, text or None)
         else:
-            self._digests[self._part] = await self._file.finish()
+            await self._file.finish()
+            self._files.add(self._part)
             self._bytes_left -= self._file.num_bytes
             self.close()
 
 
-def check_sha256(given: str, found: str) -> None:
-    """Raises Invalid."""
+async def check_sha256(given: str, path: Path) -> None:
+    """Raises Invalid unless the file has this SHA-256 (hex)."""
+    found = await asyncio.to_thread(_hash, path)
     if given.lower() != found:
         raise Invalid(
             f"what came has the SHA-256 {found}, not the given one",
             "adapter.upload.sha256",
             "sha256",
         )
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _target(segment: Segment) -> str | None:

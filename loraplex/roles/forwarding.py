@@ -32,7 +32,8 @@ MAX_ANSWER_BYTES = 64 << 10
 SENT = ("content-type", "content-length", "authorization", "traceparent")
 """Headers of a request that the admin plane gets."""
 RETURNED = (
-    *("content-type", "loraplex-adapter-version", "loraplex-effect-proof", "x-request-id"),
+    *("content-type", "loraplex-adapter-version", "loraplex-effect-proof", "server-timing"),
+    "x-request-id",
     *("retry-after", "retry-after-ms", "x-should-retry", "www-authenticate"),
 )
 """Headers of its answer that the client gets."""

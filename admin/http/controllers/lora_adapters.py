@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,6 +110,25 @@ class _Load(msgspec.Struct, frozen=True):
     bases: list[BaseModel]
 
 
+class _Stages:
+    """How long each stage of a load took."""
+
+    def __init__(self) -> None:
+        self._stages: list[str] = []
+        self._began = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        """Ends the stage that began when the one before ended."""
+        now = time.perf_counter()
+        self._stages.append(f"{name};dur={(now - self._began) * 1000:.1f}")
+        self._began = now
+
+    @property
+    def header(self) -> str:
+        """The stages as the header `server-timing` has them, in milliseconds."""
+        return ", ".join(self._stages)
+
+
 @dataclass
 class LoadOperation(AdminOperation):
     """Takes a JSON body with a path, or a form with the files."""
@@ -176,6 +196,7 @@ class LoraAdapterController(Controller):
         """
         plane = request.plane
         kind, options = media_type(request.headers.get("content-type", ""))
+        stages = _Stages()
         with plane.forms.taking(request.user.tenant_id):
             async with plane.staging() as staged:
                 if kind == JSON:
@@ -183,7 +204,7 @@ class LoraAdapterController(Controller):
                     given: LoadLoraAdapter = decode_json(body, LoadLoraAdapter)
                     load = await _check(request, given, tenant)
                     await _copy(request, load, given.lora_path, staged)
-                    made = await _load(request, load, staged, None)
+                    made = await _load(request, load, staged, None, stages)
                 elif kind == MULTIPART and options.get("boundary"):
                     plane.store.check_room(request.num_body_bytes)
                     fields = LoadForm()
@@ -197,7 +218,7 @@ class LoraAdapterController(Controller):
                         partial(_check_first, request, tenant),
                     )
                     load = await _check(request, _fields(fields), tenant)
-                    made = await _load(request, load, staged, archive)
+                    made = await _load(request, load, staged, archive, stages)
                 else:
                     raise Invalid(
                         f"send {JSON} with a lora_path, or {MULTIPART} with the files",
@@ -205,7 +226,11 @@ class LoraAdapterController(Controller):
                     )
         return Response(
             f"Success: LoRA adapter '{load.name}' added successfully.",
-            headers={**SKIPPED, "loraplex-adapter-version": str(made.version)},
+            headers={
+                **SKIPPED,
+                "loraplex-adapter-version": str(made.version),
+                "server-timing": stages.header,
+            },
         )
 
     @post(
@@ -289,9 +314,10 @@ async def _copy(request: AdminRequest, load: _Load, path: str, staged: Path) -> 
 
 
 async def _load(
-    request: AdminRequest, load: _Load, staged: Path, archive: Path | None
+    request: AdminRequest, load: _Load, staged: Path, archive: Path | None, stages: _Stages
 ) -> VersionDetails:
     plane = request.plane
+    stages.end("receive")
     try:
         manifest, base = await plane.validate(load.tenant, load.bases, staged, archive)
     except AdapterRejected as rejected:
@@ -304,4 +330,7 @@ async def _load(
         manifest=manifest,
         key_id=request.user.id,
     )
-    return await plane.load(new, staged, request.actor, in_place=load.in_place)
+    stages.end("check")
+    made = await plane.load(new, staged, request.actor, in_place=load.in_place)
+    stages.end("publish")
+    return made

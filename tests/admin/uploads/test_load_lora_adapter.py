@@ -84,6 +84,8 @@ async def test_a_path_is_loaded_replaced_in_place_and_unloaded_as_by_vllm(
     assert answer.text == "Success: LoRA adapter 'policy' added successfully."
     assert answer.headers["loraplex-effect-proof"] == "skipped"
     assert answer.headers["loraplex-adapter-version"] == "1"
+    stages = answer.headers["server-timing"].split(", ")
+    assert [stage.partition(";")[0] for stage in stages] == ["receive", "check", "publish"]
 
     again = refused(await load(acme, "policy", root / "step-2"), 400, "adapter_already_loaded")
     assert again["type"] == "InvalidUserInput"
