@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from litestar import Litestar, Router
 from litestar.datastructures import State
 
@@ -12,7 +15,7 @@ from admin.http.controllers.adapters import AdapterController
 from admin.http.controllers.aliases import AliasController
 from admin.http.controllers.audit import AuditController
 from admin.http.controllers.keys import KeyController
-from admin.http.controllers.lora_adapters import LoraAdapterController
+from admin.http.controllers.lora_adapters import LoadLoraAdapter, LoraAdapterController
 from admin.http.controllers.models import ModelController
 from admin.http.controllers.organization import OrganizationController
 from admin.http.controllers.overview import show_overview
@@ -30,10 +33,27 @@ from admin.http.openapi import describe, document
 from admin.http.parameters import check_parameters
 from admin.http.plane import AdminConfig, AdminPlane
 from admin.http.request import AdminRequest, add_request_id
-from admin.openapi import Requirements, StructSchemas
+from admin.openapi import REFERENCE, Requirements, StructSchemas
 
 MAX_BODY_BYTES = 64 << 10
 """Bound of every request but an upload, which has its own."""
+
+
+def document_of_loads() -> dict[str, Any]:
+    """The OpenAPI document of vLLM's routes alone, for a port that has them without the others."""
+    app = Litestar(
+        route_handlers=[LoraAdapterController],
+        request_class=AdminRequest,
+        openapi_config=document(MAX_BODY_BYTES),
+        plugins=[StructSchemas(), Requirements(describe)],
+        logging_config=None,
+    )
+    made = app.openapi_schema.to_schema()
+    (body,), schemas = msgspec.json.schema_components([LoadLoraAdapter], ref_template=REFERENCE)
+    made["components"]["schemas"] |= schemas
+    content = made["paths"]["/v1/load_lora_adapter"]["post"]["requestBody"]["content"]
+    content["application/json"]["schema"] = body
+    return made
 
 
 def create_app(config: AdminConfig, *, database: Database, store: Store) -> Litestar:

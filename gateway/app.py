@@ -21,6 +21,7 @@ from gateway.http.cross_origin import CrossOrigin
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane
 from gateway.http.openapi import describe, document
+from gateway.http.reference import Json
 from gateway.http.request import GatewayRequest
 from gateway.http.routes import (
     completions,
@@ -124,16 +125,18 @@ def create_app(
     source: SnapshotSource,
     clients: Sequence[WorkerClient],
     database: Database | None = None,
+    document_beside: Json | None = None,
 ) -> Litestar:
     """`source` yields the catalog's snapshots, `clients` are of the workers in the settings
     (not yet connected); those that register are found in the catalog. Without a database nothing
-    is reported or proved, no canary judged, and usage stays in the write-ahead log."""
+    is reported or proved, no canary judged, and usage stays in the write-ahead log.
+    document_beside: of routes that another application answers on the same port."""
     gateway = Gateway(config, source, clients, database)
     return DataPlane(
         cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,
         route_handlers=ROUTES,
         lifespan=[_Tasks(gateway, database).running],
-        state=State({"gateway": gateway}),
+        state=State({"gateway": gateway, reference.BESIDE: document_beside}),
         request_class=GatewayRequest,
         exception_handlers={Exception: to_response},
         openapi_config=document(),

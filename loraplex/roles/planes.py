@@ -147,7 +147,10 @@ async def _serve_gateway(
         tracing = await stack.enter_async_context(
             tracing_to(destination, instance_id=instance_id, slow_s=settings.slow_request_s)
         )
-        data = _data_plane(settings, database, store, instance_id, tracing)
+        beside = None
+        if with_admin or settings.admin_url is not None:
+            beside = admin.app.document_of_loads()
+        data = _data_plane(settings, database, store, instance_id, tracing, beside)
         # Its own connections: what a gateway says of itself must not wait for uploads.
         administration = await _admin_plane(stack, role, store) if with_admin else None
         loading = administration
@@ -276,8 +279,14 @@ async def _beside(work: Coroutine[Any, Any, None] | None) -> AsyncGenerator[None
 
 
 def _data_plane(
-    settings: Settings, database: Database, store: Store, instance_id: str, tracing: Tracing
+    settings: Settings,
+    database: Database,
+    store: Store,
+    instance_id: str,
+    tracing: Tracing,
+    beside: dict[str, Any] | None,
 ) -> Litestar:
+    """beside: the OpenAPI document of routes that another application answers."""
     own = GatewayConfig(
         instance_id=instance_id,
         tracing=tracing,
@@ -298,6 +307,7 @@ def _data_plane(
             for each in settings.workers
         ],
         database=database,
+        document_beside=beside,
     )
 
 

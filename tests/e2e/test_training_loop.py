@@ -120,6 +120,17 @@ def test_a_loop_loads_calls_reloads_and_unloads(
     verdict.assert_equal()
 
 
+def test_the_public_document_has_the_routes(stack: Stack) -> None:
+    document = httpx.get(f"{stack.url}/schema").json()
+    load = document["paths"]["/v1/load_lora_adapter"]["post"]
+    body = load["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    fields = document["components"]["schemas"][body.rpartition("/")[2]]["properties"]
+    assert {"lora_name", "lora_path", "load_inplace"} <= fields.keys()
+    assert "/v1/unload_lora_adapter" in document["paths"]
+    assert not any(path.startswith("/admin") for path in document["paths"])
+    assert "/v1/load_lora_adapter" in httpx.get(f"{stack.url}/docs").text
+
+
 def test_pages_of_an_ephemeral_version_are_its_own(
     tiny: Tiny, stack: Stack, loop: httpx.Client, caller: OpenAI
 ) -> None:

@@ -15,13 +15,21 @@ from gateway.http.welcome_page import welcome_page
 
 PAGE = "reference_page"
 """Key of the page in the application's state."""
+BESIDE = "document_beside"
+"""Key in the application's state of the OpenAPI document of routes that another application
+answers on the same port, or of None."""
 HEADERS = {"content-security-policy": POLICY}
 
 
 def write_documents(app: Litestar) -> None:
-    """Generates the OpenAPI document, which the framework keeps, and the reference page."""
+    """Generates the OpenAPI document, which the framework keeps, and the reference page. Routes of
+    another application on the same port are in both."""
     plugins = cast("Any", app.plugins)
-    document: Json = plugins.get("OpenAPIPlugin").provide_openapi_schema()
+    document: Any = plugins.get("OpenAPIPlugin").provide_openapi_schema()
+    beside: Json | None = app.state.get(BESIDE)
+    if beside is not None:
+        document["paths"] |= beside["paths"]
+        document["components"]["schemas"] |= beside["components"]["schemas"]
     app.state[PAGE] = reference_page(reference(document), this_version())
 
 
