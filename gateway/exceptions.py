@@ -120,6 +120,10 @@ class QuotaUnavailable(Overloaded):
     """Whether a limit leaves room cannot be found out."""
 
 
+class TokenizerUnavailable(ApiError):
+    """The tokenizer of the base model could not be loaded."""
+
+
 class NoWorker(Overloaded):
     """No ready worker has the model."""
 
@@ -157,6 +161,7 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     QuotaExceeded: Problem(429, "rate_limit_error", "rate_limit_exceeded"),
     QuotaUnavailable: Problem(503, SERVER, "quota_unavailable", retry_after_s=1, is_ours=True),
     CatalogStale: Problem(503, SERVER, "catalog_stale", retry_after_s=5, is_ours=True),
+    TokenizerUnavailable: Problem(503, SERVER, "model_unavailable", retry_after_s=1, is_ours=True),
     NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2, is_ours=True),
     ModelUnsatisfiable: Problem(503, SERVER, "model_unsatisfiable", is_final=True, is_ours=True),
     UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5, is_ours=True),

@@ -32,7 +32,7 @@ REFUSALS = {
     412: "It has another ETag by now.",
     413: "More bytes than allowed.",
     422: "The Idempotency-Key came before with another request.",
-    429: "The tenant has as many uploads under way as it may.",
+    429: "The tenant has used up its rate of calls, or has as many uploads open as it may.",
     503: "The database or the store does not answer, or too many uploads are under way.",
     507: "The server's disk is full.",
 }
@@ -78,7 +78,9 @@ def describe(_route: HTTPRoute, handler: HTTPRouteHandler) -> None:
     names = {name for name, _, _ in parameters(handler)}
     handler.security = [{"key": [scope]} for scope in scopes]
     handler.summary = handler.handler_name.replace("_", " ").capitalize()
-    handler.responses = refused(*_statuses(handler)) | dict(handler.responses or {})
+    tenants_may = any(scope is not ADMIN for scope in scopes)
+    statuses = _statuses(handler) | ({429} if tenants_may else set())
+    handler.responses = refused(*statuses) | dict(handler.responses or {})
     if handler.operation_class is Operation:
         handler.operation_class = AdminOperation
     headers = list(handler.response_headers or ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -42,6 +43,8 @@ from admin.uploads.resumable import ResumableUploads
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from admin.uploads.validation import Validation
 from admin.usage.usage import keep_days
+
+log = logging.getLogger(__name__)
 
 RETIREMENT_WAIT_S = 2.0
 KNOWN_WAIT_S = 1.0
@@ -238,11 +241,17 @@ class AdminPlane:
                     added = await add(connection)
                     await contents.check_held(connection, digest, holder)
         except Exception:
-            # What was stored for a version that could not be made goes at once, or later.
-            with contextlib.suppress(AdminError, OSError):
-                await self.reaper.reap()
+            await self.reap_now()
             raise
         return added
+
+    async def reap_now(self) -> None:
+        """Removes contents that no version has any more. A failure is no failure of the request:
+        the reaper's next round removes them."""
+        try:
+            await self.reaper.reap()
+        except (AdminError, OSError) as error:
+            log.warning("removing contents failed, trying again later: %s", error)
 
     async def reject(
         self, tenant: Tenant, name: str, rejected: AdapterRejected, actor: Actor
@@ -263,7 +272,7 @@ class AdminPlane:
             if progress.is_known or time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.05)
-        await self.reaper.reap()
+        await self.reap_now()
         return progress.in_flight
 
     async def until_known(self) -> None:

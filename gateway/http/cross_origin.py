@@ -39,21 +39,29 @@ class CrossOrigin:
         self._origins = frozenset(origins)
 
     def headers(self, scope: Scope) -> Headers:
-        """Returns the headers to add to an answer, none unless the request's origin may call."""
+        """Returns the headers that an answer to the request adds."""
+        # A cache between must not answer one page with what another one was answered.
+        varies = [] if "*" in self._origins or not self._origins else [(b"vary", b"origin")]
+        allowed = self._allowed(scope)
+        if allowed is None:
+            return varies
+        return [
+            (b"access-control-allow-origin", allowed.encode()),
+            *varies,
+            (b"access-control-expose-headers", EXPOSED),
+        ]
+
+    def _allowed(self, scope: Scope) -> str | None:
+        """Returns the origin that may call. Returns None if the request comes from no page, or from
+        one that may not."""
         origin = find_header(scope, b"origin")
-        if origin is None:
-            return []
-        if "*" in self._origins:
-            shown: Headers = [(b"access-control-allow-origin", b"*")]
-        elif origin in self._origins:
-            shown = [(b"access-control-allow-origin", origin.encode()), (b"vary", b"origin")]
-        else:
-            return []
-        return [*shown, (b"access-control-expose-headers", EXPOSED)]
+        if origin is None or not self._origins & {"*", origin}:
+            return None
+        return "*" if "*" in self._origins else origin
 
     async def answers(self, scope: HTTPScope, send: Send) -> bool:
         """Answers a browser's preflight request. Returns whether the request was one."""
-        if scope["method"] != "OPTIONS" or not (headers := self.headers(scope)):
+        if scope["method"] != "OPTIONS" or self._allowed(scope) is None:
             return False
         if find_header(scope, b"access-control-request-method") is None:
             return False
@@ -65,7 +73,7 @@ class CrossOrigin:
             "type": "http.response.start",
             "status": 204,
             "headers": [
-                *headers,
+                *self.headers(scope),
                 (b"access-control-allow-methods", METHODS),
                 (b"access-control-allow-headers", wanted.encode()),
                 (b"access-control-max-age", b"%d" % KNOWN_FOR_S),

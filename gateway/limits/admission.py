@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 
@@ -18,6 +19,8 @@ from gateway.limits.quota import Hold
 from gateway.limits.refusal_limit import RefusalLimit
 from gateway.limits.request_charge import RequestCharge
 from gateway.quota_types import Cost, Kind, Limit, Tariff, leased_bits
+
+log = logging.getLogger(__name__)
 
 AT_ONCE = 1024
 """Completion tokens that a choice reserves at a time: few enough to leave room for others, and
@@ -131,7 +134,11 @@ class Reservation:
         except ApiError:
             # Retried when half of the rest is used, because other requests may have ended by then.
             self._ask_below = left // 2
-        self._extending = None
+        except Exception:
+            log.exception("extending a reservation failed")
+            self._ask_below = left // 2
+        finally:
+            self._extending = None
 
     async def _reserve(self, prompt: int, completion: int) -> None:
         assert self._leases is not None

@@ -151,7 +151,8 @@ class Leases:
         deadline = time.monotonic() + self._wait_s
         while True:
             if not time.monotonic() < min(deadline, self._valid_until):
-                raise QuotaUnavailable("Limits cannot be checked: the database is away.")
+                reason = "is unavailable" if self._is_away else "did not answer in time"
+                raise QuotaUnavailable(f"Limits cannot be checked: the database {reason}.")
             now = self.clock()
             holds = [
                 Hold(

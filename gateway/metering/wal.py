@@ -104,9 +104,12 @@ class WriteAheadLog:
             try:
                 await self.on_thread(self.files.write, frames)
                 self.failure = None
-            except OSError as error:
-                log.error("a write to the log of usage failed: %s", error)
-                self.failure = batch.failure = error
+            except Exception as error:
+                # Whatever it is, the requests that wait for the batch must not wait for ever.
+                log.error("a write to the log of usage failed: %r", error)
+                self.failure = batch.failure = (
+                    error if isinstance(error, OSError) else OSError(str(error))
+                )
                 self._gathering.frames[:0] = batch.frames
             batch.is_over.set()
             await asyncio.sleep(PACE_S if self.failure is None else RETRY_S)

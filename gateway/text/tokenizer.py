@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -14,7 +16,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from gateway.conversation import Conversation
-from gateway.exceptions import ContextLengthExceeded, InvalidRequest
+from gateway.exceptions import ContextLengthExceeded, InvalidRequest, TokenizerUnavailable
 from gateway.relevance import VERDICTS
 from gateway.text.chat_template import (
     ChatTemplate,
@@ -28,6 +30,13 @@ from gateway.text.parsers import thoughts
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.prompt_encoder import PromptEncoder, TokenizerFile
 from gateway.text.template_budget import steps_for
+
+log = logging.getLogger(__name__)
+
+MAX_TOKENIZERS = 32
+"""Tokenizers in memory. A model that was not called for longest loses its own."""
+RETRY_S = 1.0
+"""Seconds before a tokenizer that could not be loaded is loaded again."""
 
 # Encoding a short prompt takes less time than passing it to the library's threads.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -249,21 +258,35 @@ class ModelTokenizer:
 
 
 class Tokenizers:
-    """Cache of tokenizers by model digest, each loaded once, in a thread."""
+    """Cache of the tokenizers that were used last, by model digest; each is loaded in a thread."""
 
     def __init__(self, find_folder: Callable[[str], Path]) -> None:
         self._find_folder = find_folder
         self._long_texts = LongTexts()
-        self._loading: dict[str, asyncio.Task[ModelTokenizer]] = {}
+        self._loading: OrderedDict[str, asyncio.Task[ModelTokenizer]] = OrderedDict()
 
     async def get(self, digest: str) -> ModelTokenizer:
+        """Returns the model's tokenizer. Raises TokenizerUnavailable if it cannot be loaded, and
+        for `RETRY_S` after that without another attempt."""
         task = self._loading.get(digest)
-        if task is None or (task.done() and task.exception() is not None):
-            task = asyncio.create_task(asyncio.to_thread(self._load, digest))
-            self._loading[digest] = task
+        if task is None:
+            task = self._loading[digest] = asyncio.create_task(self._load(digest))
+            if len(self._loading) > MAX_TOKENIZERS:
+                self._loading.popitem(last=False)
+        self._loading.move_to_end(digest)
         return task.result() if task.done() else await asyncio.shield(task)
 
-    def _load(self, digest: str) -> ModelTokenizer:
+    async def _load(self, digest: str) -> ModelTokenizer:
+        try:
+            return await asyncio.to_thread(self._read, digest)
+        except Exception as error:  # the library raises nothing narrower
+            log.error("loading the tokenizer of model %s failed: %r", digest, error)
+            asyncio.get_running_loop().call_later(RETRY_S, self._loading.pop, digest, None)
+            raise TokenizerUnavailable(
+                "The model's tokenizer could not be loaded; the gateway's log has the reason."
+            ) from error
+
+    def _read(self, digest: str) -> ModelTokenizer:
         return ModelTokenizer(self._find_folder(digest), self._long_texts)
 
 

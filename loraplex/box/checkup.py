@@ -319,8 +319,12 @@ def _workers(workers: list[dict[str, Any]]) -> Findings:
                 yield "ok", text, ""
             case "lost":
                 yield "failed", text, "look at its log; it leaves the list after half a minute"
-            case _:
+            case "draining":
                 yield "warning", text, f"loraplex workers undrain {worker['id']}"
+            case _:
+                reason = worker.get("reason")
+                text = f"{text}: {reason}" if reason else text
+                yield "failed", text, "see docs/operate/operations.md, Workers"
 
 
 def _get(url: str) -> httpx.Response | None:

@@ -138,14 +138,20 @@ class EmbeddedPostgres:
             raise
 
     def restart(self, timeout_s: float = 120.0) -> None:
-        """Starts the server process again after it ended; recovery from the log is its own."""
+        """Starts the server process and waits until it answers. Raises PostgresError."""
         deadline = time.monotonic() + timeout_s
+        self.launch(deadline)
+        self._wait_ready(deadline)
+
+    def launch(self, deadline: float) -> None:
+        """Starts the server process, from the thread with which it is to end, and does not wait
+        until it has recovered. Raises PostgresError if processes of the last server are still
+        alive at the deadline, a time of `time.monotonic`."""
         with _open_own(self.home / "running") as running:
             _lock_within(running, deadline)
             # The lock proves that no server runs, whatever process has a leftover pid by now.
             (self.cluster / "postmaster.pid").unlink(missing_ok=True)
             self._process = self._spawn(running.fileno())
-        self._wait_ready(deadline)
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """Fast shutdown (SIGINT), never a kill; releases the lock."""

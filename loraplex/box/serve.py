@@ -231,7 +231,8 @@ class Box:
         await self._worker.stop(WORKER_DRAIN_S)
 
     async def _watch_postgres(self) -> None:
-        """Starts it again if it dies, from this thread: it ends with the one that started it."""
+        """Starts Postgres again if it ends. It does so from this thread, with which the server
+        ends, and without waiting, because signals and children are handled here too."""
         backoff_s = POSTGRES_LOOK_S
         while self._postgres is not None:
             await asyncio.sleep(backoff_s)
@@ -240,8 +241,10 @@ class Box:
                 continue
             tell("postgres: ended; starting again")
             backoff_s = min(2 * backoff_s, 30.0)
-            with contextlib.suppress(PostgresError):
-                self._postgres.restart()
+            try:
+                self._postgres.launch(time.monotonic())
+            except (PostgresError, OSError) as error:
+                tell(f"postgres: cannot be started, trying again in {backoff_s:.0f} s: {error}")
 
     def _make_worker(self) -> Child:
         settings = self._settings

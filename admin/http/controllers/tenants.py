@@ -88,7 +88,7 @@ class TenantController(Controller):
             doomed = await _checked(connection, tenant, if_match)
             await contents.leave_tenant(connection, doomed.id)
             await tenants.delete_tenant(connection, doomed)
-        await request.plane.reaper.reap()
+        await request.plane.reap_now()
         return Deleted(doomed.id)
 
 

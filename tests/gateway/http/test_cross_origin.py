@@ -67,11 +67,12 @@ def test_other_origins_are_told_nothing(open_service: Service, origin: str | Non
     assert ALLOW not in httpx.options(url, headers={**headers, **QUESTION}).headers
     answer = httpx.post(url, json=CHAT, headers=headers)
     assert answer.status_code == 401 and ALLOW not in answer.headers
+    assert "origin" in answer.headers["vary"]
 
 
 def test_without_the_setting_nothing_is_said(service: Service) -> None:
     asked = httpx.options(url_of(service), headers={"origin": APP, **QUESTION})
-    assert ALLOW not in asked.headers
+    assert ALLOW not in asked.headers and "vary" not in asked.headers
 
 
 def test_questions_without_a_key_are_limited(open_service: Service) -> None:

@@ -100,6 +100,22 @@ async def test_a_disk_that_fails_is_told_and_tried_again(
     assert records(await wal.on_thread(wal.files.seal)) == [b"before", b"amid", b"after"]
 
 
+async def test_a_write_that_fails_in_another_way_keeps_nobody_waiting(
+    wal: WriteAheadLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: bytes) -> None:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(wal.files, "write", broken)
+        with pytest.raises(OSError, match="a bug"):
+            async with asyncio.timeout(20):
+                await wal.append(b"first").synced()
+    async with asyncio.timeout(20):
+        await wal.append(b"second").synced()
+    assert records(await wal.on_thread(wal.files.seal)) == [b"first", b"second"]
+
+
 async def test_a_log_without_records_knows_whether_its_disk_takes_any(
     wal: WriteAheadLog, tmp_path: Path
 ) -> None:

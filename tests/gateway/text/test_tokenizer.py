@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from gateway.conversation import Conversation
-from gateway.exceptions import ContextLengthExceeded, InvalidRequest
+from gateway.exceptions import ContextLengthExceeded, InvalidRequest, TokenizerUnavailable
 from gateway.messages import Message
 from gateway.text.chat_template import CompiledTemplates
 from gateway.text.long_texts import LongTexts
@@ -166,13 +167,43 @@ async def test_a_tokenizer_is_loaded_once(store: Path) -> None:
     assert await tokenizers.get("d" * 64) is await tokenizers.get("d" * 64)
 
 
-async def test_a_folder_that_comes_later_is_found(tmp_path: Path) -> None:
-    tokenizers = Tokenizers(tmp_path.joinpath)
-    with pytest.raises(OSError):
-        await tokenizers.get("late")
+@pytest.mark.parametrize("content", [None, "{ not json", '{"model": {"type": "Unheard"}}'])
+async def test_a_tokenizer_that_fails_is_loaded_again_after_a_while(
+    tmp_path: Path, content: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.text.tokenizer.RETRY_S", 0.02)
     (tmp_path / "late").mkdir()
+    if content is not None:
+        (tmp_path / "late" / "tokenizer.json").write_text(content)
+    searches: list[str] = []
+
+    def find(digest: str) -> Path:
+        searches.append(digest)
+        return tmp_path / digest
+
+    tokenizers = Tokenizers(find)
+    for _ in range(5):
+        with pytest.raises(TokenizerUnavailable):
+            await tokenizers.get("late")
+    assert len(searches) == 1
     make_tokenizer(tmp_path / "late")
+    await asyncio.sleep(0.05)
     assert await (await tokenizers.get("late")).encode_many(["x"], domain="")
+
+
+async def test_tokenizers_used_least_recently_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.text.tokenizer.MAX_TOKENIZERS", 2)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        make_tokenizer(tmp_path / name)
+    tokenizers = Tokenizers(tmp_path.joinpath)
+    kept, dropped = await tokenizers.get("a"), await tokenizers.get("b")
+    assert await tokenizers.get("a") is kept
+    await tokenizers.get("c")
+    assert await tokenizers.get("a") is kept
+    assert await tokenizers.get("b") is not dropped
 
 
 def test_tokenize_and_back(service: Service) -> None:

@@ -122,6 +122,8 @@ def test_it_recovers_from_kill_9(postgres: EmbeddedPostgres):
         while postgres.running:
             time.sleep(0.01)
         postgres.restart()
+        with pytest.raises(PostgresError, match="still shutting down"):
+            postgres.launch(time.monotonic())
         assert run(postgres.dsn(), "SELECT count(*) FROM kept") == i + 1
     assert run(postgres.dsn(), "CREATE EXTENSION amcheck", "SELECT 1") == 1
     check = "SELECT count(*) FROM verify_heapam('kept')"

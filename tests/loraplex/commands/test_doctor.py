@@ -86,7 +86,7 @@ def test_folders_that_others_may_write_to_and_what_is_no_store(tmp_path: Path) -
 
 
 class Troubled(BaseHTTPRequestHandler):
-    """A server of another version whose clock is an hour behind, not ready, with two workers."""
+    """A server of another version whose clock is an hour behind, not ready, with three workers."""
 
     ANSWERS: ClassVar[dict[str, tuple[int, object]]] = {
         "/readyz": (503, {"status": "the catalog is not loaded"}),
@@ -94,7 +94,11 @@ class Troubled(BaseHTTPRequestHandler):
         "/admin/v1/workers": (
             200,
             {
-                "data": [{"id": "w-1", "state": "lost"}, {"id": "w-2", "state": "draining"}],
+                "data": [
+                    {"id": "w-1", "state": "lost"},
+                    {"id": "w-2", "state": "draining"},
+                    {"id": "w-3", "state": "unreached", "reason": "no TLS connection"},
+                ],
                 "has_more": False,
             },
         ),
@@ -144,6 +148,7 @@ def test_a_server_in_trouble(tmp_path: Path) -> None:
         ("failed", "the server's clock differs by 3"),
         ("failed", "worker w-1 is lost"),
         ("warning", "worker w-2 is draining"),
+        ("failed", "worker w-3 is unreached: no TLS connection"),
     ]
     assert len(found) == len(expected)
     for (state, text), (expected_state, begin) in zip(found, expected, strict=True):
