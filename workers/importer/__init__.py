@@ -27,16 +27,12 @@ def import_model(
     nothing. Raises ImportRefused, UnsupportedModel or CheckpointError, ValueErrors that name what
     was found, or OSError; the store is then as before.
     """
-    store.check_room(_num_bytes(path))
     if path.is_dir():
         write = write_from_huggingface
     elif path.is_file() and path.suffix == ".gguf":
         write = write_from_gguf
     else:
         raise ImportRefused(f"{path} is neither a Hugging Face directory nor a .gguf file")
-    return publish(store, lambda folder: write(path, folder, weight_format, progress))
-
-
-def _num_bytes(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return publish(
+        store, lambda folder: write(path, folder, weight_format, store.check_room, progress)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,16 @@ from workers.importer.weight_formats import (
 )
 from workers.models import read_spec
 from workers.models.checkpoint import SINGLE_FILE, expected_tensors
-from workers.models.progress import ByteProgress, ProgressMeter
+from workers.models.progress import ByteProgress
 from workers.models.spec import ModelSpec
 
 
 def write_from_gguf(
-    source: Path, folder: Path, weight_format: ImportFormat, progress: ByteProgress | None
+    source: Path,
+    folder: Path,
+    weight_format: ImportFormat,
+    check_room: Callable[[int], None],
+    progress: ByteProgress | None,
 ) -> None:
     """Weights are dequantised in float32 and stored as bfloat16, rounded to nearest even, unless
     `weight_format` says otherwise."""
@@ -56,8 +60,7 @@ def write_from_gguf(
     stored = dict(
         _stored(tensors, name, shape, spec, weight_format) for name, shape in expected.items()
     )
-    num_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in stored.values())
-    write_safetensors(folder / SINGLE_FILE, stored, ProgressMeter(num_bytes, progress).add)
+    write_safetensors(folder / SINGLE_FILE, stored, check_room, progress)
 
 
 def _stored(

@@ -1,11 +1,11 @@
-"""A Hugging Face directory as a canonical folder: the weights bit for bit, and of a checkpoint that
-also reads images or sounds the language model alone."""
+"""A Hugging Face directory as a canonical folder: the weights bit for bit, or dequantised, and of a
+checkpoint that also reads images or sounds the language model alone."""
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +16,11 @@ from tokenizers import Tokenizer
 from adapters.manifest import BaseModelShape
 from workers.importer.canonical import CHUNK_BYTES, ImportRefused, complete_config, write_json
 from workers.importer.canonical_layout import canonical_layout, is_canonical
-from workers.importer.file_tensors import WIDENED, FileTensor, check_tensors, file_tensors
+from workers.importer.file_tensors import NUMPY_TYPES, FileTensor, check_tensors, file_tensors
 from workers.importer.gguf_tensors import to_bfloat16
+from workers.importer.quantized import open_quantization
+from workers.importer.quantized.dequantized import DequantizedTensor, dequantized_tensors
+from workers.importer.quantized.source_tensors import SourceTensors
 from workers.importer.safetensors_file import StoredTensor, write_safetensors
 from workers.importer.weight_formats import (
     INTO,
@@ -34,6 +37,7 @@ from workers.models.checkpoint import (
     weight_files,
 )
 from workers.models.progress import ByteProgress, ProgressMeter
+from workers.models.spec import ModelSpec
 from workers.models.text_part import OTHER_PARTS, is_composite, text_part
 
 POOLING = "1_Pooling/config.json"
@@ -54,19 +58,29 @@ class SamplingRanges(msgspec.Struct):
 
 
 def write_from_huggingface(
-    source: Path, folder: Path, weight_format: ImportFormat, progress: ByteProgress | None
+    source: Path,
+    folder: Path,
+    weight_format: ImportFormat,
+    check_room: Callable[[int], None],
+    progress: ByteProgress | None,
 ) -> None:
-    """Copies the weights bit for bit, unless `weight_format` quantises them.
+    """Copies the weights bit for bit, unless they are quantised or `weight_format` quantises them.
 
-    Checks config, weights and tokenizer before the first byte is written.
+    Quantised matrices are dequantised. Checks config, weights and tokenizer before the first byte
+    is written.
     """
     whole = _read_object(source / "config.json")
+    quantization = whole.pop("quantization_config", None)
     config = text_part(whole)
     others = OTHER_PARTS if is_composite(whole) else ()
     spec = read_spec(config)
     config = complete_config(config, spec)
     _refuse_pickles(source)
-    if is_canonical(spec):
+    if quantization:
+        tensors = _dequantized(source, others, spec, quantization)
+        config = {key: value for key, value in config.items() if key != "torch_dtype"}
+        config["dtype"] = "bfloat16"
+    elif is_canonical(spec):
         with Checkpoint(source, "np") as checkpoint:
             checkpoint.check(spec, others)
         tensors = file_tensors(source, others) if others or weight_format in INTO else None
@@ -81,11 +95,23 @@ def write_from_huggingface(
     if (source / POOLING).is_file():
         write_json(folder / "pooling.json", {"pooling": _pooling(source)})
     if tensors is None:
-        _copy_weights(source, folder, progress)
+        _copy_weights(source, folder, check_room, progress)
     else:
         stored = _stored(tensors, weight_format)
-        num_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in stored.values())
-        write_safetensors(folder / SINGLE_FILE, stored, ProgressMeter(num_bytes, progress).add)
+        write_safetensors(folder / SINGLE_FILE, stored, check_room, progress)
+
+
+def _dequantized(
+    source: Path, others: tuple[str, ...], spec: ModelSpec, quantization: object
+) -> dict[str, DequantizedTensor]:
+    find = open_quantization(quantization)
+    if not is_canonical(spec):
+        raise ImportRefused(
+            f"quantised checkpoints of the family {spec.model_type} are not supported, "
+            "because it joins or reorders its projections"
+        )
+    tensors = SourceTensors(file_tensors(source, others, NUMPY_TYPES))
+    return dequantized_tensors(tensors, spec, find)
 
 
 def _refuse_pickles(source: Path) -> None:
@@ -143,9 +169,13 @@ def _pooling(source: Path) -> str:
     return POOLINGS[modes[0]]
 
 
-def _copy_weights(source: Path, folder: Path, progress: ByteProgress | None) -> None:
+def _copy_weights(
+    source: Path, folder: Path, check_room: Callable[[int], None], progress: ByteProgress | None
+) -> None:
     paths = weight_files(source)
-    meter = ProgressMeter(sum(path.stat().st_size for path in paths), progress)
+    num_bytes = sum(path.stat().st_size for path in paths)
+    check_room(num_bytes)
+    meter = ProgressMeter(num_bytes, progress)
     for path in paths:
         with path.open("rb") as reader, (folder / path.name).open("wb") as writer:
             while chunk := reader.read(CHUNK_BYTES):
@@ -155,11 +185,13 @@ def _copy_weights(source: Path, folder: Path, progress: ByteProgress | None) -> 
         shutil.copyfile(source / INDEX_FILE, folder / INDEX_FILE)
 
 
-def _stored(tensors: dict[str, FileTensor], weight_format: ImportFormat) -> dict[str, StoredTensor]:
+def _stored(
+    tensors: Mapping[str, FileTensor | DequantizedTensor], weight_format: ImportFormat
+) -> dict[str, StoredTensor]:
     """Returns what is written of each tensor: its numbers, unless they are quantised."""
     if weight_format not in INTO:
         return {
-            name: StoredTensor(np.dtype(WIDENED[tensor.dtype]), tensor.shape, tensor.read)
+            name: StoredTensor(np.dtype(NUMPY_TYPES[tensor.dtype]), tensor.shape, tensor.read)
             for name, tensor in tensors.items()
         }
     stored: dict[str, StoredTensor] = {}

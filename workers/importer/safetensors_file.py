@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.models.progress import ByteProgress, ProgressMeter
+
 BFloat16 = NDArray[np.uint16]
 """The bits of bfloat16, which numpy does not know."""
 Blocks = NDArray[np.uint8]
@@ -36,9 +38,15 @@ class StoredTensor(NamedTuple):
 
 
 def write_safetensors(
-    path: Path, tensors: dict[str, StoredTensor], on_bytes: Callable[[int], None]
+    path: Path,
+    tensors: dict[str, StoredTensor],
+    check_room: Callable[[int], None],
+    progress: ByteProgress | None,
 ) -> None:
-    """Writes the tensors, each of which is read when its turn comes."""
+    """Writes the tensors, each of which is read when its turn comes.
+
+    check_room: raises OSError if the disk cannot take so many bytes.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (dtype, shape, _) in tensors.items():
@@ -49,6 +57,8 @@ def write_safetensors(
             "data_offsets": [offset, end],
         }
         offset = end
+    check_room(offset)
+    meter = ProgressMeter(offset, progress)
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
     with path.open("wb") as file:
@@ -57,7 +67,7 @@ def write_safetensors(
             tensor = stored.read()
             assert tensor.shape == stored.shape and tensor.dtype == stored.dtype
             file.write(np.ascontiguousarray(tensor).data)
-            on_bytes(tensor.nbytes)
+            meter.add(tensor.nbytes)
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:

@@ -1,0 +1,37 @@
+"""Matrices of quantised checkpoints, dequantised as the libraries that wrote them do it.
+
+A file a format. Which matrices are quantised, and with how many bits, is read off the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workers.importer.canonical import ImportRefused
+from workers.importer.quantized.awq import open_awq
+from workers.importer.quantized.bitsandbytes import find_bitsandbytes
+from workers.importer.quantized.compressed_tensors import open_compressed_tensors
+from workers.importer.quantized.float8 import open_float8
+from workers.importer.quantized.gptq import open_gptq
+from workers.importer.quantized.matrix import FindMatrix
+
+METHODS: dict[str, Callable[[dict[str, Any]], FindMatrix]] = {
+    "awq": open_awq,
+    "bitsandbytes": lambda config: find_bitsandbytes,
+    "compressed-tensors": open_compressed_tensors,
+    "fbgemm_fp8": open_float8,
+    "fp8": open_float8,
+    "gptq": open_gptq,
+}
+
+
+def open_quantization(config: object) -> FindMatrix:
+    """Returns what finds the matrices of a `quantization_config`. Raises ImportRefused."""
+    method = config.get("quant_method") if isinstance(config, dict) else None
+    if not isinstance(config, dict) or method not in METHODS:
+        raise ImportRefused(
+            f"quantization_config.quant_method = {method!r} is not supported; "
+            f"allowed: {', '.join(METHODS)}"
+        )
+    return METHODS[method](config)

@@ -1,0 +1,32 @@
+"""Tensors of a quantised source, asked for by name, shape and type."""
+
+from __future__ import annotations
+
+from workers.importer.canonical import ImportRefused
+from workers.importer.file_tensors import FileTensor
+
+
+class SourceTensors(dict[str, FileTensor]):
+    """By canonical name. A missing one is refused by name."""
+
+    def __missing__(self, name: str) -> FileTensor:
+        raise ImportRefused(f"tensor {name} is missing")
+
+    def has_dtype(self, name: str, dtype: str) -> bool:
+        return name in self and self[name].dtype == dtype
+
+    def require(
+        self, name: str, shapes: tuple[int, ...] | list[tuple[int, ...]], *dtypes: str
+    ) -> FileTensor:
+        """Returns a tensor. Raises ImportRefused unless its shape and type are allowed.
+
+        shapes: the one shape, or several.
+        """
+        tensor = self[name]
+        allowed = shapes if isinstance(shapes, list) else [shapes]
+        if tensor.shape not in allowed:
+            words = " or ".join(map(str, allowed))
+            raise ImportRefused(f"tensor {name} has shape {tensor.shape}, it should be {words}")
+        if tensor.dtype not in dtypes:
+            raise ImportRefused(f"tensor {name} is {tensor.dtype}; allowed: {', '.join(dtypes)}")
+        return tensor
