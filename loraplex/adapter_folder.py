@@ -13,8 +13,6 @@ from adapters.format.tensor_names import read_names
 from adapters.format.validator import CONFIG_NAME, PICKLE_NAMES, WEIGHTS_NAME
 from loraplex.errors import ApiFailure, Refused
 
-INDEX_NAME = WEIGHTS_NAME + ".index.json"
-MLX_NAME = "adapters.safetensors"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -54,22 +52,12 @@ def _compare_ages(pickle: Path, weights: Path, warn: Callable[[str], None]) -> N
 def _found_instead(folder: Path, pickle: Path | None) -> str | None:
     """What the folder has in place of an adapter and what to do, or None if that is unknown."""
     has_config, has_weights = (folder / CONFIG_NAME).is_file(), (folder / WEIGHTS_NAME).is_file()
-    if (folder / MLX_NAME).is_file() and not has_weights:
-        return (
-            f"is an MLX folder ({MLX_NAME}), which has other names and transposed factors:"
-            f" convert it to peft's {CONFIG_NAME} and {WEIGHTS_NAME}"
-        )
     if has_config and not has_weights and pickle is not None:
         return (
             f"has {pickle.name}, a pickle, which is never opened here. Convert it:\n"
             "  import safetensors.torch, torch\n"
             f"  safetensors.torch.save_file(torch.load({str(pickle)!r}, map_location='cpu',"
             f" weights_only=True), {str(folder / WEIGHTS_NAME)!r})"
-        )
-    if has_config and not has_weights and (folder / INDEX_NAME).is_file():
-        return (
-            f"has its factors in several files ({INDEX_NAME}): save it again with"
-            " save_pretrained(folder, max_shard_size='100GB')"
         )
     if has_config or has_weights:
         return None

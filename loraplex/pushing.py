@@ -17,6 +17,7 @@ from admin.adapters.serving_data import check_names, parse_serving
 from admin.errors import Invalid
 from loraplex.adapter_folder import check_folder
 from loraplex.api import Api
+from loraplex.converted_folder import converted
 from loraplex.errors import ApiFailure, NoAnswer, Refused
 from loraplex.output import ProgressCallback, tell
 from loraplex.tar import Tar
@@ -38,6 +39,11 @@ def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallbac
     What can be refused without the files is refused before they are sent; while as many uploads are
     under way as may be, this waits. `report` hears of bytes sent. Raises ApiFailure.
     """
+    with converted(folder, tell) as sent:
+        return _push(api, sent, fields, report)
+
+
+def _push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallback) -> Version:
     files = [folder / CONFIG_NAME, folder / WEIGHTS_NAME]
     check_folder(folder, tell)
     _check(api, fields)

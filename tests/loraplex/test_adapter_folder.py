@@ -87,15 +87,6 @@ KINDS: dict[str, tuple[Callable[[Path], None], type[ApiFailure], str]] = {
         ApiFailure,
         "has a whole model",
     ),
-    "MLX": (leave(CONFIG_NAME, "adapters.safetensors"), ApiFailure, "is an MLX folder"),
-    "MLX without configuration": (leave("adapters.safetensors"), ApiFailure, "is an MLX folder"),
-    "sharded": (
-        leave(
-            CONFIG_NAME, f"{WEIGHTS_NAME}.index.json", "adapter_model-00001-of-00002.safetensors"
-        ),
-        ApiFailure,
-        "in several files .*max_shard_size",
-    ),
     "truncated": (put(WEIGHTS_NAME, b"\0" * 7), Refused, "adapter.file.truncated"),
     "no configuration": (leave(WEIGHTS_NAME), ApiFailure, f"has no {CONFIG_NAME}"),
     "no weights": (leave(CONFIG_NAME), ApiFailure, f"has no {WEIGHTS_NAME}"),
