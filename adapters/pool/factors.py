@@ -1,4 +1,4 @@
-"""The factors of an adapter as its files have them: what a packed image is held against."""
+"""Factors of an adapter as stored in its files, for comparison with a packed image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from adapters.pool.lora import read_factors
 
 
 class Factors:
-    """Reads the files anew at every call. Raises AdapterRejected if they do not fit the base."""
+    """Reader of the factors, which opens the files at each call. Raises AdapterRejected unless they
+    fit the base."""
 
     def __init__(self, files: AdapterFiles, base: BaseModelShape) -> None:
         bound, header = read_adapter(files, base)
@@ -20,8 +21,8 @@ class Factors:
         self._modules = {(module.layer, module.projection): module for module in bound.modules}
 
     def read(self, layer: int, projection: int) -> tuple[Tensor, Tensor] | None:
-        """Returns the factors as `read_factors` does; None if the adapter leaves the projection
-        alone. Raises OSError."""
+        """Returns the factors as `read_factors` does, or None if the adapter does not touch the
+        projection. Raises OSError."""
         module = self._modules.get((layer, projection))
         if module is None:
             return None

@@ -1,4 +1,4 @@
-"""Adapters that could not be loaded: not tried again for a while, and remembered longer."""
+"""Failed loads of adapters: not retried for a while, and reported for longer."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.tiers import AdapterEntry
 
 RETRY_S = 5.0
-"""Between two tries."""
+"""Seconds between two tries."""
 MAX_FAULTS = 256
-"""Adapters whose last failure is remembered; they may be long forgotten otherwise."""
+"""Maximum number of remembered failures. They may outlive the adapters' entries."""
 
 
 class Failures:
-    """Holds `AdapterEntry.failure`, and what is told of adapters until a load succeeds."""
+    """Owner of `AdapterEntry.failure`, and of the failures reported until a load succeeds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._recent: deque[AdapterEntry] = deque()
-        """In the order in which they may be tried again."""
+        """Entries in the order in which they may be retried."""
         self._faults: OrderedDict[str, AdapterUnavailable] = OrderedDict()
 
     @property
     def faults(self) -> Mapping[str, AdapterUnavailable]:
-        """The last failure by digest."""
+        """Last failure of each adapter, by digest."""
         return self._faults
 
     def note(self, entry: AdapterEntry, error: BaseException) -> None:
-        # Never the one that was raised: its frames hold the files, the image.
+        # A new error, because the frames of the raised one would keep the files and the image
+        # alive.
         if isinstance(error, AdapterUnavailable):
             error = AdapterUnavailable(error.code, str(error))
         else:
@@ -45,12 +46,12 @@ class Failures:
         self._faults.pop(entry.digest, None)
 
     def recent(self, entry: AdapterEntry) -> AdapterUnavailable | None:
-        """Why it is not yet to be tried again."""
+        """Returns the error if the adapter must not be retried yet, else None."""
         if entry.failure is not None and self._clock() >= entry.failure[1]:
             entry.failure = None
         return None if entry.failure is None else entry.failure[0]
 
     def over(self) -> Iterator[AdapterEntry]:
-        """Those that may be tried again, each once."""
+        """Yields each entry that may be retried, once."""
         while self._recent and self.recent(self._recent[0]) is None:
             yield self._recent.popleft()

@@ -1,7 +1,7 @@
-"""Pinned host memory of adapter images: registered with the device once, cut up for each image.
+"""Pinned host memory for adapter images, registered with the device once and divided among them.
 
-An allocator that pins each image by itself rounds it up to a power of two, and holds up the device
-while it asks the driver.
+An allocator that pins each image separately rounds it up to a power of two, and blocks the device
+during the driver call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNIT_BYTES = 1 << 16
 
 
 class HostSlab:
-    """Memory for images. Their units are free again when their arrays are garbage. Thread-safe."""
+    """Memory for images. Units become free when their arrays are garbage. Thread-safe."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         """memory: uint8 [bytes], pinned."""
@@ -28,7 +28,7 @@ class HostSlab:
         """Free units as [start, end), sorted and not adjacent."""
         self._returned: deque[tuple[int, int]] = deque()
         """Units of garbage arrays, not in `_holes` yet. The collector frees arrays on any thread at
-        any time, also on the one that holds the lock, so a finalizer must not need the lock."""
+        any time, even on one that holds the lock, so the finalizer must not need the lock."""
 
     def copy(self, payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
         """Returns a copy of the payload in the slab, or None if no hole is large enough."""

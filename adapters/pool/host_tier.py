@@ -1,5 +1,5 @@
-"""The images on the host, of all base models, bounded in bytes: the holder of most for its weight
-makes room, with what is worth least."""
+"""Host memory for the images of all base models, bounded in bytes. Images are dropped from the
+account that holds the most for its weight, the least valuable first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memory.tier import Tier
 
 
 class HostTier:
-    """Holds `AdapterEntry.image`; no other class sets it."""
+    """Owner of `AdapterEntry.image`; no other class sets it."""
 
     def __init__(self, max_bytes: int, accounts: Accounts) -> None:
         self._accounts = accounts
@@ -22,19 +22,20 @@ class HostTier:
         return self._tier.max_bytes
 
     def put(self, entry: AdapterEntry, image: AdapterImage) -> None:
-        """There must be room, once the image that it replaces is gone."""
+        """Stores the image, replacing the entry's previous one. There must be room."""
         self.drop(entry)
         entry.image = image
         self._tier.put(entry, image.num_bytes)
 
     def drop(self, entry: AdapterEntry) -> None:
-        """Its image, if it has one."""
+        """Drops the entry's image, if it has one."""
         self._tier.drop(entry)
         entry.image = None
 
     def victims(self, entry: AdapterEntry) -> list[AdapterEntry] | None:
-        """Entries whose images must leave for that of this one, of `image_bytes`. None: too few
-        give way, are worth as little, or are not being copied."""
+        """Returns the entries whose images must be dropped to fit this one of `image_bytes`. Drops
+        only images that are not being copied, are worth no more and belong to an account that must
+        yield. Returns None if these are too few."""
         if self._tier.has_room(entry.image_bytes):
             return []
         ask = self._ask(entry)
@@ -48,8 +49,8 @@ class HostTier:
         )
 
     def _ask(self, entry: AdapterEntry) -> Ask:
-        """What a caller waits for may displace anything, if nothing else of the account is waited
-        for or on its way."""
+        """Returns the entry's request. An awaited image may displace any other, unless another
+        image of the account is awaited or loading."""
         bytes_held = BytesHeld(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
         own = (e for e in self._tier if e.account == entry.account and e is not entry)
         is_first = _is_awaited(entry) and not any(e.loading or _is_awaited(e) for e in own)
@@ -60,8 +61,7 @@ class HostTier:
         return is_awaited, ask.priority(entry.account), cost_s / entry.image_bytes
 
     def check_integrity(self, holder: Holder, entries: list[AdapterEntry]) -> None:
-        """Raises IntegrityError unless the images of all entries of the holder are here, and all
-        that is here is within the bound."""
+        """Raises IntegrityError unless exactly the holder's images are here, within the bound."""
         on_host = {entry for entry in entries if entry.image is not None}
         here = {entry for entry in self._tier if entry.holder is holder}
         require(on_host == here, f"{len(on_host)} images, {len(here)}")

@@ -1,8 +1,8 @@
-"""Packed images on local disk: checksummed files that can always be built again from the store.
+"""Packed images on local disk, as checksummed files that can be rebuilt from the store.
 
 File: magic, u32 header length, SHA-256 of the header, header (msgpack), zeros to a multiple of 64,
-payload. What is read is compared with the header's block hashes. SHA-256, which would be the
-longest part of a load, is taken once, when an image is packed, and says which image it is.
+payload. A read checks the header's block hashes. The SHA-256 of the payload identifies the image;
+it is computed only when the image is packed, because it would be the slowest part of a load.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ PREFIX_BYTES = len(MAGIC) + 4 + 32
 MAX_HEADER_BYTES = 16 << 20
 
 HashBlocks = Callable[[Tensor], Tensor]
-"""Ops.block_hashes of any backend: all give the same."""
+"""`Ops.block_hashes` of any backend; all return the same."""
 
 
 class ImageCorrupt(Exception):
-    """The bytes are not those that were packed."""
+    """Bytes that differ from those that were packed."""
 
 
 class ImageHeader(msgspec.Struct, frozen=True):
-    """sha256, block_hashes: of the payload. rank, a_offset, b_offset: the tables. All arrays are
-    little-endian."""
+    """Header of an image file. sha256, block_hashes: of the payload. rank, a_offset, b_offset: the
+    tables. All arrays are little-endian."""
 
     digest: str
     layout: str
@@ -61,8 +61,9 @@ class ImageHeader(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AdapterImage:
-    """An adapter on the host. payload uint8 [num_bytes], in memory: a mapped file that another
-    process cuts would take this one with it, and each mapping holds a descriptor.
+    """Packed adapter on the host. payload: uint8 [num_bytes], in memory. It is not a mapped file,
+    because another process could truncate that and crash this one, and each mapping needs a
+    descriptor.
 
     sha256, and block_hashes int64 [blocks]: of the payload when it was packed.
     """
@@ -81,7 +82,7 @@ class AdapterImage:
         payload: Tensor,
         hashes_of: HashBlocks = hash_blocks,
     ) -> AdapterImage:
-        """A freshly packed image."""
+        """Returns a freshly packed image with its hashes."""
         raw: NDArray[np.uint8] = payload.numpy()
         return cls(digest, tables, raw, hashlib.sha256(raw.data).digest(), hashes_of(payload))
 
@@ -91,7 +92,7 @@ class AdapterImage:
 
     @property
     def checksum(self) -> str:
-        """SHA-256 (hex) over the tables and the payload's SHA-256: where what lies, and what."""
+        """SHA-256 (hex) over the tables and the payload's SHA-256."""
         tables = self.tables
         hasher = hashlib.sha256(self.sha256)
         for table in (tables.rank, tables.a_offset, tables.b_offset):
@@ -100,10 +101,10 @@ class AdapterImage:
 
 
 class ImageCache:
-    """Images of all layouts, `<root>/<layout>/<digest>.img`: max_bytes in all.
+    """Images of all layouts in `<root>/<layout>/<digest>.img`, at most max_bytes in total.
 
-    Those go first whose building costs the least seconds a byte, times their expected reuse; among
-    equals the oldest. Thread-safe.
+    Evicts the images that take the least time to build per byte, weighted by their expected reuse;
+    of equal ones the oldest. Thread-safe.
     """
 
     def __init__(
@@ -114,12 +115,12 @@ class ImageCache:
         hashes_of: HashBlocks = hash_blocks,
     ) -> None:
         self._lock = RLock()
-        """Held while files come, go and are counted."""
+        """Held while files are added, removed or counted."""
         self._hashes_of = hashes_of
         self._root = root
         self._expected_reuse = expected_reuse
         root.mkdir(parents=True, exist_ok=True)
-        # Other workers of this machine may have the same cache: what is listed may be gone.
+        # Other workers of this machine may share the cache, so listed files may be gone.
         for leftover in root.glob("*/*.tmp"):
             _remove_unless_written(leftover)
         files: list[tuple[os.stat_result, Path]] = []
@@ -128,7 +129,7 @@ class ImageCache:
                 files.append((path.stat(), path))
         files.sort(key=lambda item: item[0].st_mtime)
         self._tier = Tier[tuple[str, str]](max_bytes)
-        """By layout and digest."""
+        """Sizes in bytes by (layout, digest)."""
         for status, path in files:
             self._tier.put((path.parent.name, path.stem), status.st_size)
         self._make_room(0)
@@ -139,20 +140,19 @@ class ImageCache:
 
     @property
     def held(self) -> tuple[int, int]:
-        """Number and bytes of the images."""
+        """(number, bytes) of the images."""
         return len(self._tier), self._tier.num_bytes
 
     def has(self, layout: str, digest: str) -> bool:
         return (layout, digest) in self._tier
 
     def load(self, layout: str, digest: str) -> AdapterImage | None:
-        """The image, proved by its hashes, or None. A file that is damaged or cannot be read is
-        removed."""
+        """Returns the verified image or None. Removes a file that is damaged or unreadable."""
         path = self._path(layout, digest)
         try:
             image = _read(path, digest, layout, self._hashes_of)
         except FileNotFoundError:
-            # Not deleted: another worker of this machine may have written it since.
+            # Not deleted, because another worker of this machine may have written it since.
             with self._lock:
                 self._tier.drop((layout, digest))
             return None
@@ -160,14 +160,14 @@ class ImageCache:
             log.warning("a cached image is removed: %s", error)
             self.delete(layout, digest)
             return None
-        # It may be gone by now; and a disk that cannot be written any more may still be read.
+        # The file may be gone by now, and a read-only disk can still be read.
         with self._lock, suppress(OSError):
             self._tier.put((layout, digest), path.stat().st_size)
             os.utime(path)
         return image
 
     def save(self, layout: str, image: AdapterImage) -> None:
-        """Keeps the image if the disk can and the bound allows it."""
+        """Stores the image if the disk and the bound permit."""
         head = _encode_head(image, layout)
         num_bytes = len(head) + image.num_bytes
         with self._lock:
@@ -183,7 +183,7 @@ class ImageCache:
             self._tier.put((layout, image.digest), num_bytes)
 
     def delete(self, layout: str, digest: str) -> None:
-        """If the disk can; the file is not asked for any more."""
+        """Deletes the image. If the disk fails, the file stays but is no longer used."""
         with self._lock:
             self._tier.drop((layout, digest))
             with suppress(OSError):
@@ -193,12 +193,12 @@ class ImageCache:
         return self._root / layout / f"{digest}.img"
 
     def _make_room(self, num_bytes: int) -> None:
-        """Removes files until so many bytes fit."""
+        """Evicts images until `num_bytes` more fit."""
         for key in self._tier.victims(num_bytes, self._worth) or ():
             self.delete(*key)
 
     def _worth(self, key: tuple[str, str]) -> float:
-        """Seconds that losing the file costs, a byte."""
+        """Returns the seconds that losing the image costs, per byte."""
         size = self._tier.size(key)
         return build_s(size) / max(size, 1) * self._expected_reuse(key[1])
 
@@ -208,7 +208,9 @@ def _write(path: Path, head: bytes, image: AdapterImage) -> None:
     temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
-            with suppress(OSError):  # a file system without locks, where none is removed either
+            with suppress(
+                OSError
+            ):  # not supported: `_remove_unless_written` then removes nothing either
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.write(head)
             file.write(image.payload.data)
@@ -221,7 +223,7 @@ def _write(path: Path, head: bytes, image: AdapterImage) -> None:
 
 
 def _remove_unless_written(temporary: Path) -> None:
-    """If its writer died: a writer holds it, and from before the first byte."""
+    """Removes a temporary file whose writer died. A live writer locks it before writing."""
     with suppress(OSError), temporary.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(file.fileno()).st_size:
@@ -247,7 +249,7 @@ def _encode_head(image: AdapterImage, layout: str) -> bytes:
 
 
 def _read(path: Path, digest: str, layout: str, hashes_of: HashBlocks) -> AdapterImage:
-    """Raises OSError or ImageCorrupt."""
+    """Reads and verifies an image. Raises OSError or ImageCorrupt."""
     with path.open("rb") as file:
         prefix = file.read(PREFIX_BYTES)
         size = int.from_bytes(prefix[len(MAGIC) : len(MAGIC) + 4], "little")

@@ -1,4 +1,4 @@
-"""Seconds that it takes to bring an adapter one tier nearer: what its loss there costs.
+"""Estimated seconds to load an adapter from one tier to the next, the cost of evicting it there.
 
 Measured on one CPU core.
 """
@@ -12,15 +12,15 @@ BUILD_BYTES_PER_S = 1.2e8
 
 
 def copy_s(num_bytes: int) -> float:
-    """Host to device."""
+    """Returns the seconds of a copy from host to device."""
     return OVERHEAD_S + num_bytes / COPY_BYTES_PER_S
 
 
 def fetch_s(num_bytes: int) -> float:
-    """Cached image to host."""
+    """Returns the seconds of a read of a cached image to the host."""
     return OVERHEAD_S + num_bytes / FETCH_BYTES_PER_S
 
 
 def build_s(num_bytes: int) -> float:
-    """Store to cached image: read, checked and packed."""
+    """Returns the seconds to build a cached image from the store: read, check and pack."""
     return OVERHEAD_S + num_bytes / BUILD_BYTES_PER_S

@@ -1,4 +1,4 @@
-"""Brings an adapter from the store to the host, and from the host into a run of the arena."""
+"""Loads of adapters from the store to the host, and from the host into the arena."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class AdapterLoader:
-    """One thread fetches, one copies. Raises AdapterUnavailable when the store cannot help."""
+    """Loader of adapters. One thread fetches, one copies. Raises AdapterUnavailable if the store
+    cannot provide the adapter."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class AdapterLoader:
         cache: ImageCache,
         slab: HostSlab | None = None,
     ) -> None:
-        """slab: pinned memory for images, where a device copies from the host by itself."""
+        """slab: pinned memory for images, for asynchronous copies to the device."""
         self._ops = ops
         self._store = store
         self._base = base
@@ -45,10 +46,10 @@ class AdapterLoader:
         return self._cache.has(self.layout.version, digest)
 
     def fetch(self, digest: str, proved: str = "", *, keeps_file: bool = True) -> AdapterImage:
-        """Disk to host: the cached image, or one packed from the store.
+        """Loads an image to the host: the cached one, or one packed from the store.
 
-        proved: the checksum that the image must have, if not empty: a cached one with another is
-        built again. keeps_file: whether a packed image is written to the cache.
+        proved: checksum that the image must have, if not empty; a cached one with another is
+        rebuilt. keeps_file: whether a packed image is written to the cache.
         """
         if not DIGEST.fullmatch(digest):
             raise AdapterUnavailable("adapter.store.missing", "not a digest")
@@ -56,14 +57,15 @@ class AdapterLoader:
         if image is None or proved not in ("", image.checksum):
             image = self._build(digest, proved, keeps_file)
         placed = None if self._slab is None else self._slab.copy(image.payload)
-        # Without room in the slab the copy to the device waits for the host.
+        # If the slab is full, the image stays unpinned, and its copy blocks the host thread.
         return image if placed is None else replace(image, payload=placed)
 
     def copy(self, image: AdapterImage, target: Tensor) -> AdapterImage:
-        """Host to device; returns the image that was copied: one gone bad meanwhile is read again.
+        """Copies an image to the device and checks it there. Returns the copied image: if the given
+        one was damaged in memory, it is fetched again.
 
-        image: as fetched. target: uint8 [image.num_bytes], a run of the arena that is not read
-        yet. What arrived is looked at on the device. Raises ImageCorrupt if it is wrong twice.
+        target: uint8 [image.num_bytes], memory of the arena that is not read yet. Raises
+        ImageCorrupt if the check fails twice.
         """
         if not self._arrives(image, target):
             log.warning("the image of %s went bad on the host and is read again", image.digest)
@@ -77,7 +79,7 @@ class AdapterLoader:
         return torch.equal(self._ops.block_hashes(target).cpu(), image.block_hashes)
 
     def _build(self, digest: str, proved: str, keeps_file: bool) -> AdapterImage:
-        """From the store; what the cache has is replaced, or removed on failure."""
+        """Packs the image from the store. Replaces the cached one, or removes it on failure."""
         self._cache.delete(self.layout.version, digest)
         try:
             files = stored_files(self._store, digest)
@@ -98,7 +100,7 @@ class AdapterLoader:
 
 
 def stored_files(store: Store, digest: str) -> AdapterFiles:
-    """The adapter's files, as they were put there. Raises AdapterUnavailable or OSError."""
+    """Returns the adapter's files, digest checked. Raises AdapterUnavailable or OSError."""
     if not DIGEST.fullmatch(digest):
         raise AdapterUnavailable("adapter.store.missing", "not a digest")
     try:
@@ -111,7 +113,7 @@ def stored_files(store: Store, digest: str) -> AdapterFiles:
 
 
 def one_thread(name: str) -> ThreadPoolExecutor:
-    """A thread that leaves the cores to the step: no OpenMP team of its own."""
+    """Returns an executor of one thread without an OpenMP team, to leave the cores to the step."""
     return ThreadPoolExecutor(
         1, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(1,)
     )

@@ -1,4 +1,4 @@
-"""A validated adapter's files become one packed image in the device's layout."""
+"""Packing of a validated adapter's files into one image in the device's layout."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import PROJECTIONS, BaseModelShape
 
 ALIGNMENT = 64
-"""Bytes; a cache line, and a full vector register."""
+"""Bytes: a cache line, and a full vector register."""
 
 SOURCE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLayout:
-    """What decides the bytes of an image, besides the adapter."""
+    """Properties, other than the adapter, that determine the bytes of an image."""
 
     num_layers: int
     dtype: torch.dtype
@@ -31,14 +31,14 @@ class ImageLayout:
 
     @property
     def version(self) -> str:
-        """Names the layout in file names and headers."""
+        """Name of the layout in file names and headers."""
         order = "rn" if self.b_rank_major else "nr"
         return f"1-{self.num_layers}x{len(PROJECTIONS)}-{str(self.dtype)[6:]}-{order}"
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTables:
-    """Where the factors lie in an image. rank 0 = the adapter does not touch this projection.
+    """Locations of the factors in an image. rank 0 = the adapter does not touch this projection.
 
     rank int32 [L, 7]; a_offset, b_offset int64 [L, 7], bytes from the start of the image.
     """
@@ -56,10 +56,11 @@ class ImageTables:
 def pack(
     files: AdapterFiles, base: BaseModelShape, layout: ImageLayout
 ) -> tuple[ImageTables, Tensor]:
-    """(tables, image uint8 [bytes]): per module A [rank, K], then B scaled, each 64-byte aligned.
+    """Returns (tables, image uint8 [bytes]): per module A [rank, K], then scaled B, 64-byte
+    aligned.
 
-    B is [rank, N] or [N, rank] as the layout says; the scale is multiplied in in float32, before
-    the one rounding to the serving dtype. Raises AdapterRejected if it does not fit the base.
+    B is [rank, N] or [N, rank] as the layout specifies. It is scaled in float32 before its one
+    rounding to the serving dtype. Raises AdapterRejected if the adapter does not fit the base.
     """
     bound, header = read_adapter(files, base)
     tables, num_bytes = _lay_out(bound.modules, base, layout)
@@ -91,8 +92,7 @@ def _lay_out(
 def read_factors(
     file: BinaryIO, data_start: int, module: BoundModule, base: BaseModelShape
 ) -> tuple[Tensor, Tensor]:
-    """Reads A [rank, in] and B [out, rank] as float32: B's rows in canonical order, the scale
-    multiplied into them."""
+    """Reads A [rank, in] and B [out, rank] as float32, B scaled and in canonical row order."""
     name = PROJECTIONS[module.projection]
     _, num_rows = base.projection_shape(name)
     b = _read_tensor(file, data_start, module.b)[module.first_row : module.first_row + num_rows]

@@ -1,12 +1,11 @@
-"""Which adapters are on the device, which on the host, and which may be used.
+"""Adapters of one base model: which are on the device and on the host, and which may be used.
 
-    store  --fetch-->  host (packed image)  --copy-->  device (a run, a slot of the tables)
+    store  --fetch-->  host (packed image)  --copy-->  device (arena memory, a table slot)
 
-The holder of the memory's lock may call here: the engine thread between two steps, others while it
-computes one. So a load begins when a request comes and its end is known at once, step or not; what
-a step reads is leased and stays. Two threads load, without the lock: one fetches, by a digest, and
-may wait long for the store; one copies, from an image into a run that is not read yet, and is soon
-done.
+Methods are called with the memory lock held: by the engine thread between two steps, by others
+while a step computes. So loads start when a request arrives, even during a step. Adapters that a
+step reads are leased, and stay. Two threads load without the lock. One fetches by digest and may
+wait long for the store. One copies images to arena memory that is not read yet, which is fast.
 """
 
 from __future__ import annotations
@@ -47,30 +46,30 @@ LoadQueue = CopyQueue[AdapterImage]
 
 
 class AdapterRef(Protocol):
-    """An immutable adapter version."""
+    """Immutable adapter version."""
 
     @property
     def digest(self) -> str: ...
 
     @property
     def name(self) -> str:
-        """For people; empty if not known."""
+        """Human-readable name; empty if unknown."""
         ...
 
     @property
     def checksum(self) -> str:
-        """Checksum of the packed image, as proved; empty if not known."""
+        """Checksum of the packed image, as proved; empty if unknown."""
         ...
 
     @property
     def is_ephemeral(self) -> bool:
-        """Whether the version lives for a while only: its image gets no file in the cache."""
+        """Whether the version is temporary, so that its image is not cached as a file."""
         ...
 
 
 @dataclass(slots=True)
 class Loads:
-    """How many there were, and how long they took together, waiting for their turn included."""
+    """Number of loads, and their total seconds including time in the queue."""
 
     number: int = 0
     seconds: float = 0.0
@@ -79,13 +78,13 @@ class Loads:
 class AdapterPool:
     """Leases on adapters of one base model over disk, host and device, each bounded in bytes.
 
-    What must go is, of the account that holds most for its weight, what costs the least seconds a
-    byte to bring back, times its expected reuse. An adapter is charged to the tenant that
-    asked for it last. One that alone is too large for a tier is refused by name.
+    Evicts from the account that holds the most for its weight, and there the adapter with the
+    lowest reload time per byte, weighted by its expected reuse. An adapter is charged to the tenant
+    that last requested it. An adapter that alone is too large for a tier is refused by name.
 
-    memory: uint8, of the device, which `runs` cuts up and `broker` shares out. host, cache,
-    requests, slab: of all base models. executor: of all loads; two threads of its own unless
-    given. All calls but `close` with `broker.lock` held.
+    memory: uint8, of the device; divided by `runs` and traded by `broker`. host, cache, requests,
+    slab: shared by all base models. executor: runs all loads; None uses two threads of its own. All
+    methods except `close` are called with `broker.lock` held.
     """
 
     def __init__(
@@ -120,17 +119,17 @@ class AdapterPool:
             "host": host.max_bytes,
             "disk": cache.max_bytes,
         }
-        """Bytes that one adapter may have, by tier."""
+        """Maximum bytes of one adapter, by tier."""
         self._failures = Failures(clock)
         self.num_evictions = 0
         self.loads = {"host": Loads(), "device": Loads()}
-        """What came to a tier since the start, from the one below it."""
+        """Loads to each tier from the next lower one, since the start."""
         self.num_failed_loads = 0
         self.is_on_device = True
-        """As its base model; while that is away adapters come to the host only."""
+        """Whether the base model is on the device. If not, adapters load to the host only."""
         names = () if executor else ("adapter-fetcher", "adapter-copier")
         self._threads = [one_thread(name) for name in names]
-        """Its own."""
+        """Threads that this pool owns."""
         fetcher, copier = (executor, executor) if executor else self._threads
         self._fetches = CopyQueue[AdapterImage](fetcher, broker.lock)
         self._copies = CopyQueue[AdapterImage](copier, broker.lock)
@@ -140,17 +139,17 @@ class AdapterPool:
         self._slots = Slots(num_slots, shape.num_layers, ops)
         self._num_polls = 0
         self._refused: dict[str, int] = {}
-        """Bytes that found no room on the device, by account: not asked again until `poll`."""
+        """Bytes of the last failed device allocation by account, until the next `poll`."""
         broker.add_holder(self)
 
     @property
     def layout(self) -> ImageLayout:
-        """Layout of its packed images."""
+        """Layout of the packed images."""
         return self._loader.layout
 
     @property
     def is_leased(self) -> bool:
-        """A lease uses an adapter and will be given back."""
+        """Whether any adapter is leased."""
         return any(entry.leases for entry in self._resident.values())
 
     @property
@@ -162,8 +161,7 @@ class AdapterPool:
         return self._fetches.num_open + self._copies.num_open > 0
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
-        """There is a request for the adapter: it starts to come to the host, where it then waits
-        for a caller that wants it on the device."""
+        """Starts to load the adapter to the host for a queued request of the tenant."""
         entry = self._entry(ref)
         self._charge(entry, tenant)
         entry.reuse.note(self._clock())
@@ -171,13 +169,13 @@ class AdapterPool:
             self._fetch(entry)
 
     def expect(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
-        """An `acquire` will follow with the next step: the adapter starts to come to the device."""
+        """Starts to load the adapter to the device. An `acquire` will follow at the next step."""
         entry = self._entry(ref)
         self._charge(entry, tenant)
         self._want(entry)
 
     def cancel(self, ref: AdapterRef) -> None:
-        """No caller wants the adapter any more: a load that has not begun is dropped."""
+        """Cancels a load that has not started, because no caller needs the adapter any longer."""
         entry = self._entries.get(ref.digest)
         if entry is None or entry.digest in self._pins:
             return
@@ -186,9 +184,10 @@ class AdapterPool:
         self.forget(entry)
 
     def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterLease | None:
-        """A lease, or None: not on the device yet, ask again in the next step.
+        """Returns a lease, or None if the adapter is not on the device yet; call again at the next
+        step.
 
-        Raises AdapterUnavailable when it could not be loaded; after a while a call tries again.
+        Raises AdapterUnavailable if the load failed. It is retried after a while.
         """
         entry = self._entry(ref)
         self._charge(entry, tenant)
@@ -207,25 +206,24 @@ class AdapterPool:
         return None
 
     def is_here(self, ref: AdapterRef) -> bool:
-        """`acquire` need not load it."""
+        """Whether `acquire` need not load the adapter."""
         entry = self._entries.get(ref.digest)
         return entry is not None and entry.is_ready
 
     def is_short(self, ref: AdapterRef) -> bool:
-        """It was asked for, and there is no room for it: it is not even on its way."""
+        """Whether the adapter was requested but is not even loading, for lack of room."""
         entry = self._entries.get(ref.digest)
         return entry is None or (entry.slot is None and entry.loading is None)
 
     def num_lacking(self, ref: AdapterRef) -> int:
-        """Bytes that it found no room for on the device, where it could go from the host."""
+        """Bytes for which the adapter, loaded on the host, found no room on the device."""
         entry = self._entries.get(ref.digest)
         if entry is None or entry.image is None or entry.slot is not None:
             return 0
         return entry.image_bytes
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
-        """What the other, by its digest, has on the device would be had for this one, were it
-        idle."""
+        """Whether adapter `other` (a digest) would be evicted for `ref` once it is idle."""
         entry = self._entry(ref)
         is_first = self._is_first(entry.account)
         asks = [Ask(self._broker.bytes_held, entry.account, entry.image_bytes, is_first=is_first)]
@@ -234,8 +232,8 @@ class AdapterPool:
         return all(ask.may_take(self._entries[other].account) for ask in asks)
 
     def keep(self, refs: Iterable[AdapterRef]) -> None:
-        """Brings these adapters, and no others, to the device and keeps them there, as soon and as
-        long as they fit into what pins may have: half of the adapters' bytes and slots."""
+        """Loads exactly these adapters to the device and pins them there, as far as they fit into
+        half of the adapters' bytes and slots."""
         wanted = {ref.digest: ref for ref in refs}
         for digest in self._pins.keys() - wanted.keys():
             entry = self._pins.pop(digest)
@@ -244,7 +242,8 @@ class AdapterPool:
         self._pins |= {digest: self._entry(ref) for digest, ref in wanted.items()}
 
     def poll(self) -> None:
-        """A step begins: what has failed may be tried again by and by, pins are kept."""
+        """Called at the start of each step. Re-enables loads due for a retry, loads pinned
+        adapters."""
         self._num_polls += 1
         self._refused.clear()
         for entry in self._failures.over():
@@ -260,13 +259,13 @@ class AdapterPool:
         }
 
     def evict(self, run: Allocation) -> None:
-        """Takes an idle adapter off the device."""
+        """Evicts an idle adapter from the device."""
         self.num_evictions += 1
         self._free_device(self._resident[run])
 
     def evict_idle(self, account: str = NO_TENANT.name, *, is_first: bool = True) -> bool:
-        """Takes an idle adapter off the device whose slot the account needs: of the holder of most
-        slots for its weight, that of least loss per byte. False if none is idle and gives way."""
+        """Evicts an idle adapter to free a slot for the account: of the account with the most slots
+        for its weight, the one of least loss per byte. Returns False if none."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
             run: (ask.priority(*lost.accounts), lost.cost_s / run.num_bytes, run.offset)
@@ -278,22 +277,22 @@ class AdapterPool:
         return bool(losses)
 
     def host_worth(self, entry: AdapterEntry) -> tuple[bool, float]:
-        """See `Holder`."""
+        """Implements `Holder.host_worth`."""
         is_awaited = entry.slot is None and (entry.is_pinned or self._is_awaited(entry))
         is_cached = self._loader.is_cached(entry.digest)
         return is_awaited, entry.host_loss_s(self._clock(), is_cached=is_cached)
 
     def forget(self, entry: AdapterEntry) -> None:
-        """If nothing is left of it but its file. What was forgotten may have been followed by
-        another of the digest, which stays."""
+        """Removes the entry if nothing but its file is left. An entry that was replaced by another
+        of the same digest is left alone."""
         is_known = self._entries.get(entry.digest) is entry
         if is_known and entry.is_empty and entry.digest not in self._pins:
             del self._entries[entry.digest]
 
     def lay_anew(self, ref: AdapterRef) -> bool:
-        """Takes all that is idle off the device, the adapter itself too: beside others it may lie
-        in an extent more than it does when it comes alone. False: it was alone. Without it a
-        sequence would fail for memory whose adapter fits alone."""
+        """Evicts every idle adapter, including this one, so that it can be placed again without
+        fragmentation. Returns False if no other adapter was idle. Without it, a sequence whose
+        adapter fits alone could fail for lack of memory."""
         idle = list(self.idle_runs(with_awaited=True))
         if all(self._resident[run].digest == ref.digest for run in idle):
             return False
@@ -302,7 +301,8 @@ class AdapterPool:
         return True
 
     def leave_device(self) -> None:
-        """The base model does: all adapters stay on the host, as they are. No lease may be held."""
+        """Evicts all adapters from the device, because their base model is unloaded. Host images
+        stay. No lease may be held."""
         self.is_on_device = False
         for entry in list(self._resident.values()):
             require(entry.leases == 0, f"{entry.digest[:12]} is leased")
@@ -312,8 +312,8 @@ class AdapterPool:
                 self._drop_load(entry)
 
     def status(self) -> list[AdapterResidency]:
-        """The adapters nearer than the disk, then those known for a failure. What is on disk alone
-        is not told: there may be tens of thousands."""
+        """Returns the adapters nearer than the disk, then those known for a failure. Adapters on
+        disk alone are omitted, because there may be tens of thousands."""
         fault = self._failures.faults.get
         near = [
             AdapterResidency(
@@ -328,8 +328,7 @@ class AdapterPool:
         ]
 
     def close(self) -> None:
-        """Waits for the loads in progress, gives the device memory back. No lease is used any more;
-        the lock may not be held."""
+        """Waits for running loads and frees all memory. Called without the lock or leases."""
         with self._broker.lock:
             self._pins.clear()
             for entry in list(self._entries.values()):
@@ -344,7 +343,7 @@ class AdapterPool:
             self._entries.clear()
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless slots, runs, tables, leases and bytes agree."""
+        """Raises IntegrityError unless slots, allocations, tables, leases and bytes agree."""
         entries = list(self._entries.values())
         self._host.check_integrity(self, entries)
         loading = [entry for entry in entries if entry.loading is not None]
@@ -373,10 +372,9 @@ class AdapterPool:
         self._runs.check_integrity()
 
     def _entry(self, ref: AdapterRef) -> AdapterEntry:
-        """An idle image that is not the proved one is dropped; one in use serves no new lease.
-
-        A claim of another checksum is not heard while the proved image is here, or any on its way.
-        """
+        """Returns the entry, creating it. Records the checksum in `ref` as proved, unless a proved
+        image is loaded or a load is running. Drops an idle image with another checksum; one in use
+        serves no new lease."""
         entry = self._entries.get(ref.digest)
         if entry is None:
             reuse = self._requests.of(ref.digest)
@@ -392,8 +390,7 @@ class AdapterPool:
         return entry
 
     def _charge(self, entry: AdapterEntry, tenant: Tenant) -> None:
-        """The tenant has asked for the adapter last. What no tenant's request asks for keeps its
-        account."""
+        """Charges the adapter to the tenant, unless the request is no tenant's."""
         if tenant.name == NO_TENANT.name:
             return
         self._accounts.note(tenant)
@@ -411,7 +408,7 @@ class AdapterPool:
         return entry.asked_at_poll >= self._num_polls - 1
 
     def _keep_pins(self) -> None:
-        """In the order of pinning, as far as their half reaches; those not kept stay known."""
+        """Pins and loads adapters in the order of pinning, up to half of the bytes and slots."""
         num_bytes = self._runs.capacity_bytes // (2 * self._broker.num_holders)
         num_slots = self._slots.count // 2
         for entry in self._pins.values():
@@ -424,14 +421,14 @@ class AdapterPool:
                 self._fetch(entry)
 
     def _want(self, entry: AdapterEntry) -> None:
-        """A caller waits for it to be on the device."""
+        """Records that a caller needs the adapter on the device, and starts the next load."""
         entry.asked_at_poll = self._num_polls
         if entry.loading is not None:
             entry.loading.is_awaited = True
         self._advance(entry)
 
     def _advance(self, entry: AdapterEntry) -> None:
-        """The next thing that brings the adapter nearer to the device, if there is one to do."""
+        """Starts the next load of the adapter towards the device, unless one is running."""
         if entry.loading is not None or entry.slot is not None:
             return
         if entry.image is None:
@@ -470,7 +467,7 @@ class AdapterPool:
         self._submit(self._copies, entry, work)
 
     def _is_first(self, account: str) -> bool:
-        """None of its adapters on the device is in use, or about to be."""
+        """Whether no adapter of the account on the device is in use or about to be."""
         own = (entry for entry in self._resident.values() if entry.account == account)
         return not any(e.leases or e.loading or self._is_awaited(e) for e in own)
 
@@ -479,7 +476,8 @@ class AdapterPool:
         return Ask(slots, account, 1, is_first=is_first)
 
     def _take_run(self, account: str, num_bytes: int) -> Allocation | None:
-        """With a slot free for it too."""
+        """Allocates memory for the image, evicting idle adapters, and makes sure that a table slot
+        is free. Returns None if there is no room."""
         if num_bytes >= self._refused.get(account, num_bytes + 1):
             return None
         is_first = self._is_first(account)
@@ -499,7 +497,7 @@ class AdapterPool:
         queue.submit(entry.loading)
 
     def _drop_load(self, entry: AdapterEntry) -> None:
-        """Unless it has begun."""
+        """Cancels the entry's load unless it has started."""
         queue = self._fetches if entry.slot is None else self._copies
         if entry.loading is not None and queue.cancel(entry.loading):
             entry.loading = None
@@ -508,7 +506,7 @@ class AdapterPool:
     def _finish(
         self, entry: AdapterEntry, asked_s: float, image: AdapterImage | BaseException
     ) -> None:
-        """A fetch or a copy of this entry has ended."""
+        """Records the end of a fetch or copy."""
         entry.loading = None
         if isinstance(image, BaseException):
             self._fail(entry, image)
@@ -519,7 +517,7 @@ class AdapterPool:
         try:
             self._take(entry, image)
         except Exception as error:
-            # Or else its slot, half written, would be leased.
+            # Otherwise the slot, half written, would be leased.
             log.exception("adapter %s could not be taken", entry.digest)
             self._fail(entry, error)
 
@@ -545,7 +543,7 @@ class AdapterPool:
             self._arrive(entry, image)
 
     def _arrive(self, entry: AdapterEntry, image: AdapterImage) -> None:
-        """A fetched image finds its place on the host, or is dropped: waiting callers ask again."""
+        """Stores a fetched image on the host, or drops it for lack of room; callers retry."""
         entry.load_times.fetched_s = self._clock()
         victims = self._host.victims(entry)
         if victims is None:
@@ -565,7 +563,7 @@ class AdapterPool:
         self._free_device(entry)
 
     def _free_device(self, entry: AdapterEntry) -> None:
-        """The slot is not read any more: by neither a lease nor a load."""
+        """Frees the adapter's device memory and slot. Neither a lease nor a load may use them."""
         if entry.slot is not None and entry.run is not None:
             self._slots.free(entry.slot)
             self._runs.free(entry.run)

@@ -1,4 +1,4 @@
-"""Which rows of a step belong to which adapter slot."""
+"""Grouping of a step's rows by adapter slot."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 def build_segments(
     groups: Sequence[tuple[int, int]],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Segments as in `ops.base.LoRABatch`: where each starts, and its slot; int32 [N + 1] and [N].
+    """Returns segments as in `ops.base.LoRABatch`: starts int32 [N + 1] and slots int32 [N].
 
-    groups: (slot, number of rows) of each sequence in row order, base-only (-1) ones last.
-    Neighbours of one slot become one segment.
+    groups: (slot, number of rows) of each sequence in row order, base-only (-1) ones last. Adjacent
+    groups of one slot become one segment.
     """
     starts, slots = [0], list[int]()
     for slot, num_rows in groups:

@@ -1,4 +1,4 @@
-"""The device tables: where the factors of each loaded adapter lie."""
+"""Device tables with the locations of each loaded adapter's factors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ops.base import AdapterTables, Ops
 
 
 class Slots:
-    """Entries of the tables, given out one by one. A slot without ranks serves no sequence."""
+    """Slots of the tables, allocated one by one. A slot without ranks serves no sequence."""
 
     def __init__(self, count: int, num_layers: int, ops: Ops) -> None:
         size = (count, num_layers, len(PROJECTIONS))
@@ -29,18 +29,18 @@ class Slots:
         return len(self._free)
 
     def allocate(self) -> int:
-        """There must be a free one."""
+        """Allocates a slot. There must be a free one."""
         return self._free.pop()
 
     def free(self, slot: int) -> None:
-        """It is not read any more."""
+        """Frees a slot that is no longer read."""
         with self._ops.side_stream("tables"):
             self.tables.rank[slot].zero_()
         self._free.append(slot)
 
     def write(self, slot: int, image: ImageTables, start: int) -> int:
-        """The slot begins to serve the image that begins at this byte of the device's memory.
-        Returns the image's greatest rank."""
+        """Makes the slot serve the image that begins at byte `start` of the device's memory.
+        Returns the image's largest rank."""
         with self._ops.side_stream("tables"):
             self.tables.a_offset[slot] = torch.from_numpy(image.a_offset + start)
             self.tables.b_offset[slot] = torch.from_numpy(image.b_offset + start)
@@ -48,8 +48,8 @@ class Slots:
         return int(image.rank.max())
 
     def check_integrity(self, places: dict[int, range], serving: set[int]) -> None:
-        """Raises IntegrityError unless each slot is free or in `places`, and those in `serving`
-        alone have ranks, with all factors inside their bytes of the device's memory."""
+        """Raises IntegrityError unless each slot is free or in `places`, and exactly those in
+        `serving` have ranks, with all factors inside their bytes of the device's memory."""
         slots = sorted([*places, *self._free])
         require(slots == list(range(self.count)), f"slots {slots}")
         ranks = self.tables.rank.cpu()

@@ -1,4 +1,4 @@
-"""What the pool keeps about one adapter."""
+"""State of one adapter in the pool."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from memory.copy_queue import Copy
 from memory.reuse import Reuse
 
 SHADOW = 0.1
-"""What a host image is worth while the device has the adapter too: it only makes it quicker to
-bring back, should it ever have to leave."""
+"""Fraction of its value that a host image has while the adapter is also on the device. It then only
+speeds up a reload after an eviction."""
 
 Tier = Literal["store", "disk", "host", "device", "loading"]
-"""store: nowhere nearer, known only for the failure of its last load."""
+"""store: in no nearer tier, known only for the failure of its last load."""
 
 
 class AdapterResidency(msgspec.Struct, frozen=True):
-    """Where an adapter is. num_bytes: on the device, else on the host, else 0. fault: of the last
-    load, if it failed."""
+    """Location of an adapter. num_bytes: on the device, else on the host, else 0. fault: of the
+    last load, if it failed."""
 
     digest: str
     tier: Tier
@@ -35,50 +35,51 @@ class AdapterResidency(msgspec.Struct, frozen=True):
     pinned: bool
     fault: AdapterUnavailable | None = None
     name: str = ""
-    """By which it was asked for last; empty if by none."""
+    """Name in the last request; empty if it had none."""
 
 
 class Holder(Protocol):
-    """The pool of an entry, as others see it that it shares the host with."""
+    """Pool of an entry, as used by other pools that share the host tier."""
 
     def host_worth(self, entry: AdapterEntry) -> tuple[bool, float]:
-        """Whether a caller waits for the image to go on to the device; then seconds that its loss
-        costs."""
+        """Returns whether a caller waits for the image to be copied to the device, and the seconds
+        that losing it costs."""
         ...
 
     def forget(self, entry: AdapterEntry) -> None:
-        """If nothing is left of it but its file."""
+        """Removes the entry if nothing but its file is left."""
         ...
 
 
 class Load(NamedTuple):
-    """An adapter's way to the device, in seconds of the pool's clock."""
+    """Load of an adapter to the device. Times in seconds of the pool's clock."""
 
     tier: Tier
-    """Where it came from."""
+    """Tier that it was loaded from."""
     begun_s: float
     ended_s: float
     copy_begun_s: float
-    """When its copy to the device began."""
+    """Start of the copy to the device."""
     num_evicted: int
-    """Adapters that left the device for it."""
+    """Number of adapters evicted from the device for it."""
 
 
 @dataclass(slots=True)
 class LoadTimes:
-    """When an adapter last came nearer, in seconds of the pool's clock."""
+    """Times of an adapter's last loads, in seconds of the pool's clock."""
 
     source: Tier = "host"
-    """Where it was last fetched from: disk or store."""
+    """Tier of the last fetch: disk or store."""
     fetch_begun_s: float = -math.inf
     fetched_s: float = -math.inf
     copy_begun_s: float = -math.inf
     copied_s: float = -math.inf
     num_evicted: int = 0
-    """Adapters that left the device for it."""
+    """Number of adapters evicted from the device for it."""
 
     def since(self, arrival_s: float) -> Load | None:
-        """Its way to the device from where it was at that time. None: it was there."""
+        """Returns the adapter's load to the device after that time, from the tier where it was
+        then. Returns None if it was on the device."""
         if self.copied_s <= arrival_s:
             return None
         tier, begun_s = "host", self.copy_begun_s
@@ -89,59 +90,60 @@ class LoadTimes:
 
 @dataclass(slots=True, eq=False)
 class AdapterEntry:
-    """run and slot: both or none. While `loading` they are being filled, afterwards they serve."""
+    """State of an adapter. run and slot are both set or both None; they are being filled during
+    `loading`, and serve afterwards."""
 
     digest: str
     holder: Holder
     reuse: Reuse = field(default_factory=Reuse)
-    """Requests for it."""
+    """Recent requests for it."""
     name: str = ""
-    """For people, as the last request had it."""
+    """Human-readable name in the last request."""
     is_ephemeral: bool = False
-    """Whether the last request asked for it as an ephemeral version."""
+    """Whether the last request had it as an ephemeral version."""
     account: str = NO_TENANT.name
-    """The tenant that asked for it last: its bytes are charged to it."""
+    """Tenant that last requested it and is charged for its bytes."""
     image: AdapterImage | None = None
     image_bytes: int = 0
-    """Size of its image, once one was here."""
+    """Bytes of its image, once it was loaded."""
     run: Allocation | None = None
     slot: int | None = None
     max_rank: int = 0
     checksum: str = ""
-    """Checksum of the image that is or was last here."""
+    """Checksum of the last loaded image."""
     proved: str = ""
-    """The checksum that an image must have to serve, if known."""
+    """Checksum that an image must have to be used, or empty."""
     loading: Copy[AdapterImage] | None = None
     load_times: LoadTimes = field(default_factory=LoadTimes)
     failure: tuple[AdapterUnavailable, float] | None = None
-    """The error and the time from which it may be tried again."""
+    """Error, and the time from which it may be retried."""
     leases: int = 0
     num_unpaid_bytes: int = 0
-    """Copied to the device, and not leased since."""
+    """Bytes copied to the device since the last lease."""
     is_pinned: bool = False
-    """To be on the device and to stay there."""
+    """Whether it must stay on the device."""
     asked_at_poll: int = -2
-    """`poll` count when it was last asked for in vain: a waiting sequence asks in every step."""
+    """`poll` count at its last unsuccessful request. Waiting sequences repeat theirs each step."""
 
     @property
     def is_ready(self) -> bool:
-        """On the device, to be leased."""
+        """Whether it is on the device and can be leased."""
         return self.slot is not None and self.loading is None
 
     @property
     def is_wrong(self) -> bool:
-        """What is here is not what was proved."""
+        """Whether the loaded image differs from the proved one."""
         return self.proved not in ("", self.checksum)
 
     @property
     def is_proved(self) -> bool:
-        """What is here is what was proved."""
+        """Whether the loaded image is the proved one."""
         is_here = self.image is not None or self.slot is not None
         return is_here and self.proved != "" and self.proved == self.checksum
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is left of it but its file."""
+        """Whether nothing but its file is left."""
         here = self.loading or self.image or self.failure or self.is_pinned
         return not here and self.slot is None
 
@@ -160,14 +162,15 @@ class AdapterEntry:
         return "disk" if self.image is None else "host"
 
     def device_loss_s(self, now: float) -> float:
-        """Seconds that giving up its run costs: to load it again, times its expected reuse."""
+        """Returns the cost of evicting it from the device: reload seconds times expected reuse."""
         cost = copy_s(self.image_bytes)
         if self.image is None:
             cost += fetch_s(self.image_bytes)
         return cost * self.reuse.expected(now)
 
     def host_loss_s(self, now: float, *, is_cached: bool) -> float:
-        """The same of its image on the host. is_cached: on disk too."""
+        """Returns the cost of dropping its host image: reload seconds times expected reuse.
+        is_cached: whether it is also on disk."""
         cost = fetch_s(self.image_bytes)
         if not is_cached:
             cost += build_s(self.image_bytes)
@@ -176,22 +179,22 @@ class AdapterEntry:
 
 @dataclass(slots=True)
 class AdapterLease:
-    """The right to use a slot: while held, the adapter's tables and bytes stay as they are."""
+    """Right to use a slot. While it is held, the adapter's tables and bytes do not change."""
 
     slot: int
     max_rank: int
     checksum: str
     """Checksum of the image in the slot."""
     num_loaded_bytes: int
-    """Copied to the device for the holder of this lease."""
+    """Bytes copied to the device for the holder of this lease."""
     _entry: AdapterEntry | None
 
     def load_since(self, arrival_s: float) -> Load | None:
-        """As `LoadTimes.since`, while it is held."""
+        """Returns `LoadTimes.since` of the adapter, or None if the lease was released."""
         return self._entry and self._entry.load_times.since(arrival_s)
 
     def release(self) -> None:
-        """A second call does nothing."""
+        """Releases the lease. May be called twice."""
         if self._entry is not None:
             self._entry.leases -= 1
             self._entry = None

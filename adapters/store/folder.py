@@ -1,4 +1,4 @@
-"""Where immutable versions live, by digest: no name of a user's becomes a path. Torch-free."""
+"""Store of immutable versions by digest. No user-given name becomes a path. Torch-free."""
 
 from __future__ import annotations
 
@@ -24,81 +24,82 @@ WEIGHTS_SUFFIX = ".safetensors"
 
 
 class NotInStore(LookupError):
-    """The store has no such digest."""
+    """Lookup of a digest that is not in the store."""
 
 
 class StoreUnavailable(OSError):
-    """The store cannot be reached, or what it sent is not what was put there."""
+    """Failure to reach the store, or content that differs from what was stored."""
 
 
 class Store(Protocol):
-    """Folders of files, addressed by (kind, digest) and never changed once there.
+    """Folders of files, addressed by (kind, digest) and immutable.
 
-    A digest that is not 64 lower-case hex digits raises ValueError everywhere. Any method may
-    raise OSError; a store behind a network raises StoreUnavailable when that fails it.
+    Every method raises ValueError for a digest that is not 64 lower-case hex digits. Any method may
+    raise OSError; a network store raises StoreUnavailable if the network or server fails.
     """
 
     @property
     def incoming(self) -> Path:
-        """A folder of this machine, of which each folder is something being written."""
+        """Local folder whose subfolders are being written."""
         ...
 
     @property
     def min_free_bytes(self) -> int:
-        """The reserve on the disk of `incoming` that nothing is written into."""
+        """Bytes of the disk of `incoming` that are kept free."""
         ...
 
     def check_room(self, num_bytes: int = 0) -> None:
-        """Raises OSError (ENOSPC) unless the disk of `incoming` can take so much and keep its
+        """Raises OSError (ENOSPC) unless `num_bytes` fit on the disk of `incoming` with its
         reserve."""
         ...
 
     def stage(self) -> Path:
-        """A fresh empty folder (0700) in `incoming` for `put` to take; the caller removes it if it
-        never does. `hold` it while that takes long."""
+        """Creates an empty folder (0700) in `incoming` for `put`. The caller removes it if it does
+        not call `put`, and uses `hold` during long writes."""
         ...
 
     def sweep(self, max_age_s: float) -> None:
-        """Removes what writers left behind: not held, and untouched for so long."""
+        """Removes incoming folders that are not held and unchanged for `max_age_s` seconds."""
         ...
 
     def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:
-        """Moves a staged folder in, whole or not at all. One already there stays as it is.
+        """Moves a staged folder into the store atomically. An existing folder is kept.
 
-        durable: returns when it is on the disk, whoever put it there. Otherwise a power failure may
-        lose or damage it."""
+        durable: whether to wait until the folder is on the disk, even if another writer stored it.
+        Otherwise a power failure may lose or damage it.
+        """
         ...
 
     def adapter_folder(self, digest: str) -> Path:
-        """The two files as peft names them, to be read only. Raises NotInStore."""
+        """Returns the read-only folder of the two files, named as by peft. Raises NotInStore."""
         ...
 
     def adapter_sizes(self, digest: str) -> dict[str, int]:
-        """Name to bytes of an adapter's files, as the store itself has them now and not a cache of
-        it. Raises NotInStore."""
+        """Returns the bytes of an adapter's files by name, read from the store itself rather than a
+        cache. Raises NotInStore."""
         ...
 
     def open_adapter_file(self, digest: str, name: str) -> AbstractContextManager[Readable]:
-        """One of those files. Raises NotInStore."""
+        """Opens one of the adapter's files. Raises NotInStore."""
         ...
 
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:
-        """A canonical base model, to be read only; without `weights` its safetensors may be
-        missing. Raises NotInStore."""
+        """Returns the folder of a canonical base model. Read-only. Without `weights` its
+        safetensors may be missing. Raises NotInStore."""
         ...
 
     def exists(self, kind: Kind, digest: str) -> bool: ...
 
     def delete(self, kind: Kind, digest: str) -> None:
-        """Removes it if it is there."""
+        """Removes the folder if it exists."""
         ...
 
 
 class LocalStore:
-    """A store in a folder: adapters/<digest>/, models/<digest>/ and incoming/ (being written)."""
+    """Store in a folder: adapters/<digest>/, models/<digest>/ and incoming/ (being written)."""
 
     def __init__(self, root: Path, *, min_free_bytes: int = 0) -> None:
-        """`min_free_bytes` of its disk are left to others."""
+        """min_free_bytes: bytes of the disk that are kept free."""
         self._root = root
         self._min_free_bytes = min_free_bytes
         for name in ("adapters", "models", "incoming"):
@@ -120,7 +121,7 @@ class LocalStore:
 
     def sweep(self, max_age_s: float) -> None:
         for folder in self.incoming.iterdir():
-            # Gone meanwhile, or on a file system without locks: then its writer is not known.
+            # It may be gone by now, or on a file system without locks, where the writer is unknown.
             with contextlib.suppress(OSError), _open(folder) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if time.time() - last_touched(folder) > max_age_s:
@@ -139,7 +140,7 @@ class LocalStore:
                 raise
             shutil.rmtree(staged)
             if durable:
-                # The writer before may not have waited for the disk.
+                # The previous writer may not have waited for the disk.
                 _fsync_folder(target)
         if durable:
             fsync(target.parent)
@@ -161,7 +162,7 @@ class LocalStore:
         return self._locate(kind, digest).is_dir()
 
     def delete(self, kind: Kind, digest: str) -> None:
-        # Out of sight in one step first, so that half a folder is never seen.
+        # Renamed first, so that a partly deleted folder is never visible.
         doomed = self.stage()
         try:
             self._locate(kind, digest).rename(doomed / "deleted")
@@ -182,7 +183,7 @@ class LocalStore:
 
 
 def check_free_space(folder: Path, min_free_bytes: int, num_bytes: int) -> None:
-    """Raises OSError (ENOSPC) unless the disk has room for the bytes beside the reserve."""
+    """Raises OSError (ENOSPC) unless the disk has room for the bytes in addition to the reserve."""
     free = shutil.disk_usage(folder).free
     if free < num_bytes + min_free_bytes:
         raise OSError(
@@ -192,28 +193,28 @@ def check_free_space(folder: Path, min_free_bytes: int, num_bytes: int) -> None:
 
 
 def check_address(kind: Kind, digest: str) -> None:
-    """Raises ValueError for what is no address in a store."""
+    """Raises ValueError unless kind and digest form an address in a store."""
     if kind not in ("adapters", "models") or not DIGEST.fullmatch(digest):
         raise ValueError(f"not a store address: {kind!r}, {digest[:80]!r}")
 
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Generator[None]:
-    """Keeps an incoming folder from `sweep` and from other holders, this process living or not
-    longer. Raises BlockingIOError if it is held, FileNotFoundError if it is gone."""
+    """Protects an incoming folder from `sweep` and other holders, until this process ends at the
+    latest. Raises BlockingIOError if it is held, FileNotFoundError if it is gone."""
     with _open(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
         except OSError:
-            pass  # a file system without locks, where nothing is swept either
+            pass  # a file system without locks, where `sweep` removes nothing either
         folder.stat()
         yield
 
 
 def last_touched(folder: Path) -> float:
-    """Time (s since the epoch) of the last change in an incoming folder."""
+    """Returns the time (s since the epoch) of the last change in an incoming folder."""
     return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
 
 
@@ -222,7 +223,7 @@ def is_disk_full(error: OSError) -> bool:
 
 
 def is_read_only(error: OSError) -> bool:
-    """Whether the store's disk, or its permissions, let nothing be written."""
+    """Whether the store's disk or its permissions prevent writing."""
     return error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -236,14 +237,14 @@ def _open(folder: Path) -> Generator[int]:
 
 
 def _fsync_folder(folder: Path) -> None:
-    """Returns when a folder and its files are on the disk."""
+    """Waits until a folder and its files are on the disk."""
     for file in folder.iterdir():
         fsync(file)
     fsync(folder)
 
 
 def fsync(path: Path) -> None:
-    """Returns when the file, or the names in the folder, are on the disk."""
+    """Waits until the file, or the names in the folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Which store a location means: a folder, or `s3://BUCKET[/PREFIX]`. Torch-free."""
+"""Selection of the store for a location: a folder, or `s3://BUCKET[/PREFIX]`. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ S3_SCHEME = "s3://"
 def open_store(
     location: str, cache: Path, *, min_free_bytes: int = 0, cache_bytes: int = 4 << 30
 ) -> Store:
-    """`cache`: where copies of what lies elsewhere are kept, adapters up to `cache_bytes`.
+    """Opens the store of a location. cache: folder for copies from a remote store, adapters up to
+    `cache_bytes`.
 
-    Raises ValueError for a location that is neither, or whose library is not installed.
+    Raises ValueError for any other location, or if the needed library is not installed.
     """
     if not location.startswith(S3_SCHEME):
         if "://" in location:

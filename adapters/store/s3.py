@@ -1,7 +1,7 @@
-"""A store in an S3 bucket, with a folder of this machine as its cache. Torch-free.
+"""Store in an S3 bucket, with a local folder as its cache. Torch-free.
 
-<prefix>/<kind>/<digest>/<put>/<file>    what one `put` wrote
-<prefix>/index/<kind>/<digest>           written last: names the put and its files; exists = there
+<prefix>/<kind>/<digest>/<put>/<file>    files of one `put`
+<prefix>/index/<kind>/<digest>           written last: names the put and its files; exists = stored
 """
 
 # boto3 carries no types.
@@ -41,11 +41,11 @@ CONFIG = Config(
     connect_timeout=3,
     read_timeout=10,
     retries={"mode": "standard", "total_max_attempts": 3},
-    # What every server with this interface understands, whatever its host's name.
+    # Supported by every server with this interface, whatever its host name.
     s3={"addressing_style": "path"},
 )
 UNFINISHED_S = 24 * 3600.0
-"""What belongs to no entry after so long was left by a writer that died."""
+"""Age in seconds at which files of no entry count as left by a writer that died."""
 SWEEP_S = 3600.0
 
 logging.getLogger("botocore").setLevel(logging.WARNING)
@@ -54,20 +54,22 @@ FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """An index object: the put that is this digest, and the bytes of each file."""
+    """Content of an index object: the put that has this digest, and the bytes of each file."""
 
     put: FileName
     files: dict[FileName, int]
 
 
 Target = tuple[LocalStore, Kind, str]
-"""A folder, and the cache that it is in or comes to."""
+"""Folder, with the cache that contains it or will."""
 
 
 class ObjectStore:
-    """Credentials, region and endpoint are found by boto3's own chain (AWS_ENDPOINT_URL, ...).
+    """Store in S3. boto3's own chain finds credentials, region and endpoint (AWS_ENDPOINT_URL,
+    ...).
 
-    A folder is brought here once and then read from the cache, adapters up to `cache_bytes`.
+    Downloads a folder once and then reads it from the cache, which keeps adapters up to
+    `cache_bytes`.
     """
 
     def __init__(
@@ -76,15 +78,15 @@ class ObjectStore:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/".lstrip("/")
         self._cache = LocalStore(cache, min_free_bytes=min_free_bytes)
-        # Tokenizers and configs, without the weights beside them.
+        # Tokenizers and configs without weights.
         self._heads = LocalStore(cache / "heads", min_free_bytes=min_free_bytes)
         self._cache_root = cache / "adapters"
         self._cache_bytes = cache_bytes
         self._client: Any = boto3.client("s3", config=CONFIG)
         self._bringing: set[Target] = set()
-        """What is being looked for in a cache, or brought there."""
+        """Targets that a thread is checking or downloading."""
         self._brought = threading.Condition()
-        """Guards `_bringing`; held while something leaves a cache."""
+        """Guards `_bringing`. Held while folders are removed from a cache."""
         self._swept_at = 0.0
 
     @property
@@ -103,8 +105,8 @@ class ObjectStore:
 
     def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:
         is_there = self.exists(kind, digest)
-        # An adapter is sent even then: a put that takes less time would tell a tenant that another
-        # has uploaded the same.
+        # An adapter is uploaded even if it exists, because a faster put would reveal to a tenant
+        # that another has uploaded the same adapter.
         if is_there and kind == "models":
             shutil.rmtree(staged)
             return
@@ -177,7 +179,7 @@ class ObjectStore:
             self._heads.delete(kind, digest)
 
     def sweep(self, max_age_s: float) -> None:
-        """In the bucket once an hour, and there what is a day old."""
+        """Sweeps the cache, and once an hour the bucket, where it removes leftovers a day old."""
         self._cache.sweep(max_age_s)
         self._heads.sweep(max_age_s)
         if time.monotonic() - self._swept_at > SWEEP_S:
@@ -185,7 +187,7 @@ class ObjectStore:
             self.sweep_bucket(UNFINISHED_S)
 
     def sweep_bucket(self, max_age_s: float) -> None:
-        """Removes files of puts that no entry names, and parts of uploads that never ended."""
+        """Removes files of puts that no entry names, and parts of unfinished uploads."""
         before = datetime.now(UTC) - timedelta(seconds=max_age_s)
         kinds: tuple[Kind, ...] = ("adapters", "models")
         with _translated_errors():
@@ -213,7 +215,7 @@ class ObjectStore:
     def _bring(
         self, kind: Kind, digest: str, cache: LocalStore, is_wanted: Callable[[str], bool]
     ) -> Path:
-        """The folder in the cache, from the bucket if it is not there."""
+        """Returns the folder in the cache, downloading it if needed."""
         with self._alone((cache, kind, digest)):
             if not cache.exists(kind, digest):
                 entry = self._entry(kind, digest)
@@ -222,14 +224,14 @@ class ObjectStore:
                     self._trim()
             is_adapter = kind == "adapters"
             folder = cache.adapter_folder(digest) if is_adapter else cache.model_folder(digest)
-            # The last used, before anybody may trim it. (A disk may be there to be read only.)
+            # Marked as used now, before another thread may trim it. The disk may be read-only.
             with contextlib.suppress(OSError):
                 os.utime(folder)
             return folder
 
     @contextlib.contextmanager
     def _alone(self, target: Target) -> Generator[None]:
-        """Waits for the thread that brings the same, and for no other."""
+        """Waits for a thread that works on the same target, but for no other."""
         with self._brought:
             self._brought.wait_for(lambda: target not in self._bringing)
             self._bringing.add(target)
@@ -264,12 +266,12 @@ class ObjectStore:
             shutil.rmtree(staged, ignore_errors=True)
 
     def _trim(self) -> None:
-        """Drops the adapters used longest ago until the cache keeps its bound, but none that
-        a caller is about to have."""
+        """Removes the least recently used adapters until the cache keeps its bound, except those
+        that a caller is about to use."""
         with self._brought:
             found: list[tuple[float, int, Path]] = []
             for folder in self._cache_root.iterdir():
-                # Gone meanwhile: other processes of this machine trim the same cache.
+                # Gone by now if another process of this machine trims the same cache.
                 with contextlib.suppress(FileNotFoundError):
                     num_bytes = sum(file.stat().st_size for file in folder.iterdir())
                     found.append((folder.stat().st_mtime, num_bytes, folder))
@@ -282,7 +284,7 @@ class ObjectStore:
                     total -= num_bytes
 
     def _entry(self, kind: Kind, digest: str) -> IndexEntry:
-        """Raises NotInStore."""
+        """Returns the index entry. Raises NotInStore."""
         entry = self._find(kind, digest)
         if entry is None:
             raise NotInStore(f"{kind}/{digest}")
@@ -301,7 +303,7 @@ class ObjectStore:
                 raise StoreUnavailable(f"{key}: {error}") from error
 
     def _list(self, prefix: str) -> Iterator[tuple[str, datetime]]:
-        """Key and time of every object below."""
+        """Yields key and modification time of every object with the prefix."""
         pages = self._client.get_paginator("list_objects_v2")
         for found in pages.paginate(Bucket=self._bucket, Prefix=prefix):
             for one in found.get("Contents", []):
@@ -317,7 +319,7 @@ class ObjectStore:
 
 @contextlib.contextmanager
 def _translated_errors() -> Generator[None]:
-    """Turns what boto3 raises into StoreUnavailable."""
+    """Converts boto3's errors to StoreUnavailable."""
     try:
         yield
     except (BotoCoreError, ClientError, Boto3Error) as error:
