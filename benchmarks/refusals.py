@@ -43,7 +43,9 @@ from tests.e2e.shares import HEAVY, ORDINARY
 from tests.e2e.tiny import NAME
 
 NUM_CONNECTIONS = 8
-SMALL_BODY = msgspec.json.encode({"model": NAME, "prompt": [1] * 16, "max_tokens": 64})
+SMALL_BODY = msgspec.json.encode({"model": NAME, "prompt": [NO_TOKEN] * 16, "max_tokens": 64})
+"""Wrong, so that one that is let in when some of the limit of refused requests has come back is
+refused too."""
 BODIES = {"100 B": SMALL_BODY, "20 KB": SMALL_BODY.ljust(20_000)}
 TOO_MANY = "too_many_refusals"
 
