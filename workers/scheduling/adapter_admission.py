@@ -1,16 +1,17 @@
-"""Which waiting sequence gets its adapter onto the device, and which adapter is drained for it.
+"""Admission of waiting sequences by their adapters: which adapter is loaded, and which is drained
+to make room for it.
 
     short --(patience)--> starving: a victim takes no new sequences --(its last ends)--> loaded
 
-An adapter that finds no room is passed over until its first sequence's time to first token is over;
-then it starves. Its victim is the adapter in use that ends soonest; adapters of tenants that were
-charged less than the starving one are spared if there is another. A sequence that ends before the
-victim would anyway may still begin on it. While an adapter starves, no others may load. So an
-adapter waits for room at most its patience and, for each victim it needs, the longest sequence that
-runs on it; the one that starves longest is first.
+An adapter that finds no room is skipped until the time to first token of its first sequence has
+passed; then it starves. Its victim is the adapter in use that ends soonest; adapters of tenants
+that were charged less than the starving one are spared if there is another. A sequence that ends
+before the victim would anyway may still start on the victim. While an adapter starves, no others
+may load. So an adapter waits for room at most its patience and, for each victim that it needs, the
+longest sequence running on it. The adapter that starves longest is first.
 
 If no adapter is in use, sequences of the base model hold the memory. Then only sequences of
-starving adapters begin, until enough of the running ones have ended.
+starving adapters start, until enough of the running ones have ended.
 """
 
 from __future__ import annotations
@@ -23,48 +24,48 @@ from adapters.pool.pool import AdapterPool
 from workers.scheduling.sequence import Sequence
 
 MAX_ASKED = 32
-"""Adapters that are requested from the pool in one step and not on the device."""
+"""Maximum number of adapters not on the device that are requested from the pool in one step."""
 
 
 class LeaseOutcome(Enum):
     HELD = auto()
     """The sequence has its lease, or needs none."""
     LATER = auto()
-    """The adapter is on its way, or it is another adapter's turn."""
+    """The adapter is loading, or another adapter is first."""
     NO_MEMORY = auto()
-    """The adapter was asked for and finds too few bytes on the device."""
+    """The adapter was requested, and there are too few bytes on the device."""
 
 
 class AdapterAdmission:
-    """Leases of adapters for sequences, and the victims of starving adapters. Adapters go by
-    digest."""
+    """Leases of adapters for sequences, and the victims of starving adapters. Adapters are
+    identified by digest."""
 
     def __init__(self, pool: AdapterPool) -> None:
         self._pool = pool
         self._now = 0.0
         self._asked: set[str] = set()
-        """Adapters asked for in vain in this step."""
+        """Adapters requested in this step that are not on the device."""
         self._starves_at_s: dict[str, float] = {}
-        """Adapters short of room -> when their patience ends."""
+        """End of patience of each adapter that lacks room."""
         self._victims: dict[str, tuple[str, int]] = {}
-        """Starving adapter -> its victim, and the steps that the victim may still need."""
+        """Victim of each starving adapter, and the steps that the victim may still need."""
         self._lacks_pages = False
-        """An adapter starves and there is no victim: pages of sequences must come free."""
+        """Whether an adapter starves without a victim, so that sequences must free pages."""
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
         """Waiting sequences of each adapter, in the order of arrival."""
 
     def expect(self, sequence: Sequence) -> None:
-        """Starts the load of its adapter ahead of the next step, unless an adapter starves."""
+        """Starts to load the sequence's adapter before the next step, unless an adapter starves."""
         if sequence.adapter is not None and not self._victims and not self._lacks_pages:
             self._pool.expect(sequence.adapter, sequence.block_table.tenant)
 
     def prefetch(self, sequence: Sequence) -> None:
-        """Brings its adapter to the host."""
+        """Starts to load the sequence's adapter to the host."""
         if sequence.adapter is not None:
             self._pool.prefetch(sequence.adapter, sequence.block_table.tenant)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Cancels the load of its adapter, unless other sequences wait for it."""
+        """Cancels the load of the sequence's adapter, unless other sequences wait for it."""
         adapter = sequence.adapter
         if adapter is not None and adapter.digest not in self._waiting:
             self._pool.cancel(adapter)
@@ -95,9 +96,9 @@ class AdapterAdmission:
             self._choose_victims([digest for _, digest in starving], list(in_use))
 
     def acquire(self, sequence: Sequence) -> LeaseOutcome:
-        """Leases the sequence's adapter if it is on the device; otherwise has it loaded.
+        """Leases the sequence's adapter if it is on the device. Otherwise starts its load.
 
-        Raises AdapterUnavailable if it can never be loaded.
+        Raises AdapterUnavailable if it cannot be loaded.
         """
         ref = sequence.adapter
         if ref is None:
@@ -119,14 +120,14 @@ class AdapterAdmission:
         return LeaseOutcome.NO_MEMORY if self._pool.num_lacking(ref) else LeaseOutcome.LATER
 
     def may_load(self, digest: str) -> bool:
-        """Whether room may be used for the adapter: only starving ones while there are any."""
+        """Whether room may be used for the adapter. If any adapters starve, only for these."""
         if self._lacks_pages:
             return digest in self._starves_at_s
         return not self._victims or digest in self._victims
 
     def may_start(self, sequence: Sequence, digest: str | None) -> bool:
-        """Whether the adapter takes the sequence: not as a victim, unless the sequence ends before
-        the victim would anyway. digest: None for the base model."""
+        """Whether a sequence of the adapter may start. A victim takes only sequences that end
+        before it would anyway. digest: None for the base model."""
         if self._lacks_pages:
             return digest in self._starves_at_s
         if not self._victims:
@@ -135,7 +136,7 @@ class AdapterAdmission:
         return not limits or _num_left(sequence) <= min(limits)
 
     def _forget(self, digest: str) -> None:
-        """The adapter is on the device, or no sequence waits for it any more."""
+        """Ends the adapter's starvation, as it is on the device or no sequence waits for it."""
         self._starves_at_s.pop(digest, None)
         self._victims.pop(digest, None)
 
@@ -169,7 +170,7 @@ class AdapterAdmission:
 
 
 def _num_left(sequence: Sequence) -> int:
-    """Tokens the sequence may still generate."""
+    """Returns the maximum number of tokens that the sequence may still generate."""
     return sequence.max_len - len(sequence.tokens)
 
 
@@ -179,7 +180,7 @@ def _charged(sequence: Sequence) -> tuple[float, float]:
 
 
 def _in_use(running: Iterable[Sequence]) -> dict[str, tuple[tuple[float, float], int]]:
-    """Leased adapters -> the least charge of its tenants, and the most tokens that are left."""
+    """Returns for each leased adapter the least charge of its tenants and the most tokens left."""
     used: dict[str, tuple[tuple[float, float], int]] = {}
     for sequence in running:
         if sequence.adapter is not None:

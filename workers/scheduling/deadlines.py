@@ -1,4 +1,4 @@
-"""Until when the first tokens of waiting sequences are wanted."""
+"""Deadlines for the first tokens of waiting sequences."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from heapq import heapify, heappop, heappush
 from workers.scheduling.sequence import Sequence
 
 MIN_KEPT = 64
-"""Below this many, those that have ended are kept until their time comes."""
+"""Number of entries below which ended sequences are kept until their deadline."""
 
 
 class Deadlines:
-    """A heap by time. Sequences that have begun or ended since are dropped when they come up."""
+    """Heap of deadlines. Sequences that have started or ended are dropped at their deadline."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
         self._num_added = 0
 
     def add(self, sequence: Sequence, num_live: int) -> None:
-        """num_live: how many may be here that have not ended. There are never more than twice as
-        many."""
+        """Adds the deadline of a sequence that has a timeout. num_live: upper bound of the
+        unfinished sequences here; the heap has at most about twice as many entries."""
         if sequence.request.timeout_s is None:
             return
         self._num_added += 1
@@ -29,7 +29,7 @@ class Deadlines:
             heapify(self._heap)
 
     def take_passed(self, now: float) -> list[Sequence]:
-        """Sequences whose time is over and that still wait for a first token."""
+        """Removes and returns sequences whose deadline for the first token has passed."""
         passed: list[Sequence] = []
         while self._heap and self._heap[0][0] <= now:
             sequence = heappop(self._heap)[2]

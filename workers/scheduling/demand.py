@@ -1,4 +1,4 @@
-"""What an engine asks of the device: the work that waits for its model."""
+"""Demand of an engine for the device, used to decide which base models are loaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a model's engine has to do. num_extents: of KV, for its first waiting sequence.
-    is_short: the model is here, but that sequence finds no room."""
+    """Work of a model's engine. num_extents: of KV, for its first waiting sequence. is_short:
+    whether the model is loaded but that sequence finds no room."""
 
     num_running: int = 0
     num_waiting: int = 0

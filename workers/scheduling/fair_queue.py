@@ -1,9 +1,9 @@
 """Pending sequences in fair order: service classes with guaranteed shares, and in each class
 tenants by weighted virtual token counters (VTC, arXiv:2401.00588). No tensors and no clock.
 
-Work is charged to its class and to its tenant in that class, in tokens by share or weight. The
-class that was charged least is next, and in it the tenant that was charged least. What one does not
-use the others have. A tenant that returns is raised to the least counter of those that stayed, so
+Work is charged to its class and to its tenant in that class, in tokens divided by share or weight.
+The class with the least charge is next, and in it the tenant with the least charge. Unused shares
+go to the others. A tenant that returns is raised to the lowest counter of those that stayed, so
 idleness earns no credit.
 """
 
@@ -22,20 +22,20 @@ from workers.wire.protocol import ServiceClass
 RECENT_TOKENS = 4096.0
 """Decay constant of a tenant's recent part, in tokens charged to all tenants."""
 LEEWAY = 0.25
-"""Part of the others' share that a tenant may have had recently without being over its share."""
+"""Fraction of the others' share that a tenant may recently have used beyond its own."""
 MAX_PASSED = 64
-"""Sequences of one tenant that may be looked at in vain before the rest of them wait for the next
-step: bounds what a step costs."""
+"""Consecutive sequences of one tenant that may be tried without success before the rest of them
+wait for the next step. Bounds the cost of a step."""
 
 TenantQueue = tenant_queue.TenantQueue[Sequence]
 ClassQueue = tenant_queue.ClassQueue[Sequence]
 
 
 class FairQueue:
-    """The pending sequences of a scheduler, in the order in which they are due.
+    """Pending sequences of a scheduler, in the order in which they get tokens.
 
-    A sequence is added, starts, may be put back, and leaves when its prompt is computed. It is
-    removed at its end, whatever its state.
+    A sequence is added, starts, may be put back, and leaves once its prompt is computed. It is
+    removed at its end, in any state.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class FairQueue:
         self._num_charged = 0.0
 
     def tenant(self, service_class: ServiceClass, tenant: str, weight: int) -> TenantQueue:
-        """The tenant's queue; a new one is kept only from its first sequence on."""
+        """Returns the tenant's queue. A new one is kept only once it has a sequence."""
         class_queue = self.classes[service_class]
         return class_queue.tenants.get(tenant) or TenantQueue(class_queue, tenant, weight)
 
@@ -69,7 +69,7 @@ class FairQueue:
         return sum(each.weight for each in self.classes.values())
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a waiting sequence. Its tenant has the weight that it names from now on."""
+        """Queues a waiting sequence, and sets its tenant's weight to that of the request."""
         request = sequence.request
         tenant = self.tenant(request.service_class, request.tenant, request.weight)
         class_queue = tenant.class_queue
@@ -83,7 +83,7 @@ class FairQueue:
         self._insert(sequence)
 
     def start(self, sequence: Sequence) -> None:
-        """Notes that the sequence runs; the scheduler has changed its status."""
+        """Records that the sequence runs. The scheduler has changed its status already."""
         tenant = sequence.tenant_queue
         tenant.pending.remove(sequence)
         insort(tenant.pending, sequence, key=_turn)
@@ -91,7 +91,7 @@ class FairQueue:
         self._count(tenant, -1, sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Notes that the sequence waits again; the scheduler has changed its status."""
+        """Records that the sequence waits again. The scheduler has changed its status already."""
         tenant = sequence.tenant_queue
         if sequence.is_pending:
             tenant.pending.remove(sequence)
@@ -99,12 +99,12 @@ class FairQueue:
         self._insert(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Takes out a sequence whose prompt is computed: it needs no turn any more."""
+        """Removes a sequence whose prompt is computed, which needs no turn any longer."""
         sequence.tenant_queue.num_started -= 1
         self._take_out(sequence)
 
     def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
-        """Takes out a sequence that has ended."""
+        """Removes a sequence that has ended."""
         tenant = sequence.tenant_queue
         if is_waiting:
             self._count(tenant, -1, sequence)
@@ -127,14 +127,14 @@ class FairQueue:
         tenant.recent_at = self._num_charged
 
     def share(self, tenant: TenantQueue) -> float:
-        """Part of the device that a tenant with work is entitled to, by its class and its weight
-        there, among all tenants with work."""
+        """Returns the fraction of the device that a tenant with work is entitled to, by its class
+        and its weight there, among all tenants with work."""
         class_queue = tenant.class_queue
         of_classes = sum(each.terms.share for each in self.classes.values() if each.weight)
         return class_queue.terms.share / of_classes * tenant.weight / class_queue.weight
 
     def is_over_share(self, tenant: TenantQueue) -> bool:
-        """Whether the tenant recently had more than its share and the leeway."""
+        """Whether the tenant recently had more than its share plus the leeway."""
         if tenant.recent_part <= LEEWAY:
             return False
         return self._recent_part(tenant) > with_leeway(self.share(tenant))
@@ -150,8 +150,8 @@ class FairQueue:
         return tenant.recent_part * math.exp(-num_since / RECENT_TOKENS)
 
     def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
-        """Returns the waiting work that is done by the time at which the tenant's `own` is done,
-        itself included, if no more is queued: of each other tenant and class what it can be given
+        """Returns the waiting work that is done by the time when the tenant's `own` is done,
+        including `own`, if no more is queued: of each other tenant and class, as much as it can get
         until it is charged as much."""
         ours = tenant.class_queue
         counter = tenant.counter if tenant.pending else max(tenant.counter, ours.least)
@@ -175,9 +175,9 @@ class FairQueue:
         return load.with_parts(classes)
 
     def in_turn(self, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
-        """Pending sequences, each once; waiting ones only while their tenant is not closed. The
-        next is chosen when it is asked for, so charges made meanwhile count. Sequences may start,
-        leave or be put back meanwhile."""
+        """Yields each pending sequence once, in fair order. Waiting ones are omitted once their
+        tenant is closed. The next is chosen when it is requested, so that charges in between count.
+        Sequences may start, leave or be put back between two of them."""
         heaps: dict[ClassQueue, list[tuple[Turn, TenantQueue]]] = {}
         for class_queue in self.classes.values():
             active = class_queue.active.values()
@@ -235,18 +235,18 @@ class FairQueue:
 
 
 def load_of(sequence: Sequence) -> Load:
-    """Returns the load that one waiting sequence is."""
+    """Returns the load of one waiting sequence."""
     return Load(1, len(sequence.tokens), sequence.max_len - len(sequence.tokens))
 
 
 def with_leeway(share: float) -> float:
-    """The share and `LEEWAY` of the others' share."""
+    """Returns the share plus `LEEWAY` of the others' share."""
     return share + LEEWAY * (1.0 - share)
 
 
 def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
-    """The sequence to preempt when memory is short: batch first, then of the class and in it the
-    tenant charged most, the newest."""
+    """Returns the sequence to preempt when memory is short: a batch sequence if any, then of the
+    most charged class and tenant, the newest."""
 
     def key(sequence: Sequence) -> tuple[bool, float, float, float]:
         tenant = sequence.tenant_queue
@@ -265,8 +265,8 @@ def _counter(class_queue: ClassQueue) -> float:
 
 
 def _in_order(tenant: TenantQueue, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
-    """Pending sequences of one tenant, until `MAX_PASSED` in a row were charged nothing, or only
-    waiting ones are left and the tenant is closed."""
+    """Yields pending sequences of one tenant, until `MAX_PASSED` in a row were charged nothing, or
+    only waiting ones are left and the tenant is closed."""
     num_passed = 0
     for sequence in tenant.pending.copy():
         if num_passed == MAX_PASSED or (sequence.is_waiting and is_closed(tenant)):

@@ -1,14 +1,14 @@
-"""The order of sequences in a step, and what each tenant may have of it. It orders; the scheduler
+"""Order of sequences in a step, and the limits of each tenant in it. The scheduler decides what
 fits.
 
-Four rules meet here:
+Four rules are applied:
 
 - turns: the class and the tenant charged least are next (`FairQueue`);
-- deadlines: prompts take the time that generating sequences can spare (`StepBudget`), at most the
-  longest gap between two tokens of a stream, and requests
-  whose timeout is over before they begin are dropped;
-- slots: a part of the sequence slots is kept for tenants within their share;
-- over-share tenants lengthen a step only by a part of its time, and give up slots to others.
+- deadlines: prompts use the time that generating sequences can spare (`StepBudget`), at most up to
+  the maximum gap between two tokens of a stream, and requests whose timeout passes before they
+  start are dropped;
+- slots: some sequence slots are kept for tenants within their share;
+- over-share tenants lengthen a step only by a fraction of its time, and give up slots to others.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MAX_TOKEN_GAP_S = 0.25
 PREFILL_COST = 1.0
 DECODE_COST = 2.0
 CACHED_COST = 0.1
-"""Charge for a token: computed in the prompt, generated, taken from the prefix cache."""
+"""Charge per token: computed in the prompt, generated, or taken from the prefix cache."""
 LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
-"""Bounds of the part of the slots that is kept for tenants with few of them."""
+"""Bounds of the fraction of slots that is kept for tenants with few of them."""
 
 
 class FairnessPolicy:
-    """One step at a time: `begin_step`, then `begin_prompts`, then `in_turn` with a `block` for
-    each sequence that lacks something and a `take` for each that gets tokens."""
+    """Policy for one step at a time: `begin_step`, then `begin_prompts`, then `in_turn` with a
+    `block` for each sequence that lacks something and a `take` for each that gets tokens."""
 
     def __init__(
         self,
@@ -53,22 +53,22 @@ class FairnessPolicy:
         self._deadlines = Deadlines()
         self._budget = self._new_budget(Schedule(), frozenset())
         self._closed_by: BlockReason | None = None
-        """Why no sequence begins any more in this step."""
+        """Reason why no more sequences start in this step; None if they may."""
         self._is_closed_to_over_share = False
         self._is_spent = False
-        """The sequence whose turn it is gets no tokens: the round is over."""
+        """Whether the sequence whose turn it is gets no tokens, which ends the round."""
 
     def add(self, sequence: Sequence, num_live: int) -> None:
-        """Queues the sequence. num_live: upper bound of the other sequences."""
+        """Queues the sequence. num_live: upper bound of the number of other sequences."""
         self._deadlines.add(sequence, num_live)
         self._queue.add(sequence)
 
     def take_expired(self, now: float) -> list[Sequence]:
-        """Waiting sequences whose time for a first token is over."""
+        """Returns waiting sequences whose deadline for the first token has passed."""
         return self._deadlines.take_passed(now)
 
     def predict_s(self, schedule: Schedule) -> float:
-        """Predicted duration of the step, in seconds."""
+        """Returns the predicted duration of the step in seconds."""
         return self.step_time.predict(schedule.num_tokens, schedule.num_attended)
 
     def begin_step(self) -> None:
@@ -89,20 +89,21 @@ class FairnessPolicy:
             self._closed_by = BlockReason.SLOT
 
     def in_turn(self) -> Iterator[Sequence]:
-        """Pending sequences in the order in which they get tokens, until one is blocked by the
-        budget. Waiting ones are left out once they may not begin."""
+        """Yields pending sequences in the order in which they get tokens, until one is blocked by
+        the budget. Waiting ones are omitted once they may not start."""
         for sequence in self._queue.in_turn(self._is_closed_to):
             yield sequence
             if self._is_spent:
                 return
 
     def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
-        """Keeps later sequences from what this one lacks. What it lacks it gets before them; but an
-        over-share tenant holds up only other over-share tenants. None: no waiting sequence."""
+        """Reserves for the sequence what it lacks, by keeping later sequences from starting. An
+        over-share tenant's sequence holds up only over-share tenants. sequence: None holds up
+        all."""
         if reason is BlockReason.BUDGET:
             self._is_spent = True
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.GRAMMAR):
-            pass  # on its way already
+            pass  # no reservation is needed
         elif reason is not BlockReason.MODEL and self._waits_over_share(sequence):
             self._is_closed_to_over_share = True
         else:
@@ -110,7 +111,7 @@ class FairnessPolicy:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no waiting sequence may begin."""
+        """Whether no waiting sequence may start."""
         return self._closed_by is not None
 
     @property
@@ -121,7 +122,7 @@ class FairnessPolicy:
         return self.is_closed or self._is_closed_to_over_share or self._is_spent
 
     def room(self, sequence: Sequence) -> int:
-        """Tokens of its prompt that the step has left for the sequence."""
+        """Returns the number of the sequence's prompt tokens that the step has room for."""
         is_over_share = self._queue.is_over_share(sequence.tenant_queue)
         if self._budget.is_spent(is_over_share=is_over_share):
             return 0
@@ -133,8 +134,8 @@ class FairnessPolicy:
         """Whether the tenant may have one more slot.
 
         About one slot for each other tenant with work is kept for tenants that are within their
-        share and hold few slots. Without a free slot, only a tenant for which an over-share tenant
-        has to give one up.
+        share and hold few slots. If no slot is free, only a tenant for which an over-share tenant
+        must give one up may have one.
         """
         share = self._queue.share(tenant)
         least, most = (int(part * self._max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
@@ -146,9 +147,9 @@ class FairnessPolicy:
         return self.victim(tenant, running) is not None
 
     def victim(self, tenant: TenantQueue, running: Iterable[Sequence]) -> Sequence | None:
-        """Sequence that gives up its slot to the tenant: the newest of the over-share tenant with
-        the most slots for its share, if that tenant then still has no less than the other. None for
-        an over-share tenant."""
+        """Returns the sequence that gives up its slot to the tenant: the newest of the over-share
+        tenant with the most slots for its share, if that tenant then still has no less than the
+        other. Returns None if there is none, or if the tenant itself is over its share."""
         if self._queue.is_over_share(tenant):
             return None
         level = (tenant.num_running + 1) / self._queue.share(tenant)
@@ -164,8 +165,8 @@ class FairnessPolicy:
         return last_in_turn(sequence for sequence in running if sequence.tenant_queue is most)
 
     def take(self, sequence: Sequence, num_tokens: int) -> None:
-        """Takes tokens of a prompt from the budget and charges them, since the next turn depends on
-        it; those computed again after a preemption are free."""
+        """Deducts prompt tokens from the budget and charges them, because the next turn depends on
+        it. Tokens computed again after a preemption are not charged."""
         self._budget.take(num_tokens, sequence.num_computed)
         end = sequence.num_computed + num_tokens
         num_new = end - max(sequence.num_charged, sequence.num_computed)
@@ -180,13 +181,13 @@ class FairnessPolicy:
             self._queue.charge(sequence, CACHED_COST * num_cached)
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:
-        """Charges generated tokens, each once: all but the last of `num_known`."""
+        """Charges all generated tokens of `num_known` except the last, each once."""
         if num_known > sequence.num_charged:
             self._queue.charge(sequence, DECODE_COST * (num_known - sequence.num_charged))
             sequence.num_charged = num_known
 
     def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
-        """Charges an adapter's load. num_tokens: what could be prefilled meanwhile."""
+        """Charges an adapter's load. num_tokens: tokens that could be prefilled in its time."""
         self._queue.charge(sequence, PREFILL_COST * num_tokens)
 
     def _is_closed_to(self, tenant: TenantQueue) -> bool:
@@ -215,10 +216,10 @@ class FairnessPolicy:
         )
 
     def _max_gap_s(self, item: ScheduledSequence) -> float:
-        """Seconds that a step with this generating sequence may take."""
+        """Returns the maximum seconds of a step with this generating sequence."""
         return self._max_token_gap_s * item.sequence.terms.num_gaps
 
 
 def _due_s(sequence: Sequence) -> float:
-    """Time at which the token after those in flight is due."""
+    """Returns the time when the token after those in flight is due."""
     return sequence.due_s + sequence.num_inflight_tokens * sequence.terms.tpot_s

@@ -1,10 +1,10 @@
-"""Predicts when a waiting sequence has its first token.
+"""Forecast of the time until a waiting sequence has its first token.
 
 A fluid model of the scheduler: while sequences wait, each step has one token of every generating
-sequence and as many prompt tokens as the step budget lets join them. A sequence has waited long
-enough when a slot is free for it, the prompts before it are computed, and its own is. What the
-model needs is learned: seconds of a step, the length of an answer, the part of prompts that is
-cached, and how much longer than predicted a backlogged queue takes.
+sequence and as many prompt tokens as the step budget permits. A sequence gets its first token once
+a slot is free for it, the prompts before it are computed, and its own is. Measured inputs are the
+seconds of a step, the length of an answer, the fraction of prompts that is cached, and how much
+longer than predicted a backlogged queue takes.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from workers.scheduling.step_cost import StepTime
 from workers.scheduling.tenant_queue import Load, Terms
 
 ASSUMED_ANSWER = 64.0
-"""Tokens of an answer before any was measured. Counts as much as `ASSUMED_ANSWERS`."""
+"""Assumed tokens of an answer, weighted as `ASSUMED_ANSWERS` measured answers."""
 ASSUMED_ANSWERS = 4.0
 KEPT = 0.97
-"""Weight that each answer and each prompt leaves to those before it."""
+"""Factor by which each answer and each prompt reduces the weight of earlier ones."""
 SLOWDOWN_MEMORY_S = 10.0
 """Decay time constant of the slowdown, in seconds."""
 ASSUMED_S = 0.25
 """Seconds of backlog without slowdown that count as measured."""
 NUM_HALVINGS = 6
-"""Steps of the search for the number of generating sequences."""
+"""Iterations of the search for the number of generating sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningWork:
-    """What running sequences still need. releases: steps until each frees its slot, ascending.
-    answer: expected tokens of an answer, which is no shorter than those that run are by now.
-    tpot_s: seconds between two tokens that their streams are promised. num_gaps: see `Terms`."""
+    """Remaining work of running sequences. releases: steps until each frees its slot, ascending.
+    answer: expected tokens of an answer, at least as long as the running ones suggest. tpot_s:
+    promised seconds between two tokens of their streams. num_gaps: see `Terms`."""
 
     releases: list[float]
     answer: float
@@ -45,8 +45,7 @@ class RunningWork:
 
 
 class _Request(NamedTuple):
-    """The mean waiting request, in tokens. prompt: what is not cached of it; length: prompt and
-    answer."""
+    """Mean waiting request in tokens. prompt: uncached part. length: prompt and answer."""
 
     prompt: float
     answer: float
@@ -54,9 +53,8 @@ class _Request(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """Steps of a backlogged queue. num_joining: prompt tokens that join one; seconds: of a step
-    with so many; slot_s: of a step while all slots are taken, and only the prompts join that find a
-    free one."""
+    """Steps of a backlogged queue. num_joining: prompt tokens per step. seconds: of such a step.
+    slot_s: seconds of a step while all slots are taken, so that few prompts join."""
 
     num_joining: float
     seconds: float
@@ -82,26 +80,25 @@ class QueueForecast:
         self._num_answer_tokens = ASSUMED_ANSWERS * ASSUMED_ANSWER
         self._num_prompt_tokens = self._num_computed_tokens = 1.0
         self._backlog = [0.0] * 4
-        """Recent seconds of backlog; and steps, tokens and attended positions in them."""
+        """Recent seconds of backlog, and the steps, tokens and attended positions in them."""
         self._is_backlogged = False
         """Whether sequences waited when the last step ended, so that the next one counts."""
         self._ended_s = 0.0
 
     def note_start(self, num_tokens: int, num_cached: int) -> None:
-        """Records that a prompt begins, and how many of its tokens were found in the cache."""
+        """Records the start of a prompt, and how many of its tokens were found in the cache."""
         self._num_prompt_tokens = KEPT * self._num_prompt_tokens + num_tokens
         self._num_computed_tokens = KEPT * self._num_computed_tokens + num_tokens - num_cached
 
     def note_answer(self, num_tokens: int) -> None:
-        """Records the length of an answer that has ended, for whatever reason."""
+        """Records the length of an answer that has ended, for any reason."""
         self._num_answers = KEPT * self._num_answers + 1
         self._num_answer_tokens = KEPT * self._num_answer_tokens + num_tokens
 
     def note_step(
         self, ended_s: float, num_tokens: int, num_attended: int, *, is_backlogged: bool
     ) -> None:
-        """Records that a step with so many tokens has ended. is_backlogged: sequences wait for
-        slots, pages or time."""
+        """Records a step. is_backlogged: whether sequences wait for slots, pages or time."""
         seconds = ended_s - self._ended_s
         memory = math.exp(-seconds / SLOWDOWN_MEMORY_S)
         last = [seconds, 1.0, num_tokens, num_attended] if self._is_backlogged else [0.0] * 4
@@ -111,30 +108,29 @@ class QueueForecast:
         self._is_backlogged, self._ended_s = is_backlogged, ended_s
 
     def pause(self) -> None:
-        """Notes that the device is idle, or not this model's: the time until the next step ends
-        does not count as backlog."""
+        """Records that the device is idle, or used by another model. The time until the next step's
+        end then does not count as backlog."""
         self._is_backlogged = False
 
     def forget(self) -> None:
-        """Forgets what was measured so far, as in the steps of a warm-up."""
+        """Forgets all measurements, such as those of a warm-up."""
         self._backlog = [0.0] * 4
         self.pause()
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Prompt tokens that a step without generating sequences computes, by its seconds; 0 before
-        enough was measured."""
+        """Prompt tokens per second of steps without generating sequences; 0 if not measured."""
         num_tokens = self._num_joining(0.0, 0.0, self._max_token_gap_s, self._max_token_gap_s)
         seconds = self._step_time.predict(num_tokens, 0)
         return num_tokens / (seconds * self._slowdown) if seconds else 0.0
 
     def running_work(self, sequences: Iterable[Sequence]) -> RunningWork:
-        """Returns what these running sequences still need."""
+        """Returns the remaining work of these running sequences."""
         sequences = list(sequences)
         num_generated = [sequence.num_generated for sequence in sequences]
         num_answers = self._num_answers + len(sequences)
         answer = (self._num_answer_tokens + sum(num_generated)) / num_answers
-        # One that is longer than the mean already is believed to have half of that left.
+        # An answer longer than the mean is expected to have half of the mean left.
         answer = max(answer, self._num_answer_tokens / self._num_answers)
         num_left = [sequence.max_len - len(sequence.tokens) for sequence in sequences]
         expected = [max(answer - number, answer / 2) for number in num_generated]
@@ -150,10 +146,9 @@ class QueueForecast:
         terms: Terms,
         memory_tokens: float,
     ) -> float:
-        """Returns the seconds until a sequence with these terms has its first token, or 0 if
-        nothing is known of steps. ahead: waiting work until then, its own included. num_begun:
-        prompt tokens that running sequences still compute. memory_tokens: tokens of running
-        sequences that fit into memory."""
+        """Returns the seconds until a sequence with these terms has its first token, or 0 without
+        measured steps. ahead: waiting work until then, including its own. num_begun: prompt tokens
+        that running sequences still compute. memory_tokens: tokens that fit into memory."""
         request = self._mean_request(ahead, running.answer)
         num_running = len(running.releases)
         num_fitting = memory_tokens / max(request.length, 1.0)
@@ -193,8 +188,8 @@ class QueueForecast:
         running: RunningWork,
         terms: Terms,
     ) -> _Steps:
-        """Finds the number of generating sequences at which as many begin as end: the more there
-        are, the fewer prompt tokens join a step. num_most: that can run at a time."""
+        """Finds the number of generating sequences at which as many start as end: the more there
+        are, the fewer prompt tokens join a step. num_most: upper bound of the number."""
         step_time, context = self._step_time, request.prompt / 2
         gap_s = self._max_token_gap_s * min(running.num_gaps, terms.num_gaps)
         tpot_s = min(running.tpot_s, terms.tpot_s, gap_s)
@@ -223,7 +218,7 @@ class QueueForecast:
     def _num_joining(
         self, num_rows: float, num_attended: float, tpot_s: float, gap_s: float, context: float = 0
     ) -> float:
-        """Returns the prompt tokens that join a step of so many generating sequences, by the
+        """Returns the prompt tokens that join a step of `num_rows` generating sequences, by the
         scheduler's own budget."""
         is_alone = num_rows < 1
         budget = StepBudget(

@@ -1,10 +1,10 @@
-"""Bounds of a scheduler's queue: which request is refused when it is full, and when it may return.
+"""Bounds of a scheduler's queue: which requests are refused when it is full, and when to retry.
 
 The queue is bounded in requests, in prompt tokens and in the time until a request's first token.
-Each tenant may fill its share. When the queue is full, a tenant beyond its share makes room for a
-newcomer of a tenant within its share: its newest request is refused. What would be late is refused
-when it arrives, or as soon as it turns out that it would be, because steps take longer than
-predicted or other tenants have come. A sequence whose answer has begun is never refused.
+Each tenant may fill its share. When the queue is full, a newcomer of a tenant within its share
+displaces the newest request of a tenant beyond its share. A request that would be late is refused
+when it arrives, or later as soon as it is predicted to be late, because steps take longer than
+predicted or other tenants have arrived. A sequence whose answer has begun is never refused.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from workers.wire.protocol import MAX_RETRY_S, ServiceClass
 CHECK_S = 0.25
 """Seconds between checks whether waiting sequences are still in time."""
 MAX_CHECKED = 8
-"""Tenants that are checked each time: those with the most tokens that wait."""
+"""Maximum number of tenants per check: those with the most waiting tokens."""
 ADMITTED_PART = 0.85
-"""Part of the longest wait up to which a newcomer is admitted: no forecast is exact."""
+"""Fraction of the maximum wait up to which a newcomer is admitted; forecasts are inexact."""
 LATE_PART = 0.95
-"""Part of the longest wait beyond which a waiting sequence is refused."""
+"""Fraction of the maximum wait beyond which a waiting sequence is refused."""
 SPARED_PART = 0.05
-"""A sequence that needs no more than this part of the longest wait is not refused any more."""
+"""Fraction of the maximum wait. A sequence predicted to need less is no longer refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """max_wait_s: until the first token of an interactive request; the limit of other classes is
-    longer in proportion to the time to first token that they are promised."""
+    """Bounds of a queue. max_wait_s: until the first token of an interactive request. The limit of
+    other classes is longer, in proportion to their promised time to first token."""
 
     max_requests: int = 1024
     max_tokens: int = 1 << 20
@@ -43,8 +43,8 @@ class QueueBounds:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """pace_s: seconds for one place to come free for the tenant; 0: unknown, or no place would
-    help."""
+    """Refusal of a sequence. pace_s: seconds until the tenant's next place becomes free; 0 if
+    unknown, or if no place would help."""
 
     sequence: Sequence
     message: str
@@ -53,7 +53,7 @@ class Refusal:
 
 
 class QueueLimits:
-    """Bounds of one queue."""
+    """Bounds of one queue, and the choice of the requests to refuse."""
 
     def __init__(
         self,
@@ -73,8 +73,7 @@ class QueueLimits:
         self._next_check_s = 0.0
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
-        """Returns the sequences to refuse so that the newcomer may wait: none, other ones, or the
-        newcomer alone."""
+        """Returns the sequences to refuse for the newcomer: none, others, or the newcomer alone."""
         request = newcomer.request
         if request.num_resumed:
             return []
@@ -90,7 +89,7 @@ class QueueLimits:
         return self._push_out(newcomer, tenant, now)
 
     def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
-        """Returns waiting sequences whose first token would be late as it looks now. able_s: time
+        """Returns the waiting sequences whose first token is predicted to be late. able_s: time
         since which sequences may be admitted, so that a wait for the base model does not count."""
         if now < self._next_check_s:
             return []
@@ -122,15 +121,15 @@ class QueueLimits:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether a newcomer begins at once, and no other prompt is being computed."""
+        """Whether a newcomer starts at once, and no other prompt is being computed."""
         return not self._queue.has_pending and len(self._running) < self._forecast.max_num_seqs
 
     def _max_wait_s(self, sequence: Sequence) -> float:
         return self._bounds.max_wait_s * sequence.terms.ttft_s / _INTERACTIVE.ttft_s
 
     def _wait_with_s(self, newcomer: Sequence, tenant: TenantQueue) -> float:
-        """Returns the seconds until a newcomer has its first token. Its own prompt counts no more
-        than the mean of those that wait, so that long prompts find room as often as short ones."""
+        """Returns the seconds until a newcomer has its first token. Its own prompt counts at most
+        as the mean of those that wait, so that long prompts find room as often as short ones."""
         num_requests, num_tokens, _ = self._queue.waiting
         load = load_of(newcomer)
         num_own = min(load.num_tokens, num_tokens / max(num_requests, 1))
@@ -138,7 +137,7 @@ class QueueLimits:
         return self._wait_s(tenant, own, self._forecast.running_work(self._running))
 
     def _wait_s(self, tenant: TenantQueue, own: Load, work: RunningWork) -> float:
-        """Returns the seconds until the last of the tenant's `own` waiting sequences has its first
+        """Returns the seconds until the last of the tenant's `own` sequences has its first
         token."""
         ahead = self._queue.ahead_of(tenant, own)
         num_begun = sum(each.num_uncomputed for each in self._running if each.is_prefilling)
@@ -146,7 +145,8 @@ class QueueLimits:
         return self._forecast.seconds(ahead, num_begun, work, terms, memory_tokens)
 
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
-        """Refuses as many as the newcomer needs, of tenants further above their share."""
+        """Returns as many refusals as the newcomer needs, of tenants further above their share, or
+        that of the newcomer."""
         num_requests, num_tokens = 1, len(newcomer.tokens)
         own = self._fullness(tenant, num_requests, num_tokens)
         victims: list[Sequence] = []
@@ -160,7 +160,7 @@ class QueueLimits:
         return [self._refusal(victim, victim.tenant_queue, message, now) for victim in victims]
 
     def _has_room(self, num_requests: int, num_tokens: int) -> bool:
-        """Whether so many more fit."""
+        """Whether this many more requests and tokens fit."""
         queue, bounds = self._queue, self._bounds
         return (
             queue.num_waiting + num_requests <= bounds.max_requests
@@ -168,8 +168,8 @@ class QueueLimits:
         )
 
     def _fullest(self, gone: list[Sequence], above: float) -> Sequence | None:
-        """The newest waiting request of the tenant furthest above its share of the queue, `gone`
-        not counted, if it is further above than `above`."""
+        """Returns the newest waiting request of the tenant furthest above its share of the queue,
+        not counting `gone`. Returns None unless that is above the level `above`."""
         best: Sequence | None = None
         for tenant in self._tenants():
             own = [sequence for sequence in gone if sequence.tenant_queue is tenant]
@@ -180,7 +180,7 @@ class QueueLimits:
         return best
 
     def _fullness(self, tenant: TenantQueue, num_requests: int, num_tokens: int) -> float:
-        """Part of the tenant's share of the queue that is used with so many more; 1 is full."""
+        """Returns the used fraction of the tenant's share of the queue with these additions."""
         requests = (tenant.num_waiting + num_requests) / self._bounds.max_requests
         tokens = (tenant.waiting.num_tokens + num_tokens) / self._bounds.max_tokens
         return max(requests, tokens) / self._share(tenant)
@@ -195,9 +195,9 @@ class QueueLimits:
         *,
         is_full: bool = True,
     ) -> Refusal:
-        """A refusal whose retry time lies one place behind the tenant's last refused request.
-        wait_s: until one more would have its first token, if that is known. is_full: another
-        request of the tenant would have been refused too."""
+        """Returns a refusal whose retry time is one place after the tenant's last refused request.
+        wait_s: seconds until one more request would have its first token, if known. is_full:
+        whether any other request of the tenant would have been refused, too."""
         wait_s = self._wait_with_s(sequence, tenant) if wait_s is None else wait_s
         pace_s = wait_s / (tenant.num_waiting + 1)
         room_s = max(tenant.next_room_s, now) + pace_s
@@ -206,7 +206,7 @@ class QueueLimits:
         return Refusal(sequence, message, retry_s, pace_s if is_full else 0.0)
 
     def _share(self, tenant: TenantQueue) -> float:
-        """The tenant's part of the queue among all tenants that wait and itself."""
+        """Returns the tenant's fraction of the queue among itself and all tenants that wait."""
         classes = [
             each
             for each in self._queue.classes.values()
@@ -226,7 +226,7 @@ _INTERACTIVE = TERMS[ServiceClass.INTERACTIVE]
 
 
 def _newest(tenant: TenantQueue, gone: list[Sequence]) -> Sequence | None:
-    """The tenant's newest waiting sequence that may be refused."""
+    """Returns the tenant's newest waiting sequence that may be refused, or None."""
     candidates = (
         sequence
         for sequence in tenant.pending[tenant.num_started :]

@@ -1,4 +1,4 @@
-"""What the scheduler decided for a step, and its answer for one waiting sequence."""
+"""Decisions of the scheduler for a step, and for one waiting sequence."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ Failure = tuple[ErrorCode, str]
 
 
 class BlockReason(Enum):
-    """What a sequence lacks in this step."""
+    """Resource that a sequence lacks in this step."""
 
     BUDGET = "budget"
-    """Tokens, or time: the step is full."""
+    """Tokens or time: the step is full."""
     SLOT = "slot"
-    """A sequence slot."""
+    """Sequence slot."""
     ADAPTER = "adapter"
     """Its adapter on the device."""
     PREFIX = "prefix"
-    """A page that another sequence is computing now."""
+    """Page that another sequence is computing now."""
     PAGES = "pages"
     """KV pages for all its tokens."""
     GRAMMAR = "grammar"
     """Its grammar, which is being compiled."""
     MODEL = "model"
-    """The base model: it admits no sequence in this step."""
+    """Base model, which admits no sequence in this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The sequence runs. num_tokens: of its prompt, in this step."""
+    """Decision that the sequence runs. num_tokens: of its prompt, in this step."""
 
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """The sequence waits and holds nothing. failure: why it can never run."""
+    """Decision that the sequence waits, holding nothing. failure: why it can never run."""
 
     reason: BlockReason
     failure: Failure | None = None
@@ -47,17 +47,16 @@ class Blocked:
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """The next `num_tokens` tokens of a sequence, all base only or all adapted. It stays as it is
-    for this step, whatever happens to the sequence meanwhile."""
+    """Next `num_tokens` tokens of a sequence, all base only or all adapted. Does not change during
+    the step, whatever happens to the sequence."""
 
     sequence: Sequence
     num_tokens: int
     start: int = field(init=False)
     end: int = field(init=False)
-    """Positions of the first token, and the one after the last: of the token that is drawn, if
-    one is."""
+    """Positions of the first token, and of the token after the last."""
     is_sampled: bool = field(init=False)
-    """The step computes the sequence's last token, so the next one is drawn."""
+    """Whether the step computes the sequence's last token, so that the next one is drawn."""
     is_prefill: bool = field(init=False)
     adapter_slot: int = field(init=False, default=-1)
     """-1 for base only."""
@@ -79,8 +78,8 @@ class ScheduledSequence:
 
 @dataclass(slots=True, eq=False)
 class Schedule:
-    """items: neighbours share an adapter slot; base-only sequences last. failed: dropped, with the
-    reason."""
+    """Work of a step. items: neighbours share an adapter slot; base-only sequences last. failed:
+    dropped sequences with the reason."""
 
     items: list[ScheduledSequence] = field(default_factory=list)
     failed: list[tuple[Sequence, ErrorCode, str]] = field(default_factory=list)
@@ -88,9 +87,9 @@ class Schedule:
     begin_s: float = 0.0
     """Time at which its computation can begin."""
     needs_drain: bool = False
-    """The next step can be scheduled only when those in flight have ended."""
+    """Whether the next step can be scheduled only after those in flight have ended."""
     is_short: bool = False
-    """The first waiting sequence lacks memory that other models hold."""
+    """Whether the first waiting sequence lacks memory that other models hold."""
 
     @property
     def num_tokens(self) -> int:

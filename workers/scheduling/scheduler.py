@@ -1,7 +1,7 @@
-"""Which sequences run in the next step, and with how many tokens.
+"""Scheduler that decides which sequences run in the next step, and with how many tokens.
 
-`FairnessPolicy` orders them; what fits is decided here and nowhere else: sequence slots, KV pages,
-adapter leases. No tensors.
+`FairnessPolicy` orders them. Only this module decides what fits: sequence slots, KV pages, adapter
+leases. No tensors.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class SlotAllocator(Protocol):
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill, prefix reuse and preemption by recompute.
+    """Continuous batching with chunked prefill, prefix reuse and preemption by recomputation.
 
-    A step has the next tokens of each sequence that generates, and prompts as far as the policy's
-    budget lets them.
+    A step has the next tokens of each sequence that generates, and as many prompt tokens as the
+    policy's budget permits.
 
-    A step may be scheduled while the one before it is in flight; each sequence is then assumed to
-    go on. If it has ended by then, `update` leaves no trace of its tokens. Pages, slots and leases
-    that a step in flight uses stay until its `update`, so no sequence is preempted meanwhile: one
-    that lacks pages is left out, and the schedule says `needs_drain`.
+    A step may be scheduled while the previous one is in flight; each sequence is then assumed to
+    continue. If it has ended by then, `update` discards its tokens. Pages, slots and leases that a
+    step in flight uses stay until its `update`, so no sequence is preempted until then: one that
+    lacks pages is left out, and `needs_drain` of the schedule is set.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Scheduler:
         max_pages: int | None = None,
         bounds: QueueBounds = QueueBounds(),  # noqa: B008
     ) -> None:
-        """max_pages: of one sequence; None: all pages of the arena."""
+        """max_pages: maximum pages of one sequence; None: all pages of the arena."""
         self._kv = kv
         self._pool = pool
         self._slots = slots
@@ -98,11 +98,11 @@ class Scheduler:
             memory_tokens=lambda: kv.num_total * PAGE_TOKENS,
         )
         self.leaving: list[Sequence] = []
-        """Ended sequences of which a step in flight computes tokens."""
+        """Ended sequences whose tokens a step in flight still computes."""
         self._now = 0.0
         """Time of the step that is being scheduled."""
         self._in_flight: list[Schedule] = []
-        """Schedules without their `update`, the oldest first."""
+        """Schedules before their `update`, the oldest first."""
         self._computing: set[bytes | None] = set()
         """Keys of the pages that running prompts compute next."""
         self.num_preemptions = 0
@@ -111,13 +111,13 @@ class Scheduler:
 
     @property
     def first_waiting(self) -> Sequence | None:
-        """The waiting sequence that is next in turn."""
+        """The waiting sequence that is next in turn, or None."""
         return next((s for s in self._queue.in_turn(lambda _: False) if s.is_waiting), None)
 
     @property
     def num_pages_wanted(self) -> int:
-        """Pages the first waiting sequence needs in total, those its adapter's bytes take up
-        included."""
+        """Number of pages that the first waiting sequence needs in total, including those that its
+        adapter's bytes would take."""
         first = self.first_waiting
         if first is None:
             return 0
@@ -159,7 +159,7 @@ class Scheduler:
         return self.max_num_seqs - len(self.running) - len(self.leaving)
 
     def refusal(self, sequence: Sequence) -> Failure | None:
-        """Why the sequence could never run, even alone."""
+        """Returns why the sequence could never run, even alone, or None."""
         num_pages = _num_pages(sequence.max_len)
         if num_pages > self._max_pages:
             return ErrorCode.PROMPT_TOO_LONG, (
@@ -169,11 +169,11 @@ class Scheduler:
         return None
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
-        """Sequences to refuse so that the newcomer may wait: none, other ones, or the newcomer."""
+        """Returns the sequences to refuse for the newcomer: none, others, or the newcomer."""
         return self._limits.refuse_for(newcomer, now)
 
     def forget_speed(self) -> None:
-        """Forgets how long steps took so far, as in a warm-up whose kernels were cold."""
+        """Forgets the measured step times, such as those of a warm-up with cold kernels."""
         self.policy.step_time.forget()
         self.forecast.forget()
 
@@ -185,19 +185,19 @@ class Scheduler:
         return self._limits.refuse_late(now, self._able_s)
 
     def expect(self, sequence: Sequence) -> None:
-        """Starts the load of its adapter if the sequence, to be added next, has a free slot."""
+        """Starts to load the adapter of a sequence to be added, if it has a free slot."""
         if self.num_waiting < self._num_free_slots:
             self._adapters.expect(sequence)
 
     def add(self, sequence: Sequence) -> None:
-        """Queues the sequence; its adapter starts to load at once."""
+        """Queues the sequence. Its adapter starts to load to the host at once."""
         self._adapters.prefetch(sequence)
         self.policy.add(sequence, self.num_waiting + len(self.running))
         self._adapters.note_waiting(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees all that the sequence holds, in whatever state; what a step in flight uses is freed
-        at that step's end."""
+        """Frees all resources of the sequence, in any state. Those that a step in flight uses are
+        freed at that step's end."""
         if sequence.status is SequenceStatus.RUNNING:
             if sequence.is_begun and sequence.connection >= 0:
                 self.forecast.note_answer(sequence.num_generated)
@@ -214,22 +214,22 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def suspend(self, now: float) -> None:
-        """Puts all running sequences back to waiting with their tokens. No step is in flight."""
+        """Preempts all running sequences, which keep their tokens. No step may be in flight."""
         self._now = now
         self.forecast.pause()
         for sequence in list(self.running):
             self._put_back(sequence)
 
     def expire(self, now: float) -> list[Sequence]:
-        """Removes and returns waiting sequences whose time for a first token is over."""
+        """Removes and returns waiting sequences whose deadline for the first token has passed."""
         expired = self.policy.take_expired(now)
         for sequence in expired:
             self.remove(sequence)
         return expired
 
     def schedule(self, now: float, *, is_held: bool = False) -> Schedule:
-        """The next step: the next tokens of each sequence that generates, then prompts in turn,
-        those begun and those admitted. is_held: no waiting sequence is admitted."""
+        """Returns the next step: the next tokens of each sequence that generates, then prompts in
+        turn, started ones and newly admitted ones. is_held: admits none."""
         self._now = now
         in_flight_s = (each.begin_s + self.policy.predict_s(each) for each in self._in_flight)
         schedule = Schedule(begin_s=max([now, *in_flight_s]))
@@ -251,23 +251,23 @@ class Scheduler:
         return schedule
 
     def note_duration(self, schedule: Schedule, seconds: float, ended_s: float) -> None:
-        """Records how long the device took for a step that ended then. Called before `update`."""
+        """Records the device time of a step that ended at `ended_s`. Called before `update`."""
         work = schedule.num_tokens, schedule.num_attended
         self.policy.step_time.note(*work, seconds)
         self.forecast.note_step(ended_s, *work, is_backlogged=self._is_backlogged)
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Copies its last tokens to the device, which did not draw them."""
+        """Copies the sequence's last `num_tokens` tokens to the device, which did not draw them."""
         if sequence.slot is not None and num_tokens:
             position = len(sequence.tokens) - num_tokens
             self._slots.write(sequence.slot, position, sequence.tokens[position:])
 
     def update(self, schedule: Schedule, num_new: list[int]) -> None:
-        """Charges what the step computed, and shares its full pages. Sequences that have ended
-        meanwhile free what they hold.
+        """Charges what the step computed, and shares its full pages. Frees the resources of
+        sequences that ended in the meantime.
 
-        num_new: new tokens that each sequence of the schedule takes. One that was given none, where
-        one was expected, computes its last token again.
+        num_new: new tokens of each sequence of the schedule. A sequence that got none, although one
+        was expected, computes its last token again.
         """
         self._in_flight.remove(schedule)
         for item, num_tokens in zip(schedule.items, num_new, strict=True):
@@ -285,7 +285,7 @@ class Scheduler:
                 self._release(sequence)
 
     def admit(self, sequence: Sequence, schedule: Schedule) -> Admitted | Blocked:
-        """Starts a waiting sequence if it fits into the step; otherwise it holds nothing."""
+        """Starts a waiting sequence if it fits into the step. Otherwise it holds nothing."""
         tenant, grammar = sequence.tenant_queue, sequence.grammar
         if grammar is not None and grammar.failure is not None:
             return Blocked(BlockReason.GRAMMAR, (ErrorCode.INVALID, grammar.failure))
@@ -305,7 +305,7 @@ class Scheduler:
 
     def _decode(self, schedule: Schedule) -> None:
         """Schedules the uncomputed tokens of sequences that generate: one each, unless the last
-        step gave several. One whose grammar is still being followed is left out."""
+        step gave several. Sequences whose grammar is not ready are left out."""
         for sequence in list(self.running):
             grammar = sequence.grammar
             if grammar is not None and not grammar.is_ready:
@@ -321,7 +321,7 @@ class Scheduler:
                 schedule.items.append(ScheduledSequence(sequence, num_tokens))
 
     def _prefill(self, now: float, schedule: Schedule) -> None:
-        """Schedules prompts in turn, as far as the budget goes."""
+        """Schedules prompts in turn, up to the budget."""
         begun = [sequence for sequence in self.running if sequence.is_pending]
         if self.policy.is_closed and not begun:
             return
@@ -341,7 +341,7 @@ class Scheduler:
                         schedule.failed.append((sequence, *failure))
 
     def _continue(self, sequence: Sequence, schedule: Schedule) -> None:
-        """Schedules the next chunk of a begun prompt."""
+        """Schedules the next chunk of a started prompt."""
         if sequence.num_computed >= len(sequence.tokens):
             return  # the rest of it is in flight
         room = self.policy.room(sequence)
@@ -357,8 +357,9 @@ class Scheduler:
         self.policy.take(sequence, num_tokens)
 
     def _grow(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
-        """Allocates pages for its next tokens, preempting while memory is short. False: the
-        sequence was preempted itself, or a step in flight must end first."""
+        """Allocates pages for the sequence's next tokens, preempting sequences while memory is
+        short. Returns False if the sequence itself was preempted, or must wait for a step in
+        flight."""
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
             self.policy.block(sequence, BlockReason.PAGES)
             if self._in_flight:
@@ -390,8 +391,8 @@ class Scheduler:
         return None
 
     def _find_pages(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
-        """Takes cached pages of its prefix and makes room for all its tokens, beside what begun
-        prompts still need: no prompt stops half way."""
+        """Takes cached pages of the sequence's prefix and makes room for all its tokens, in
+        addition to what started prompts still need, so that no prompt stops half way."""
         table = sequence.block_table
         if sequence.may_skip_cached:
             num_matchable = len(sequence.tokens) - 1
@@ -418,8 +419,8 @@ class Scheduler:
         return self._lack_memory(sequence, schedule, Blocked(BlockReason.PAGES, failure))
 
     def _find_slot(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
-        """Preempts a sequence of an over-share tenant if no slot is free; none can be while a step
-        is in flight."""
+        """Preempts a sequence of an over-share tenant if no slot is free. Nothing can be preempted
+        while a step is in flight."""
         if self._num_free_slots:
             return None
         if self._in_flight:
@@ -432,8 +433,8 @@ class Scheduler:
         return None
 
     def _lack_memory(self, sequence: Sequence, schedule: Schedule, blocked: Blocked) -> Blocked:
-        """The answer for a sequence that finds too little memory: it fails only if none will come
-        free here, the adapters cannot be laid out anew, and other models hold none."""
+        """Returns the decision for a sequence that finds too little memory. It fails only if none
+        will become free here, the adapters cannot be placed again, and other models hold none."""
         is_idle = not (self.running or self._in_flight)
         if not is_idle or self._pool.is_loading or self._pool.is_leased:
             return Blocked(blocked.reason)
@@ -448,7 +449,7 @@ class Scheduler:
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
         if not sequence.num_reached or sequence.num_computed > sequence.num_reached:
-            # Below that it may have found what was computed for it.
+            # Up to there, cached pages may be those computed for it.
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         if not sequence.num_charged:
             self.num_queried_tokens += len(sequence.tokens)
@@ -471,7 +472,7 @@ class Scheduler:
             times.adapter_load = lease and lease.load_since(sequence.arrival_s)
 
     def _depart(self, schedule: Schedule) -> None:
-        """Notes that the step is in flight."""
+        """Records that the step is in flight."""
         for item in schedule.items:
             sequence = item.sequence
             sequence.num_computed = item.end
@@ -481,8 +482,8 @@ class Scheduler:
             self._in_flight.append(schedule)
 
     def _commit(self, sequence: Sequence, num_computed: int) -> None:
-        """Puts its full pages into the prefix cache; with its whole prompt computed it needs no
-        turn any more."""
+        """Puts the sequence's full pages into the prefix cache. Once its whole prompt is computed,
+        it needs no turn any longer."""
         num_full = num_computed // PAGE_TOKENS
         if num_full > sequence.block_table.num_committed:
             sequence.block_table.commit(sequence.page_keys[:num_full])
@@ -495,7 +496,7 @@ class Scheduler:
         schedule.num_preempted += 1
 
     def _put_back(self, sequence: Sequence) -> None:
-        """Makes a running sequence wait again; it keeps its tokens."""
+        """Makes a running sequence wait again. It keeps its tokens."""
         self.running.remove(sequence)
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
@@ -505,7 +506,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
-        """Gives back pages, adapter and slot; the sequence could start anew."""
+        """Releases pages, adapter and slot. The sequence could start again."""
         sequence.block_table.free()
         sequence.num_computed = 0
         if sequence.lease is not None:
@@ -521,6 +522,6 @@ def _num_pages(num_tokens: int) -> int:
 
 
 def _num_missing(sequence: Sequence) -> int:
-    """Pages its tokens still need; it may already have one for the token that a step in flight
-    draws."""
+    """Returns the number of pages that the sequence's tokens still need. It may already have one
+    for the token that a step in flight draws."""
     return max(_num_pages(len(sequence.tokens)) - len(sequence.block_table.pages), 0)

@@ -1,5 +1,4 @@
-"""One request's sequence: its tokens and how far the engine has come with them. Changed by the
-scheduler only."""
+"""Sequence of one request: its tokens and their progress. Changed by the scheduler only."""
 
 from __future__ import annotations
 
@@ -38,21 +37,22 @@ class SequenceStatus(Enum):
 
 
 class Sequence:
-    """`tokens[:num_computed]` have their KV written; the rest is what the next steps compute.
+    """Tokens and state of one sequence. `tokens[:num_computed]` have their KV written; the next
+    steps compute the rest.
 
         0 ........ num_cached ........ num_computed ..... num_prompt .... len(tokens)
         from the prefix cache | computed here       | still to compute  | generated
 
-    What a step in flight computes counts as computed, and the token that it draws counts in
-    `length`: the next step is made of these before anybody has seen the token.
+    Tokens computed by a step in flight count as computed, and the token that it draws counts in
+    `length`, because the next step is built from these before the host has seen the token.
 
-    A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens. It keeps
-    its `num_cached` too, unless it then finds more than it had reached: what it finds up to there
-    may have been computed for it. A resumed one begins like that, with tokens that another worker
-    generated.
+    A preempted sequence returns to `num_computed = 0` and keeps its generated tokens. It keeps its
+    `num_cached`, too, unless it then finds more in the cache than it had reached, because what it
+    finds up to there may have been computed for it. A resumed sequence starts like that, with
+    tokens that another worker generated.
 
-    An activated LoRA acts on positions from `request.activation` on. The lease is held from the
-    start all the same: a sequence once admitted never waits for its adapter in mid-prefill.
+    An activated LoRA acts on positions from `request.activation` on. Its lease is held from the
+    start nevertheless, so that an admitted sequence never waits for its adapter in mid-prefill.
     """
 
     def __init__(
@@ -70,30 +70,30 @@ class Sequence:
         self.arrival_s = arrival_s
         self.stage_times = StageTimes(arrival_s)
         self.last_token_s: float | None = None
-        """When it got its last token here."""
+        """Time of its last token generated here."""
         self.tokens = list(request.tokens)
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
         self.num_inflight_steps = 0
-        """Steps in flight that compute its tokens. While there are any it keeps its pages, slot and
-        lease."""
+        """Number of steps in flight that compute its tokens. While there are any, it keeps its
+        pages, slot and lease."""
         self.num_inflight_tokens = 0
-        """Tokens that steps in flight draw for it. They are not in `tokens` yet."""
+        """Number of tokens that steps in flight draw for it, which are not in `tokens` yet."""
         self.num_cached = 0
         self.num_reached = 0
-        """Prompt positions computed or found by the steps that have ended, preempted or not."""
+        """Prompt positions computed or found by finished steps, also before a preemption."""
         self.status = SequenceStatus.WAITING
         self.block_table = block_table
         self.lease: AdapterLease | None = None
         self.slot: int | None = None
-        """Its slot of the token buffer, while it runs."""
+        """Slot of the token buffer while it runs, else None."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.pooled: NDArray[np.float32] | None = None
-        """For kind `embed`: what the steps that have ended add to its vector."""
+        """For kind `embed`: sum of what finished steps contribute to its vector."""
         self.logprobs: list[TokenLogprobs] = []
         """Log-probabilities of the generated tokens that are not sent yet."""
         self.num_unsent_tokens = 0
-        """Generated tokens that are not sent to the gateway yet."""
+        """Number of generated tokens that are not sent to the gateway yet."""
         self._hasher = PageHasher(
             model=request.model,
             domain=request.cache_domain,
@@ -106,32 +106,32 @@ class Sequence:
         self.tenant_queue: TenantQueue[Sequence]
         """Queue of the tenant that is charged; set when the sequence is queued."""
         self.is_pending = False
-        """Queued, and its tokens are not all computed."""
+        """Whether it is queued and its tokens are not all computed."""
         self.num_charged = 0
-        """Tokens paid for: what a preemption loses is computed again at no charge."""
+        """Number of tokens charged. Computing them again after a preemption is free."""
         self.terms = TERMS[request.service_class]
         self.due_s = arrival_s + self.terms.ttft_s
-        """When its next token is."""
+        """Time when its next token is due."""
         patience_s = self.terms.ttft_s
         if request.timeout_s is not None:
             patience_s = min(patience_s, request.timeout_s)
         self.order = -request.priority, arrival_s + patience_s, arrival_s
-        """Among the waiting of its tenant: higher priority, then the earlier deadline, then first
-        come."""
+        """Sort key among the tenant's waiting sequences: higher priority, then the earlier
+        deadline, then the earlier arrival."""
         self.grammar: SequenceGrammar | None = None
         """Set before it is queued if the request has one."""
         self.limits: TokenLimits | None = None
-        """The same of the rules of its tokens."""
+        """Set before it is queued if the request has token rules."""
         self.needs_host_token = bool(request.grammar)
-        """The host reads its last token before each of its steps: no step is scheduled for it while
-        one that draws a token for it is in flight."""
+        """Whether the host must read its last token before each of its steps, so that no step is
+        scheduled for it while one in flight draws a token for it."""
         self.end_tokens = frozenset(request.params.stop_token_ids)
         if request.grammar or not request.params.ignore_eos:
             self.end_tokens |= end_tokens
 
     @property
     def key(self) -> tuple[int, int]:
-        """(connection, id): unique in a worker."""
+        """(connection, id), unique in a worker."""
         return self.connection, self.request.id
 
     @property
@@ -144,7 +144,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens it has when the steps in flight have ended, if none of them is its last."""
+        """Tokens that it has after the steps in flight, if none of them is its last."""
         return len(self.tokens) + self.num_inflight_tokens
 
     @property
@@ -153,16 +153,16 @@ class Sequence:
 
     @property
     def may_skip_cached(self) -> bool:
-        """Whether positions found in the prefix cache need not be computed: no output is made of
-        their hidden states. The last position is always computed."""
+        """Whether positions found in the prefix cache need not be computed, because no output
+        depends on their hidden states. The last position is always computed."""
         if self.request.kind is OutputKind.EMBED:
             return self.request.pooling is Pooling.LAST
         return self.params.prompt_logprobs is None
 
     @property
     def is_generating(self) -> bool:
-        """The next step may continue it: the prompt is computed, there is more to generate than
-        what is in flight, and that need not be known before."""
+        """Whether the next step may continue it: the prompt is computed, there is more to generate
+        than the tokens in flight, and these need not be known first."""
         if self.num_inflight_tokens and (
             self.needs_host_token or (self.limits is not None and self.limits.needs_host_token)
         ):
@@ -175,7 +175,7 @@ class Sequence:
         return self.num_computed >= self.request.activation
 
     def num_next(self, budget: int) -> int:
-        """Tokens the next step may compute: one chunk never crosses the activation."""
+        """Returns how many tokens the next step may compute, never across the activation."""
         end = self.length if self.is_activated else self.request.activation
         return min(end - self.num_computed, budget)
 
@@ -185,17 +185,17 @@ class Sequence:
 
     @property
     def is_begun(self) -> bool:
-        """A token was generated for it here."""
+        """Whether a token was generated for it here."""
         return self.num_generated > self.request.num_resumed
 
     @property
     def max_len(self) -> int:
-        """Tokens the sequence has when it has run to its `max_tokens`."""
+        """Number of tokens that the sequence has if it runs to its `max_tokens`."""
         return self.num_prompt + self.params.max_tokens
 
     @property
     def is_prefilling(self) -> bool:
-        """Its tokens are not all computed, and no step that does the rest is in flight."""
+        """Whether it has uncomputed tokens that no step in flight computes."""
         return self.is_pending and not self.num_inflight_tokens
 
     @property
@@ -208,7 +208,7 @@ class Sequence:
 
     @property
     def expires_s(self) -> float:
-        """From then on its first token is not wanted."""
+        """Deadline for the first token; infinity without a timeout."""
         timeout_s = self.request.timeout_s
         return math.inf if timeout_s is None else self.arrival_s + timeout_s
 
@@ -220,17 +220,17 @@ class Sequence:
 
     @property
     def next_page_key(self) -> bytes | None:
-        """Key of the first full page that is not in the prefix cache."""
+        """Key of the first full page that is not in the prefix cache, or None."""
         index = self.block_table.num_committed
         return self.page_keys[index] if index < len(self.page_keys) else None
 
     def add_pooled(self, start: int, vector: NDArray[np.float32]) -> None:
-        """Takes what a step whose first token is at position `start` adds to the vector. A
-        preempted sequence begins it again."""
+        """Adds the contribution of a step whose first token is at position `start` to the vector.
+        At 0 the vector starts again, because the sequence was preempted or is new."""
         self.pooled = vector if start == 0 or self.pooled is None else self.pooled + vector
 
     def finish_prompt(self) -> SequenceOutput:
-        """The end of a sequence that generates nothing: its scores, or its vector."""
+        """Returns the end of a sequence that generates nothing, with its scores or its vector."""
         if self.pooled is None:
             return SequenceOutput(
                 id=self.request.id,
@@ -251,9 +251,9 @@ class Sequence:
     def append(
         self, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float
     ) -> SequenceOutput | None:
-        """Takes tokens generated by now, up to its last one, and returns what is to be sent, if
-        anything is. The next token is due `tpot_s` after each of them was, but a late first token
-        is forgiven."""
+        """Appends tokens generated at `now`, up to the last one, and returns the output to send, or
+        None if there is none yet. The next token is due `tpot_s` after each of them was due, but a
+        late first token is forgiven."""
         if not tokens:
             return None
         is_first = not self.is_begun
@@ -289,8 +289,7 @@ class Sequence:
         return output
 
     def end_within(self, tokens: list[int]) -> tuple[int, FinishReason | None]:
-        """How many of the new tokens belong to the sequence, and why it ends with them, if it
-        does."""
+        """Returns how many new tokens belong to the sequence, and why it ends with them if so."""
         num_left = self.params.max_tokens - self.num_generated
         for number, token in enumerate(tokens[:num_left], start=1):
             if token in self.end_tokens:

@@ -1,4 +1,4 @@
-"""When a sequence passed the stages of its way through a worker."""
+"""Times at which a sequence passed its stages in a worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from adapters.pool.tiers import Load
 
 MAX_PREEMPTIONS = 8
-"""Preemptions of one sequence whose times are kept; further ones are only counted."""
+"""Maximum number of a sequence's preemptions whose times are kept; others are counted."""
 
 
 @dataclass(slots=True)
@@ -20,13 +20,12 @@ class StageTimes:
 
     arrival_s: float
     started_s: float | None = None
-    """When it was first admitted to a step. None: it has only waited."""
+    """Time of its first admission to a step; None while it has only waited."""
     first_token_s: float | None = None
     adapter_load: Load | None = None
-    """Tier that its adapter came from, begin and end. None: the adapter was on the device when the
-    sequence arrived, or there is none."""
+    """Load of its adapter; None if there is none, or it was on the device at the arrival."""
     preempted_s: list[float] = field(default_factory=list[float])
-    """The first `MAX_PREEMPTIONS`."""
+    """Times of the first `MAX_PREEMPTIONS`."""
     num_preemptions: int = 0
 
     def note_preemption(self, now: float) -> None:
@@ -35,8 +34,8 @@ class StageTimes:
             self.preempted_s.append(now)
 
     def told(self, now: float, model_away: tuple[float, float]) -> SequenceTimes:
-        """The times so far, as the gateway gets them. model_away: when its
-        base model last left the device and came back."""
+        """Returns the times so far, relative to the arrival, as sent to the gateway. model_away:
+        times when its base model was last unloaded and loaded."""
         left_s, back_s = model_away
         load = self.adapter_load
         return SequenceTimes(

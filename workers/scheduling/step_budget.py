@@ -1,4 +1,4 @@
-"""Prompt tokens that may join a step on which generating sequences wait."""
+"""Budget of prompt tokens for a step that generating sequences wait for."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from workers.scheduling.step_cost import StepTime
 
 MIN_TOKENS = 64
 MIN_PART = 0.25
-"""Prompt tokens in every step even when tokens are late, or else no prompt is computed under load:
-so many, as far as the longest gap between tokens has room for them, or as take this part of the
-time of the generating sequences alone."""
+"""Prompt tokens guaranteed in every step, even if tokens are late, because otherwise no prompt is
+computed under load: MIN_TOKENS, as far as the maximum gap between tokens has room for them, or as
+many as take MIN_PART of the time of the generating sequences alone."""
 OVER_SHARE_PART = 0.4
-"""Time that over-share tenants may add to a step with their tokens and prompts, as a part of the
-step's time without either."""
+"""Time that over-share tenants may add to a step with their tokens and prompts, as a fraction of
+the step's time without either."""
 
 
 class StepBudget:
-    """num_tokens: prompt tokens at most; decode_s: predicted seconds of the step so far;
-    within_share_s: the same without over-share tenants, infinity if no sequence generates; seconds:
-    what the step may take without making a token late; max_gap_s: what it may take so that no gap
-    between two tokens is longer, however early the tokens before it were."""
+    """Budget of one step.
+
+    num_tokens: maximum number of prompt tokens. decode_s: predicted seconds of the step so far.
+    within_share_s: the same without over-share tenants, infinity if no sequence generates. seconds:
+    duration up to which no token is late. max_gap_s: duration up to which no gap between two tokens
+    is too long, however early the previous tokens were.
+    """
 
     def __init__(
         self,
@@ -40,19 +43,19 @@ class StepBudget:
         self._floor = int(max(min(MIN_TOKENS, step_time.tokens_within(floor_s, 0)), 1))
 
     def is_spent(self, *, is_over_share: bool) -> bool:
-        """Whether no prompt of such a tenant gets tokens any more."""
+        """Whether prompts of such a tenant get no more tokens."""
         is_late = is_over_share and self._floor <= 0 and self._over_share_s <= 0.0
         return self.num_tokens <= 0 or is_late
 
     def room(self, context: float, *, is_over_share: bool) -> int:
-        """Tokens left for a prompt with `context` tokens computed: at least one, unless the budget
-        is spent."""
+        """Returns the tokens left for a prompt with `context` tokens computed: at least one, unless
+        the budget is spent."""
         seconds = min(self._seconds, self._over_share_s) if is_over_share else self._seconds
         within = self._step_time.tokens_within(seconds, context)
         return int(min(self.num_tokens, max(within, self._floor, 1)))
 
     def take(self, num_tokens: int, context: int) -> None:
-        """Uses up the budget; `num_tokens` is 0 when its time is over."""
+        """Deducts tokens from the budget. Sets `num_tokens` to 0 once the time is used up."""
         seconds = self._step_time.seconds_of(num_tokens, context)
         self._seconds -= seconds
         self._over_share_s -= seconds

@@ -1,4 +1,4 @@
-"""How long a step takes, learned from the steps before it.
+"""Model of the duration of a step, learned from previous steps.
 
 seconds = t0 + t1 x tokens + t2 x positions that the tokens attend to
 """
@@ -8,34 +8,34 @@ from __future__ import annotations
 import math
 
 MEMORY = 0.995
-"""Weight that each new step leaves to the measurements before it."""
+"""Factor by which each new step reduces the weight of earlier measurements."""
 RECENT = 0.9
-"""The same, of a `RecentRatio`."""
+"""Factor by which each new term of a `RecentRatio` reduces the weight of earlier ones."""
 MIN_STEPS = 8
-"""Steps to measure before the first prediction: fewer do not tell three coefficients apart."""
+"""Steps to measure before the first prediction. Fewer do not determine three coefficients."""
 UNITS = (1.0, 1e2, 1e5)
 """Scale of each coefficient, so that all three are near one."""
 RIDGE = 1e-9
-"""Towards zero, in parts of the largest product: what the steps so far do not tell apart is shared
-between the coefficients. Far above what rounding leaves of a pivot that is none."""
+"""Regularisation towards zero, as a fraction of the largest product. Divides between the
+coefficients what the steps do not determine. Far above the rounding error of a zero pivot."""
 
 
 class StepTime:
-    """Least squares of the relative error, so that a step that was held up by something else weighs
-    little. Nothing is negative: more work takes no less time."""
+    """Least squares of the relative error, so that a step delayed by something else has little
+    weight. No coefficient is negative, because more work does not take less time."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets what was measured so far."""
+        """Forgets all measurements."""
         self._products = [[0.0] * 3 for _ in range(3)]
         self._sums = [0.0] * 3
         self._num_steps = 0
         self._coefficients: tuple[float, float, float] | None = None
 
     def note(self, num_tokens: int, num_attended: int, seconds: float) -> None:
-        """num_attended: earlier positions that its tokens read, summed over the tokens."""
+        """Records a step. num_attended: sum over its tokens of the earlier positions read."""
         if seconds <= 0.0:
             return
         values = (1, num_tokens, num_attended)
@@ -49,21 +49,21 @@ class StepTime:
         self._coefficients = None
 
     def predict(self, num_tokens: float, num_attended: float) -> float:
-        """Seconds; 0 if nothing is known."""
+        """Returns the predicted seconds of a step, or 0 if unknown."""
         return self.total(1, num_tokens, num_attended)
 
     def total(self, num_steps: float, num_tokens: float, num_attended: float) -> float:
-        """Seconds of several steps with so many tokens in all; 0 if nothing is known."""
+        """Returns the predicted seconds of several steps with these totals, or 0 if unknown."""
         step, token, position = self._solved()
         return step * num_steps + token * num_tokens + position * num_attended
 
     def seconds_of(self, num_tokens: float, context: float) -> float:
-        """What `num_tokens` tokens of a prompt add to a step, behind `context` positions."""
+        """Returns the seconds that prompt tokens after `context` positions add to a step."""
         _, token, position = self._solved()
         return num_tokens * (token + position * context)
 
     def tokens_within(self, seconds: float, context: float) -> float:
-        """Tokens of a prompt that add at most `seconds` to a step."""
+        """Returns the number of prompt tokens that add at most `seconds` to a step."""
         cost = self.seconds_of(1, context)
         return max(seconds, 0.0) / cost if cost > 0.0 else math.inf
 
@@ -75,7 +75,7 @@ class StepTime:
         return self._coefficients
 
     def _solve(self) -> tuple[float, float, float]:
-        """The coefficients. One that would be negative is set to zero, one by one."""
+        """Returns the coefficients. Negative ones are set to zero, one at a time."""
         kept = [0, 1, 2]
         while True:
             values = self._solve_for(kept)
@@ -88,7 +88,7 @@ class StepTime:
         return step, token, position
 
     def _solve_for(self, kept: list[int]) -> list[float]:
-        """The normal equations of these coefficients, by Gaussian elimination."""
+        """Solves the normal equations of these coefficients by Gaussian elimination."""
         size = len(kept)
         matrix = [[self._products[i][j] for j in kept] + [self._sums[i]] for i in kept]
         ridge = RIDGE * max(matrix[i][i] for i in range(size))
@@ -107,7 +107,7 @@ class StepTime:
 
 
 class RecentRatio:
-    """Ratio of two recent sums; older terms lose weight with each new one."""
+    """Ratio of two recent sums. Each new term reduces the weight of earlier ones."""
 
     def __init__(self) -> None:
         self._over = self._under = 0.0
@@ -118,5 +118,5 @@ class RecentRatio:
 
     @property
     def value(self) -> float:
-        """0 before the first term."""
+        """Current ratio; 0 before the first term."""
         return self._over / self._under if self._under > 0.0 else 0.0

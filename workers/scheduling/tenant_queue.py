@@ -1,5 +1,5 @@
-"""Queues of a service class and of a tenant in it, with what each was charged. Plain data: the
-order is `FairQueue`'s."""
+"""Queues of a service class and of a tenant in it, with the charges of each. Plain data;
+`FairQueue` determines the order."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from workers.wire.protocol import ServiceClass
 
 Item = TypeVar("Item")
-"""What is queued: a sequence."""
+"""Type of the queued items: sequences."""
 
 MAX_TENANTS = 1024
-"""Tenants of a class; beyond it, idle ones are forgotten whose counter a return would raise."""
+"""Number of tenants of a class beyond which `forget_idle` drops idle ones."""
 
 
 class Terms(NamedTuple):
-    """What a service class is promised.
+    """Terms of a service class.
 
-    share: its part of the device while other classes have work; ttft_s: seconds to the first token;
-    tpot_s: seconds to each later token; num_gaps: how many times `max_token_gap` two tokens may be
-    apart.
+    share: fraction of the device while other classes have work. ttft_s: seconds to the first token.
+    tpot_s: seconds to each later token. num_gaps: maximum gap between two tokens, in multiples of
+    `max_token_gap`.
     """
 
     share: float
@@ -40,14 +40,14 @@ Turn = tuple[float, float, int]
 
 
 class Load(NamedTuple):
-    """Waiting sequences, their tokens, and the tokens that they may still generate."""
+    """Number of waiting sequences, their tokens, and the tokens that they may still generate."""
 
     num_requests: float
     num_tokens: float
     num_output: float
 
     def changed(self, other: Load, sign: int) -> Load:
-        """Returns the load with the other one, or without it if `sign` is -1."""
+        """Returns the load with the other one added, or subtracted if `sign` is -1."""
         return Load(
             self.num_requests + sign * other.num_requests,
             self.num_tokens + sign * other.num_tokens,
@@ -55,7 +55,7 @@ class Load(NamedTuple):
         )
 
     def with_parts(self, parts: Iterable[tuple[Load, float]]) -> Load:
-        """Returns the load with others, of each as many tokens as are given at most."""
+        """Returns the load with parts of others added, of at most the given tokens each."""
         requests, tokens, output = self
         for (more_requests, more_tokens, more_output), most in parts:
             if most >= more_tokens:
@@ -75,33 +75,33 @@ NO_LOAD = Load(0, 0, 0)
 
 @dataclass(slots=True, eq=False)
 class TenantQueue(Generic[Item]):
-    """A tenant in one service class. counter: tokens charged, divided by its weight."""
+    """Tenant in one service class. counter: tokens charged, divided by its weight."""
 
     class_queue: ClassQueue[Item]
     tenant: str
     weight: int
     counter: float = 0.0
     pending: list[Item] = field(default_factory=list[Any])
-    """Sequences whose prompt is not computed: those that run first, then by `Sequence.order`."""
+    """Sequences whose prompt is not computed: running ones first, then by `Sequence.order`."""
     num_sequences: int = 0
-    """Pending or generating."""
+    """Number of pending and generating sequences."""
     num_started: int = 0
-    """Pending sequences that run."""
+    """Number of pending sequences that run."""
     waiting: Load = NO_LOAD
-    """Those of the pending sequences that wait."""
+    """Load of the pending sequences that wait."""
     since: int = 0
-    """Number of the activation at which the tenant last began to have a pending sequence."""
+    """Number of the activation at which the tenant last began to have pending sequences."""
     next_room_s: float = 0.0
     """Time until which this tenant's refused requests were told to wait."""
     recent_part: float = 0.0
-    """Its part of the tokens charged recently, at the time of `recent_at`."""
+    """Fraction of the recently charged tokens that were the tenant's, at `recent_at`."""
     recent_at: float = 0.0
     """Tokens charged to all tenants when `recent_part` was computed."""
 
     @property
     def turn(self) -> Turn:
-        """Sort key. Of two tenants charged alike, as after a return from idleness, the one with
-        fewer running sequences by weight comes first."""
+        """Sort key. Of two tenants with equal charges, such as after idleness, the one with fewer
+        running sequences for its weight is first."""
         return self.counter, self.num_running / self.weight, self.since
 
     @property
@@ -115,7 +115,7 @@ class TenantQueue(Generic[Item]):
 
 @dataclass(slots=True, eq=False)
 class ClassQueue(Generic[Item]):
-    """A service class. counter: tokens charged, divided by its share."""
+    """Service class. counter: tokens charged, divided by its share."""
 
     terms: Terms
     counter: float = 0.0

@@ -1,4 +1,4 @@
-"""Which tokens a sequence may draw by the `TokenRules` of its request, followed token by token."""
+"""Tokens that a sequence may draw by the `TokenRules` of its request, updated token by token."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 MAX_BEFORE_THOUGHT = 4
-"""Tokens before the one that begins a thought: white space. An answer that begins otherwise has
-none."""
+"""Maximum number of tokens, such as white space, before the token that begins a thought. An answer
+that begins otherwise has no thought."""
 
 
 class TokenLimits:
@@ -23,12 +23,12 @@ class TokenLimits:
         self._allowed = self._mask(rules.allowed) if rules.allowed else None
         self._always = frozenset(banned[0] for banned in rules.banned if len(banned) == 1)
         self._endings: dict[int, list[list[int]]] = defaultdict(list)
-        """Longer banned sequences, by the token before their last."""
+        """Banned sequences of several tokens, by the token before their last."""
         for banned in rules.banned:
             if len(banned) > 1:
                 self._endings[banned[-2]].append(list(banned))
         self._thought: ThoughtBound | None = rules.thought
-        """None once it is over, or there is none."""
+        """None if there is no thought, or it has ended."""
         self._is_thinking = rules.thought is not None and rules.thought.is_begun
         self._num_before = 0
         self._num_thought = 0
@@ -41,19 +41,19 @@ class TokenLimits:
 
     @property
     def ends_thought(self) -> bool:
-        """Whether the thought is as long as it may be, so that only its end may follow."""
+        """Whether the thought has reached its maximum length, so that only its end may follow."""
         thought = self._thought
         return self._is_thinking and thought is not None and self._num_thought >= thought.max_tokens
 
     @property
     def mask(self) -> NDArray[Any] | None:
-        """The tokens that may follow, as `SampleInput` has them; None: any."""
+        """Mask of the tokens that may follow, as in `SampleInput`; None: any."""
         if self._thought is not None and self.ends_thought:
             return self._mask((self._thought.end,))
         return self._allowed
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Goes on over generated tokens."""
+        """Updates the state by generated tokens."""
         for token in tokens:
             if self._thought is None:
                 return
@@ -69,8 +69,8 @@ class TokenLimits:
                     self._thought = None
 
     def banned_after(self, tokens: Sequence[int], num_prompt: int) -> frozenset[int]:
-        """The tokens that would complete a banned sequence. `tokens` begin with the prompt, which
-        is part of none."""
+        """Returns the tokens that would complete a banned sequence. `tokens` begin with the prompt,
+        which is not part of any banned sequence."""
         num_generated = len(tokens) - num_prompt
         if not num_generated or not self._endings:
             return self._always
@@ -88,7 +88,7 @@ class TokenLimits:
 
 
 def kept(banned: frozenset[int], mask: NDArray[Any] | None) -> frozenset[int]:
-    """The banned tokens; none of them where the mask allows no other."""
+    """Returns the banned tokens, or none of them if the mask allows no other token."""
     if mask is None or not banned:
         return banned
     left = np.unpackbits(mask.view(np.uint8), bitorder="little")
