@@ -1,7 +1,7 @@
 """`python -m loraplex`.
 
-Python puts the current folder first on the path of imports, where a file of any library's name
-would run in its place; it goes before anything else is imported.
+Python puts the current folder first on the import path, so that a file named like a library would
+be run. The folder is removed before anything else is imported.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The command line's way to a running server: its REST interface and nothing else."""
+"""REST client with which the command line talks to a running server."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ADVICE = {
 
 
 class Api:
-    """`key` may be an admin's or a tenant's; the server decides what it may do."""
+    """REST client. `key` may be an admin's or a tenant's; the server checks its rights."""
 
     def __init__(self, url: str, key: str, key_source: str = "LORAPLEX_KEY") -> None:
-        """`key_source`: where the key was found, for messages. Raises BadSettings."""
+        """`key_source` says where the key was found, for messages. Raises BadSettings."""
         self._key_source = key_source
         if not (key.isascii() and key.isprintable()):
             raise BadSettings("LORAPLEX_KEY: no API key has such characters")
@@ -61,7 +61,7 @@ class Api:
         return self._call("GET", path, params=_given(query))
 
     def get_tagged(self, path: str, **query: Any) -> tuple[Any, str]:
-        """With its ETag."""
+        """Returns the answer and its ETag."""
         answer = self._send("GET", path, params=_given(query))
         return answer.json(), answer.headers["etag"]
 
@@ -71,7 +71,7 @@ class Api:
     def put(
         self, path: str, body: dict[str, Any], *, if_match: str | None = None, **query: Any
     ) -> Any:
-        """`if_match`: the ETag that what is replaced must still have."""
+        """`if_match` is the ETag that the replaced resource must still have."""
         headers = _given({"if-match": if_match})
         return self._call("PUT", path, json=body, params=_given(query), headers=headers)
 
@@ -82,7 +82,7 @@ class Api:
         return self._call("DELETE", path, params=_given(query))
 
     def all(self, path: str, cursor: str | Sequence[str] = "name", **query: Any) -> list[Any]:
-        """Every page of a listing that goes by a field, or by several."""
+        """Returns all pages of a list whose cursor is one field or several."""
         parts = [cursor] if isinstance(cursor, str) else cursor
         found: list[dict[str, Any]] = []
         while True:
@@ -93,19 +93,19 @@ class Api:
                 return found
 
     def upload(self, path: str, fields: dict[str, Any], files: Mapping[str, io.RawIOBase]) -> Any:
-        """A form with files, which are read while they are sent."""
+        """Uploads a form with files, which are read while they are sent."""
         parts: Any = {name: (name, file) for name, file in files.items()}
         return self._call("POST", path, data=_given(fields), files=parts)
 
     def append(self, path: str, offset: int, data: bytes) -> Any:
-        """A piece of an upload."""
+        """Sends a piece of an upload."""
         headers = {"upload-offset": str(offset)}
         return self._call("PATCH", path, content=data, headers=headers)
 
     def chat(
         self, model: str, messages: list[dict[str, str]], **options: Any
     ) -> Iterator[dict[str, Any]]:
-        """The events of the answer as they come. Raises ApiFailure."""
+        """Yields the events of a streamed answer. Raises ApiFailure."""
         body = {"model": model, "messages": messages, "stream": True} | _given(options)
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -138,7 +138,7 @@ class Api:
         return NoAnswer(str(refused)) if answer.status_code in NOT_NOW else refused
 
     def _in_our_words(self, status: int, error: dict[str, Any]) -> dict[str, str]:
-        """The message of an error whose own words speak of headers and routes."""
+        """Returns a message for errors whose own one names headers and routes, or no message."""
         key, message, code = self._key_source, str(error.get("message")), error.get("code")
         if status == 401:
             return {"message": f"{self.url} does not know the key of {key}, or it has ended"}
@@ -151,7 +151,7 @@ class Api:
 
 
 def connect(settings: Settings) -> Api:
-    """For managing: by settings, else with the admin key of the running server."""
+    """Connects for management: as the settings say, or with the admin key of the running server."""
     url, server = _place(settings)
     key = settings.key or _keys_of(server).get("admin")
     if server is not None and url == server.url:
@@ -160,8 +160,8 @@ def connect(settings: Settings) -> Api:
 
 
 def connect_tenant(settings: Settings, tenant: str | None, key: str | None = None) -> Api:
-    """For inference: with `key`; else with the known key of this tenant, or without one as
-    `connect`, with the key of the first tenant there is. Raises NoKey and ApiFailure."""
+    """Connects for inference with `key`, or with the known key of `tenant`. Without both, uses the
+    key of the settings or that of the first known tenant. Raises NoKey and ApiFailure."""
     url, server = _place(settings)
     if key is not None:
         return _api(settings, url, key)
@@ -175,8 +175,8 @@ def connect_tenant(settings: Settings, tenant: str | None, key: str | None = Non
 
 
 def endpoint(settings: Settings, url: str | None) -> tuple[str, str | None]:
-    """The base URL for inference, and a key for it if one is known. url: to be used in place of
-    the settings'; LORAPLEX_KEY is not for it where LORAPLEX_URL names another. Raises
+    """Returns the base URL for inference, and a key for it if one is known. `url` overrides the URL
+    of the settings. The key of the settings is not used if they name another URL. Raises
     ApiFailure."""
     if url and settings.url and url.rstrip("/") != settings.url.rstrip("/"):
         settings = msgspec.structs.replace(settings, key=None)
@@ -188,9 +188,8 @@ def endpoint(settings: Settings, url: str | None) -> tuple[str, str | None]:
 
 
 def with_store_of_server(settings: Settings) -> Settings:
-    """The settings with the store that the server reads, for what is imported on this machine.
-
-    Raises ApiFailure if nothing serves, or on another machine and no store is set for both."""
+    """Returns the settings with the store that the server reads, for imports on this machine.
+    Raises ApiFailure if no server runs, or it runs on another machine and no store is set."""
     if settings.store is not None:
         return settings
     url, server = _place(settings)
@@ -206,11 +205,11 @@ def with_store_of_server(settings: Settings) -> Settings:
 
 
 def _place(settings: Settings) -> tuple[str, RunningServer | None]:
-    """The URL to speak to, and the server of this account that listens there."""
+    """Returns the server's URL, and the server if it is this account's on this machine."""
     if settings.url:
-        # As it is given to clients of the data plane, it ends so.
+        # URLs of the data plane, which users may have set, end with /v1.
         url = settings.url.rstrip("/").removesuffix("/v1")
-        # A server that is not of this account would learn the key.
+        # A server of another account would learn the key.
         return url, find_server_at(settings, url)
     server = find_server(settings)
     return (server.url if server else ""), server
@@ -232,7 +231,7 @@ def _nothing_serves(settings: Settings) -> ApiFailure:
 
 
 def _keys_of(server: RunningServer | None) -> dict[str, Any]:
-    """Raises BadSettings, and NotPrivate for the file of another account."""
+    """Returns a server's keys. Raises BadSettings, or NotPrivate if another account owns them."""
     if server is None:
         return {}
     path = server.data_dir / "keys.json"

@@ -1,4 +1,4 @@
-"""When a certificate ends, read from its file."""
+"""Reads the expiry of a certificate from its file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ VERSION, UTC_TIME = 0xA0, 0x17
 
 
 def expiry_of(path: Path) -> float:
-    """Seconds since 1970 at which the first certificate of a PEM file ends. Raises OSError, and
-    ValueError for a file that holds none."""
+    """Returns when the first certificate of a PEM file expires, in seconds since 1970. Raises
+    OSError, or ValueError if the file has no certificate."""
     found = _PEM.search(path.read_text(errors="replace"))
     if found is None:
         raise ValueError(f"{path} holds no certificate")
@@ -25,8 +25,8 @@ def expiry_of(path: Path) -> float:
 
 
 def _not_after(der: bytes) -> float:
-    """By RFC 5280: Certificate, TBSCertificate, then version, serial number, algorithm, issuer and
-    validity."""
+    """Returns the end of the validity, in seconds since 1970. RFC 5280 nests Certificate,
+    TBSCertificate, then version, serial number, algorithm, issuer and validity."""
     signed = _children(_children(der)[0][1])
     fields = _children(signed[0][1])
     if fields[0][0] == VERSION:
@@ -37,7 +37,7 @@ def _not_after(der: bytes) -> float:
 
 
 def _children(data: bytes) -> list[tuple[int, bytes]]:
-    """Tag and contents of each DER value in `data`."""
+    """Returns the tag and contents of each DER value in `data`."""
     found: list[tuple[int, bytes]] = []
     at = 0
     while at < len(data):

@@ -1,6 +1,6 @@
-"""The command `loraplex`. Importing it imports no server and no torch.
+"""The command `loraplex`. Importing it imports neither a server nor torch.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or settings.
+Exit codes: 0 success, 1 failure, 2 wrong usage or settings.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from loraplex.output import watch_output
 log = logging.getLogger(__name__)
 
 MAX_DESCRIPTORS = 65_536
-"""Four times the connections a server takes by default; far above it, programs that close
-every possible descriptor when they start become slow."""
+"""Maximum descriptors: four times the default number of connections. With far more, programs that
+close every possible descriptor at their start become slow."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,7 +64,7 @@ for command in (
 
 
 def main() -> None:
-    # For our children too: a core would hold keys, and what was said.
+    # Also disables core dumps of children, because they would contain keys and prompts.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     raise_descriptor_limit()
     watch_output()
@@ -75,7 +75,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except OutputLost as lost:
-        # Or else what is still in its buffer would be tried once more at the end.
+        # Otherwise Python would try to flush the buffered output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if str(lost):
             click.echo(f"loraplex: {lost}", err=True)
@@ -84,7 +84,7 @@ def main() -> None:
         _tell(str(error))
         sys.exit(getattr(error, "exit_code", 1))
     except OSError as error:
-        # Of a file that is named nothing more is to be known; all else is ours.
+        # An OSError with a file name needs no traceback. Any other is a bug.
         if error.filename is None:
             raise
         _tell(f"{error.strerror}: {error.filename}")
@@ -98,8 +98,8 @@ def main() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Lets this process and its children open as many files and sockets as the hard limit allows,
-    at most `MAX_DESCRIPTORS`."""
+    """Raises this process's limit of open files to the hard limit, but at most `MAX_DESCRIPTORS`.
+    Its children inherit the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""Children that do not outlive their parent."""
+"""Ends child processes when their parent ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
-    """A Popen `preexec_fn`: the kernel sends `signum` to the child when its parent ends.
+    """Returns a Popen `preexec_fn` that makes the kernel send `signum` to the child when its parent
+    ends.
 
-    Its parent is the thread that starts it, so start children from one that lasts. None where
-    the kernel cannot (it is Linux's own).
+    The kernel means the thread that starts the child, so start children from one that lasts.
+    Returns None on systems other than Linux.
     """
     if sys.platform != "linux":
         return None

@@ -1,4 +1,4 @@
-"""Failures the command line tells in a line rather than a traceback."""
+"""Errors that the command line reports in one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 
 
 class LoraplexError(Exception):
-    """The message is for people; `exit_code` for scripts."""
+    """Error with a message for people and an `exit_code` for scripts."""
 
     exit_code = 1
 
 
 class BadSettings(LoraplexError):
-    """A setting has no sense; the message names it and where it came from."""
+    """Invalid setting. The message names it and its source."""
 
     exit_code = 2
 
 
 class OutputLost(LoraplexError):
-    """Standard output cannot be written. No message: its reader has enough."""
+    """Failed write to standard output. Has no message if its reader has closed the pipe."""
 
 
 class ApiFailure(LoraplexError):
-    """The server refused, or is not there."""
+    """Refusal of the server, or failure to reach it."""
 
 
 class NoAnswer(ApiFailure):
-    """The server is not there, or not now: asking again may help."""
+    """Server that is unreachable or temporarily unavailable, so that a retry may help."""
 
 
 class NoKey(ApiFailure):
-    """The command line has no key for the server, or none of the tenant."""
+    """Missing key for the server or the tenant."""
 
 
 class Refused(ApiFailure):
-    """The server said no. `error` is its object: a message and a code, of a refused adapter also
-    field, got, allowed and hint. `status` is that of the answer, 0 for what came later."""
+    """Refusal by the server. `error` has a message and a code and, for a rejected adapter, field,
+    got, allowed and hint. `status` is that of the answer, or 0 if the refusal came later."""
 
     def __init__(self, error: dict[str, Any], status: int = 0) -> None:
         self.status = status
@@ -45,7 +45,7 @@ class Refused(ApiFailure):
 
 
 def _tell(error: dict[str, Any]) -> str:
-    """The message, or what was found where a refused adapter has what cannot be served."""
+    """Returns the message of an error. For a rejected adapter, lists what cannot be served."""
     if "field" not in error:
         return str(error.get("message") or error.get("code") or error)
     lines = [f"the adapter cannot be served ({error['code']})", f"  field    {error['field']}"]
@@ -58,28 +58,28 @@ def _tell(error: dict[str, Any]) -> str:
 
 
 class ImportFailed(LoraplexError):
-    """The source cannot be imported; the message names what was found."""
+    """Source that cannot be imported. The message says what was found."""
 
 
 class TorchMissing(LoraplexError):
-    """A worker is to run where torch is not installed; the message is what installs it."""
+    """Missing torch on a machine that is to run a worker. The message says how to install it."""
 
 
 class DemoMissing(LoraplexError):
-    """The package with the demo's model is not installed; the message is what installs it."""
+    """Missing package of the demo's model. The message says how to install it."""
 
 
 class PostgresError(LoraplexError):
-    """The embedded server cannot be set up, started or stopped; the message says what to do."""
+    """Failure to create, start or stop the embedded PostgreSQL. The message says what to do."""
 
 
 class NotPrivate(LoraplexError):
-    """Another account could read or replace what is kept there."""
+    """File or folder that another account could read or replace."""
 
 
 class AdminKeyExists(LoraplexError):
-    """A first admin key is not made where one is live already."""
+    """Refusal to create a first admin key, because one is live."""
 
 
 class ChildFailed(LoraplexError):
-    """A process ended before it was ready; what it said is in the output above."""
+    """Process that ended before it was ready. Its output is shown above the message."""

@@ -1,4 +1,4 @@
-"""From what the OpenTelemetry SDK has collected to the families of a Prometheus page."""
+"""Converts the data of the OpenTelemetry SDK to the metric families of a Prometheus page."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from prometheus_client.samples import Exemplar, Sample
 from workers.tallies import LE, Histogram
 
 VLLM = "vllm"
-"""Names that begin so have a colon after it on the page; the API takes none."""
+"""Prefix of names that have a colon after it on the page. The API allows no colons."""
 OTLP_ALONE = "gen_ai."
-"""Names that begin so are those of the OpenTelemetry conventions: not on the page."""
+"""Prefix of names from the OpenTelemetry conventions, which are not on the page."""
 BUCKET, PARTS = "_bucket", ("_sum", "_count")
 PROCESS = "process"
-"""Label that tells two processes of one page apart, where both have a family."""
+"""Label of the process, for families that both processes of a page have."""
 
 Traced = Mapping[str, Histogram]
-"""By name, those whose exemplars are shown."""
+"""Histograms whose exemplars are shown, by name."""
 
 
 def families(data: MetricsData, traced: Traced) -> Iterator[Family]:
-    """By name. Three counters `X_bucket`, `X_sum` and `X_count` are the histogram X."""
+    """Yields families by name. Combines counters `X_bucket`, `X_sum` and `X_count` to histogram
+    X."""
     found = {
         metric.name: metric for metric in _metrics(data) if not metric.name.startswith(OTLP_ALONE)
     }
@@ -39,14 +40,14 @@ def families(data: MetricsData, traced: Traced) -> Iterator[Family]:
 
 
 def joined(own: Iterable[Family], others: str, names: tuple[str, str]) -> list[Family]:
-    """The families of this process with those of another's page. A family of both is one, with the
-    label `process` for which of the `names` a sample is of."""
+    """Returns the families of this process and of another's page. Samples of a family in both get
+    the label `process`, with one of the `names`."""
     result = {family.name: family for family in own}
     for other in text_string_to_metric_families(others):
         if (family := result.get(other.name)) is None:
             result[other.name] = other
             continue
-        # Anew: some collectors give out the same family each time.
+        # Copied, because some collectors return the same family object each time.
         both = result[other.name] = Family(family.name, family.documentation, family.type)
         for name, part in zip(names, (family, other), strict=True):
             for sample in part.samples:
@@ -88,7 +89,7 @@ def _with_exemplar(sample: Sample, histogram: Histogram) -> Sample:
 
 
 def _single(metric: Metric) -> Family:
-    """A counter's samples end in `_total`."""
+    """Returns the family of a metric. Names of a counter's samples end in `_total`."""
     is_counter = isinstance(metric.data, Sum) and metric.data.is_monotonic
     kind, suffix = ("counter", "_total") if is_counter else ("gauge", "")
     family = Family(page_name(metric.name), metric.description or "", kind)

@@ -1,4 +1,4 @@
-"""What a process counts, sent over OTLP from time to time."""
+"""Sends the metrics of a process over OTLP at intervals."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from loraplex.otlp import SEND_TIMEOUT_S, otlp_url
 from workers.tallies import LE
 
 DEFAULT_INTERVAL_MS = 60_000.0
-"""As the standard has it."""
+"""Default of the OpenTelemetry specification."""
 
 
 def send_interval_s(environ: Mapping[str, str]) -> float:
-    """Raises BadSettings."""
+    """Returns the interval in seconds. Raises BadSettings if the variable is invalid."""
     name = "OTEL_METRIC_EXPORT_INTERVAL"
     text = environ.get(name) or str(DEFAULT_INTERVAL_MS)
     try:
@@ -44,19 +44,19 @@ def send_interval_s(environ: Mapping[str, str]) -> float:
 
 
 def check_metric_sending(environ: Mapping[str, str]) -> None:
-    """Raises BadSettings, before the process is started that is to send."""
+    """Raises BadSettings if the settings are invalid, before the process that sends is started."""
     if otlp_url(environ, "metrics") is not None:
         send_interval_s(environ)
 
 
 class MetricSender:
-    """Sends all there is each `interval_s` seconds and once at the end of the process.
+    """Sender of all metrics, every `interval_s` seconds and once at the end of the process.
 
-    The SDK's own periodic reader would begin anew in every forked child, such as the admin plane's
-    sandboxes, and send there too."""
+    The SDK's own periodic reader would start again in every forked child, such as the admin plane's
+    sandboxes, and send from there too."""
 
     def __init__(self, exporter: MetricExporter, interval_s: float, traced: Traced) -> None:
-        """traced: histograms whose exemplars are sent, by name."""
+        """`traced` are the histograms whose exemplars are sent, by name."""
         self.reader = InMemoryMetricReader(exporter._preferred_temporality)
         self._exporter = exporter
         self._interval_s = interval_s
@@ -65,7 +65,7 @@ class MetricSender:
         self._thread = Thread(target=self._run, name="metrics-otlp", daemon=True)
 
     def start(self) -> None:
-        """The reader belongs to a provider by now."""
+        """Starts sending. The reader must belong to a provider."""
         self._thread.start()
         atexit.register(self.end)
 
@@ -74,7 +74,7 @@ class MetricSender:
             self._exporter.export(with_histograms(data, self._traced))
 
     def end(self) -> None:
-        """Sends what there is once more, or gives up after SEND_TIMEOUT_S."""
+        """Sends once more, or gives up after SEND_TIMEOUT_S seconds."""
         self._ending.set()
         self._thread.join(SEND_TIMEOUT_S)
 
@@ -86,8 +86,8 @@ class MetricSender:
 
 
 def with_histograms(data: MetricsData, traced: Traced) -> MetricsData:
-    """The same by the names of /metrics; three counters `X_bucket`, `X_sum` and `X_count` are the
-    histogram X."""
+    """Returns the metrics under the names of /metrics. Combines the counters `X_bucket`, `X_sum`
+    and `X_count` to the histogram X."""
     return MetricsData(
         [
             ResourceMetrics(
@@ -141,7 +141,7 @@ def _points(
             sum=total.get(series, 0.0),
             bucket_counts=[after - before for before, after in pairwise([0, *counts])],
             explicit_bounds=[float(point.attributes[LE]) for point in points[:-1]],
-            # Not known, and left out of what is sent.
+            # Unknown, and omitted from the data that is sent.
             min=cast(float, None),
             max=cast(float, None),
             exemplars=[

@@ -1,4 +1,4 @@
-"""A console of rich whose own sequences act on the terminal while the texts on it do not."""
+"""Console of rich whose own control sequences act on the terminal, but not those in texts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Text that others wrote, such as names in files and messages of a server, as a terminal gets it:
-it is read, and never acted on."""
+"""Makes texts that others wrote, such as file names and messages of a server, harmless for a
+terminal."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import re
 from typing import IO, Any
 
 _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except for newline and tab, characters that change the direction or begin a
-line, and halves of surrogate pairs."""
+"""Matches control characters except newline and tab, characters that change the direction or begin
+a line, and lone surrogates."""
 
 
 def neutral(text: str) -> str:
-    """Returns the text with each character that a terminal would act on spelled as JSON spells it,
-    such as `\\u001b`. JSON therefore stays JSON."""
+    """Returns the text with each character that a terminal would act on escaped as in JSON, such as
+    `\\u001b`. JSON therefore stays valid."""
     return _ACTING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class NeutralText(io.TextIOWrapper):
-    """Standard output or standard error of a command, on which all text is neutral."""
+    """Standard output or standard error whose texts are all made harmless."""
 
     def write(self, text: str, /) -> int:
         super().write(neutral(text))
         return len(text)
 
     def write_exactly(self, text: str) -> int:
-        """Writes text of our own that moves the cursor or has colours, or what a file is to have
-        as it is."""
+        """Writes text unchanged: this program's own control sequences, or the content of a file."""
         return super().write(text)
 
 
 class ExactText:
-    """File whose text reaches a NeutralText as it is, and another file as ever."""
+    """File that passes text to a NeutralText unchanged, and to other files as usual."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Where traces and metrics go over OTLP, by OpenTelemetry's standard variables.
+"""Destinations of traces and metrics over OTLP, from OpenTelemetry's standard variables.
 
 https://opentelemetry.io/docs/specs/otel/protocol/exporter/
 """
@@ -17,7 +17,7 @@ from loraplex.errors import BadSettings
 log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 5.0
-"""How long a process that ends waits until its last spans or figures are sent."""
+"""Maximum seconds that an ending process waits for its last spans or metrics to be sent."""
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DEFAULT_ENDPOINT = "http://localhost:4318"
 PROTOCOL = "http/protobuf"
@@ -26,11 +26,12 @@ Signal = Literal["traces", "metrics"]
 
 
 def otlp_url(environ: Mapping[str, str], signal: Signal) -> str | None:
-    """Returns where a signal is sent, or None.
+    """Returns the URL to which a signal is sent, or None.
 
-    None unless an endpoint is given or OTEL_<SIGNAL>_EXPORTER is `otlp`, and, with a warning, for
-    another protocol than http/protobuf: operators set these variables for all their pods, and
-    serving must not fail because of telemetry. Raises BadSettings for other unsupported values.
+    Returns None unless an endpoint is given or OTEL_<SIGNAL>_EXPORTER is `otlp`. Also returns None,
+    with a warning, if the protocol is not http/protobuf: operators set these variables for all
+    their pods, and telemetry must not prevent serving. Raises BadSettings for other unsupported
+    values.
     """
     name = signal.upper()
     own = environ.get(f"OTEL_EXPORTER_OTLP_{name}_ENDPOINT")
@@ -54,19 +55,20 @@ def otlp_url(environ: Mapping[str, str], signal: Signal) -> str | None:
 
 
 def without_secrets(url: str) -> str:
-    """The URL without its user, its password and its query."""
+    """Returns the URL without its user, password and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def resource(environ: Mapping[str, str], role: str, instance_id: str) -> Resource:
-    """What names a process; its role names the service unless OTEL_SERVICE_NAME does."""
+    """Returns the identity of a process. OTEL_SERVICE_NAME overrides the name from its role."""
     name = environ.get("OTEL_SERVICE_NAME") or f"loraplex-{role}"
     return Resource.create({SERVICE_NAME: name, SERVICE_INSTANCE_ID: instance_id})
 
 
 def choice(environ: Mapping[str, str], name: str, default: str, allowed: str) -> str:
-    """allowed: the values, with spaces between them."""
+    """Returns a variable's value. Raises BadSettings unless `allowed`, a list with spaces, has
+    it."""
     value = environ.get(name) or default
     if value not in allowed.split():
         raise BadSettings(f"{name} takes {allowed.replace(' ', ', ')}, not {value!r}")

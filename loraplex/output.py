@@ -1,4 +1,4 @@
-"""What the command line prints: tables or JSON on standard output, progress on standard error."""
+"""Output of the command line: tables or JSON on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from loraplex.tables import UNBOUNDED, Column, Kind, Row, exact, fields, fitted,
 log = logging.getLogger("loraplex")
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with what is done and how much it is in all; bytes if nothing else is said."""
+"""Called with the amount done and the total, in bytes unless stated otherwise."""
 
 
 class _Output(io.FileIO):
-    """Standard output. A failed write to it raises an error of its own, unlike one to another
-    file."""
+    """Standard output whose failed writes raise OutputLost, unlike those to other files."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -37,8 +36,8 @@ class _Output(io.FileIO):
 
 
 def watch_output() -> None:
-    """From now on all that is printed is neutral, and print and its like raise OutputLost; what is
-    closed takes everything."""
+    """Makes all printed text harmless for a terminal, and failed writes to standard output raise
+    OutputLost. A closed standard output discards everything."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = _neutral(sys.stdout, _Output)
     else:
@@ -48,7 +47,7 @@ def watch_output() -> None:
 
 
 def _neutral(given: io.TextIOWrapper, kind: type[io.FileIO]) -> NeutralText:
-    # click replaces a file for ASCII alone by one of its own.
+    # click replaces a file with ASCII encoding by its own.
     is_ascii = codecs.lookup(given.encoding).name == "ascii"
     return NeutralText(
         io.BufferedWriter(kind(given.fileno(), "w", closefd=False)),
@@ -59,19 +58,18 @@ def _neutral(given: io.TextIOWrapper, kind: type[io.FileIO]) -> NeutralText:
 
 
 def print_answer(text: str) -> None:
-    """Prints a part of what a model says: neutral on a terminal, and as it is into a file or a
-    pipe."""
+    """Prints a part of a model's answer: harmless on a terminal, unchanged to a file or pipe."""
     ExactText(sys.stdout).write(neutral(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 Form = Literal["json", "wide"]
-"""How a command's answer is printed, if not as people read it in a terminal of their width."""
+"""Format of a command's output. None stands for text that fits the terminal."""
 
 
 def show_list(rows: Sequence[Row], columns: Sequence[Column], form: Form | None = None) -> None:
-    """The rows as JSON, or some of their fields as a table: all columns in a pipe and with `wide`,
-    those that fit on a terminal."""
+    """Prints the rows as JSON, or some of their fields as a table. A terminal shows the columns
+    that fit, a pipe and `wide` show all."""
     if form == "json":
         print(json.dumps(rows, indent=2))
     elif form == "wide":
@@ -83,7 +81,7 @@ def show_list(rows: Sequence[Row], columns: Sequence[Column], form: Form | None 
 
 
 def show_one(record: Row, as_json: bool, kinds: Mapping[str, Kind] | None = None) -> None:
-    """One thing as a JSON object, or a line for each of its fields; `kinds`: of sizes and ages."""
+    """Prints a record as JSON or as a line for each field. `kinds` are of sizes and ages."""
     if as_json:
         print(json.dumps(record, indent=2))
     elif sys.stdout.isatty():
@@ -94,17 +92,17 @@ def show_one(record: Row, as_json: bool, kinds: Mapping[str, Kind] | None = None
 
 
 def show_done(answer: Row, sentence: str, as_json: bool) -> None:
-    """What a change has made: the server's answer as JSON, or a sentence."""
+    """Prints the result of a change: the server's answer as JSON, or a sentence."""
     print(json.dumps(answer, indent=2) if as_json else sentence)
 
 
 def _width() -> int:
-    """Columns of the terminal that is standard output; 80 if it does not tell."""
+    """Returns the width of the terminal, or 80 if it is unknown."""
     return os.get_terminal_size(sys.stdout.fileno()).columns or 80
 
 
 def tell(text: str) -> None:
-    """A line about what goes on; in the log where there is one."""
+    """Reports progress: to the log if it is set up, otherwise to standard error."""
     if logging.root.handlers:
         log.info(text)
     else:
@@ -112,7 +110,7 @@ def tell(text: str) -> None:
 
 
 def relay(name: str, line: str) -> None:
-    """A line that a child has written: an object of its log stays as it is in ours."""
+    """Prints a line of a child process. JSON log lines are printed unchanged."""
     if logging.root.handlers and line.startswith("{"):
         print(line, file=sys.stderr, flush=True)
     else:
@@ -121,7 +119,7 @@ def relay(name: str, line: str) -> None:
 
 @contextmanager
 def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[ProgressCallback]:
-    """A bar on a terminal, a line each tenth elsewhere; `then` is what goes on at its end."""
+    """Shows a bar on a terminal, otherwise a line for each tenth. `then` is shown at the end."""
     if not sys.stderr.isatty() or logging.root.handlers:
         yield _Lines(what, then)
         return
@@ -144,7 +142,7 @@ def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[Pr
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on a terminal, a line for each change elsewhere; called with what it waits for."""
+    """Shows a spinner on a terminal, otherwise a line for each text passed to the result."""
     if not sys.stderr.isatty():
         yield lambda detail: tell(f"{what}: {detail}")
         return

@@ -1,4 +1,4 @@
-"""Which process listens on a port of this machine, as Linux shows it to its account."""
+"""Finds the process that listens on a port, as far as Linux shows it to this account."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def find_holder(port: int) -> str | None:
     """Returns the name and id of a process that listens on a TCP port, or None if none is seen."""
     links = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for process in PROC.glob("[0-9]*") if links else ():
-        # Processes of other accounts do not show their descriptors, and any may have ended.
+        # Descriptors of other accounts' processes are not visible, and any process may have ended.
         with contextlib.suppress(OSError):
             if any(str(each.readlink()) in links for each in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (pid {process.name})"

@@ -1,4 +1,4 @@
-"""Files and folders for one account alone."""
+"""Files and folders that only one account can access."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from pathlib import Path
 from loraplex.errors import NotPrivate
 
 SOCKET_PATH_LIMIT = 103
-"""Bytes of a socket's path that every platform takes."""
+"""Maximum bytes of a socket's path on every platform."""
 
 
 def make_private_folder(folder: Path, owner: tuple[int, int] | None = None) -> Path:
-    """Makes `folder` with mode 0700 for `owner` (uid, gid; default us), or checks that it is so.
+    """Creates `folder` with mode 0700 for `owner` (uid, gid; default: this account), or checks that
+    it has them.
 
-    Raises NotPrivate; permissions of what exists are never changed.
+    Raises NotPrivate if it does not. Never changes permissions of an existing folder.
     """
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True)
@@ -34,7 +35,7 @@ def make_private_folder(folder: Path, owner: tuple[int, int] | None = None) -> P
 
 
 def check_owner(folder: Path) -> None:
-    """Raises NotPrivate if another account than root or ours owns the folder, or a link to it."""
+    """Raises NotPrivate if another account than root and this one owns the folder or its link."""
     for found in (folder.lstat(), folder.stat()):
         if found.st_uid not in (0, os.geteuid()):
             raise NotPrivate(
@@ -44,10 +45,10 @@ def check_owner(folder: Path) -> None:
 
 
 def may_be_replaced(folder: Path) -> bool:
-    """Whether other accounts could put another folder in its place, or others' files into it.
+    """Returns whether other accounts could replace the folder, or the files in it.
 
-    Sticky folders and those of our own groups do not count. Nor do parents of a folder of ours:
-    what is put in its place has another owner, and is refused.
+    Sticky folders and those of this account's groups do not count. Nor do parents of a folder that
+    this account owns, because a replacement would have another owner and be refused.
     """
     is_ours = folder.stat().st_uid == os.geteuid()
     return any(map(_is_open, [folder] if is_ours else [folder, *folder.parents]))
@@ -62,9 +63,10 @@ def _is_open(folder: Path) -> bool:
 
 
 def read_private(path: Path, owner: int | None = None) -> bytes:
-    """Contents of a file that `owner` (default: we) or root wrote and others cannot write to.
+    """Returns the contents of a file that `owner` (default: this account) or root owns, and to
+    which others cannot write.
 
-    Follows no link. Raises NotPrivate for any other file, and OSError.
+    Does not follow links. Raises OSError, or NotPrivate for any other file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -78,7 +80,7 @@ def read_private(path: Path, owner: int | None = None) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         owners = {0, os.geteuid() if owner is None else owner}
         if os.geteuid() == 0 and owner is None:
-            # Root manages a service that runs as another account, whose folder it is.
+            # Root may manage a service that runs as another account, which owns the folder.
             owners.add(path.parent.stat().st_uid)
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
             raise NotPrivate(f"{path} is of user {found.st_uid}, not ours: remove it")
@@ -91,7 +93,7 @@ def read_private(path: Path, owner: int | None = None) -> bytes:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces the file as a whole; mode 0600 from its first byte. Raises OSError that names it."""
+    """Replaces the file atomically, with mode 0600. Raises OSError with the file's name."""
     fresh = _write_aside(path, text)
     try:
         fresh.rename(path)
@@ -101,8 +103,8 @@ def write_private(path: Path, text: str) -> None:
 
 
 def write_locked(path: Path, text: str) -> int:
-    """As `write_private`. The file has a lock from when it is seen until the descriptor that this
-    returns is closed, at the latest when this process ends."""
+    """Replaces the file like `write_private`, and locks it before it is visible. Closing the
+    returned descriptor, or the end of the process, releases the lock."""
     fresh = _write_aside(path, text)
     descriptor = os.open(fresh, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -111,7 +113,7 @@ def write_locked(path: Path, text: str) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether the process lives that wrote the file by `write_locked`. Raises OSError."""
+    """Returns whether the process that called `write_locked` still has the lock. Raises OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -121,7 +123,7 @@ def is_locked(path: Path) -> bool:
 
 
 def make_private(path: Path, text: str) -> None:
-    """As `write_private`, unless the file is there: of several that make it at once, one does."""
+    """Creates the file unless it exists. If several processes do so at once, one succeeds."""
     fresh = _write_aside(path, text)
     with contextlib.suppress(FileExistsError):
         path.hardlink_to(fresh)
@@ -140,7 +142,7 @@ def _write_aside(path: Path, text: str) -> Path:
 
 
 def socket_folder(home: Path, longest_name: str) -> Path:
-    """Where sockets of `home` go: inside it, unless their paths are too long for a socket."""
+    """Returns the folder for sockets: inside `home`, unless their paths would be too long."""
     folder = home / "socket"
     if len(os.fsencode(folder / longest_name)) <= SOCKET_PATH_LIMIT:
         return folder

@@ -1,4 +1,4 @@
-"""One GET on a socket, without a client library: whether a server is there, and ready."""
+"""Sends one GET on a socket, without a client library, to see whether a server is ready."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ MAX_BYTES = 4096
 
 
 def answers_ok(address: str, path: str) -> bool:
-    """Whether `GET path` answers 200 at HOST:PORT or `unix:PATH`; False for any failure."""
+    """Returns whether `GET path` answers 200 at HOST:PORT or `unix:PATH`. A failure is False."""
     return answer_of(address, path).startswith(b"HTTP/1.1 200 ")
 
 
 def answer_of(address: str, path: str, max_bytes: int = MAX_BYTES) -> bytes:
-    """The first bytes of the answer to `GET path`, head included; empty for any failure."""
+    """Returns the first bytes of the answer to `GET path`, head included, or none after a
+    failure."""
     answer = b""
     try:
         with _open(address) as connection:

@@ -1,5 +1,5 @@
-"""Uploads an adapter folder: a small one in one request, a large one in pieces, which go on where a
-lost connection left off."""
+"""Uploads an adapter folder: a small one in one request, a large one in pieces, which resume after
+a lost connection."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from loraplex.tar import Tar
 IN_PIECES_ABOVE = 64 << 20
 PIECE_BYTES = 8 << 20
 PATIENCE_S = 120.0
-"""How long the server may be away in the middle of an upload, or busy with others."""
+"""Seconds for which the server may be unavailable or busy during an upload."""
 LOOK_S = 0.2
 TRY_AGAIN = ("upload_offset", "upload_busy")
-"""What a lost connection leads to while the server has not noticed that it is lost."""
+"""Refusals that can follow a lost connection until the server notices the loss."""
 
 Version = dict[str, Any]
 
 
 def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallback) -> Version:
-    """The version that the server made of it, ready or not; `fields` are those of the route.
+    """Uploads a folder and returns the version, ready or not. `fields` are those of the route.
 
-    What can be refused without the files is refused before they are sent; while as many uploads are
-    under way as may be, this waits. `report` hears of bytes sent. Raises ApiFailure.
+    Errors that do not depend on the files are raised before they are sent. Waits while too many
+    uploads are in progress. `report` gets the number of bytes sent. Raises ApiFailure.
     """
     with converted(folder, tell) as sent:
         return _push(api, sent, fields, report)
@@ -61,7 +61,7 @@ def _push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallba
 
 
 def num_bytes(folder: Path) -> int:
-    """Size of the files that `push` sends."""
+    """Returns the size in bytes of the files that `push` sends."""
     files = (folder / CONFIG_NAME, folder / WEIGHTS_NAME)
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -69,8 +69,8 @@ def num_bytes(folder: Path) -> int:
 def wait_ready(
     api: Api, version: Version, tenant: str | None, tell: Callable[[str], None]
 ) -> Version:
-    """The version once requests can have it, or only an admin's approval of its chat template is
-    missing. `tell` hears what it waits for. Raises Refused if it is rejected."""
+    """Waits until a version can be served, or only lacks an admin's approval of its chat template,
+    and returns it. `tell` gets what it waits for. Raises Refused if it is rejected."""
     path, said = f"/admin/v1/adapters/{version['name']}/versions/{version['version']}", None
     while version["state"] == "proving" or (version["state"] == "ready" and not version["served"]):
         detail = version["proving"]["detail"] if version["proving"] else "proved"
@@ -84,8 +84,8 @@ def wait_ready(
 
 
 def _check(api: Api, fields: dict[str, Any]) -> None:
-    """That names can be names and are not taken, the key may push, and the tenant and the model are
-    there."""
+    """Raises ApiFailure if a name is invalid or taken, the key may not push, or the tenant or the
+    model does not exist."""
     name, model = fields.get("name", ""), fields.get("model")
     try:
         check_names(name, model, fields.get("alias"))
@@ -117,7 +117,7 @@ def _push_at_once(
 
 
 class _Counted(io.FileIO):
-    """A file that tells how much is read of it."""
+    """File that reports how many bytes are read from it."""
 
     def __init__(self, path: Path, count: Callable[[int], None]) -> None:
         super().__init__(path)
@@ -136,7 +136,7 @@ def push_in_pieces(
     report: ProgressCallback,
     piece_bytes: int = PIECE_BYTES,
 ) -> Version:
-    """As `push`, whatever the size."""
+    """Uploads a folder in pieces, whatever its size, like `push`."""
     archive = Tar([folder / CONFIG_NAME, folder / WEIGHTS_NAME])
     upload = api.post("/admin/v1/uploads", {"bytes": archive.size, "filename": "adapter.tar"})
     deadline = time.monotonic() + PATIENCE_S
@@ -152,7 +152,7 @@ def push_in_pieces(
         except (NoAnswer, Refused) as error:
             if isinstance(error, Refused):
                 if error.code == "upload_not_found" and (made := _find(api, folder, fields)):
-                    # It is complete, and the answer that said so was lost.
+                    # The upload is complete, and the answer that said so was lost.
                     return made
                 if error.code not in TRY_AGAIN:
                     raise
@@ -162,7 +162,7 @@ def push_in_pieces(
 
 
 def _find(api: Api, folder: Path, fields: dict[str, Any]) -> Version | None:
-    """The newest version with the content of the folder."""
+    """Returns the newest version with the content of the folder, or None."""
     digest = content_digest(AdapterFiles.in_folder(folder))
     path = f"/admin/v1/adapters/{fields['name']}/versions"
     found = api.all(path, cursor="version", tenant=fields.get("tenant"))

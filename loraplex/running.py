@@ -1,8 +1,8 @@
-"""The servers of this account that run on this machine, found without settings.
+"""Finds the running servers of this account on this machine, without settings.
 
-`serve` writes where it listens into `serve.json` of its data directory, and links that directory in
-a folder of the account. It keeps the file locked while it runs: one without a lock was left by a
-server that was killed, and is not believed.
+`serve` writes its addresses to `serve.json` in its data directory, and links that directory in a
+folder of the account. It locks the file while it runs: a file without a lock was left by a server
+that was killed, and is ignored.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from loraplex.settings import Settings
 
 
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a `serve` listens. `data_dir` has its keys, in `keys.json`."""
+    """Addresses of a running `serve`. `data_dir` contains its keys in `keys.json`."""
 
     url: str
     admin_url: str
     management_url: str
     pid: int
     data_dir: Path = Path()
-    """The folder that the file was found in, wherever it was moved to."""
+    """Folder in which the file was found, even if it was moved."""
 
 
 @contextmanager
 def announced(server: RunningServer) -> Iterator[None]:
     """Lets commands of this account find the server until the end of the block.
 
-    Without a private folder for the account it is found by its data directory alone."""
+    If the account has no private folder, only the data directory leads to the server."""
     path, link = server.data_dir / "serve.json", None
     where = msgspec.structs.asdict(server)
     del where["data_dir"]
@@ -59,8 +59,8 @@ def announced(server: RunningServer) -> Iterator[None]:
 
 
 def find_server(settings: Settings) -> RunningServer | None:
-    """The server that commands speak to where no URL is set: that of the data directory; for the
-    default directory, else the only one of this account. Raises ApiFailure if there are several."""
+    """Returns the server for commands without a URL, or None: that of the data directory; for the
+    default directory, also the account's only other. Raises ApiFailure if there are several."""
     if (own := server_of(settings.home)) is not None:
         return own
     if settings.data_dir != Settings().data_dir:
@@ -73,15 +73,15 @@ def find_server(settings: Settings) -> RunningServer | None:
 
 
 def find_server_at(settings: Settings, url: str) -> RunningServer | None:
-    """The server of this account that listens at this URL."""
+    """Returns the server of this account at this URL, or None."""
     known = [server_of(settings.home), *running_servers()]
     return next((each for each in known if each and url in (each.url, each.admin_url)), None)
 
 
 def running_servers() -> list[RunningServer]:
-    """All servers of this account on this machine, by their URLs."""
+    """Returns all servers of this account on this machine, by their URLs."""
     found: list[RunningServer] = []
-    # A folder of another account, or a directory that has gone, is no server of ours.
+    # Folders of other accounts and deleted directories have no server of this account.
     with suppress(LoraplexError, OSError):
         folder = _folder()
         for link in folder.iterdir() if folder.exists() else ():
@@ -92,8 +92,8 @@ def running_servers() -> list[RunningServer]:
 
 
 def server_of(data_dir: Path) -> RunningServer | None:
-    """The server that runs on a data directory. Raises BadSettings, and NotPrivate for the file of
-    another account."""
+    """Returns the server that runs on a data directory, or None. Raises BadSettings if its file is
+    invalid, and NotPrivate if another account owns it."""
     path = data_dir / "serve.json"
     try:
         server = msgspec.json.decode(read_private(path), type=RunningServer)
@@ -107,7 +107,7 @@ def server_of(data_dir: Path) -> RunningServer | None:
 
 
 def _link(data_dir: Path) -> Path:
-    """The account's link to the data directory."""
+    """Creates the account's link to the data directory."""
     link = make_private_folder(_folder()) / path_digest(data_dir)
     link.unlink(missing_ok=True)
     link.symlink_to(data_dir)
@@ -115,10 +115,10 @@ def _link(data_dir: Path) -> Path:
 
 
 def _folder() -> Path:
-    """The same in every shell of the account, and empty after a restart of the machine."""
+    """Returns the folder of links: the same in every shell of the account, emptied by a reboot."""
     standard = Path(f"/run/user/{os.geteuid()}")
     for place in (Path(os.environ.get("XDG_RUNTIME_DIR") or standard), standard):
-        # After `su` the variable may still name the folder of another account.
+        # After `su`, the variable may still name the folder of another account.
         if place.is_dir() and place.stat().st_uid == os.geteuid():
             return place / "loraplex"
     return Path(tempfile.gettempdir()) / f"loraplex-{os.geteuid()}"

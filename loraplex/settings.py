@@ -40,18 +40,18 @@ SIZES = (
 )
 PREFIX = "LORAPLEX_"
 RENAMED = {"max_usage_spool": "max_usage_wal"}
-"""Old name of a setting to its name, for one version. The new name wins where both are given."""
+"""Current names of renamed settings, for one version. The new name wins if both are given."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
-"""Number of rows of tables and steps, which take memory of their own."""
+"""Number of rows in tables and steps, which take memory."""
 
 OTHERS = re.compile(
     r"LORAPLEX_(TEST_\w+|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT(_\d+_(TCP|UDP|SCTP)\w*)?)",
     re.ASCII,
 )
-"""Variables that are no settings: those of the test suite, which our processes inherit, and what
-Kubernetes says of services whose names begin like ours."""
+"""Variables that are not settings: those of the test suite, which child processes inherit, and
+those of Kubernetes for services whose names begin with loraplex."""
 
 _ADDRESS = re.compile(r"unix:/.+|tcp://.+:(\d{1,5})", re.ASCII)
 _ORIGIN = re.compile(
@@ -61,7 +61,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 class MemoryRange(msgspec.Struct, frozen=True):
-    """Bytes that adapters always keep and may take at most; written MIN:MAX."""
+    """Minimum and maximum bytes for adapters, written MIN:MAX."""
 
     min: int = 0
     max: int | None = None
@@ -77,132 +77,134 @@ class MemoryRange(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data_dir: Path = Path("~/.loraplex")
     store: str | None = None
-    """Models and adapters by digest: a folder or s3://BUCKET/PREFIX; default <data_dir>/store."""
+    """Models and adapters: a folder or s3://BUCKET/PREFIX. Default: <data_dir>/store."""
     min_free_disk: int = 512 << 20
-    """What uploads and imports leave free."""
+    """Bytes of disk space that uploads and imports leave free."""
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     management_host: str = "127.0.0.1"
     management_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
-    """Metrics, and the admin plane of a gateway that others reach; default 8002, or a free one."""
+    """Port of metrics, and of the admin plane if the gateway is public. Default: 8002 or a free
+    one."""
     tls_certificate: Path | None = None
-    """PEM files for TLS on `port`; both or none."""
+    """PEM files for TLS on `port`. Set both or none."""
     tls_key: Path | None = None
     default_tenant_quota: dict[str, int | str] = {}
-    """Limits of tenants that are created: names and values as of a tenant's quota."""
+    """Limits of new tenants, with the names and values of a tenant's quota."""
     url: str | None = None
-    """Where the command line finds the server; default: what `serve` wrote."""
+    """URL of the server for the command line. Default: what `serve` wrote."""
     key: str | None = None
     database_url: str | None = None
-    """A PostgreSQL server to use instead of the embedded one."""
+    """PostgreSQL server used instead of the embedded one."""
     key_pepper: str | None = None
-    """Secret of the keyed hash of API keys; default: a file in the data directory."""
+    """Secret of the keyed hash of API keys. Default: a file in the data directory."""
     pg_user: str | None = None
     models: dict[str, str] = {}
-    """Served name to path."""
+    """Path of each base model, by served name."""
     workers: tuple[str, ...] = ()
-    """Addresses of workers, for the gateway role, beside those that register."""
+    """Addresses of workers for the gateway role, in addition to those that register."""
     insecure_transport: bool = False
-    """Between gateways and workers, TCP without TLS."""
+    """Whether TCP between gateways and workers may have no TLS."""
     transport_certificate: Path | None = None
-    """PEM files for mutual TLS between gateways and workers; all three or none."""
+    """PEM files for mutual TLS between gateways and workers. Set all three or none."""
     transport_key: Path | None = None
     transport_authority: Path | None = None
     transport_gateways: tuple[str, ...] = ()
-    """Names in certificates that a worker lets in as gateways, with `*` for any characters; none:
-    no certificate is let in."""
+    """Names in certificates that a worker accepts as gateways. `*` matches any characters. By
+    default, no certificate is accepted."""
     transport_workers: tuple[str, ...] = ()
-    """The same of workers, for gateways, beside the check of the address."""
+    """Names in certificates that a gateway accepts as workers, besides the address."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses or networks of proxies whose X-Forwarded-For is believed; default: none."""
+    """Addresses or networks of proxies whose X-Forwarded-For is trusted. Default: none."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may call the data plane from a browser; `*`: all; default: none."""
+    """Origins whose pages may call the data plane from a browser, or `*` for all. Default: none."""
     max_connections: Positive | None = None
-    """Open connections of one server; default: what the limit of descriptors leaves."""
+    """Maximum open connections of one server. Default: what the limit of descriptors allows."""
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """From one address, where no proxy is trusted; default a quarter of all, 0: no bound."""
+    """Maximum connections from one address, if no proxy is trusted. Default: a quarter of all
+    connections. 0 sets no limit."""
     max_body_memory: Annotated[int, msgspec.Meta(ge=128 << 20)] = ALL
-    """Bytes of request bodies that are being read, in all; a tenant may have an eighth."""
+    """Maximum bytes of all request bodies in memory. One tenant may use an eighth of it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one."""
+    """`auto` uses a GPU if there is one."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ops: Literal["cpu", "reference", "cuda"] | None = None
-    """Kernel backend; default: that of the device."""
+    """Kernel backend. Default: that of the device."""
     kernel_variant: Literal["avx512bf16", "avx512", "avx2", "scalar"] | None = None
-    """Instruction set of the `cpu` backend's kernels; default: the fastest on the processor."""
+    """Instruction set of the `cpu` backend's kernels. Default: the fastest one of the processor."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     memory: Positive | None = None
-    """KV and adapters, beside all weights; default on a CPU min(1 GiB, a quarter of the RAM)."""
+    """Bytes for KV pages and adapters, without weights. CPU: min(1 GiB, a quarter of the RAM)."""
     device_memory: Positive | None = None
-    """In place of `memory`: weights, KV and adapters together; default on a GPU 90 % of what is
-    free there."""
+    """Bytes for weights, KV pages and adapters together, instead of `memory`. Default on a GPU: 90
+    % of its free memory."""
     max_model_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    """When a request has waited so long for its base model, a busy one makes room."""
+    """Seconds that a request waits for its base model before a busy model is unloaded."""
     max_model_drain_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
-    """How long running sequences may go on when their model is to make room."""
+    """Seconds for which running sequences of a model that is to be unloaded may continue."""
     adapter_memory: MemoryRange = MemoryRange()
     host_adapter_memory: int = 1 << 30
     host_model_memory: Positive | None = None
-    """On a GPU, packed weights that are kept on the host while their models are not on the device;
-    default: those of all models."""
+    """Bytes of packed weights kept on a GPU's host for models that are not on the device. Default:
+    those of all models."""
     adapter_cache: int = 16 << 30
-    """Packed adapters on the worker's disk, each of which the store could give again."""
+    """Maximum bytes of packed adapters on the worker's disk, a cache of the store."""
     max_num_seqs: Rows = 64
     max_batched_tokens: Rows | None = None
-    """Tokens of a step; default 512 on a CPU, 2048 on a GPU."""
+    """Tokens of a step. Default: 512 on a CPU, 2048 on a GPU."""
     max_token_gap: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.25
-    """Seconds that two tokens of a running stream may be apart while prompts are computed beside
-    it. Smaller: smoother streams, and long prompts that take longer."""
+    """Maximum seconds between two tokens of a running stream while prompts are computed. Smaller
+    values make streams smoother and long prompts slower."""
     max_model_len: Annotated[int, msgspec.Meta(ge=5)] | None = None
-    """At least what a worker warms up with."""
+    """At least as long as a worker's warm-up prompt."""
     max_queued: Positive = 1024
     max_queued_tokens: Positive = 1 << 20
     max_queue_wait: Annotated[float, msgspec.Meta(gt=0)] = 15.0
-    """Requests and prompt tokens that wait for a model, and seconds that an interactive one may
-    wait; beyond, requests are refused until there is room."""
+    """Maximum requests and prompt tokens that wait for a model, and seconds that an interactive
+    request may wait. Requests beyond them are refused."""
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
-    """Seconds that running requests have to end after SIGTERM; default 30 of gateways and admin
-    planes, 120 of a worker."""
+    """Seconds for running requests to end after SIGTERM. Default: 30 for gateways and admin planes,
+    120 for a worker."""
     max_lora_rank: Positive = 256
     max_loaded_adapters: Rows = 128
-    """Adapter slots of the device tables: entries, not memory."""
+    """Adapter slots of the device tables. A number of entries, not of bytes."""
     max_upload: int = 1 << 30
     admin_url: str | None = None
-    """Where a gateway without an admin plane sends requests that load adapters."""
+    """URL to which a gateway without an admin plane forwards requests that load adapters."""
     adapter_roots: dict[str, str] = {}
-    """Tenant to the folder of the admin plane's machine that it may load adapters from by path;
-    `*`: every tenant."""
+    """Folders on the admin plane's machine from which tenants may load adapters by path, by tenant
+    name. `*` stands for every tenant."""
     ephemeral_versions: Positive = 4
-    """Ephemeral versions of an adapter that are kept, the newest included."""
+    """Ephemeral versions kept of an adapter, including the newest."""
     ephemeral_ttl_s: Annotated[float, msgspec.Meta(gt=0)] = 86_400.0
     """Seconds until an ephemeral version is retired."""
     max_usage_wal: int = 256 << 20
-    """Bytes of usage in <data_dir>/spool that wait for the database; above it requests are
-    refused."""
+    """Maximum bytes of usage in <data_dir>/spool that wait for the database. Beyond it, requests
+    are refused."""
     catalog_stale_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
-    """How long known keys and models are served while the database is away; then all get 503."""
+    """Seconds to serve known keys and models while the database is unavailable, then 503."""
     usage_days: Annotated[int, msgspec.Meta(ge=2)] = 90
-    """How long the rows of single requests are kept; their sums by the hour stay."""
+    """Days for which rows of single requests are kept. Hourly sums are kept forever."""
     audit_days: Annotated[int, msgspec.Meta(ge=30)] = 400
-    """How long rows of the audit log are kept; a sealed checkpoint stands for older ones."""
+    """Days for which rows of the audit log are kept. A sealed checkpoint replaces older ones."""
     tenant_writes_per_minute: Positive = 60
-    """Changes that a tenant's keys may make in the admin plane."""
+    """Changes per minute that a tenant's keys may make in the admin plane."""
     tenant_refusals_per_minute: Positive = 1200
-    """Requests of a tenant that a gateway may refuse after their bodies were read. One counts as
-    one more for each 16 KiB. Beyond it, requests are refused before their bodies are read."""
+    """Requests per minute of a tenant that may be refused after their bodies were read, plus one
+    for each 16 KiB. Beyond it, requests are refused before their bodies are read."""
     log_format: LogFormat | None = None
-    """Default: `short` of `serve` on a terminal, else `text`."""
+    """Default: `short` for `serve` on a terminal, otherwise `text`."""
     log_level: LogLevel = "info"
-    """Lines for people, or a JSON object a line."""
     slow_request_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """Seconds to the first token from which a request is traced whatever the sampler says."""
+    """Seconds to the first token above which a request is always traced."""
 
     @property
     def home(self) -> Path:
         return self.data_dir.expanduser().absolute()
 
     def make_home(self) -> None:
-        """Raises BadSettings, also if another account owns it or what we keep in it."""
+        """Creates the data directory. Raises BadSettings, also if another account owns a folder of
+        it."""
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self.home, *(self.home / name for name in ("store", "cache", "spool"))):
@@ -221,7 +223,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def security(self) -> Security:
-        """How TCP between gateways and workers is secured. Raises BadSettings."""
+        """Security of TCP between gateways and workers. Raises BadSettings."""
         files = (self.transport_certificate, self.transport_key, self.transport_authority)
         given = [file.expanduser().absolute() for file in files if file is not None]
         if len(given) not in (0, len(files)):
@@ -241,7 +243,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def opened_folders(self) -> dict[str, Path]:
-        """Folders that tenants may load adapters from, by tenant name. Raises BadSettings."""
+        """Folders from which tenants may load adapters, by tenant name. Raises BadSettings."""
         folders = {tenant: Path(text) for tenant, text in self.adapter_roots.items()}
         for folder in folders.values():
             if not folder.is_absolute() or folder == Path("/"):
@@ -250,13 +252,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def certificates(self) -> dict[str, Path]:
-        """Files of certificates, by the setting that names them."""
+        """Certificate files, by the setting that names them."""
         names = ("tls_certificate", "transport_certificate", "transport_authority")
         given = {name: getattr(self, name) for name in names}
         return {name: file.expanduser().absolute() for name, file in given.items() if file}
 
     def open_store(self) -> Store:
-        """Raises BadSettings."""
+        """Returns the store. Raises BadSettings."""
         try:
             return open_store(
                 self.store_location,
@@ -271,12 +273,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ) from error
 
     def environment(self, names: Iterable[str]) -> dict[str, str]:
-        """Variables that give a process these settings, as far as they have a value."""
+        """Returns environment variables that pass these settings to a process, except empty
+        ones."""
         values = {PREFIX + name.upper(): getattr(self, name) for name in names}
         return {name: _written(v) for name, v in values.items() if v not in (None, (), {})}
 
     def shown(self) -> dict[str, Any]:
-        """Effective values for people, secrets hidden."""
+        """Returns the effective values for people, with secrets hidden."""
         values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
         values |= {"data_dir": str(self.home), "store": self.store_location}
         values["adapter_memory"] = str(self.adapter_memory)
@@ -286,7 +289,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def load_settings(
     flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> Settings:
-    """Flags that are None were not given. Raises BadSettings."""
+    """Loads the settings. Flags that are None were not given. Raises BadSettings."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     layers = [
@@ -308,7 +311,7 @@ def load_settings(
 
 
 def parse_size(text: str) -> int:
-    """Bytes of 4096, 64K, 512MiB, 1.5GiB, 2GB. Raises ValueError."""
+    """Returns the bytes of a size such as 4096, 64K, 512MiB, 1.5GiB or 2GB. Raises ValueError."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or (found[3] and not found[2]):
         raise ValueError(f"{text!r} is not a size such as 512MiB")
@@ -317,18 +320,18 @@ def parse_size(text: str) -> int:
 
 
 def named_model(text: str) -> str:
-    """NAME=PATH of that or of a PATH alone, whose last part is the name."""
+    """Returns NAME=PATH, in which the name of a bare PATH is its last part."""
     if "=" in text or not text:
         return text
     path = Path(text).expanduser().absolute()
-    # What a name may not hold becomes a dash.
+    # Characters that a name may not contain become dashes.
     return (
         re.sub(r"[^A-Za-z0-9._-]+", "-", path.name.removesuffix(".gguf")).strip("-.") + f"={text}"
     )
 
 
 def check_address(address: str, *, lowest_port: int = 1) -> str:
-    """An address of a worker to connect to; to listen, port 0 is any. Raises ValueError."""
+    """Returns the address of a worker. Port 0 is allowed only for listening. Raises ValueError."""
     found = _ADDRESS.fullmatch(address)
     if found is None or (found[1] and not lowest_port <= int(found[1]) < 1 << 16):
         raise ValueError(f"{address!r} is not unix:/PATH or tcp://HOST:PORT")
@@ -336,7 +339,7 @@ def check_address(address: str, *, lowest_port: int = 1) -> str:
 
 
 def _renamed(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The layer under the names that settings have now."""
+    """Returns the layer with renamed settings under their current names."""
     old = {RENAMED[name]: value for name, value in layer.items() if name in RENAMED}
     return old | {name: value for name, value in layer.items() if name not in RENAMED}
 
@@ -408,7 +411,7 @@ def _read(name: str, value: Any, source: str) -> Any:
 
 
 def _written(value: Any) -> str:
-    """A value as the environment has it; a file for a process that starts elsewhere."""
+    """Returns a value as an environment variable. Paths are absolute, for any working folder."""
     match value:
         case bool():
             return str(value).lower()
@@ -442,7 +445,7 @@ def _check_origin(text: str) -> str:
 
 
 def _listed(value: Any) -> list[str]:
-    """Items of a list, or of a text with commas."""
+    """Returns the items of a list or of comma-separated text. Raises ValueError."""
     given = value.split(",") if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
         raise ValueError(f"{value!r} is not a list of texts")

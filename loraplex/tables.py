@@ -1,7 +1,7 @@
-"""Rows as lines of text: a table as wide as a terminal, or fields between tabs for a pipe.
+"""Formats rows as text: a table as wide as a terminal, or tab-separated fields for a pipe.
 
-A terminal shows sizes and ages for people, and as many columns as it has room for, the most
-important first. A pipe gets every column with exact values and nothing padded.
+A terminal shows sizes and ages for people, and as many columns as fit, the most important first. A
+pipe gets every column with exact values and no padding.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from rich.cells import cell_len, set_cell_size
 GAP = 2
 ELLIPSIS = "…"
 UNBOUNDED = 1 << 20
-"""Columns of a table that nothing bounds."""
+"""Width of a table without a limit."""
 
 Row = dict[str, Any]
 
 
 class Kind(Enum):
-    """What a column holds, which decides how it is shown and what it loses when room is short."""
+    """Kind of a column, which decides how its values are shown and shortened."""
 
     NAME = "name"
-    """Shortened in the middle: its head and its end tell it from others."""
+    """Shortened in the middle, because names differ at both ends."""
     ID = "id"
-    """As a name; its length is always the same, and less of it tells enough."""
+    """Shortened in the middle like a name, but to fewer characters."""
     WORD = "word"
-    """One of a few: whole."""
+    """Never shortened."""
     TEXT = "text"
     """Shortened at its end."""
     PROSE = "prose"
-    """Goes on in the next line."""
+    """Wrapped to further lines."""
     NUMBER = "number"
     SIZE = "size"
     """Bytes."""
     AGE = "age"
-    """A moment as RFC 3339 writes it; so are the next ones."""
+    """Time in RFC 3339 form, as for DAY and HOUR."""
     DAY = "day"
     HOUR = "hour"
 
 
 LEAST = {Kind.NAME: 16, Kind.ID: 12, Kind.TEXT: 16, Kind.PROSE: 20}
-"""Cells that a column may be shortened to; the other kinds stay whole."""
+"""Minimum cells to which a column is shortened. Other kinds are never shortened."""
 
 
 class Size(int):
@@ -59,17 +59,17 @@ class Column(NamedTuple):
 
 
 class _Laid(NamedTuple):
-    """A column with its cells."""
+    """Column with its formatted cells."""
 
     column: Column
     cells: list[str]
     natural: int
-    """Cells of a terminal that the widest needs."""
+    """Cells that the widest value needs."""
     least: int
 
 
 def tabbed(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]:
-    """A line a row and one of heads, for programs that read fields between tabs."""
+    """Yields a line of heads and one line for each row, with tabs between the fields."""
     yield "\t".join(column.head for column in columns)
     for row in rows:
         yield "\t".join(printable(exact(row.get(column.key))) for column in columns)
@@ -78,13 +78,13 @@ def tabbed(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]:
 def fitted(
     rows: Sequence[Row], columns: Sequence[Column], width: int, now: datetime
 ) -> Iterator[str]:
-    """A table of lines that are at most `width` cells; its last line names the columns that found
-    no room. Columns without a value are left out."""
+    """Yields the lines of a table of at most `width` cells. The last line names the columns that do
+    not fit. Columns without values are omitted."""
     if not rows:
         yield "(none)"
         return
     laid = [_lay(column, rows, now) for column in columns]
-    # The first names the row, and is copied into other commands.
+    # The first column identifies the row, and is copied into other commands.
     laid[0] = laid[0]._replace(least=min(laid[0].natural, width, 20))
     laid = [each for place, each in enumerate(laid) if place == 0 or any(each.cells)]
     shown = list(laid)
@@ -106,8 +106,7 @@ def fitted(
 
 
 def fields(record: Row, width: int, now: datetime, kinds: Mapping[str, Kind]) -> Iterator[str]:
-    """A line a field, its lines under each other where it has several. Fields without a value are
-    left out."""
+    """Yields a line for each field with a value. Values with several lines are indented."""
     shown = {
         name.replace("_", " "): text
         for name, value in record.items()
@@ -123,7 +122,7 @@ def fields(record: Row, width: int, now: datetime, kinds: Mapping[str, Kind]) ->
 
 
 def _told(value: Any, kind: Kind, now: datetime) -> str:
-    """As `human`; of several things each in a line."""
+    """Formats a value. Lists of objects get one line for each item."""
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return "\n".join(exact(item) for item in value)
     return human(value, kind, now)
@@ -161,10 +160,10 @@ def exact(value: Any) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Such as 512 B, 64 KiB or 1.2 GiB."""
+    """Formats bytes, such as 512 B, 64 KiB or 1.2 GiB."""
     amount, unit = float(num_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        # What would be rounded to 1024 is one of the next unit.
+        # A value that would round to 1024 uses the next unit.
         if round(abs(amount), 1) < 1024 or unit == "TiB":
             break
         amount /= 1024
@@ -172,7 +171,7 @@ def size(num_bytes: int) -> str:
 
 
 def age(moment: datetime, now: datetime) -> str:
-    """Such as 3 min ago or in 2 days; the date of what is more than 60 days away."""
+    """Formats a time, such as 3 min ago or in 2 days. More than 60 days away, as a date."""
     away = moment - now
     if abs(away) > timedelta(days=60):
         return moment.astimezone(UTC).date().isoformat()
@@ -186,7 +185,7 @@ def age(moment: datetime, now: datetime) -> str:
 
 
 def printable(text: str) -> str:
-    """Others wrote some of it: nothing that a terminal would act on, and no line of its own."""
+    """Escapes line breaks and characters that a terminal acts on, because others wrote the text."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -203,7 +202,7 @@ def _lay(column: Column, rows: Sequence[Row], now: datetime) -> _Laid:
 
 
 def _share(laid: Sequence[_Laid], width: int) -> list[int]:
-    """The width of each column: the least, and what is left goes to the first ones."""
+    """Returns each column's width: its minimum, with remaining cells given to the first columns."""
     left = width - sum(each.least + GAP for each in laid) + GAP
     widths: list[int] = []
     for each in laid:
@@ -214,7 +213,7 @@ def _share(laid: Sequence[_Laid], width: int) -> list[int]:
 
 
 def _folded(laid: _Laid, cell: str, room: int) -> list[str]:
-    """The lines that a cell takes."""
+    """Returns the lines of a cell."""
     if laid.column.kind is Kind.PROSE:
         return [part for line in cell.split("\n") for part in _fold(line, room)]
     return [_shortened(cell, room, in_the_middle=laid.column.kind in (Kind.ID, Kind.NAME))]

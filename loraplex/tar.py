@@ -1,4 +1,4 @@
-"""An adapter folder as a tar archive that is never written: any part of it can be read."""
+"""Tar archive of an adapter folder that is never written to disk. Any part of it can be read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from loraplex.errors import ApiFailure
 
 
 class Tar:
-    """A tar file that is written while it is sent, of files that do not change meanwhile."""
+    """Tar archive of files that do not change while it is sent."""
 
     def __init__(self, files: list[Path]) -> None:
         self._parts: list[tuple[int, bytes | Path]] = []
-        """(offset in the archive, what begins there)."""
+        """Offset in the archive, and the bytes or file that begin there."""
         self.size = 0
         for file in files:
             member = tarfile.TarInfo(file.name)
@@ -28,7 +28,7 @@ class Tar:
         self.size += len(part) if isinstance(part, bytes) else part.stat().st_size
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Up to `num_bytes` from `offset` on. Raises ApiFailure if a file has become shorter."""
+        """Returns up to `num_bytes` from `offset`. Raises ApiFailure if a file became shorter."""
         end = min(offset + num_bytes, self.size)
         ends = [start for start, _ in self._parts[1:]] + [self.size]
         read = b""

@@ -1,5 +1,5 @@
-"""The OpenTelemetry SDK of a process: what it counts, read as a Prometheus page, and sent over OTLP
-where the standard variables say so."""
+"""OpenTelemetry SDK of a process: its metrics as a Prometheus page, also sent over OTLP if the
+standard variables say so."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _traced: Traced = {}
 
 
 def set_up_telemetry(role: str, traced: Iterable[Histogram] = ()) -> None:
-    """Collects what this process counts through the OpenTelemetry API; once a process. traced:
-    histograms whose values have traces. Raises BadSettings."""
+    """Collects the metrics of this process. Called once. `traced` are the histograms with
+    exemplars. Raises BadSettings."""
     global _traced
     _traced = {histogram.name: histogram for histogram in traced}
     sender = _sender()
@@ -42,27 +42,27 @@ def set_up_telemetry(role: str, traced: Iterable[Histogram] = ()) -> None:
 
 
 def _sender() -> MetricSender | None:
-    """Raises BadSettings."""
+    """Returns the sender of metrics, or None if they are not sent. Raises BadSettings."""
     if (url := otlp_url(os.environ, "metrics")) is None:
         return None
     interval_s = send_interval_s(os.environ)
-    # It brings an HTTP client of its own, which a process that sends nothing does not load.
+    # Imported here because it loads an HTTP client, which a process that sends nothing does not
+    # need.
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
     return MetricSender(OTLPMetricExporter(url), interval_s, _traced)
 
 
 def content_type(accept: str) -> str:
-    """Type of the page for a client that accepts this: OpenMetrics, which has exemplars, if asked
-    for."""
+    """Returns the type of the page: OpenMetrics, which has exemplars, if the client accepts it."""
     is_open = "application/openmetrics-text" in accept
     return openmetrics.CONTENT_TYPE_LATEST if is_open else CONTENT_TYPE_LATEST
 
 
 def render_metrics(worker: bytes = b"", form: str = CONTENT_TYPE_LATEST) -> bytes:
-    """Page of all instruments and of the process itself. On any thread.
+    """Returns the page of all metrics of this process. May be called on any thread.
 
-    worker: the page of a worker on the same machine, to be one with this gateway's. form: a
+    `worker` is the page of a worker on the same machine, which is merged into it. `form` is a
     content type."""
     own = list(_own())
     if worker:
@@ -71,7 +71,7 @@ def render_metrics(worker: bytes = b"", form: str = CONTENT_TYPE_LATEST) -> byte
     registry.register(_Page(own))
     is_open = form == openmetrics.CONTENT_TYPE_LATEST
     if is_open:
-        # Any other way of escaping takes the colon out of `vllm:`.
+        # Any other escaping would remove the colon of `vllm:`.
         return openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)
     return generate_latest(registry)
 
@@ -83,7 +83,7 @@ def _own() -> Iterator[Family]:
 
 
 def show_certificates(files: Mapping[str, Path]) -> None:
-    """Shows when certificates end, by what their files are for. Each is read when the page is."""
+    """Adds a metric of when certificates expire, by setting. Reads the files for each page."""
 
     def observe(_: CallbackOptions) -> Iterator[Observation]:
         for name, file in files.items():

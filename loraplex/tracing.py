@@ -1,5 +1,5 @@
-"""Where traces go and which are kept, by OpenTelemetry's standard variables, and the SDK that sends
-them there.
+"""Destination and sampling of traces, from OpenTelemetry's standard variables, and the SDK that
+sends them.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -35,24 +35,24 @@ from loraplex.errors import BadSettings
 from loraplex.otlp import SEND_TIMEOUT_S, choice, otlp_url, resource, without_secrets
 
 SAMPLERS = ("always_on", "always_off", "traceidratio")
-"""Each of them also after `parentbased_`."""
+"""Supported samplers, each also with the prefix `parentbased_`."""
 
 
 class TraceDestination(NamedTuple):
-    """Where a gateway sends its traces, and which."""
+    """URL to which a gateway sends its traces, and its sampler."""
 
     url: str
     sampler: Sampler
     sampling: str
-    """The sampler as the variables name it, with its share if it has one."""
+    """Name of the sampler in the variables, with its ratio if it has one."""
 
     def __str__(self) -> str:
         return f"{without_secrets(self.url)} ({self.sampling})"
 
 
 def trace_destination(environ: Mapping[str, str]) -> TraceDestination | None:
-    """None unless an endpoint is given or OTEL_TRACES_EXPORTER is `otlp`. Raises BadSettings for
-    what is not supported."""
+    """Returns the destination of traces. Returns None unless an endpoint is given or
+    OTEL_TRACES_EXPORTER is `otlp`. Raises BadSettings for unsupported values."""
     if (url := otlp_url(environ, "traces")) is None:
         return None
     return TraceDestination(url, *_sampler(environ))
@@ -62,13 +62,13 @@ def trace_destination(environ: Mapping[str, str]) -> TraceDestination | None:
 async def tracing_to(
     destination: TraceDestination | None, *, instance_id: str, slow_s: float
 ) -> AsyncGenerator[Tracing]:
-    """The tracing of one gateway; on leaving, what is not sent yet is sent.
+    """Creates the tracing of one gateway. At the end, sends the remaining spans.
 
-    slow_s: seconds to the first token from which a request is kept whatever the sampler says."""
+    `slow_s` is the number of seconds to the first token above which a request is always kept."""
     if destination is None:
         yield Tracing()
         return
-    # It brings an HTTP client of its own, which a gateway without traces does not load.
+    # Imported here because it loads an HTTP client, which a gateway without traces does not need.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     provider = TracerProvider(
@@ -86,15 +86,15 @@ async def tracing_to(
             has_older_names="gen_ai_latest_experimental" not in map(str.strip, opted_in),
         )
     finally:
-        # It may wait for longer than a process that ends has.
+        # The shutdown may take longer than an ending process has.
         sending = Thread(target=provider.shutdown, daemon=True)
         sending.start()
         await asyncio.to_thread(sending.join, SEND_TIMEOUT_S)
 
 
 class KeepingSampler(Sampler):
-    """Another sampler's decision, except for requests that the gateway keeps; the spans of a
-    request follow it."""
+    """Sampler that keeps the requests that the gateway marks, and follows another sampler for the
+    rest. All spans of a request follow its decision."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -123,7 +123,7 @@ class KeepingSampler(Sampler):
 
 
 class RequestIds(RandomIdGenerator):
-    """The ids that a request was given when it began, for its own span; random ones for others."""
+    """Generator of ids for spans. A request's own span gets the ids that the request has."""
 
     def generate_trace_id(self) -> int:
         given = context.get_value(REQUEST_IDS)
@@ -135,7 +135,7 @@ class RequestIds(RandomIdGenerator):
 
 
 def _sampler(environ: Mapping[str, str]) -> tuple[Sampler, str]:
-    """The sampler, and what to call it."""
+    """Returns the sampler and its name."""
     allowed = " ".join([*SAMPLERS, *(f"parentbased_{name}" for name in SAMPLERS)])
     name = choice(environ, "OTEL_TRACES_SAMPLER", "parentbased_always_on", allowed)
     called = name

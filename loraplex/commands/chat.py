@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from loraplex.api import Api
 
 KEY_S = 3600
-"""How long a key lives that a chat makes for itself, if its end cannot revoke it."""
+"""Lifetime in seconds of a key that a chat creates, in case it cannot be revoked at the end."""
 MAX_HISTORY = 1000
-"""Lines of earlier sessions."""
+"""Maximum lines kept from earlier sessions."""
 HELP = """\
 /model [NAME]    talk to another model; without NAME list all
 /system [TEXT]   set the system message; without TEXT remove it
@@ -56,7 +56,7 @@ def chat_command(
 ) -> None:
     """Talk to MODEL: an adapter, adapter@alias, adapter@version or a base model.
 
-    With a PROMPT, or with text from a pipe, it answers once; the pipe follows the prompt."""
+    With a PROMPT, or with text from a pipe, it answers once. The pipe's text follows."""
     if temperature is not None and not isfinite(temperature):
         raise click.UsageError(f"--temperature: {temperature} is no number")
     options = {"max_tokens": max_tokens, "temperature": temperature}
@@ -73,7 +73,7 @@ def chat_command(
 
 
 class Chat:
-    """What was said, and to which model."""
+    """Conversation with one model."""
 
     def __init__(
         self, api: Api, model: str, system: str | None, options: dict[str, Any], verbose: bool
@@ -86,8 +86,8 @@ class Chat:
         self._verbose = verbose
 
     def answer(self, question: str) -> None:
-        """Prints the answer as it comes. A stopped answer is kept as far as it was said, a failed
-        one is as if it was never asked for. Raises ApiFailure and KeyboardInterrupt."""
+        """Prints the answer as it arrives. A stopped answer is kept as far as it was printed, a
+        question without any answer is dropped. Raises ApiFailure and KeyboardInterrupt."""
         self.messages.append({"role": "user", "content": question})
         said: list[str] = []
         try:
@@ -125,7 +125,7 @@ class Chat:
 
 
 def _run_session(chat: Chat) -> None:
-    """Until the end of standard input or /exit."""
+    """Runs a session until the end of standard input or /exit."""
     _tell(_describe(chat))
     _tell("/help lists the commands; Ctrl-C stops an answer, Ctrl-D ends")
     with _line_editing():
@@ -148,7 +148,7 @@ def _run_session(chat: Chat) -> None:
 
 
 def _obey(chat: Chat, line: str) -> None:
-    """A command of the session."""
+    """Executes a command of the session."""
     word, _, rest = line.partition(" ")
     match word, rest.strip():
         case "/help", _:
@@ -173,7 +173,7 @@ def _obey(chat: Chat, line: str) -> None:
 
 
 def _describe(chat: Chat) -> str:
-    """With what one talks. Raises ApiFailure, with the choices if there is no such model."""
+    """Describes the chat's model. Raises ApiFailure, listing the models if it does not exist."""
     try:
         card = chat.api.get(f"/v1/models/{quote(chat.model, safe='@')}")
     except Refused as error:
@@ -187,7 +187,7 @@ def _describe(chat: Chat) -> str:
 
 
 def _with_choices(api: Api, model: str, error: Refused) -> ApiFailure:
-    """The error; if there is no such model, one that names those that are there."""
+    """Returns the error. If the model does not exist, returns one that lists those that do."""
     if error.code != "model_not_found":
         return error
     return ApiFailure(f"there is no model {model!r}; there are {', '.join(_names(api))}")
@@ -198,7 +198,7 @@ def _names(api: Api) -> list[str]:
 
 
 def _read_question(prompt: tuple[str, ...]) -> str:
-    """The prompt, and all that comes through a pipe. Raises UsageError if that is nothing, and
+    """Returns the prompt and all text from a pipe. Raises UsageError if both are empty, and
     UnicodeError."""
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     question = "\n\n".join(part for part in (" ".join(prompt), piped.strip()) if part)
@@ -209,7 +209,7 @@ def _read_question(prompt: tuple[str, ...]) -> str:
 
 
 def _ask() -> str:
-    """The next line. Raises EOFError."""
+    """Returns the next line. Raises EOFError."""
     if sys.stdout.isatty():
         return input("> ")
     click.echo("> ", nl=False, err=True)
@@ -220,7 +220,7 @@ def _ask() -> str:
 
 @contextmanager
 def _line_editing() -> Iterator[None]:
-    """Arrow keys, and the lines of earlier sessions in a file that is private."""
+    """Enables arrow keys, and the lines of earlier sessions from a private file."""
     try:
         import readline
     except ImportError:
@@ -236,14 +236,14 @@ def _line_editing() -> Iterator[None]:
     try:
         yield
     finally:
-        # Without a place for it, the session had its own alone.
+        # If the file cannot be written, the session's lines are lost.
         with suppress(OSError):
             readline.write_history_file(file)
 
 
 @contextmanager
 def _speaking(settings: Settings, tenant: str | None, model: str) -> Iterator[Api]:
-    """With a known key of the tenant; else with one made by an admin key, revoked at the end."""
+    """Connects with a known key of the tenant, or with a temporary one that an admin key makes."""
     from loraplex.api import connect, connect_tenant
 
     try:
@@ -270,7 +270,7 @@ def _speaking(settings: Settings, tenant: str | None, model: str) -> Iterator[Ap
 
 
 def _refusal_of_key(api: Api, model: str) -> Refused | None:
-    """What keeps the key from asking any model, such as that it is an admin's."""
+    """Returns the refusal if the key may not query any model, such as an admin's, or None."""
     try:
         api.get(f"/v1/models/{quote(model, safe='@')}")
     except Refused as refused:
@@ -279,13 +279,13 @@ def _refusal_of_key(api: Api, model: str) -> Refused | None:
 
 
 def _choose_tenant(admin: Api, tenant: str | None, refusal: ApiFailure) -> str:
-    """The one that was named, or is chosen on a terminal. Raises ApiFailure."""
+    """Returns the tenant that was given or is chosen on a terminal. Raises ApiFailure."""
     if tenant is not None:
         return tenant
     try:
         names = [each["name"] for each in admin.all("/admin/v1/tenants")]
     except Refused:
-        # No admin key: what the model's route said stands.
+        # The key is not an admin key, so the refusal of the model's route is reported.
         raise refusal from None
     if not names:
         raise ApiFailure("there is no tenant yet: `loraplex quickstart NAME` makes one with a key")
@@ -299,7 +299,7 @@ def _choose_tenant(admin: Api, tenant: str | None, refusal: ApiFailure) -> str:
 
 
 def _tell(text: str) -> None:
-    """Beside the answers, within the width of the terminal."""
+    """Prints text to standard error, wrapped to the width of the terminal."""
     width = max(shutil.get_terminal_size().columns - 1, 20)
     for line in text.splitlines():
         click.echo(
@@ -308,7 +308,7 @@ def _tell(text: str) -> None:
 
 
 def _speed(usage: dict[str, Any], started: float, first: float | None) -> str:
-    """Tokens of prompt and answer, the time to the first, and the rate of the others."""
+    """Returns the tokens of prompt and answer, the time to the first, and the rate of the rest."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     prompt = f"prompt {usage.get('prompt_tokens', 0)} tokens, {cached} cached"
     if first is None:

@@ -12,7 +12,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete commands and options.
+    """Print a script that makes SHELL complete commands and options.
 
     \b
     bash  echo 'eval "$(loraplex completion bash)"' >> ~/.bashrc
@@ -21,5 +21,5 @@ def completion_command(context: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
-    # The name and the variable by which the command knows that a shell asks.
+    # Name and variable by which the command recognises a completion request of a shell.
     click.echo(kind(context.find_root().command, {}, "loraplex", "_LORAPLEX_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""`loraplex doctor`: what is wrong with a machine or a running server, and what to do."""
+"""`loraplex doctor`: finds problems of a machine or a running server, and what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS = (
 def doctor_command(form: Form | None, **flags: Any) -> None:
     """Check machine, compiler, disk, store, certificates, database, server and workers.
 
-    Changes nothing. Exit codes: 0 nothing failed, 1 a check failed, 2 wrong settings.
+    Changes nothing. Exit codes: 0 no check failed, 1 a check failed, 2 wrong settings.
     """
     from loraplex.box.checkup import checkup
 

@@ -96,7 +96,7 @@ def add(model: str, weight_format: str, replace: bool, as_json: bool, **flags: A
 @model_group.command("list")
 @list_options
 def list_models(form: Form | None) -> None:
-    """List the registered base models, each with its state on the workers."""
+    """List the registered base models with their states on the workers."""
     with api() as server:
         models = server.all("/admin/v1/models")
     if form != "json":
@@ -108,7 +108,7 @@ def list_models(form: Form | None) -> None:
 @click.argument("name")
 @json_option
 def show_model(name: str, as_json: bool) -> None:
-    """Show one base model, and in which tier each worker has it."""
+    """Show one base model and its tier on each worker."""
     with api() as server:
         model = server.get(route("models", name))
     if as_json:
@@ -124,7 +124,7 @@ def show_model(name: str, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def load(name: str, as_json: bool) -> None:
-    """Let workers load it again when it is requested; `pin` loads it at once."""
+    """Let workers load a base model again on request; `pin` loads it at once."""
     _move(name, as_json, to="auto", unless="pinned")
 
 
@@ -132,7 +132,7 @@ def load(name: str, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def unload(name: str, as_json: bool) -> None:
-    """Take it off every device, when what runs there has ended, and keep it off."""
+    """Unload a base model from every device after its requests have ended, and keep it unloaded."""
     _move(name, as_json, to="unloaded")
 
 
@@ -140,7 +140,7 @@ def unload(name: str, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def pin(name: str, as_json: bool) -> None:
-    """Load it on every worker now, and keep it on the device."""
+    """Load a base model on every worker now, and keep it on the device."""
     _move(name, as_json, to="pinned")
 
 
@@ -148,12 +148,12 @@ def pin(name: str, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def unpin(name: str, as_json: bool) -> None:
-    """Leave it to its use whether it stays on a device."""
+    """Unpin a base model: workers may unload it when it is idle."""
     _move(name, as_json, to="auto", unless="unloaded")
 
 
 def _state(workers: list[dict[str, Any]]) -> str:
-    """Each tier with its number of workers, and the reason where there is one."""
+    """Returns each tier with its number of workers, and an error if there is one."""
     counts = Counter(
         worker["tier"] + (f": {worker['error']}" if worker["error"] else "") for worker in workers
     )
@@ -161,7 +161,7 @@ def _state(workers: list[dict[str, Any]]) -> str:
 
 
 def _move(name: str, as_json: bool, *, to: str, unless: str = "") -> None:
-    """Sets its residency, unless it has the one named."""
+    """Sets a model's residency, unless its residency is `unless`."""
     path = route("models", name)
     with api() as server:
         model, etag = server.get_tagged(path)
@@ -175,7 +175,7 @@ def _move(name: str, as_json: bool, *, to: str, unless: str = "") -> None:
 @yes_option
 @json_option
 def delete_model(name: str, yes: bool, as_json: bool) -> None:
-    """Delete a base model that no adapter is bound to. The store keeps its files."""
+    """Delete a base model that no adapter uses. Its files stay in the store."""
     confirm(f"Delete base model {name} and its price?", yes)
     with api() as server:
         gone = server.delete(route("models", name))

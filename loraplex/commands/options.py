@@ -1,4 +1,4 @@
-"""Options that several commands share, and the settings they end in."""
+"""Options that several commands share, and their conversion to settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ UPLOADS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def settings_options(*groups: tuple[tuple[str, dict[str, Any]], ...]) -> Callable[[F], F]:
-    """Adds --config and the flags; `settings_of` reads them."""
+    """Adds --config and the options of these groups, which `settings_of` reads."""
 
     def decorate(command: F) -> F:
         for group in reversed((*groups, PLACE)):
@@ -71,7 +71,7 @@ def settings_options(*groups: tuple[tuple[str, dict[str, Any]], ...]) -> Callabl
 
 
 def settings_of(flags: dict[str, Any]) -> Settings:
-    """The settings; takes what it knows out of `flags`."""
+    """Returns the settings, and removes from `flags` those that it has used."""
     file = flags.pop("config", None)
     known = {name: flags.pop(name) for name in list(flags) if name in Settings.__struct_fields__}
     return load_settings(known, file=file)
@@ -82,7 +82,7 @@ def json_option(command: F) -> F:
 
 
 def list_options(command: F) -> F:
-    """Options of a list; the command takes `form`, as `show_list` does."""
+    """Adds the options of a list. The command takes `form` and passes it to `show_list`."""
     command = click.option(
         "--wide", "form", flag_value="wide", help="All columns, whatever the terminal's width."
     )(command)
@@ -96,18 +96,18 @@ def tenant_option(command: F) -> F:
 
 
 def yes_option(command: F) -> F:
-    """The command takes `yes`, as `confirm` does."""
+    """Adds --yes. The command takes `yes` and passes it to `confirm`."""
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Goes on only if the answer is yes. Raises Abort."""
+    """Asks a question unless `yes` is set. Raises Abort if the answer is no."""
     if not yes:
         click.confirm(question, abort=True, err=True)
 
 
 def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
-    """Values of an option that is KEY=VALUE and may be repeated. Raises UsageError."""
+    """Returns the values of a repeatable KEY=VALUE option. Raises UsageError."""
     found: dict[str, str] = {}
     for number, text in enumerate(given, 1):
         key, equals, value = text.partition("=")
@@ -118,8 +118,8 @@ def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
 
 
 def moment(text: str, *, ahead: bool = False) -> str:
-    """A date, a time or a span such as 24h or 30d, before now or `ahead` of it, as the server reads
-    it. Raises UsageError."""
+    """Returns a time in the server's format, from a date, a time, or a span such as 24h or 30d
+    before now, or after now if `ahead` is set. Raises UsageError."""
     span = SPAN.fullmatch(text)
     if span is not None:
         length = int(span[1]) * (timedelta(hours=1) if span[2] == "h" else timedelta(days=1))
@@ -136,15 +136,15 @@ def moment(text: str, *, ahead: bool = False) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Parses JSON that can be sent: without NaN and infinity. Raises ValueError."""
+    """Parses JSON without NaN and infinity, which cannot be sent. Raises ValueError."""
     value = json.loads(text)
     json.dumps(value, allow_nan=False)
     return value
 
 
 def route(*names: str) -> str:
-    """A path of the admin plane. Raises UsageError for a name that would make another path of it,
-    such as that of a list."""
+    """Returns a path of the admin plane. Raises UsageError if a name would lead to another
+    route."""
     for name in names:
         if name in ("", ".", ".."):
             raise click.UsageError(f"{name!r} is no name")
@@ -153,8 +153,8 @@ def route(*names: str) -> str:
 
 @contextmanager
 def api() -> Iterator[Api]:
-    """The running server, with the settings of the environment."""
-    # Slow to import, and not needed by commands that call no server.
+    """Connects to the running server with the settings of the environment."""
+    # Imported here because it is slow, and commands without a server do not need it.
     from loraplex.api import connect
 
     with connect(load_settings({})) as found:

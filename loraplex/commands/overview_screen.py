@@ -1,4 +1,4 @@
-"""The screen of `loraplex top` and `loraplex status`: an overview of the admin plane as text."""
+"""Screen of `loraplex top` and `loraplex status`: an overview from the admin plane as text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rich.text import Text
 from loraplex.tables import Row, printable
 
 WIDE = 120
-"""Columns from which on tables show all they have."""
+"""Minimum terminal width at which tables show all columns."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 STYLES = {"ready": "green", "draining": "yellow", "lost": "red", "unreached": "red"}
 STYLES |= {"unsatisfiable": "red"}
 
 
 class Order(NamedTuple):
-    """What tables are sorted by, and the key that chooses it."""
+    """Order of table rows, and the key that selects it."""
 
     key: str
     name: str
     value: Callable[[Row], Any]
-    """Rows with smaller values come first."""
+    """Sort key. Rows with smaller values come first."""
 
 
 def _latency(row: Row) -> float:
@@ -46,14 +46,14 @@ class Column(NamedTuple):
     title: str
     text: Callable[[Row], str]
     is_wide: bool = False
-    """Shown where the terminal is `WIDE` only."""
+    """Whether the column is shown only if the terminal is at least `WIDE`."""
     is_number: bool = True
 
 
 def draw(
     overview: Row, *, title: str, width: int, order: Order = ORDERS[0], max_rows: int = 50
 ) -> RenderableType:
-    """max_rows: of each table."""
+    """Returns the screen. `max_rows` is the maximum for each table."""
     parts: list[RenderableType] = [_summary(overview, title)]
     for name, rows, columns in (
         ("models", overview["models"], MODELS),
@@ -114,7 +114,7 @@ def _table(name: str, rows: Iterable[Row], columns: Sequence[Column], width: int
 
 
 def _tokens(row: Row) -> float:
-    """A second."""
+    """Returns the tokens per second of a row."""
     if "tokens_per_s" in row:
         return row["tokens_per_s"]
     return row["prompt_tokens_per_s"] + row["completion_tokens_per_s"]
@@ -181,7 +181,7 @@ def _age(seconds: float) -> str:
 
 
 def shortened(name: str, length: int = 24) -> str:
-    """In the middle: ids differ at their ends."""
+    """Shortens a name in the middle, because ids differ at their ends."""
     if len(name) <= length:
         return name
     tail = (length - 1) // 2

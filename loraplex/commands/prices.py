@@ -19,13 +19,13 @@ COLUMNS = (
 
 @click.group("price")
 def price_group() -> None:
-    """What tokens of a base model and its adapters cost: dollars a million."""
+    """Prices of tokens of a base model and its adapters, in dollars per million."""
 
 
 @price_group.command("list")
 @list_options
 def list_prices(form: Form | None) -> None:
-    """List the prices. A model that is not here costs nothing."""
+    """List the prices. Models without a price are free."""
     with api() as server:
         show_list(server.all("/admin/v1/prices", cursor="model"), COLUMNS, form)
 
@@ -37,7 +37,7 @@ def list_prices(form: Form | None) -> None:
 @click.option("--output", required=True, metavar="DOLLARS", help="A million tokens of answers.")
 @json_option
 def set_price(model: str, as_json: bool, **dollars: str | None) -> None:
-    """Set the price of a base model, for requests from now on."""
+    """Set the price of a base model for future requests."""
     with api() as server:
         show_one(server.put(route("prices", model), dollars), as_json, {"updated_at": Kind.AGE})
 
@@ -46,7 +46,7 @@ def set_price(model: str, as_json: bool, **dollars: str | None) -> None:
 @click.argument("model")
 @json_option
 def remove_price(model: str, as_json: bool) -> None:
-    """Let a base model cost nothing from now on."""
+    """Remove the price of a base model: future requests are free."""
     with api() as server:
         gone = server.delete(route("prices", model))
     show_done(gone, f"{model} costs nothing now", as_json)

@@ -74,9 +74,9 @@ def push_command(
     tenant: str | None,
     as_json: bool,
 ) -> None:
-    """Upload what peft saved in each FOLDER as a new version of the adapter of its name.
+    """Upload each FOLDER that peft saved, as a new version of the adapter of its name.
 
-    Of several, those that are refused are told at the end, and the others are pushed."""
+    If there are several, refused ones are listed at the end and the others are pushed."""
     given: dict[str, Any] = {"model": model, "alias": alias, "tenant": tenant}
     given["serving"] = _serving(serving, chat_template, pairs("--metadata", metadata))
     given["approve_template"], given["weights_only"] = approve_template, weights_only
@@ -111,8 +111,8 @@ def push_command(
 def _push_all(
     server: Api, uploads: Sequence[Upload], *, wait: bool, is_alone: bool
 ) -> tuple[list[Pushed], list[str]]:
-    """The versions that were made, and what is to be told of each other upload. Of one that
-    `is_alone` that is raised."""
+    """Pushes all uploads. Returns the created versions and the failures of the others. If the
+    upload `is_alone`, its failure is raised instead."""
     from loraplex.folder_serving import describe_taken, read_folder_serving
     from loraplex.pushing import num_bytes, push, wait_ready
 
@@ -153,7 +153,7 @@ def _push_all(
 
 
 def _part(report: ProgressCallback, before: int, size: int, total: int) -> ProgressCallback:
-    """What one upload of several reports, as a part of all."""
+    """Returns the progress callback of one upload among several."""
     return lambda done, _: report(before + min(done, size), total)
 
 
@@ -185,7 +185,7 @@ def _advise(version: Version, taken: str, tenant: str | None) -> None:
 
 
 def _listed(manifest: Path, common: dict[str, Any]) -> list[Upload]:
-    """Raises UsageError, which names the item."""
+    """Returns the uploads of a manifest. Raises UsageError, naming the item."""
     try:
         items = from_json(manifest.read_text())
     except ValueError as error:
@@ -210,7 +210,7 @@ def _listed(manifest: Path, common: dict[str, Any]) -> list[Upload]:
 def _serving(
     file: Path | None, chat_template: Path | None, metadata: dict[str, str]
 ) -> dict[str, Any]:
-    """The file's object with what the flags say."""
+    """Returns the object of the file, updated with the options."""
     try:
         serving = from_json(file.read_text()) if file else {}
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`loraplex quickstart`: what a new tenant needs, in one command."""
+"""`loraplex quickstart`: creates everything that a new tenant needs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from loraplex.output import progress, tell, waiting
 def quickstart_command(
     tenant: str, folder: Path | None, name: str | None, model: str | None, as_json: bool
 ) -> None:
-    """Make TENANT with a key and its first adapter, and print the key and a first question.
+    """Create TENANT with a key and its first adapter, and print the key and a first command.
 
-    A tenant that is there already gets another key."""
+    An existing tenant gets another key."""
     from loraplex.folder_serving import read_folder_serving
     from loraplex.pushing import push, wait_ready
 

@@ -46,7 +46,7 @@ NONE = "none"
 
 @click.group("quota")
 def quota_group() -> None:
-    """Limits of tenants and of their keys, and what is used of them."""
+    """Limits of tenants and of their keys, and how much of them is used."""
 
 
 def whose_options(command: F) -> F:
@@ -71,8 +71,8 @@ def limit_options(command: F) -> F:
 @whose_options
 @json_option
 def show_quota(tenant: str | None, key: str | None, as_json: bool) -> None:
-    """Show the limits that are set, and what is used of them now. A tenant's own key needs neither
-    --tenant nor --key."""
+    """Show the limits and their current use. A tenant's own key needs neither --tenant nor
+    --key."""
     path = route("quota") if tenant is key is None else _path(tenant, key)
     with api() as server:
         _show(server.get(path), as_json)
@@ -83,7 +83,7 @@ def show_quota(tenant: str | None, key: str | None, as_json: bool) -> None:
 @limit_options
 @json_option
 def set_quota(tenant: str | None, key: str | None, as_json: bool, **given: str | None) -> None:
-    """Change some limits; 'none' lifts one. The others stay."""
+    """Change some limits; 'none' removes one. The others are kept."""
     changes = {name: _value(name, text) for name, text in given.items() if text is not None}
     if not changes:
         raise click.UsageError("give a limit to set, such as --requests-per-minute 60")
@@ -102,14 +102,14 @@ def set_quota(tenant: str | None, key: str | None, as_json: bool, **given: str |
 @whose_options
 @json_option
 def clear_quota(tenant: str | None, key: str | None, as_json: bool) -> None:
-    """Lift all limits; nothing may be pinned then."""
+    """Remove all limits. Nothing may be pinned afterwards."""
     with api() as server:
         cleared = server.delete(_path(tenant, key))
     show_done(cleared, f"{cleared['id']} has no limits", as_json)
 
 
 def _warn_of_prices(server: Api) -> None:
-    """What a model without a price computes costs nothing, and no spend limit ends it."""
+    """Warns that models without a price are free, so that no spend limit applies to them."""
     priced = {price["model"] for price in server.all("/admin/v1/prices", cursor="model")}
     free = [m["name"] for m in server.all("/admin/v1/models") if m["name"] not in priced]
     if free:
@@ -130,7 +130,7 @@ def _path(tenant: str | None, key: str | None) -> str:
 
 
 def _value(name: str, text: str) -> int | str | None:
-    """Raises UsageError."""
+    """Returns the value of a limit. Raises UsageError if the text is invalid."""
     if text == NONE:
         return None
     try:
@@ -151,7 +151,7 @@ def _show(quota: dict[str, Any], as_json: bool) -> None:
     if as_json:
         show_one(quota, as_json)
         return
-    # Nothing may be pinned unless a limit says so.
+    # Without a limit `pin_bytes`, nothing may be pinned.
     if quota["use"].keys() <= {"pin_bytes"} and not quota.get("pin_bytes"):
         tell("no limits are set; `loraplex quota set` sets some")
     show_list([_row(name, use) for name, use in quota["use"].items()], COLUMNS)

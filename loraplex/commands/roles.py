@@ -1,4 +1,4 @@
-"""Commands that run something: all on one box, or one role."""
+"""Commands that run everything on one machine, or one role."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from loraplex.settings import SECRETS, Settings, check_address
 )
 @settings_options(SERVING, WORKING, UPLOADS)
 def serve_command(demo: bool, **flags: Any) -> None:
-    """Serve everything from this machine: database, worker, gateway."""
+    """Serve everything from this machine: database, worker and gateway."""
     from loraplex.box.serve import serve
     from loraplex.box.worker_process import check_torch
 
@@ -64,7 +64,7 @@ def gateway_command(
 
     settings = settings_of(flags)
     sockets = _sockets(settings, fd, management_fd)
-    # A supervisor that hands its sockets down has warned.
+    # A supervisor that passes its sockets on has already warned.
     run_gateway(
         settings,
         with_admin=admin,
@@ -77,7 +77,7 @@ def gateway_command(
 def _sockets(
     settings: Settings, fd: int | None = None, management_fd: int | None = None
 ) -> tuple[socket.socket, socket.socket]:
-    """The public socket and that for management: inherited, or by the settings."""
+    """Returns the public and the management socket, inherited or opened as the settings say."""
     from loraplex.roles.listener import inherited, listen, listen_for_management
 
     return (
@@ -107,7 +107,7 @@ def worker_command(
 ) -> None:
     """Run one worker alone, on models of the store; it hears of all others from the gateways.
 
-    To advertise it takes LORAPLEX_DATABASE_URL."""
+    --advertise requires LORAPLEX_DATABASE_URL."""
     import asyncio
 
     from loraplex.box.children import python
@@ -135,7 +135,7 @@ def worker_command(
 
 
 def _check_addresses(settings: Settings, listen: str, health: str, advertise: str | None) -> None:
-    """Before anything is loaded. Raises UsageError."""
+    """Checks the addresses before anything is loaded. Raises UsageError."""
     try:
         check_address(listen, lowest_port=0)
         if advertise is not None:
@@ -181,9 +181,9 @@ def _run_advertised(
 )
 @settings_options()
 def migrate_command(post: bool, **flags: Any) -> None:
-    """Bring the database of LORAPLEX_DATABASE_URL to this version's schema.
+    """Migrate the database of LORAPLEX_DATABASE_URL to this version's schema.
 
-    It is safe while the version before runs; with --post, once nothing of it does."""
+    Safe while the previous version runs. Use --post once it no longer runs."""
     import asyncio
 
     from loraplex.roles.bootstrap import migrate_database
@@ -198,10 +198,10 @@ def migrate_command(post: bool, **flags: Any) -> None:
 @click.command("bootstrap")
 @settings_options()
 def bootstrap_command(**flags: Any) -> None:
-    """Make the first admin key of LORAPLEX_DATABASE_URL, and print it.
+    """Create the first admin key of LORAPLEX_DATABASE_URL, and print it.
 
-    It takes the LORAPLEX_KEY_PEPPER of the gateways and admin planes, and is refused where an admin
-    key is live."""
+    Requires the LORAPLEX_KEY_PEPPER of the gateways and admin planes. Refused if an admin key is
+    live."""
     import asyncio
 
     from loraplex.roles.bootstrap import make_first_admin_key
@@ -220,7 +220,7 @@ def bootstrap_command(**flags: Any) -> None:
 @click.option("--json", "as_json", is_flag=True)
 @settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
 def config_command(as_json: bool, **flags: Any) -> None:
-    """Print the effective settings as a file of settings has them, secrets hidden."""
+    """Print the effective settings as a settings file, with secrets hidden."""
     from loraplex.output import show_one
 
     shown = settings_of(flags).shown()
@@ -231,7 +231,7 @@ def config_command(as_json: bool, **flags: Any) -> None:
 
 
 def _in_toml(name: str, value: Any) -> str:
-    """A line of the file; what has no value, or a secret one, is a comment."""
+    """Returns a line of the file. Settings that are unset or secret become comments."""
     match value:
         case None:
             return f"# {name} ="
@@ -245,7 +245,7 @@ def _in_toml(name: str, value: Any) -> str:
 
 
 def _literal(value: Any) -> str:
-    """TOML writes texts, numbers and lists of them as JSON does."""
+    """Returns a TOML literal, which for texts, numbers and lists is the same as JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 

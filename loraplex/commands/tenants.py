@@ -79,7 +79,7 @@ def show_tenant(name: str, as_json: bool) -> None:
 @click.option("--sharing-group", required=True, help="Group that shares cached prefixes; '': none.")
 @json_option
 def change_tenant(name: str, sharing_group: str, as_json: bool) -> None:
-    """Change the group of tenants that a tenant shares cached prefixes with."""
+    """Change the group of tenants with which a tenant shares cached prefixes."""
     with api() as server:
         changed = server.patch(route("tenants", name), {"sharing_group": sharing_group or None})
     shared = f"group {sharing_group}" if sharing_group else "no other tenant"
@@ -101,7 +101,7 @@ def delete_tenant(name: str, yes: bool, as_json: bool) -> None:
 
 @click.group("key")
 def key_group() -> None:
-    """API keys. A key's text is shown once, when it is made."""
+    """API keys. The text of a key is shown only when it is created."""
 
 
 @key_group.command("create")
@@ -136,7 +136,7 @@ def create_key(
     expires_at: str | None,
     as_json: bool,
 ) -> None:
-    """Create a key of a tenant, or with --admin a key for everything, and print it."""
+    """Create and print a key of a tenant, or with --admin a key that may do everything."""
     if admin == (tenant is not None):
         raise click.UsageError("give --tenant NAME, or --admin for a key that may do everything")
     fields = {
@@ -154,7 +154,7 @@ def create_key(
 @click.option("--tenant", help="Whose keys; without it the admin keys.")
 @list_options
 def list_keys(tenant: str | None, form: Form | None) -> None:
-    """List keys, revoked ones too."""
+    """List keys, including revoked ones."""
     with api() as server:
         show_list(server.all(_keys_of(tenant), cursor="id"), KEYS, form)
 
@@ -165,7 +165,7 @@ def list_keys(tenant: str | None, form: Form | None) -> None:
 @expiry_option
 @json_option
 def rotate_key(key_id: str, overlap: int | None, expires_at: str | None, as_json: bool) -> None:
-    """Replace a key by a new one with the same rights, and print that."""
+    """Replace a key by a new one with the same rights, and print it."""
     ends = expires_at and moment(expires_at, ahead=True)
     body = {"overlap_s": overlap, "expires_at": ends}
     with api() as server:
@@ -176,14 +176,14 @@ def rotate_key(key_id: str, overlap: int | None, expires_at: str | None, as_json
 @click.argument("key_id")
 @json_option
 def revoke_key(key_id: str, as_json: bool) -> None:
-    """Revoke a key for good, by its id."""
+    """Revoke a key permanently, by its id."""
     with api() as server:
         gone = server.delete(route("keys", key_id))
     show_done(gone, f"revoked {key_id}", as_json)
 
 
 def _show_made(made: dict[str, Any], as_json: bool) -> None:
-    """The only time that the key is seen."""
+    """Prints a new key. It cannot be shown again."""
     show_done(made, made["key"], as_json)
 
 

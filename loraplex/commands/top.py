@@ -1,4 +1,4 @@
-"""`loraplex top` and `loraplex status`: what runs and how busy it is, live or once."""
+"""`loraplex top` and `loraplex status`: what runs and its load, live or once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from loraplex.commands.overview_screen import Order
 
 PIPE_WIDTH = 160
-"""Columns of a screen that goes into a file or a pipe, unless COLUMNS says otherwise."""
+"""Width of a screen printed to a file or pipe, unless COLUMNS is set."""
 AROUND_ROWS = 24
-"""Lines of a live screen that are no rows of its three tables, at most a few more."""
+"""Approximate lines of a live screen outside of its three tables."""
 QUIT = ("q", "\x03", "\x04")
 
 
@@ -56,7 +56,7 @@ def top_command(once: bool, interval: float) -> None:
 @click.command("status")
 @json_option
 def status_command(as_json: bool) -> None:
-    """Show on one screen what runs: workers, models, adapters, load, last errors."""
+    """Show on one screen: workers, models, adapters, load, last errors."""
     with api() as server:
         if as_json:
             print(json.dumps(server.get(route("overview")), indent=2))
@@ -73,7 +73,7 @@ def _print(server: Api) -> None:
     console = NeutralConsole(sys.stdout, width=width)
     with console.capture() as captured:
         console.print(draw(overview, title=_title(server), width=console.width))
-    # Padding of columns is of no use at the end of a line.
+    # Removes the padding of columns at the end of lines.
     console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
@@ -82,14 +82,14 @@ def _title(server: Api) -> str:
 
 
 class _Live:
-    """Looks on a thread, so that keys are answered while the server is slow."""
+    """Live screen. Fetches in a thread, so that it reacts to keys while the server is slow."""
 
     def __init__(self, server: Api, interval: float) -> None:
         self._server = server
         self._interval = interval
         self._overview: dict[str, Any] = server.get(route("overview"))
         self._failure = ""
-        """Why the last look failed; the picture is then that of the one before."""
+        """Why the last fetch failed. The screen then shows the previous overview."""
         self._news, self._has_news = os.pipe()
         self._stopping = threading.Event()
 
@@ -146,7 +146,7 @@ class _Live:
 
 @contextmanager
 def _keys() -> Generator[int | None]:
-    """The descriptor that single keys come from; None where standard input is no terminal."""
+    """Yields the descriptor that delivers single keys, or None if there is no terminal."""
     if not sys.stdin.isatty():
         yield None
         return

@@ -46,7 +46,7 @@ def usage_command(
     group_by: str,
     form: Form | None,
 ) -> None:
-    """Show what was used: requests, tokens and dollars by time."""
+    """Show usage over time: requests, tokens and dollars."""
     start, before = (text and moment(text) for text in (since, end))
     asked = [name.strip() for name in group_by.split(",")]
     for name in asked:

@@ -1,4 +1,4 @@
-"""`loraplex workers`: those that run. `loraplex worker` runs one."""
+"""`loraplex workers`: running workers. `loraplex worker` runs one."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ LOOK_INTERVAL_S = 0.5
 
 @click.group("workers")
 def workers_group() -> None:
-    """The workers that run: what they do, and taking them out of service."""
+    """Running workers: show their state, and take them out of service."""
 
 
 @workers_group.command("list")
 @list_options
 def list_workers(form: Form | None) -> None:
-    """List the workers. One that is lost stays in the list for half a minute."""
+    """List the workers. A lost one stays in the list for half a minute."""
     with api() as server:
         show_list(server.all("/admin/v1/workers", cursor="id"), COLUMNS, form)
 
@@ -74,7 +74,7 @@ def list_workers(form: Form | None) -> None:
 @click.argument("worker", metavar="ID")
 @json_option
 def show_worker(worker: str, as_json: bool) -> None:
-    """Show what a worker says of itself: models, adapters by tier, memory, settings."""
+    """Show what a worker reports: models, adapters by tier, memory, settings."""
     with api() as server:
         found = server.get(route("workers", worker))
     if as_json:
@@ -99,7 +99,7 @@ def show_worker(worker: str, as_json: bool) -> None:
 @click.option("--wait", is_flag=True, help="Return when nothing is left there.")
 @json_option
 def drain(worker: str, wait: bool, as_json: bool) -> None:
-    """Have a worker take nothing new, and finish what it has."""
+    """Let a worker finish its requests, without accepting new ones."""
     path = route("workers", worker)
     with api() as server:
         found = server.post(f"{path}/drain")
@@ -119,7 +119,7 @@ def drain(worker: str, wait: bool, as_json: bool) -> None:
 @click.argument("worker", metavar="ID")
 @json_option
 def undrain(worker: str, as_json: bool) -> None:
-    """Have a worker take requests again."""
+    """Let a worker accept requests again."""
     with api() as server:
         found = server.delete(route("workers", worker, "drain"))
     show_done(found, f"{worker} takes requests again", as_json)

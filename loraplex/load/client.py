@@ -1,6 +1,6 @@
-"""A client that streams answers of an OpenAI-compatible server and notes when their tokens come.
+"""Client that streams answers of an OpenAI-compatible server and records when tokens arrive.
 
-Plain sockets and a parser in C: light enough to share a few cores with the server it measures.
+Uses plain sockets and a parser in C, so that it can share a few cores with the measured server.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ import msgspec
 from loraplex.errors import BadSettings
 
 CONNECT_S = 10.0
-"""Seconds that a connection may take to be made."""
+"""Maximum seconds for opening a connection."""
 READ_BYTES = 65536
 MAX_LINE_BYTES = 1 << 20
-"""Bound of one event, and of the body of a refusal."""
+"""Maximum bytes of one event, and of the body of a refusal."""
 MAX_MESSAGE = 300
-"""Characters of a failure's message that are kept."""
+"""Maximum characters kept of a failure's message."""
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Call(NamedTuple):
-    """One request: a body that asks for a stream."""
+    """One request for a streamed answer."""
 
     group: str
-    """By which its figures are shown."""
+    """Group under which its figures are shown."""
     key: str | None
     path: str
-    """Below the server's base URL, such as `/completions`."""
+    """Path below the server's base URL, such as `/completions`."""
     body: bytes
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """What became of a call. Times are seconds of time.perf_counter()."""
+    """Outcome of a call. Times are seconds of time.perf_counter()."""
 
     group: str
     begun_s: float
-    """When it was due."""
+    """When the call was due."""
     arrivals_s: array[float] = msgspec.field(default_factory=lambda: array("d"))
     """Time of each event with text."""
     ended_s: float = 0.0
     status: int = 0
     error: str = ""
-    """Empty: the answer is whole. Else the server's code, or one of this module."""
+    """Code of the server's or this client's error. Empty if the answer is complete."""
     message: str = ""
     num_prompt: int = 0
     num_cached: int = 0
     num_output: int = 0
 
     def fail(self, code: str, message: object) -> None:
-        """The first failure counts."""
+        """Records a failure. Only the first one counts."""
         if not self.error:
             self.error, self.message = code, str(message)[:MAX_MESSAGE]
 
 
 class Client:
-    """Keeps connections for the calls that follow."""
+    """Client that reuses connections."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
-        """url: what clients of the API call its base URL, with or without `/v1`. timeout_s: for
-        one whole answer. Raises BadSettings."""
+        """`url` is a base URL, with or without `/v1`. `timeout_s` limits one whole answer. Raises
+        BadSettings if the URL is invalid."""
         try:
             parts = httpx.URL(url)
         except httpx.InvalidURL as error:
@@ -97,8 +97,8 @@ class Client:
         await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)
 
     async def send(self, call: Call, due_s: float | None = None) -> Outcome:
-        """due_s: when the call should have been sent; now, unless given. Raises nothing that a
-        server can cause."""
+        """Sends a call and returns its outcome. Server errors are recorded in it, not raised.
+        `due_s` is when the call should have been sent. Default: now."""
         outcome = Outcome(call.group, time.perf_counter() if due_s is None else due_s)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -122,7 +122,7 @@ class Client:
             try:
                 stream[1].write(request)
                 may_keep = await answer.read(stream[0])
-                # The server may have closed a kept connection while the call was on its way.
+                # The server may have closed a reused connection while the call was sent.
                 if answer.has_begun or not is_kept:
                     if not answer.has_begun:
                         outcome.fail("connection_lost", "closed without an answer")
@@ -167,7 +167,7 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
     token_ids: list[int] | None = None
-    """A token may have no text of its own yet."""
+    """A token may not have text of its own yet."""
 
     @property
     def has_output(self) -> bool:
@@ -201,7 +201,7 @@ _refusal = msgspec.json.Decoder(_Refusal)
 
 
 class _Answer:
-    """One answer while it is read; httptools calls its `on_` methods."""
+    """Parser of one answer. httptools calls its `on_` methods."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.has_begun = False
@@ -209,14 +209,14 @@ class _Answer:
         self._parser: httptools.HttpResponseParser | None = None
         self._now_s = 0.0
         self._rest = b""
-        """The begin of a line, or of a refusal's body."""
+        """Beginning of an incomplete line, or of a refusal's body."""
         self._is_done = False
-        """`[DONE]` has come."""
+        """Whether `[DONE]` has arrived."""
         self._is_complete = False
         self._may_keep = False
 
     async def read(self, reader: asyncio.StreamReader) -> bool:
-        """Whether the connection may be used again. Raises OSError."""
+        """Reads the answer. Returns whether the connection can be reused. Raises OSError."""
         outcome = self._outcome
         parser = self._parser = httptools.HttpResponseParser(self)
         try:
@@ -230,7 +230,7 @@ class _Answer:
         except httptools.HttpParserError as error:
             outcome.fail("bad_answer", f"not HTTP: {error}")
         finally:
-            # Else the parser, and with it the answer, would be left to the collector of cycles.
+            # Otherwise the parser and the answer would form a reference cycle.
             self._parser = None
         if self.has_begun:
             self._close()
@@ -277,7 +277,7 @@ class _Answer:
             outcome.num_cached = (details and details.cached_tokens) or 0
 
     def _close(self) -> None:
-        """The answer has ended, or its connection has."""
+        """Completes the outcome after the answer or its connection has ended."""
         outcome = self._outcome
         if outcome.status == 200:
             if not self._is_done:
@@ -292,7 +292,7 @@ class _Answer:
 
 
 def _told(error: Any, code: str) -> tuple[str, str]:
-    """Code and message of a server's error; `code` where it has none."""
+    """Returns the code and message of a server's error. Uses `code` if it has none."""
     if not isinstance(error, dict):
         return code, str(error or "")
     given = error.get("code") or error.get("type")

@@ -1,4 +1,4 @@
-"""What the outcomes of a load say: rates, times and goodput."""
+"""Rates, times and goodput of the outcomes of a load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loraplex.load.client import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
 
     p50: float
     p90: float
@@ -22,7 +22,7 @@ class Percentiles:
 
 
 class Targets(NamedTuple):
-    """Milliseconds that a request is to keep; None: any."""
+    """Maximum milliseconds for a request to count towards goodput. None sets no limit."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
@@ -30,30 +30,30 @@ class Targets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Rates are a second of the whole load; times are those of whole answers."""
+    """Figures of a load. Rates are per second of all of it, times are of complete answers."""
 
     requests: int
     completed: int
     requests_per_s: float
     output_per_s: float
     total_per_s: float
-    """Tokens of prompts and answers."""
+    """Tokens per second of prompts and answers."""
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     ttft_ms: Percentiles | None
-    """To the first token."""
+    """Time to the first token."""
     itl_ms: Percentiles | None
-    """Between two events of a stream."""
+    """Time between two events of a stream."""
     e2e_ms: Percentiles | None
     goodput_per_s: float | None
-    """Requests that kept the targets; None without targets."""
+    """Requests per second that met the targets. None without targets."""
     good_share: float | None
-    """Part of all requests, those that failed too."""
+    """Share of all requests, including failed ones, that met the targets."""
 
 
 def load_seconds(outcomes: Sequence[Outcome]) -> float:
-    """From the first request to the last answer."""
+    """Returns the seconds from the first request to the last answer."""
     if not outcomes:
         return 0.0
     return max(o.ended_s for o in outcomes) - min(o.begun_s for o in outcomes)
@@ -64,7 +64,7 @@ def summarise(
     seconds: float,
     targets: Targets = Targets(),  # noqa: B008
 ) -> Figures:
-    """seconds: how long the load took, of which these are all or some outcomes."""
+    """Returns the figures of outcomes. `seconds` is the duration of the load they are part of."""
     whole = [o for o in outcomes if not o.error]
     answered = [o for o in whole if len(o.arrivals_s)]
     gaps = [np.diff(o.arrivals_s) for o in answered if len(o.arrivals_s) > 1]
@@ -90,7 +90,7 @@ def summarise(
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[tuple[int, str, str]]:
-    """How many outcomes have each error, its code, and one of its messages; the most first."""
+    """Returns the number, the code and one message of each kind of error, most frequent first."""
     counts, messages = Counter[str](), dict[str, str]()
     for outcome in outcomes:
         if outcome.error:
@@ -100,7 +100,7 @@ def failures(outcomes: Iterable[Outcome]) -> list[tuple[int, str, str]]:
 
 
 def ttft_ms(outcomes: Iterable[Outcome]) -> list[float]:
-    """Milliseconds to the first token, of requests that have one."""
+    """Returns the milliseconds to the first token of requests that have one."""
     return [(o.arrivals_s[0] - o.begun_s) * 1e3 for o in outcomes if len(o.arrivals_s)]
 
 
@@ -111,7 +111,7 @@ def percentiles(values: Sequence[float] | np.ndarray) -> Percentiles | None:
 
 
 def _is_good(outcome: Outcome, targets: Targets) -> bool:
-    """A request keeps the target between its tokens by its mean."""
+    """Returns whether a request met the targets. Uses its mean time between tokens."""
     arrivals = outcome.arrivals_s
     if targets.ttft_ms is not None and (arrivals[0] - outcome.begun_s) * 1e3 > targets.ttft_ms:
         return False

@@ -1,4 +1,4 @@
-"""Load on a server: clients that wait for each answer, or requests at random moments."""
+"""Loops that send a load: clients that wait for each answer, or requests at random times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from loraplex.load.client import Call, Client, Outcome
 
 MAX_OPEN = 4096
-"""Requests of an open loop that wait for their answers; what comes beyond is not sent."""
+"""Maximum open requests of an open loop. Further ones are not sent, and recorded as failed."""
 
 OnEnd = Callable[[Outcome], None]
 
@@ -23,8 +23,8 @@ async def closed_loop(
     *,
     seconds: float | None = None,
 ) -> None:
-    """`concurrency` requests at a time, until there is no call left or no second; those under way
-    are waited for."""
+    """Keeps `concurrency` requests in flight until there are no more calls or `seconds` are over.
+    Waits for those in flight."""
     stop_s = None if seconds is None else time.perf_counter() + seconds
 
     async def work() -> None:
@@ -47,8 +47,8 @@ async def open_loop(
     rng: random.Random,
     seconds: float | None = None,
 ) -> None:
-    """Requests at random moments (Poisson), `rate` a second on average, whatever became of those
-    before them. Times count from when a request was due, also where this process was late."""
+    """Sends requests at random times (Poisson), on average `rate` per second, independent of
+    earlier ones. Times count from when a request was due, even if this process was late."""
     begun_s = due_s = time.perf_counter()
     num_open = 0
 

@@ -1,4 +1,4 @@
-"""A load as `loraplex bench` sends it: made-up prompts, models by popularity, classes in turn."""
+"""Load that `loraplex bench` sends: generated prompts, models by popularity, classes in turn."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ TEXT = (
     " country problem hand part place case week company system program question work number night"
     " point home water room mother area money story fact month lot right study book eye job word"
 )
-"""Its words are one token each for most tokenizers."""
+"""Most tokenizers encode each of these words as one token."""
 
 
 class Plan(NamedTuple):
-    """What to send, and how fast."""
+    """Requests to send, and their rate."""
 
     models: tuple[str, ...]
-    """The most popular first."""
+    """Most popular first."""
     zipf: float
     keys: dict[str, str | None]
-    """By class."""
+    """API key of each class. None sends no key."""
     endpoint: str
     prompt_tokens: int
     output_tokens: int
     ignores_eos: bool
     concurrency: int
-    """Requests at a time of a closed loop, which a plan is without a rate."""
+    """Requests in flight of a closed loop. Unused if there is a rate."""
     rate: float | None
     requests: int
     is_counted: bool
-    """The number of requests was asked for, not a duration alone."""
+    """Whether the number of requests limits the load, not only a duration."""
     duration: float | None
     seed: int
     timeout_s: float
 
 
 async def run_plan(url: str, plan: Plan, on_end: OnEnd) -> None:
-    """One request of each class goes ahead, for the first model: raises ApiFailure if it fails.
-    Raises BadSettings for a URL that is none."""
+    """Sends one request of each class to the first model, then the load. Raises ApiFailure if one
+    of these first requests fails, and BadSettings if the URL is invalid."""
     rng = random.Random(plan.seed)
     async with Client(url, timeout_s=plan.timeout_s) as client:
         for group in plan.keys:
@@ -62,7 +62,7 @@ async def run_plan(url: str, plan: Plan, on_end: OnEnd) -> None:
 
 
 def _calls(plan: Plan, rng: random.Random) -> Iterator[Call]:
-    """Without end."""
+    """Yields calls without end."""
     places = range(1, len(plan.models) + 1)
     weights = list(itertools.accumulate(place**-plan.zipf for place in places))
     for group in itertools.cycle(plan.keys):
@@ -71,7 +71,7 @@ def _calls(plan: Plan, rng: random.Random) -> Iterator[Call]:
 
 
 def _call(plan: Plan, group: str, model: str, rng: random.Random) -> Call:
-    """With a prompt that no other call has."""
+    """Returns a call with a prompt that no other call has."""
     text = " ".join(rng.choices(TEXT.split(), k=plan.prompt_tokens))
     body: dict[str, Any] = {
         "model": model,

@@ -1,4 +1,4 @@
-"""What database and data directory must hold before the first REST call: schema, keys, models."""
+"""Creates what must exist before the first REST call: schema, keys, models."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from loraplex.private import make_private, read_private, write_private
 from loraplex.settings import Settings
 
 PAGE = 1000
-"""Admin keys that are read at a time."""
+"""Number of admin keys read at a time."""
 
 
 class Keys(msgspec.Struct, forbid_unknown_fields=True):
-    """keys.json: what scripts and the command line find in the data directory."""
+    """Contents of keys.json in the data directory, for scripts and the command line."""
 
     admin: str = ""
     tenants: dict[str, str] = {}
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """Raises BadSettings, and NotPrivate for the file of another account."""
+        """Reads the keys, if any. Raises BadSettings, or NotPrivate if another account owns the
+        file."""
         try:
             return msgspec.json.decode(read_private(path), type=cls)
         except FileNotFoundError:
@@ -54,8 +55,8 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
 async def migrate_database(
     dsn: str, report: Callable[[str], None] = lambda name: None, *, with_post: bool = False
 ) -> list[str]:
-    """Names of the migrations applied, as the login of the URL; `report` hears each before.
-    with_post: also those that must wait until nothing of the version before runs."""
+    """Applies migrations with the login of the URL, and returns their names. Calls `report` before
+    each. `with_post` includes those that must wait until the previous version no longer runs."""
     database = await Database.connect(
         dsn, role=None, max_size=1, command_timeout=None, application_name="loraplex-migrate"
     )
@@ -78,8 +79,8 @@ async def registered_models(dsn: str) -> dict[str, str]:
 
 
 def load_pepper(settings: Settings) -> bytes:
-    """The pepper of the settings, else of the data directory, made there at the first start. Raises
-    NotPrivate for the file of another account."""
+    """Returns the pepper of the settings, or that of the data directory, which is created at the
+    first start. Raises NotPrivate if another account owns the file."""
     if settings.key_pepper:
         return settings.key_pepper.encode()
     path = settings.home / "pepper"
@@ -89,7 +90,7 @@ def load_pepper(settings: Settings) -> bytes:
 
 
 def default_quota(settings: Settings) -> TenantLimits | None:
-    """Limits of a tenant that is created. Raises BadSettings."""
+    """Returns the limits of new tenants, or None. Raises BadSettings."""
     if not settings.default_tenant_quota:
         return None
     try:
@@ -107,7 +108,7 @@ async def ensure_keys(
     tenant_names: tuple[str, ...],
     limits: TenantLimits | None = None,
 ) -> Keys:
-    """An admin key and one for each of these tenants, made where the known ones do not work."""
+    """Returns an admin key and one for each of these tenants, new if the known one is invalid."""
     async with database.transaction() as connection:
         keys = Keys(known.admin, dict(known.tenants))
         if not await _works(connection, pepper, keys.admin):
@@ -122,7 +123,7 @@ async def ensure_keys(
 
 
 async def make_first_admin_key(dsn: str, pepper: bytes) -> str:
-    """Text of a new admin key, for a database that has none that is live. Raises AdminKeyExists."""
+    """Creates an admin key and returns its text. Raises AdminKeyExists if one is live."""
     database = await Database.connect(
         dsn, sees=EVERYTHING, max_size=1, application_name="loraplex-bootstrap"
     )

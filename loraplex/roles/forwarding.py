@@ -1,4 +1,4 @@
-"""vLLM's routes that load adapters, for a gateway without an admin plane: forwarded as a stream."""
+"""Forwards vLLM's routes that load adapters to the admin plane, for a gateway without one."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from loraplex.roles.management import LOAD_PATHS
 
 CONNECT_S = 5.0
 ANSWER_S = 180.0
-"""Seconds until the admin plane answers a body that it has: an upload's validation may take 120."""
+"""Maximum seconds for the admin plane's answer to a whole body. Validation may take 120."""
 MAX_ANSWER_BYTES = 64 << 10
 SENT = ("content-type", "content-length", "authorization", "traceparent")
-"""Headers of a request that the admin plane gets."""
+"""Request headers that are forwarded to the admin plane."""
 RETURNED = (
     *("content-type", "loraplex-adapter-version", "loraplex-effect-proof", "server-timing"),
     "x-request-id",
     *("retry-after", "retry-after-ms", "x-should-retry", "www-authenticate"),
 )
-"""Headers of its answer that the client gets."""
+"""Headers of its answer that are returned to the client."""
 
 
 class Forwarding:
-    """Sends these requests to the admin plane, whose answers are the client's.
+    """Forwarder of these requests to the admin plane, whose answers are returned to the client.
 
-    The key is checked here first, so that nothing without one reaches the admin plane, and a body
-    has the bounds that it has there.
+    The key is checked here first, so that requests without a valid key never reach the admin plane.
+    A body has the same limits as there.
     """
 
     def __init__(self, url: str, gateway: Gateway, config: AdminConfig) -> None:
-        """config: of the admin plane; its bounds of uploads are used."""
+        """`config` is that of the admin plane, whose upload limits are used."""
         self._gateway = gateway
         self._max_bytes = config.max_upload_bytes + OVERHEAD_BYTES
         self._pace = UploadPace(config.upload_idle_s, config.min_upload_rate)
@@ -55,7 +55,7 @@ class Forwarding:
         self._client = httpx.AsyncClient(
             base_url=url,
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            # No proxy of the environment: the body has a tenant's weights, and the key.
+            # Proxies of the environment must not see a tenant's weights and key.
             trust_env=False,
             verify=ssl.create_default_context(),
         )
@@ -64,7 +64,7 @@ class Forwarding:
         await self._client.aclose()
 
     def app(self) -> Litestar:
-        """An application with the routes."""
+        """Returns an application with the routes."""
 
         async def with_key(connection: Connection, _handler: BaseRouteHandler) -> None:
             self._check_key(connection)
@@ -81,7 +81,7 @@ class Forwarding:
         )
 
     def _check_key(self, connection: Connection) -> None:
-        """Leaves the key as `user`. Raises Unauthenticated, Forbidden, Overloaded."""
+        """Stores the key as `user`. Raises Unauthenticated, Forbidden or Overloaded."""
         scope, gateway = connection.scope, self._gateway
         try:
             key = authenticate(
@@ -124,7 +124,7 @@ class Forwarding:
         )
 
     async def _body(self, request: Request[Any, Any, Any]) -> AsyncGenerator[bytes]:
-        """The body's chunks. Raises TooLarge, Stalled, Overloaded."""
+        """Yields the body's chunks. Raises TooLarge, Stalled or Overloaded."""
         held, num_bytes = held_body(request.scope), 0
         chunks = held_chunks(request.stream(), held)
         async for chunk in released_chunks(chunks, held, self._pace):
@@ -144,7 +144,7 @@ def _sent(request: Request[Any, Any, Any]) -> Mapping[str, str]:
 
 
 def _as_admin_error(error: exceptions.ApiError) -> AdminError:
-    """The refusal of a key, as the admin plane words it."""
+    """Returns the refusal of a key in the form of the admin plane."""
     match error:
         case exceptions.Unauthenticated():
             return Unauthenticated(error.message, error.code)

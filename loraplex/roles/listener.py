@@ -1,4 +1,4 @@
-"""The ports of a role, taken before it does anything else."""
+"""Opens the ports of a role, before it does anything else."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from loraplex.port_holder import find_holder
 from loraplex.settings import Settings
 
 MANAGEMENT_PORT = 8002
-"""Where no setting says otherwise: beside 8000 of the gateway and 8001 of a worker's health."""
+"""Default port, next to 8000 of the gateway and 8001 of a worker's health."""
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Raises BadSettings."""
+    """Returns the public listening socket. Raises BadSettings."""
     return _bind(settings.host, settings.port, "port")
 
 
 def listen_for_management(settings: Settings) -> socket.socket:
-    """On the port of the settings; without one on MANAGEMENT_PORT, or on a free one where another
-    process has that. Raises BadSettings."""
+    """Returns the management socket, on the port of the settings. Default: MANAGEMENT_PORT, or a
+    free port if another process uses that. Raises BadSettings."""
     host, port = settings.management_host, settings.management_port
     if port is not None:
         return _bind(host, port, "management_port")
@@ -36,26 +36,26 @@ def listen_for_management(settings: Settings) -> socket.socket:
 
 
 def inherited(descriptor: int) -> socket.socket:
-    """Returns the listening socket that a supervisor has handed down. Children of this process do
-    not inherit it, however they are started."""
+    """Returns the listening socket inherited from a supervisor. Children of this process do not
+    inherit it."""
     listener = socket.socket(fileno=descriptor)
     listener.set_inheritable(False)
     return listener
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine reaches it."""
+    """Returns whether only this machine can reach the socket."""
     return ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def serves_apart(listener: socket.socket, tls: ssl.SSLContext | None) -> bool:
-    """Whether the admin plane is on the management listener alone: other hosts reach the public
-    one, or TLS names it by a name that this machine does not use."""
+    """Returns whether the admin plane is only on the management listener, because other hosts can
+    reach the public one, or TLS requires a name that this machine does not use."""
     return tls is not None or not is_loopback(listener)
 
 
 def address_of(listener: socket.socket) -> str:
-    """HOST:PORT where this machine reaches it, also if it listens on every address."""
+    """Returns HOST:PORT for this machine's own use, even if the socket listens on every address."""
     host, port = listener.getsockname()[:2]
     match host:
         case "0.0.0.0":

@@ -1,4 +1,4 @@
-"""What is for operators: metrics, and the admin plane where the public port is not for it."""
+"""Applications for operators: metrics, and the admin plane if it is not on the public port."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from loraplex.telemetry import content_type, render_metrics
 
 METRICS = "/metrics"
 MAX_PAGE_BYTES = 16 << 20
-"""Bytes of a worker's metrics at most."""
+"""Maximum bytes of a worker's metrics."""
 PROBES = ("/livez", "/readyz", "/health", "/version")
 ADMIN_PATHS = ("/admin/", "/v1/organization/")
 LOAD_PATHS: tuple[str, ...] = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""The admin plane's routes that the public port always has."""
+"""Routes of the admin plane that are always on the public port."""
 
 
 class Composed:
-    """Sends a request whose path is one of `exact` to that application, otherwise to the first
+    """Application that sends a request to the one of `exact` with its path, otherwise to the first
     whose prefix the path has, and any other request to `rest`."""
 
     def __init__(
@@ -56,9 +56,9 @@ def public_app(
     loading: Any = None,
     worker_health: str | None = None,
 ) -> Composed:
-    """For the public port. administration: None where the management listener has it. loading:
-    answers the routes that load adapters; None: they are not served. worker_health: as for
-    `management_app`."""
+    """Returns the application of the public port. `administration` is None if the management
+    listener has it. `loading` answers the routes that load adapters, or is None to refuse them.
+    `worker_health` is the address of a worker whose metrics are on the same page."""
     routes: list[tuple[str, Any]] = []
     if administration is not None:
         routes += [(prefix, administration) for prefix in ADMIN_PATHS]
@@ -71,8 +71,8 @@ def public_app(
 def management_app(
     data: Any, administration: Litestar | None, worker_health: str | None = None
 ) -> Composed:
-    """For the management listener: metrics and probes without a key, and the admin plane.
-    worker_health: address of a worker's own listener, whose metrics are to be on the same page."""
+    """Returns the application of the management listener: metrics and probes without a key, and the
+    admin plane. `worker_health` is the address of a worker whose metrics are on the same page."""
     routes = [(prefix, data) for prefix in PROBES]
     if administration is not None:
         routes += [(prefix, administration) for prefix in ADMIN_PATHS]
@@ -80,7 +80,8 @@ def management_app(
 
 
 def _metrics_for_admins(gateway: Gateway, worker_health: str | None) -> Litestar:
-    """Without a valid key 401; for a tenant's key there is no such route."""
+    """Returns the metrics application. Without a valid key it answers 401, to a tenant's key
+    404."""
 
     async def admins_only(connection: Connection, _handler: BaseRouteHandler) -> None:
         header = find_header(connection.scope, b"authorization")
@@ -109,7 +110,7 @@ def _metrics_app(guard: Any, on_error: Any, worker_health: str | None) -> Litest
 
 
 def _page(worker_health: str | None, form: str) -> bytes:
-    """One that is starting or gone has no part in it."""
+    """Returns the metrics page. Omits the worker's metrics if it does not answer."""
     if worker_health is None:
         return render_metrics(form=form)
     head, _, body = answer_of(worker_health, METRICS, MAX_PAGE_BYTES).partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""The gateway and admin roles as processes: data plane, admin plane, or both on one port."""
+"""Gateway and admin roles as processes: data plane, admin plane, or both on one port."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ from workers.process.logs import set_up_logging
 from workers.wire.client import WorkerClient
 
 DRAIN_S = 30.0
-"""Where `drain_s` says nothing."""
+"""Default of `drain_s`, in seconds."""
 MANAGEMENT_CONNECTIONS = 256
-"""More than operators and their tools open, and little of the process's descriptors."""
+"""More than operators and their tools need, but few of the process's descriptors."""
 ADMIN_ACQUIRE_S = 2.0
-"""A caller waits for the answer, even if it is that the database is away."""
+"""Maximum seconds until a caller learns that the database is unavailable."""
 
 log = logging.getLogger(__name__)
 
 
 class Server(server.Server):
-    """Ends by signal as the other roles do, by a second one at once. uvicorn's own way raises the
-    signal once more at the end, before the database is closed."""
+    """Server that ends by signal like the other roles, and at once by a second one. uvicorn's own
+    server raises the signal again at its end, before the database is closed."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -75,13 +75,13 @@ class Server(server.Server):
 
     def _end(self) -> None:
         if self.should_exit:
-            # What is left is as after a crash, which loses nothing either.
+            # The state is the same as after a crash, which loses nothing.
             os._exit(1)
         self.should_exit = True
 
 
 Sockets = tuple[socket.socket, socket.socket]
-"""The public one and that for management."""
+"""The public and the management socket."""
 
 
 def run_gateway(
@@ -92,23 +92,23 @@ def run_gateway(
     warns: bool = True,
     worker_health: str | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then finishes what runs. worker_health: as for
-    `management_app`."""
+    """Serves until SIGTERM or SIGINT, then finishes running requests. `worker_health` is the
+    address of a worker whose metrics are shown too."""
     serving = _serve_gateway(settings, with_admin, sockets, warns, worker_health)
     _run(serving, settings)
 
 
 def run_admin(settings: Settings, sockets: Sockets) -> None:
-    """The admin plane alone, with probes; otherwise as `run_gateway`."""
+    """Serves the admin plane alone, with probes, until SIGTERM or SIGINT."""
     _run(_serve_admin(settings, sockets), settings)
 
 
 def _run(serving: Coroutine[Any, Any, None], settings: Settings) -> None:
     set_up_logging(settings.log_format or "text", settings.log_level)
-    # What these tell at these levels is told by us, or is each connection of a pool that retries.
+    # These messages are reported elsewhere, or repeat for each connection of a pool that retries.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
-    # So it ends when it is told to before it serves.
+    # Lets a signal end the process before it serves.
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         suppress(asyncio.CancelledError),
@@ -117,7 +117,7 @@ def _run(serving: Coroutine[Any, Any, None], settings: Settings) -> None:
 
 
 async def _until_told(serving: Coroutine[Any, Any, None]) -> None:
-    """Cancelled by SIGTERM, until a server takes the signal over."""
+    """Runs `serving`, which SIGTERM cancels until a server handles the signal."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -187,10 +187,10 @@ async def _serve_admin(settings: Settings, sockets: Sockets) -> None:
 
 
 class Role:
-    """One role of this process: its sockets, and what it serves on them."""
+    """One role of this process: its sockets, and the applications on them."""
 
     def __init__(self, name: str, settings: Settings, sockets: Sockets) -> None:
-        """Raises BadSettings."""
+        """Raises BadSettings if the certificate cannot be read."""
         self.name = name
         self.settings = settings
         self.tls = load_tls(settings)
@@ -199,7 +199,8 @@ class Role:
         self._draining = Draining()
 
     def prepare(self, *, warns: bool) -> None:
-        """Folders and telemetry; `warns` of what an operator should know. Raises BadSettings."""
+        """Creates folders and sets up telemetry. `warns` logs an operator's risks. Raises
+        BadSettings."""
         self.settings.make_home()
         set_up_telemetry(self.name, LATENCIES)
         show_certificates(self.settings.certificates)
@@ -210,8 +211,8 @@ class Role:
     async def serve(
         self, public: Any, management: Any, plane: AdminPlane | None, says: str
     ) -> None:
-        """Until a signal; the management listener until the public one is drained. `says` of the
-        line that it logs at its start."""
+        """Serves until a signal. The management listener runs until the public one has drained.
+        `says` is part of the log line at the start."""
         settings = self.settings
         config = server.make_config(
             public,
@@ -226,7 +227,7 @@ class Role:
         async with (
             _beside(plane and plane.run()),
             self._managing(management),
-            # Certificates are renewed while it serves.
+            # Certificates that are renewed on disk are reloaded.
             _beside(self.tls and follow_files(self.tls, self.settings)),
         ):
             log.info(
@@ -238,7 +239,7 @@ class Role:
             await Server(config).serve(sockets=[self._public])
 
     async def connect(self, stack: AsyncExitStack, **options: Any) -> Database:
-        """When the database is there; the public socket is answered meanwhile."""
+        """Waits for the database and returns it. Meanwhile, the public socket answers 503."""
 
         async def attempt() -> Database:
             database = await Database.connect(self.settings.database_url or "", **options)
@@ -261,14 +262,14 @@ class Role:
             bodies=self._bodies,
             draining=self._draining,
         )
-        # The public server runs what the planes do at their start and end.
+        # The public server runs the startup and shutdown of the planes.
         config.lifespan = "off"
         return serving_beside(config, self._management)
 
 
 @asynccontextmanager
 async def _beside(work: Coroutine[Any, Any, None] | None) -> AsyncGenerator[None]:
-    """What goes on while it serves."""
+    """Runs `work` in the background."""
     task = work and asyncio.create_task(work)
     try:
         yield
@@ -312,7 +313,7 @@ def _data_plane(
 
 
 async def _admin_plane(stack: AsyncExitStack, role: Role, store: Store) -> Litestar:
-    """Each of its transactions says what it may see."""
+    """Creates the admin plane. Each of its transactions declares which rows it may see."""
     config = _admin_config(role.settings)
     database = await role.connect(
         stack, application_name="loraplex-admin", acquire_timeout=ADMIN_ACQUIRE_S
@@ -321,7 +322,7 @@ async def _admin_plane(stack: AsyncExitStack, role: Role, store: Store) -> Lites
 
 
 def _admin_config(settings: Settings) -> AdminConfig:
-    """Raises BadSettings."""
+    """Returns the configuration of the admin plane. Raises BadSettings."""
     return AdminConfig(
         pepper=load_pepper(settings),
         max_upload_bytes=settings.max_upload,

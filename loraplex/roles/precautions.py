@@ -1,4 +1,4 @@
-"""What an operator should know of a server before it serves."""
+"""Warns of risks before a server starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loraplex.settings import Settings
 def warnings_of(
     settings: Settings, listener: socket.socket, management: socket.socket
 ) -> list[str]:
-    """One line each, which names the setting that mends it."""
+    """Returns one line for each risk, which names the setting that removes it."""
     found: list[str] = []
     if os.geteuid() == 0:
         found.append("it runs as root: start it as an account of its own, which owns data_dir")

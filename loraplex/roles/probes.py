@@ -1,4 +1,4 @@
-"""What an orchestrator asks of the admin plane, and of any plane whose database is still away."""
+"""Probes of the admin plane, and of any plane that waits for its database."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gateway.http.guards import public
 from gateway.http.routes.health import get_version, livez
 
 FRESH_S = 1.0
-"""Seconds that an answer of the database holds: probes have no limit, and cost it one query."""
+"""Seconds for which the database's answer is reused, because probes have no limit."""
 
 
 class Readiness:
-    """Whether the database answers, asked at most once at a time and once in `FRESH_S`."""
+    """State of the database, checked at most once per `FRESH_S` seconds."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = asyncio.Lock()
         self._asked_at = -FRESH_S
-        """As time.monotonic() has it."""
+        """Time of time.monotonic()."""
         self._is_ready = False
 
     async def check(self) -> bool:
@@ -49,7 +49,7 @@ class Readiness:
 def make_probes(
     is_ready: Callable[[], Awaitable[bool]], on_error: Any = to_response, **options: Any
 ) -> Litestar:
-    """/livez, /readyz, /health and /version. No key needed. options: others of the application."""
+    """Returns an application with /livez, /readyz, /health and /version, without a key."""
 
     @get(["/readyz", "/health"], guards=[public])
     async def readyz() -> Response[dict[str, str]]:

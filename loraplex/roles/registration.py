@@ -1,5 +1,5 @@
-"""Registration: the worker command writes the worker's address to the database, which the worker
-process itself never connects to."""
+"""Registration of workers: the worker command writes the address to the database, to which the
+worker process never connects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from loraplex.roles.retrying import retry
 
 LEASE_S = 15.0
 RENEWALS = 4
-"""In the time of a lease."""
+"""Renewals per lease."""
 LEAVE_S = 5.0
 LOOK_INTERVAL_S = 0.1
-"""Between two looks whether the worker listens."""
+"""Seconds between two checks whether the worker listens."""
 
 
 @asynccontextmanager
@@ -33,12 +33,13 @@ async def registered(
     *,
     is_listening: Callable[[], bool],
 ) -> AsyncGenerator[asyncio.Task[None]]:
-    """Keeps the worker registered under a lease, which runs out when this process is killed. The
-    lease begins when the worker first listens: `is_listening` is asked on a thread.
+    """Keeps the worker registered under a lease, which expires if this process is killed. The lease
+    begins when `is_listening`, called in a thread, first returns True.
 
-    The task ends only with AdminError, if no waiting mends why it cannot be registered.
+    The task ends only with AdminError, if the worker cannot be registered and waiting does not
+    help.
     """
-    # That the database is away is told below, once.
+    # An unavailable database is reported once, below.
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     renewing = asyncio.create_task(_renew(url, worker_id, address, lease_s, is_listening))
     try:
@@ -51,8 +52,8 @@ async def registered(
 async def _renew(
     url: str, worker_id: str, address: str, lease_s: float, is_listening: Callable[[], bool]
 ) -> None:
-    """Until cancelled; with the database away the worker goes on. Raises AdminError if it was never
-    reached and waiting does not help."""
+    """Renews the lease until cancelled. The worker continues while the database is unavailable.
+    Raises AdminError if the database was never reached and waiting does not help."""
     connect = partial(
         Database.connect, url, sees=EVERYTHING, max_size=1, application_name="loraplex-worker"
     )

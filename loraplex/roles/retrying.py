@@ -1,4 +1,4 @@
-"""A database that is away is waited for."""
+"""Retries until the database is available."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LAST_BACKOFF_S = 5.0
 
 
 async def retry(attempt: Callable[[], Awaitable[T]], report: Callable[[str], None]) -> T:
-    """What `attempt` returns, tried again for as long as it raises DatabaseUnavailable; `report`
-    hears each reason once. What waiting does not mend is raised."""
+    """Returns the result of `attempt`, which is retried while it raises DatabaseUnavailable. Calls
+    `report` once for each reason. Raises all other errors."""
     backoff_s = FIRST_BACKOFF_S
     said = ""
     while True:

@@ -1,4 +1,4 @@
-"""TLS of the public port, by a certificate that is read again when its file changes."""
+"""TLS of the public port, with a certificate that is reloaded when its file changes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from loraplex.errors import BadSettings
 from loraplex.settings import Settings
 
 RELOAD_S = 10.0
-"""Seconds between two looks at the files: certificates are renewed days before they expire."""
+"""Seconds between checks of the files. Certificates are renewed days before they expire."""
 
 log = logging.getLogger(__name__)
 
 
 def load_tls(settings: Settings) -> ssl.SSLContext | None:
-    """None without `tls_certificate` and `tls_key`. Raises BadSettings, which names the file."""
+    """Returns the TLS context, or None if the settings have none. Raises BadSettings."""
     files = _files(settings)
     if files is None:
         return None
@@ -34,8 +34,8 @@ def load_tls(settings: Settings) -> ssl.SSLContext | None:
 async def follow_files(
     context: ssl.SSLContext, settings: Settings, interval_s: float = RELOAD_S
 ) -> None:
-    """New connections get the certificate that the files hold by then; for ever. Files that cannot
-    be used are logged once, and the certificate stays."""
+    """Reloads the certificate for new connections whenever its files change. Never returns. Files
+    that cannot be used are logged once, and the old certificate is kept."""
     files = _files(settings)
     assert files is not None
     seen = _times(files)
@@ -45,7 +45,7 @@ async def follow_files(
             continue
         seen = now
         try:
-            # A key that is not the certificate's would leave the context with half of both.
+            # Tested first, because a key that does not match would leave the context inconsistent.
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *files)
             _load(context, *files)
             log.info("%s is read again", files[0])
@@ -65,10 +65,10 @@ def _files(settings: Settings) -> tuple[Path, Path] | None:
 
 
 def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    # Without a password an encrypted key would ask the terminal for one.
+    # Without a password, an encrypted key would prompt on the terminal.
     context.load_cert_chain(certificate, key, password=lambda: "")
 
 
 def _times(files: tuple[Path, Path]) -> list[int]:
-    """Modification times; 0 for a file that is not there at the moment."""
+    """Returns the modification times of the files. A missing file has 0."""
     return [file.stat().st_mtime_ns if file.exists() else 0 for file in files]

@@ -1,4 +1,4 @@
-"""A server that is started while its database is away: says so until it is there."""
+"""Answers clients of a server that waits for its database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from loraplex.roles.retrying import retry
 T = TypeVar("T")
 
 PATIENCE_S = 1.0
-"""Callers wait in the queue of the listener for so long, and are refused after that."""
+"""Seconds for which clients wait in the listener's queue before they are refused."""
 
 
 async def until_there(
@@ -32,10 +32,10 @@ async def until_there(
     report: Callable[[str], None],
     tls: ssl.SSLContext | None = None,
 ) -> T:
-    """What `attempt` returns, tried again for as long as it raises DatabaseUnavailable.
+    """Returns the result of `attempt`, which is retried while it raises DatabaseUnavailable.
 
-    Meanwhile clients of the listener get 503, and `report` is called with the reason. What waiting
-    does not mend is raised: DatabaseMisconfigured, and whatever else it raises."""
+    In the meantime, clients of the listener get 503, and `report` is called with the reason. Raises
+    all other errors, such as DatabaseMisconfigured."""
     trying = asyncio.create_task(
         retry(attempt, lambda reason: report(f"waiting for the database: {reason}"))
     )
@@ -54,12 +54,12 @@ async def _never() -> bool:
 
 
 def _refuse(request: Request[Any, Any, Any], _: Exception) -> Response[dict[str, Any]]:
-    """Whatever else is asked for: none of it is here yet."""
+    """Refuses every route but the probes until the database is available."""
     return problems.to_response(request, DatabaseUnavailable("not there yet"))
 
 
 async def _number(message: Message, _: Scope) -> None:
-    """Every answer has an id, as the gateway's own have."""
+    """Adds an id to every answer, as the gateway does."""
     if message["type"] == "http.response.start":
         request_id = f"req_{os.urandom(16).hex()}".encode()
         message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
@@ -74,7 +74,7 @@ class _Server(server.Server):
 
 @asynccontextmanager
 async def serving_beside(config: Config, listener: socket.socket) -> AsyncGenerator[None]:
-    """Serves beside the caller, and finishes what runs on leaving."""
+    """Serves in the background. At the end, waits for running requests."""
     own = _Server(config)
     task = asyncio.create_task(own.serve(sockets=[listener]))
     try:
@@ -88,5 +88,5 @@ def _refusing(
     listener: socket.socket, tls: ssl.SSLContext | None
 ) -> AbstractAsyncContextManager[None]:
     app = make_probes(_never, on_error=_refuse, before_send=[_number])
-    # It closes what it is given; connections queued by then go to the server that comes next.
+    # The server closes its copy. Connections queued by then are accepted by the next server.
     return serving_beside(server.make_config(app, drain_s=1, tls=tls), listener.dup())

@@ -1,4 +1,4 @@
-"""From the settings of all roles to a worker's own. No torch."""
+"""Derives a worker's configuration from the settings of all roles. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from loraplex.settings import Settings
 from workers.process.config import WorkerConfig
 
 DRAIN_S = 120.0
-"""Where `drain_s` says nothing."""
+"""Default of `drain_s`, in seconds."""
 
 
 def worker_config(
     settings: Settings, models: dict[str, str], listen: str, health: str
 ) -> WorkerConfig:
-    """`models` maps served names to digests. Settings of the same name are the worker's as they
-    are."""
+    """Returns a worker's configuration. `models` maps served names to digests. Settings with the
+    same name are copied."""
     same = [name for name in WorkerConfig.__struct_fields__ if name in Settings.__struct_fields__]
     values: dict[str, Any] = {name: getattr(settings, name) for name in same}
     values |= {
