@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 import subprocess
 import sys
 import tarfile
@@ -36,6 +37,9 @@ PARTS = {
 }
 WITHOUT_EFFECT = "ReplaceBinaryOperator_BitOr_"
 """Its only places are annotations, which are not evaluated."""
+
+
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 class Mutant(NamedTuple):
@@ -63,11 +67,22 @@ def drawn(rng: random.Random, part: str, count: int) -> list[Mutant]:
     return [rng.choice(lines[place]) for place in rng.sample(sorted(lines), count)]
 
 
-def is_noticed(copy: Path, tier: str, folders: tuple[str, ...]) -> bool:
+def first_failure(copy: Path, tier: str, folders: tuple[str, ...]) -> str | None:
+    """Returns the test that fails first, or None if all pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tier", tier, *folders]
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(copy)}
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True)
-    return done.returncode != 0
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    return next(iter(FAILED.findall(done.stdout)), done.stdout[-200:])
+
+
+def judge(copy: Path, folders: tuple[str, ...]) -> str:
+    """Returns the tier and the test that notice what was changed."""
+    for tier in ("quick", "rest"):
+        if (failure := first_failure(copy, tier, folders)) is not None:
+            return f"{tier} {failure}"
+    return "SURVIVED"
 
 
 def main() -> None:
@@ -85,8 +100,7 @@ def main() -> None:
                 code = path.read_text()
                 mutated = mutate_code(code, get_operator(mutant.operator)(), mutant.occurrence)
                 path.write_text(mutated)
-                tiers = (tier for tier in ("quick", "rest") if is_noticed(copy, tier, PARTS[part]))
-                print(mutant, next(tiers, "SURVIVED"), flush=True)
+                print(mutant, judge(copy, PARTS[part]), flush=True)
                 path.write_text(code)
 
 
