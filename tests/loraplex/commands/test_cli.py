@@ -5,14 +5,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import click
 import pytest
 
 from admin.queries import sql
 from admin.tenants.tenants import create_tenant
+from loraplex.cli import cli
+from loraplex.errors import LoraplexError
 from loraplex.private import path_digest
 from loraplex.running import RunningServer, announced
 from loraplex.settings import load_settings
@@ -325,6 +328,31 @@ async def test_pages_are_followed(plane: Plane):
     assert [tenant["name"] for tenant in listed] == [f"t{i:03}" for i in range(101)]
 
 
+Refused = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """Runs a command that starts nothing in this process, and returns the exit code and message
+    with which it is refused."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("LORAPLEX_")]:
+        monkeypatch.delenv(name)
+
+    def run(arguments: list[str], **environment: str) -> tuple[int, str]:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises((click.ClickException, LoraplexError)) as raised:
+            cli(arguments, prog_name="loraplex", standalone_mode=False)
+        match raised.value:
+            case click.ClickException() as error:
+                return error.exit_code, error.format_message()
+            case error:
+                return getattr(error, "exit_code", 1), str(error)
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -341,20 +369,6 @@ async def test_pages_are_followed(plane: Plane):
         (["usage", "--group-by", "tenant,day"], 2, "'day' is not one of tenant, model"),
         (["key", "create", "--scope", "all"], 2, "'adapters:write'"),
         (["completion", "csh"], 2, "'bash', 'zsh', 'fish'"),
-        (["migrate"], 2, "LORAPLEX_DATABASE_URL"),
-        (["serve"], 2, "--model"),
-        (["gateway", "--port", "0"], 2, "LORAPLEX_DATABASE_URL"),
-        (["worker", "--model", "x"], 2, "--listen"),
-        (["worker", "--listen", "unix:/x", "--model", "x"], 2, "NAME=DIGEST"),
-        (["worker", "--listen", "w.sock"], 2, "'w.sock' is not unix:/PATH or tcp://HOST:PORT"),
-        (["worker", "--listen", "tcp://127.0.0.1:1"], 2, "--insecure-transport"),
-        (["worker", "--listen", "unix:/x", "--health", "x"], 2, "'x' is not HOST:PORT"),
-        (["worker", "--listen", "unix:/x", "--advertise", "x"], 2, "'x' is not unix:/PATH"),
-        (["worker", "--listen", "unix:/x", "--max-lora-rank", "8"], 2, "--max-lora-rank"),
-        (["admin", "--max-lora-rank", "8", "--port", "0"], 2, "LORAPLEX_DATABASE_URL"),
-        (["serve", "--demo", "--port", "65536"], 2, "port"),
-        (["serve", "--demo", "--data-dir", "/dev/null"], 2, "data_dir: File exists: /dev/null"),
-        (["gateway", "--host", "192.0.2.1"], 2, "192.0.2.1:8000: Cannot assign"),
         (["workers", "show"], 2, "ID"),
         (
             ["adapter", "canary", "bot@2", "--weight", "5", "--policy", "window_s=NaN"],
@@ -367,18 +381,40 @@ async def test_pages_are_followed(plane: Plane):
         (["chat", "bot", "--temperature", "nan"], 2, "--temperature"),
     ],
 )
-def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path):
+def test_what_is_wrong_with_a_command_is_told(
+    refused: Refused, arguments: list[str], code: int, words: str, tmp_path: Path
+):
     (tmp_path / "nan.json").write_text('{"defaults": {"temperature": NaN}}')
-    done = preloaded.run(
-        "loraplex",
-        *arguments,
-        environment={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            "LORAPLEX_DATA_DIR": str(tmp_path / "none"),
-        },
-        folder=tmp_path,
-    )
+    found, message = refused(arguments, LORAPLEX_DATA_DIR=str(tmp_path / "none"))
+    assert found == code and words in message
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nothing"], 2, "No such command"),
+        (["config", "--memory", "much"], 2, "not a size"),
+        (["tenant", "list"], 1, "nothing serves from"),
+        (["migrate"], 2, "LORAPLEX_DATABASE_URL"),
+        (["serve"], 2, "--model"),
+        (["gateway", "--port", "0"], 2, "LORAPLEX_DATABASE_URL"),
+        (["worker", "--model", "x"], 2, "--listen"),
+        (["worker", "--listen", "unix:/x", "--model", "x"], 2, "NAME=DIGEST"),
+        (["worker", "--listen", "w.sock"], 2, "'w.sock' is not unix:/PATH or tcp://HOST:PORT"),
+        (["worker", "--listen", "tcp://127.0.0.1:1"], 2, "--insecure-transport"),
+        (["worker", "--listen", "unix:/x", "--health", "x"], 2, "'x' is not HOST:PORT"),
+        (["worker", "--listen", "unix:/x", "--advertise", "x"], 2, "'x' is not unix:/PATH"),
+        (["worker", "--listen", "unix:/x", "--max-lora-rank", "8"], 2, "--max-lora-rank"),
+        (["admin", "--max-lora-rank", "8", "--port", "0"], 2, "LORAPLEX_DATABASE_URL"),
+        (["serve", "--demo", "--port", "65536"], 2, "port"),
+        (["gateway", "--host", "192.0.2.1"], 2, "192.0.2.1:8000: Cannot assign"),
+        (["serve", "--demo", "--data-dir", "/dev/null"], 2, "data_dir: File exists: /dev/null"),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path):
+    environment = {"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": str(tmp_path / "none")}
+    done = preloaded.run("loraplex", *arguments, environment=environment)
     assert (done.status, words in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "none").exists()
@@ -425,14 +461,9 @@ def test_a_worker_that_cannot_begin_says_why(arguments: list[str], words: str, t
         (["audit", "verify", "--anchor", ""], "'' is not SEQ:HASH"),
     ],
 )
-def test_a_name_that_a_script_lost_is_nobodys(arguments: list[str], words: str):
-    places = {"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_KEY": "x"}
-    done = preloaded.run(
-        "loraplex",
-        *arguments,
-        environment={"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": "/nonexistent", **places},
-    )
-    assert (done.status, words in done.stderr) == (2, True), done.stderr
+def test_a_name_that_a_script_lost_is_nobodys(refused: Refused, arguments: list[str], words: str):
+    code, message = refused(arguments, LORAPLEX_URL="http://127.0.0.1:9", LORAPLEX_KEY="x")
+    assert code == 2 and words in message
 
 
 async def test_a_model_for_another_machine_is_not_copied_here(plane: Plane, tmp_path: Path):
