@@ -73,7 +73,8 @@ def read_header(file: BinaryIO, file_bytes: int) -> TensorHeader:
 
 def _check_metadata(value: object) -> None:
     try:
-        msgspec.convert(value, dict[str, str])
+        # MLX writes null where there is none, which safetensors' own reader takes.
+        msgspec.convert(value, dict[str, str] | None)
     except msgspec.ValidationError as error:
         raise AdapterRejected("adapter.header.invalid", "__metadata__", str(error)) from None
 

@@ -50,8 +50,17 @@ def write_mlx(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) 
             tensors[f"{path}.lora_a"] = torch.randn(rows, RANK).to(dtype)
             tensors[f"{path}.lora_b"] = torch.randn(RANK, columns).to(dtype)
     save_file(tensors, folder / MLX_NAME)
+    add_null_metadata(folder / MLX_NAME)
     (folder / CONFIG_NAME).write_text(json.dumps(MLX_CONFIG | changes))
     return tensors
+
+
+def add_null_metadata(file: Path) -> None:
+    """MLX writes null where a file has none."""
+    raw = file.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.dumps({"__metadata__": None} | json.loads(raw[8 : 8 + length])).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
 
 
 def shard(folder: Path) -> dict[str, torch.Tensor]:
