@@ -1,15 +1,17 @@
 """Control task: has a worker verify each adapter version before it is served.
 
-Postgres holds a claim on a version for a minute, so that several gateways share the work, and
-others take over the claims of a killed one.
+Postgres holds a claim on a version for a minute, renewed while its probe is in flight, so that
+several gateways share the work, and others take over the claims of a killed one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -26,8 +28,11 @@ log = logging.getLogger(__name__)
 
 MAX_PROBES = 4
 POLL_INTERVAL_S = 2.0
-PROBE_TIMEOUT_S = 50.0
-"""Must be shorter than a claim lasts."""
+RENEW_S = 20.0
+"""Seconds between renewals of a claim whose probe is in flight; a third of how long one lasts."""
+PROBE_TIMEOUT_S = 600.0
+"""Seconds until a probe is given up. It waits behind others in its worker's queue and is computed
+alongside traffic: given up earlier, it would be computed for nothing and begin again."""
 RETRY_S = 60.0
 """Seconds between two attempts to verify a ready version for another layout."""
 
@@ -104,7 +109,8 @@ class AdapterVerification:
         adapter = AdapterRef(claim.digest, f"{claim.name}@{claim.version}")
         try:
             able = self._fleet.serving(claim.base_digest)
-            worker, result = await self._probe(able, claim.base_digest, adapter)
+            async with self._renewed(claim):
+                worker, result = await self._probe(able, claim.base_digest, adapter)
             async with self._database.acquire() as connection:
                 if not result.error:
                     proof = (result.layout, result.checksum, result.fingerprint, worker)
@@ -118,6 +124,23 @@ class AdapterVerification:
                     await connection.execute(sql["proving_release"], *claim.key, self._id, why)
         except AdminError as error:
             log.warning("%s of %s: %s", adapter.name, claim.tenant_id, error)
+
+    @asynccontextmanager
+    async def _renewed(self, claim: Claim) -> AsyncGenerator[None]:
+        """Keeps the claim while its probe is in flight, so that no other gateway takes it up."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(RENEW_S)
+                with contextlib.suppress(AdminError):
+                    async with self._database.acquire() as connection:
+                        await connection.execute(sql["proving_renew"], *claim.key, self._id)
+
+        renewing = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
 
     async def _prove_further(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from admin.database import EVERYTHING, Database
+from gateway.control import verification
 from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.live import Live, eventually
 from tests.proxy import PostgresProxy
@@ -62,6 +63,30 @@ async def test_at_most_four_at_a_time(live: Live) -> None:
         await eventually(lambda: len(live.worker.probed) >= 4)
         await asyncio.sleep(0.3)
         assert len(live.worker.probed) == 4
+
+
+async def test_a_probe_that_takes_long_keeps_its_claim_and_is_one_attempt(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "RENEW_S", 0.05)
+    live.worker.probe_script = lambda _: None
+    await upload(live, "a")
+
+    async def is_renewed() -> bool:
+        rows = await live.fetch(
+            "SELECT FROM version_proving WHERE claimed_until > now() + interval '30 seconds'"
+        )
+        return len(rows) == 1
+
+    async with live.worker, live.gateway():
+        await eventually(lambda: live.worker.probed)
+        async with live.database.transaction() as connection:
+            await connection.execute(
+                "UPDATE version_proving SET claimed_until = now() + interval '10 seconds'"
+            )
+        await eventually(is_renewed)
+    (row,) = await live.fetch("SELECT attempts FROM version_proving")
+    assert (row["attempts"], len(live.worker.probed)) == (1, 1)
 
 
 async def test_what_is_proved_wrong_is_rejected_and_says_what_differed(live: Live) -> None:
