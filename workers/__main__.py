@@ -27,6 +27,10 @@ from workers.process.metrics import show
 from workers.process.server import Server
 from workers.process.worker import CannotServe, Worker
 
+SWEEP_S = 600.0
+"""Seconds between two looks for packed images of deleted adapters: each costs a question to the
+store for every image."""
+
 
 def main(worker: type[Worker] = Worker, metrics: Callable[[], bytes] | None = None) -> None:
     """metrics: makes the page of /metrics, on any thread."""
@@ -85,7 +89,9 @@ async def _serve(
     with _listening(config.listen):
         await server.start(loop)
     logging.info("serving on %s, health on %s", server.address, health.address)
+    sweeping = asyncio.create_task(_sweep(worker))
     await stopping.wait()
+    sweeping.cancel()
     if not running.done():
         try:
             async with asyncio.timeout(config.drain_s):
@@ -99,6 +105,16 @@ async def _serve(
         await running
     finally:
         worker.close()
+
+
+async def _sweep(worker: Worker) -> None:
+    """Removes packed images of deleted adapters, until cancelled."""
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        try:
+            await asyncio.to_thread(worker.remove_deleted_images)
+        except OSError as error:
+            logging.warning("packed images of deleted adapters are kept: %s", error)
 
 
 def _stop(stopping: asyncio.Event) -> None:

@@ -189,6 +189,18 @@ class ImageCache:
             with suppress(OSError):
                 self._path(layout, digest).unlink()
 
+    def remove_deleted(self, is_stored: Callable[[str], bool]) -> None:
+        """Removes the images of adapters that are deleted.
+
+        is_stored: whether the store has an adapter, by its digest; may be slow, and raises OSError
+        if the store does not answer.
+        """
+        with self._lock:
+            keys = list(self._tier)
+        for layout, digest in keys:
+            if not is_stored(digest):
+                self.delete(layout, digest)
+
     def _path(self, layout: str, digest: str) -> Path:
         return self._root / layout / f"{digest}.img"
 

@@ -180,6 +180,11 @@ class Worker:
         for instance in self.instances.values():
             instance.pool.close()
 
+    def remove_deleted_images(self) -> None:
+        """Removes the files of packed images whose adapters are deleted from the store. Raises
+        OSError if the store does not answer. Called on any thread."""
+        self._image_cache.remove_deleted(partial(self.store.exists, "adapters"))
+
     @property
     def engines(self) -> dict[str, Engine]:
         return {digest: instance.engine for digest, instance in self.instances.items()}

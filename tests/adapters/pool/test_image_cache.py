@@ -18,7 +18,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.pool.lora import ALIGNMENT
-from adapters.store.folder import LocalStore
+from adapters.store.folder import LocalStore, StoreUnavailable
 from ops.registry import select
 from tests.adapters.files import BASE, write_adapter
 
@@ -50,6 +50,35 @@ def test_second_fetch_needs_no_store(store: LocalStore, tmp_path: Path, digest: 
     assert bytes(first.payload) == bytes(second.payload)
     assert (first.tables.rank == second.tables.rank).all()
     assert (first.tables.b_offset == second.tables.b_offset).all()
+
+
+def test_images_of_deleted_adapters_are_removed(
+    store: LocalStore, tmp_path: Path, digest: str
+) -> None:
+    folder = store.stage()
+    deleted = write_adapter(folder, seed=1)
+    store.put("adapters", deleted, folder)
+    loader = make_loader(store, tmp_path)
+    for each in (digest, deleted):
+        loader.fetch(each)
+    store.delete("adapters", deleted)
+    cache = ImageCache(tmp_path / "cache", 1 << 30)
+
+    def away(_digest: str) -> bool:
+        raise StoreUnavailable("away")
+
+    with pytest.raises(StoreUnavailable):
+        cache.remove_deleted(away)
+    assert cache.held[0] == 2
+    cache.remove_deleted(lambda each: store.exists("adapters", each))
+    assert cache.has(loader.layout.version, digest)
+    assert [path.stem for path in (tmp_path / "cache").rglob("*.img")] == [digest]
+    assert cache.held[0] == 1
+
+
+def test_an_ephemeral_version_gets_no_file(store: LocalStore, tmp_path: Path, digest: str) -> None:
+    make_loader(store, tmp_path).fetch(digest, keeps_file=False)
+    assert not list((tmp_path / "cache").rglob("*.img"))
 
 
 @pytest.mark.parametrize("damage", ["first byte", "header", "payload", "cut", "longer", "empty"])
