@@ -74,8 +74,7 @@ class BytesHeld:
             self.held.pop(name, None)
 
     def level(self, name: str, extra: int = 0) -> float:
-        """Returns the account's amount plus `extra`, divided by its weight; infinity without a
-        share."""
+        """Returns the amount held plus `extra`, divided by weight; infinity without a share."""
         weight = self.accounts.weight(name)
         return (self.held.get(name, 0) + extra) / weight if weight else math.inf
 

@@ -71,8 +71,7 @@ class AdapterAllocations:
         return [(start * UNIT_BYTES, end * UNIT_BYTES) for start, end in self._holes]
 
     def is_allowed(self, start: int, end: int, num_bytes: int) -> bool:
-        """Whether the ceiling permits the extents that `num_bytes` at an end of start..end would
-        add."""
+        """Whether the ceiling permits the new extents of `num_bytes` at an end of start..end."""
         first, last = start // UNIT_BYTES, end // UNIT_BYTES
         size = -(-num_bytes // UNIT_BYTES)
         allowed = self._arena.adapter_ceiling - self._arena.num_adapter_extents

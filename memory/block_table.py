@@ -26,8 +26,7 @@ class BlockTable:
         self.num_committed = 0
         self._num_matched = self._num_found = 0
         """`_num_matched`: pages taken from the prefix cache. `_num_found`: pages of these that
-        count as reused, set once `grow` succeeds, because a match that is released at once is no
-        use."""
+        count as reused, set once `grow` succeeds, because a match released at once is no use."""
         self._duplicates: dict[int, int] = {}
         """Cached page with the same content as the private page of that index. The table holds a
         reference to it, so that no page cached after it outlives it in the prefix cache."""
@@ -70,8 +69,8 @@ class BlockTable:
         return len(self.pages) * PAGE_TOKENS
 
     def grow(self, num_tokens: int) -> bool:
-        """Extends the table to `num_tokens` tokens in total. Returns False, without change, if
-        memory is short."""
+        """Extends the table to `num_tokens` tokens. Returns False, unchanged, if memory is
+        short."""
         missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
         if missing > 0:
             pages = self._kv.allocate(missing, self.tenant, is_first=self.is_first)

@@ -102,8 +102,8 @@ class MemoryBroker:
 
     def free_pages(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
         """Makes `num_pages` pages free in the cache's pool. Returns False if too few can be freed.
-        Usually nothing is evicted then; a partial eviction is possible if the other holders yield
-        less than they offered."""
+        Usually nothing is evicted then; a partial eviction is possible if others yield less than
+        offered."""
         pool = cache.pool
         if num_pages <= pool.num_free or self._evict_own(cache, num_pages - pool.num_free, ask):
             return True
@@ -195,7 +195,7 @@ class MemoryBroker:
     def _extents_for_pages(
         self, cache: PageHolder | None, idle: dict[Allocation, _IdleAllocation], ask: Ask
     ) -> dict[int, Idle]:
-        """Returns the extents that the other holders could free for KV, with lower bounds of the
+        """Returns the extents that other holders could free for KV, with lower bounds of the
         cost."""
         found = {
             extent: lost
@@ -241,8 +241,8 @@ class MemoryBroker:
 
     def _clear_place(self, runs: AdapterAllocations, num_bytes: int, ask: Ask) -> bool:
         """Evicts the items in the place of least loss that fits `num_bytes`. If only the ceiling is
-        in the way, evicts the adapter of least loss instead. Returns False, and evicts nothing, if
-        no eviction can help."""
+        in the way, evicts the adapter of least loss. Returns False, evicting nothing, if that
+        cannot help."""
         idle = self._idle_runs(with_awaited=False)
         idle = {run: found for run, found in idle.items() if ask.may_take(*found.lost.accounts)}
         num_idle_bytes = sum(run.num_bytes for run in idle)
@@ -312,8 +312,7 @@ class _IdleAllocation(NamedTuple):
 
 class _Look(NamedTuple):
     """Result of a scan of the other holders, valid for `uses_left` more shortages: they lose at
-    least what these accounts hold, at `cost_s` seconds per byte. No accounts: nothing was
-    evictable."""
+    least what these accounts hold, at `cost_s` seconds per byte. No accounts: nothing evictable."""
 
     uses_left: int
     accounts: Collection[str] = ()

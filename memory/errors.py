@@ -10,8 +10,7 @@ from __future__ import annotations
 
 
 class IntegrityError(AssertionError):
-    """Failure of an integrity check: a page, extent or allocation is not in exactly one state. The
-    message has the numbers."""
+    """Failed integrity check: a page, extent or allocation is not in exactly one state."""
 
 
 def require(condition: bool, message: str) -> None:

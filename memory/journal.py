@@ -27,8 +27,7 @@ class Journal:
         self._note(key, is_added=False)
 
     def take(self) -> Changes | None:
-        """Returns the changes since the last call, or None if there were too many and the caller
-        must read the whole set."""
+        """Returns the changes since the last call, or None if there were too many to keep."""
         is_added, self._is_added = self._is_added, {}
         if self._is_lost:
             self._is_lost = False

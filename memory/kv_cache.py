@@ -60,8 +60,8 @@ class KVCache:
 
     @property
     def num_free(self) -> int:
-        """Free plus idle cached pages. A tenant may obtain fewer, because not every tenant's pages
-        may be evicted for it."""
+        """Free plus idle cached pages. A tenant may obtain fewer, because some may not be evicted
+        for it."""
         return self.pool.num_free + self.prefix_cache.num_idle
 
     @property
@@ -109,8 +109,8 @@ class KVCache:
     def allocate(
         self, num_pages: int, tenant: Tenant = NO_TENANT, *, is_first: bool = False
     ) -> list[int] | None:
-        """Allocates pages with one reference each, owned by the caller. Returns None if `make_room`
-        cannot free enough."""
+        """Allocates pages with one reference each, the caller's. Returns None if memory is
+        short."""
         if not self.make_room(num_pages, tenant, is_first=is_first):
             return None
         return self.pool.allocate(num_pages, tenant.name)

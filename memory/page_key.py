@@ -60,8 +60,7 @@ class PageHasher:
         return state.digest()
 
     def extend(self, keys: list[bytes], tokens: Sequence[int]) -> None:
-        """Appends the keys of the full pages of `tokens` that have none yet; keys[i] is page
-        i's."""
+        """Appends the missing keys of the full pages of `tokens`; keys[i] is page i's."""
         for index in range(len(keys), len(tokens) // PAGE_TOKENS):
             page = tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]
             keys.append(self.key(index, keys[-1] if keys else None, page))

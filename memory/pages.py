@@ -32,7 +32,6 @@ class PagePool:
         self.pages_per_extent = arena.extent_bytes // page_bytes
         self._references: dict[int, int] = {}
         self._accounts: dict[int, str] = {}
-        """Account of each used page."""
         self._free: dict[int, list[int]] = {}
         """Free pages of each extent held, as a stack."""
         self._extents_with: list[dict[int, None]] = [{} for _ in range(self.pages_per_extent + 1)]

@@ -206,8 +206,7 @@ class PrefixCache:
             self._remove(node, now)
 
     def drainable(self) -> dict[int, tuple[Collection[str], float]]:
-        """Returns the extents whose used pages are all idle, with the accounts and the expected
-        reuse of these pages."""
+        """Returns the extents whose used pages are all idle, with their accounts and reuse."""
         now = self._clock()
         chance = self._chance(now)
         num_used_in = self._pool.num_used_in

@@ -34,8 +34,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 Activation = Literal["silu", "gelu_tanh"]
 
 StreamName = Literal["adapters", "tables", "weights"]
-"""Names of the side streams, one per kind of copy, so that a table entry does not queue behind
-megabytes of weights."""
+"""Side streams, one per kind of copy, so that table entries do not queue behind weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +313,6 @@ class Compute(Protocol):
     keeps_blocks: bool
     """Whether block-quantised matrices are packed as blocks rather than as bfloat16."""
     head_dims: range
-    """Head sizes that the backend supports."""
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype: ...
 
@@ -364,8 +362,7 @@ class Compute(Protocol):
         """Semantics: norms q and k per head if `qk_norm` is given, rotates both (half-split pairs),
         writes k and v into their pages. Leaves the rotated q in its columns of qkv; the columns of
         k and v are undefined afterwards.
-        Shape: qkv [T, (H + 2G) * D]; rope float32 [max positions, D], cos in the first half, sin in
-        the second."""
+        Shape: qkv [T, (H + 2G) * D]; rope float32 [max positions, D], cosines then sines."""
         ...
 
     def paged_attention(
@@ -380,9 +377,9 @@ class Compute(Protocol):
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Semantics: causal attention of each row over its sequence's pages, prefill and decode
-        alike. The row at position p sees positions max(0, p - window + 1)..p. scores = q k^T *
-        scale, then softcap * tanh(scores / softcap). Query head h reads KV head h // (H / G).
+        """Semantics: causal attention of each row over its sequence's pages, prefill and decode.
+        The row at position p sees positions max(0, p - window + 1)..p. scores = q k^T * scale, then
+        softcap * tanh(scores / softcap). Query head h reads KV head h // (H / G).
         Shape: q is the first H * D columns of qkv [T, (H + 2G) * D] -> [T, H * D]. Sums in
         float32."""
         ...

@@ -37,8 +37,7 @@ VARIANTS = {
     "scalar": (),
     "pairs": ("-DPAIR_DOT=1",),
 }
-"""Compiler flags of each variant. `pairs` has the sums of `avx512bf16` on any processor, for
-tests."""
+"""Compiler flags of each variant. `pairs` imitates `avx512bf16` on any processor, for tests."""
 
 
 class BuildError(Exception):
@@ -67,8 +66,7 @@ def find_shipped(variant: str, folder: Path = COMPILED, sources: Path = SOURCES)
 
 
 def shipped_name(variant: str, sources: Path = SOURCES) -> str:
-    """Returns the file name of a shipped library. It depends on sources, flags and OpenMP runtimes,
-    but not on the compiler."""
+    """Returns a shipped library's file name, which depends on sources, flags and OpenMP only."""
     runtimes = [Path(runtime).name for runtime in mapped_openmp()]
     parts = [*FLAGS, *VARIANTS[variant], *runtimes, platform.machine()]
     return f"ops-{variant}-{_digest(parts, sources)}.so"

@@ -158,8 +158,7 @@ def _draw(
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """Stores the best score of a span of the vocabulary and its smallest token, or infinity and -1
-    if a logit is NaN."""
+    """Stores a vocabulary span's best score and smallest token; infinity and -1 for NaN."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * BLOCK + tl.arange(0, BLOCK)
     known = token < vocab

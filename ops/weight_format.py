@@ -48,4 +48,3 @@ BLOCK_SIZES = {
     WeightFormat.Q4_K: BlockSizes(256, 144, 32, 6.0),
     WeightFormat.Q6_K: BlockSizes(256, 210, 16, 10.0),
 }
-"""The block formats."""

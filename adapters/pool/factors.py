@@ -10,8 +10,7 @@ from adapters.pool.lora import read_factors
 
 
 class Factors:
-    """Reader of the factors, which opens the files at each call. Raises AdapterRejected unless they
-    fit the base."""
+    """Reader of the factors. Raises AdapterRejected unless the files fit the base."""
 
     def __init__(self, files: AdapterFiles, base: BaseModelShape) -> None:
         bound, header = read_adapter(files, base)

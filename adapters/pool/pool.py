@@ -242,8 +242,7 @@ class AdapterPool:
         self._pins |= {digest: self._entry(ref) for digest, ref in wanted.items()}
 
     def poll(self) -> None:
-        """Called at the start of each step. Re-enables loads due for a retry, loads pinned
-        adapters."""
+        """Called at the start of each step: re-enables failed loads when due, loads pins."""
         self._num_polls += 1
         self._refused.clear()
         for entry in self._failures.over():

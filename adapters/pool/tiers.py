@@ -59,7 +59,6 @@ class Load(NamedTuple):
     begun_s: float
     ended_s: float
     copy_begun_s: float
-    """Start of the copy to the device."""
     num_evicted: int
     """Number of adapters evicted from the device for it."""
 
@@ -75,7 +74,6 @@ class LoadTimes:
     copy_begun_s: float = -math.inf
     copied_s: float = -math.inf
     num_evicted: int = 0
-    """Number of adapters evicted from the device for it."""
 
     def since(self, arrival_s: float) -> Load | None:
         """Returns the adapter's load to the device after that time, from the tier where it was
@@ -98,7 +96,6 @@ class AdapterEntry:
     reuse: Reuse = field(default_factory=Reuse)
     """Recent requests for it."""
     name: str = ""
-    """Human-readable name in the last request."""
     is_ephemeral: bool = False
     """Whether the last request had it as an ephemeral version."""
     account: str = NO_TENANT.name
@@ -121,7 +118,6 @@ class AdapterEntry:
     num_unpaid_bytes: int = 0
     """Bytes copied to the device since the last lease."""
     is_pinned: bool = False
-    """Whether it must stay on the device."""
     asked_at_poll: int = -2
     """`poll` count at its last unsuccessful request. Waiting sequences repeat theirs each step."""
 
@@ -184,7 +180,6 @@ class AdapterLease:
     slot: int
     max_rank: int
     checksum: str
-    """Checksum of the image in the slot."""
     num_loaded_bytes: int
     """Bytes copied to the device for the holder of this lease."""
     _entry: AdapterEntry | None

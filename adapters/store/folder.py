@@ -49,8 +49,7 @@ class Store(Protocol):
         ...
 
     def check_room(self, num_bytes: int = 0) -> None:
-        """Raises OSError (ENOSPC) unless `num_bytes` fit on the disk of `incoming` with its
-        reserve."""
+        """Raises OSError (ENOSPC) unless the disk of `incoming` has room besides its reserve."""
         ...
 
     def stage(self) -> Path:

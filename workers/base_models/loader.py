@@ -71,8 +71,7 @@ class ModelLoader:
         self._thread = one_thread("model-loader")
 
     def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
-        """Starts to load the weights to the device, or into the image. Their extents of the arena
-        are allocated already."""
+        """Starts to load weights to the device or image. Their extents are allocated already."""
         return Load(self._thread, partial(self.load_here, plan, image))
 
     def load_here(

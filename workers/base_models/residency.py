@@ -59,7 +59,6 @@ class ModelState:
     load_s: float
     """Seconds of its load: an estimate, then the last measurement."""
     is_pinned: bool = False
-    """Whether it must be on the device, whatever waits."""
     is_unloaded: bool = False
     """Whether it must not be on the device."""
     is_named: bool = True
@@ -233,8 +232,7 @@ class ModelResidency:
     def _make_room(
         self, claim: ModelState, since: float, now: float, orders: Orders
     ) -> list[ModelState]:
-        """Drains or unloads others if that makes room for the claim. Returns those still
-        draining."""
+        """Drains or unloads others if that makes room. Returns those still draining."""
         missing = claim.num_missing - self.num_free
         if missing <= 0:
             return []

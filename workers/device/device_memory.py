@@ -26,8 +26,7 @@ class DeviceMemory(Backing, Protocol):
     tensor: Tensor
 
     def reserve(self, num_extents: int) -> AddressRange | None:
-        """Reserves addresses for a model's weights. Returns None if these are allocated by
-        torch."""
+        """Reserves addresses for a model's weights. Returns None if torch allocates them."""
         ...
 
     def extend(self, num_extents: int) -> None:

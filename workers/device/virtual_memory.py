@@ -36,7 +36,7 @@ class VirtualMemory(Protocol):
         ...
 
     def map(self, address: int, pieces: list[int], piece_bytes: int) -> None:
-        """Maps whole pieces to adjacent reserved addresses, keeping their contents. Maps none if it
+        """Maps whole pieces, contents kept, to adjacent reserved addresses. Maps none if it
         raises."""
         ...
 

@@ -67,8 +67,7 @@ Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 
 class EngineFailed(Exception):
     """Raised when steps keep failing, or when the device may still use memory that would be
-    allocated again. The process must end, because an engine that fails fast attracts more
-    requests."""
+    allocated again. The process must end, because it would attract ever more requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,6 @@ class Engine:
         self._runs_ahead = runs_ahead
         self._grammars = grammars
         self._schedule = Schedule()
-        """The most recent schedule."""
         self._in_flight: deque[InFlightStep] = deque()
         self._num_failed_steps = 0
         """Number of consecutive failed steps."""
@@ -255,8 +253,8 @@ class Engine:
     def step(self, *, is_alone: bool = True) -> list[Event]:
         """Launches a step if there is work, and collects earlier ones. Leaves the new step in
         flight only if the engine runs ahead and no other engine uses the device (`is_alone`),
-        because otherwise one engine's step would count as another's time. A step that fails fails
-        only its own sequences."""
+        because otherwise one engine's step would count as another's time. A failed step fails only
+        its sequences."""
         events = self._collect() if self._schedule.needs_drain else []
         is_launched, failed = self._launch()
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0

@@ -34,7 +34,6 @@ class SampleScores(NamedTuple):
 
     scores: Scores
     params: Sequence[SamplingParams]
-    """Parameters of each row."""
     named: Tensor
     """float32, log-probabilities of the tokens that rows name, concatenated."""
     whole: Sequence[Tensor]

@@ -85,8 +85,7 @@ class SequenceGrammar:
         self._forces = False
         self._forced: list[int] = []
         self._lock = Lock()
-        """Guards `_forces` and `_forced`: tokens are forced before the engine continues, or
-        never."""
+        """Guards `_forces` and `_forced`: tokens are forced before the next step, or never."""
         self._end = tokenizer.eos_token
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._threads = threads

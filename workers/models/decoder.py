@@ -46,7 +46,6 @@ class Decoder:
         self._head = LMHead(loader.ops, head, spec.logits_scale, spec.logits_softcap)
         loader.end_part()
         self.num_bytes = loader.num_bytes
-        """Bytes of the weights on the device."""
 
     @classmethod
     def load(

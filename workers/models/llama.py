@@ -35,8 +35,7 @@ def read_mistral(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_smollm3(config: dict[str, Any]) -> ModelSpec:
-    """Reads SmolLM3. Layers with a 0 in `no_rope_layers`, or each fourth, have no rotary
-    embedding."""
+    """Reads SmolLM3. Layers with 0 in `no_rope_layers`, or each fourth, have no rope."""
     config = {"tie_word_embeddings": True, **config}
     require(config, "hidden_act", "silu", "silu")
     num_layers = positive(config, "num_hidden_layers")

@@ -25,7 +25,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     listen: str
     """`unix:PATH` or `tcp://HOST:PORT`."""
     security: Security = Security()
-    """TLS settings of a TCP listener."""
     health: str = "127.0.0.1:0"
     """HOST:PORT or `unix:PATH` of /livez, /readyz and /metrics."""
     device: Device = "cpu"

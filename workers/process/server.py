@@ -106,7 +106,6 @@ class Server:
         self.address = address
         self.instance_id = instance_id
         self.status: WorkerStatus | None = None
-        """Last status of the engine loop."""
         self._prefixes = PrefixIndex()
         """Cached prefixes as reported to all gateways; a new gateway receives them whole."""
         self._security = security
@@ -172,8 +171,7 @@ class Server:
             await asyncio.wait([self._pulse])
 
     def deliver(self, delivery: Delivery) -> None:
-        """Sends messages of the engine without waiting. Called on the engine thread once per
-        step."""
+        """Sends an engine step's messages without waiting. Called on the engine thread."""
         self._events.call_soon_threadsafe(self._send_all, delivery)
 
     async def _beat(self, engine: EngineLoop) -> None:

@@ -86,7 +86,6 @@ class CannotServeModel(CannotServe):
 
 SLAB_MARGIN = 8
 WARM_TOKENS = 8
-"""Tokens that the warm-up generates."""
 
 
 class Worker:
@@ -480,8 +479,7 @@ class Cut(NamedTuple):
     extent_bytes: int
     weight_extents: list[int]
     least_bytes: int
-    """Minimum value of the setting: the adapters' floor, an extent of KV, the largest weights if
-    included."""
+    """Minimum value of the setting: adapters' floor, one KV extent, largest weights if included."""
 
 
 def _make_slab(config: WorkerConfig, virtual: VirtualMemory) -> HostSlab:

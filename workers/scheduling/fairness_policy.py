@@ -98,8 +98,7 @@ class FairnessPolicy:
 
     def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
         """Reserves for the sequence what it lacks, by keeping later sequences from starting. An
-        over-share tenant's sequence holds up only over-share tenants. sequence: None holds up
-        all."""
+        over-share tenant's sequence holds up only over-share tenants. None holds up all."""
         if reason is BlockReason.BUDGET:
             self._is_spent = True
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.GRAMMAR):

@@ -218,8 +218,7 @@ class QueueForecast:
     def _num_joining(
         self, num_rows: float, num_attended: float, tpot_s: float, gap_s: float, context: float = 0
     ) -> float:
-        """Returns the prompt tokens that join a step of `num_rows` generating sequences, by the
-        scheduler's own budget."""
+        """Returns the prompt tokens that join a step of `num_rows` sequences, by `StepBudget`."""
         is_alone = num_rows < 1
         budget = StepBudget(
             self._step_time,

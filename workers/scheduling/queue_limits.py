@@ -137,16 +137,14 @@ class QueueLimits:
         return self._wait_s(tenant, own, self._forecast.running_work(self._running))
 
     def _wait_s(self, tenant: TenantQueue, own: Load, work: RunningWork) -> float:
-        """Returns the seconds until the last of the tenant's `own` sequences has its first
-        token."""
+        """Returns the seconds until the last of the tenant's `own` has its first token."""
         ahead = self._queue.ahead_of(tenant, own)
         num_begun = sum(each.num_uncomputed for each in self._running if each.is_prefilling)
         terms, memory_tokens = tenant.class_queue.terms, self._memory_tokens()
         return self._forecast.seconds(ahead, num_begun, work, terms, memory_tokens)
 
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
-        """Returns as many refusals as the newcomer needs, of tenants further above their share, or
-        that of the newcomer."""
+        """Returns refusals that make room, of fuller tenants, or that of the newcomer."""
         num_requests, num_tokens = 1, len(newcomer.tokens)
         own = self._fullness(tenant, num_requests, num_tokens)
         victims: list[Sequence] = []

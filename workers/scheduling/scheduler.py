@@ -150,8 +150,7 @@ class Scheduler:
 
     @property
     def _is_backlogged(self) -> bool:
-        """Whether sequences wait for slots, pages or time. Those that wait for an adapter or a base
-        model do not count."""
+        """Whether sequences wait for slots, pages or time, not just for adapters or models."""
         return self.num_waiting > 0 and self.policy.is_full
 
     @property
@@ -178,8 +177,7 @@ class Scheduler:
         self.forecast.forget()
 
     def refuse_late(self, now: float) -> list[Refusal]:
-        """Returns waiting sequences to refuse because their first token would be late. Called after
-        a step was scheduled."""
+        """Returns waiting sequences whose first token would be late. Called after `schedule`."""
         if not self._is_backlogged:
             return []
         return self._limits.refuse_late(now, self._able_s)
@@ -358,8 +356,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
         """Allocates pages for the sequence's next tokens, preempting sequences while memory is
-        short. Returns False if the sequence itself was preempted, or must wait for a step in
-        flight."""
+        short. Returns False if the sequence was preempted, or must wait for a step in flight."""
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
             self.policy.block(sequence, BlockReason.PAGES)
             if self._in_flight:

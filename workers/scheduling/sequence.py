@@ -70,7 +70,6 @@ class Sequence:
         self.arrival_s = arrival_s
         self.stage_times = StageTimes(arrival_s)
         self.last_token_s: float | None = None
-        """Time of its last token generated here."""
         self.tokens = list(request.tokens)
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
@@ -93,7 +92,6 @@ class Sequence:
         self.logprobs: list[TokenLogprobs] = []
         """Log-probabilities of the generated tokens that are not sent yet."""
         self.num_unsent_tokens = 0
-        """Number of generated tokens that are not sent to the gateway yet."""
         self._hasher = PageHasher(
             model=request.model,
             domain=request.cache_domain,

@@ -10,7 +10,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from workers.wire.protocol import ServiceClass
 
 Item = TypeVar("Item")
-"""Type of the queued items: sequences."""
 
 MAX_TENANTS = 1024
 """Number of tenants of a class beyond which `forget_idle` drops idle ones."""

@@ -54,8 +54,7 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
 LOOK_S = 0.25
-"""Seconds between liveness checks, which pass if the worker has sent a frame and acknowledged
-ours."""
+"""Seconds between liveness checks: the worker must have sent a frame and acknowledged ours."""
 SILENT_LOOKS = 10
 """Consecutive failed checks (2.5 s) after which work is routed to other workers."""
 LOST_LOOKS = 40
@@ -197,8 +196,7 @@ class WorkerClient:
         self._tell(Prefetch(model, adapter))
 
     async def probe(self, model: str, adapter: AdapterRef) -> ProbeResult:
-        """Makes the worker prove the adapter, and returns the result. Raises WorkerFailed if the
-        connection is lost."""
+        """Makes the worker prove the adapter. Raises WorkerFailed if the connection is lost."""
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
         probe_id = next(self._probe_ids)

@@ -37,7 +37,6 @@ class Prefix:
         self._activation = activation
         self._salt = salt
         self._hashers: dict[str, PageHasher] = {}
-        """By layout."""
         self._keys: dict[str, list[bytes]] = {}
         self._first: dict[str, bytes] = {}
 
@@ -77,7 +76,6 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._keys: dict[str, set[bytes]] = {}
-        """By model."""
 
     def apply(self, pages: CachedPages) -> None:
         keys = self._keys.setdefault(pages.model, set())
@@ -87,8 +85,7 @@ class PrefixIndex:
         keys.update(_split(pages.added))
 
     def num_cached(self, prefix: Prefix, layout: str) -> int:
-        """Returns the number of leading prompt tokens cached there. layout: that of the worker's
-        pages for this model."""
+        """Returns the number of leading prompt tokens cached there. layout: of the pages' keys."""
         keys = self._keys.get(prefix.model)
         # Most workers lack even the first page, and there may be thousands of workers.
         if not keys or prefix.first_key(layout) not in keys:

@@ -397,12 +397,10 @@ class ModelStatus(msgspec.Struct, frozen=True):
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     num_adapter_evictions: int = 0
-    """Adapters evicted from the device to make room."""
     num_integrity_failures: int = 0
     """Failed integrity checks, made when idle. Each is a bug of the worker."""
     tier: str = "device"
-    """device | loading | draining (to be unloaded after its running sequences) | host | cold |
-    unsatisfiable"""
+    """device | loading | draining (unloaded when idle) | host | cold | unsatisfiable"""
     num_bytes: int = 0
     """Bytes of its weights on the device, now or when last loaded; before that as planned."""
     num_swaps: int = 0
@@ -414,7 +412,6 @@ class ModelStatus(msgspec.Struct, frozen=True):
     error: str = ""
     """Error of the last load, until one succeeds."""
     max_num_seqs: int = 0
-    """Maximum number of running sequences."""
     num_waiting_tokens: int = 0
     """Prompt tokens of running and waiting sequences that are neither computed nor cached."""
     prefill_tokens_per_s: float = 0.0

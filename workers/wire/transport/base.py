@@ -46,8 +46,7 @@ class InsecureTransport(TransportError): ...
 
 
 class Connection(Protocol[Sent, Received]):
-    """Connection that carries messages in order, both ways. Used in one event loop; one task
-    receives."""
+    """Connection of ordered messages, both ways. Used in one event loop; one task receives."""
 
     num_sent: int
     num_received: int
@@ -83,9 +82,7 @@ class Connection(Protocol[Sent, Received]):
 
 
 GatewayConnection = Connection[ToWorker, ToGateway]
-"""Connection as a gateway uses it."""
 WorkerConnection = Connection[ToGateway, ToWorker]
-"""Connection as a worker uses it."""
 Accept = Callable[[WorkerConnection], Awaitable[None]]
 """Function that serves one connection until it returns."""
 
@@ -124,8 +121,7 @@ class MutualTLS:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Protection of TCP connections: `tls`, or `insecure` to explicitly do without. Ignored by
-    local transports."""
+    """Protection of TCP connections: `tls`, or explicitly `insecure`. Not used for Unix sockets."""
 
     tls: MutualTLS | None = None
     insecure: bool = False
@@ -140,8 +136,7 @@ class Transport(Protocol):
     """Way to connect, identified by the scheme of its addresses."""
 
     async def connect(self, address: str, security: Security) -> GatewayConnection:
-        """Opens a connection. Raises OSError if no peer answers, ValueError for a malformed
-        address."""
+        """Opens a connection. Raises OSError if no peer answers, ValueError for a bad address."""
         ...
 
     async def listen(self, address: str, accept: Accept, security: Security) -> Listener: ...

@@ -44,8 +44,7 @@ LEFT = (
 
 
 def why_no_handshake(error: OSError) -> str:
-    """Returns the reason of a failed handshake, with OpenSSL's own text in parentheses if that says
-    more."""
+    """Returns the reason of a failed handshake, with OpenSSL's text if that says more."""
     match error:
         case ssl.SSLCertVerificationError(verify_code=code, verify_message=detail):
             return f"{VERIFY_FAILURES.get(code, 'its certificate is not accepted')} ({detail})"

@@ -39,7 +39,7 @@ async def listen(
     accept: Accept,
     security: Security = Security(),  # noqa: B008
 ) -> Listener:
-    """Serves each connection with `accept`. Raises like `connect`, and OSError if the address is in
+    """Serves each connection with `accept`. Raises like `connect`; OSError for an address in
     use."""
     return await _transport(address).listen(address, accept, security)
 
