@@ -36,7 +36,7 @@ from admin.http.request import AdminRequest, add_request_id
 from admin.openapi import REFERENCE, Requirements, StructSchemas
 
 MAX_BODY_BYTES = 64 << 10
-"""Bound of every request but an upload, which has its own."""
+"""Maximum bytes of request bodies, except uploads."""
 
 
 def document_of_loads() -> dict[str, Any]:
@@ -57,8 +57,8 @@ def document_of_loads() -> dict[str, Any]:
 
 
 def create_app(config: AdminConfig, *, database: Database, store: Store) -> Litestar:
-    """Serves /admin/v1, /v1/organization, and vLLM's routes that load adapters. The database is the
-    caller's to open and close."""
+    """Creates the application of /admin/v1, /v1/organization, and vLLM's routes that load adapters.
+    The caller opens and closes the database."""
     controllers = [
         TenantController,
         KeyController,

@@ -1,5 +1,5 @@
-"""Bytes of request bodies in memory: counted from the socket until they are decoded, and bounded
-for each tenant and in all. The server counts what comes, the planes say whose it is."""
+"""Memory budget of request bodies, from the socket until they are decoded, for each tenant and in
+all. The server counts bytes, and the planes name the owner."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 HELD_BODY = "held_body"
-"""Key in an ASGI scope's state of the request's `HeldBody`."""
+"""Key in an ASGI scope's state for the request's `HeldBody`."""
 ALL = 256 << 20
-"""Bytes in all by default: 25 bodies of the largest size, or thousands of usual ones."""
+"""Default total in bytes: 25 bodies of the largest size, or thousands of usual ones."""
 TENANT_PART = 8
-"""A tenant may hold this part of all; so may what has no valid key yet, beside it."""
+"""One tenant may use 1 in TENANT_PART of the total. So may all bodies without a valid key."""
 GRACE_S = 30.0
 MIN_BYTES_PER_S = 32 << 10
-"""A body must have come 30 s after its head, and 1 s for each 32 KiB of it: 10 MiB take 350 s at
-most. A mobile link of 0.5 Mbit/s is twice as fast."""
+"""A body may take 30 s after its head, plus 1 s for each 32 KiB: at most 350 s for 10 MiB. A mobile
+link of 0.5 Mbit/s is twice as fast."""
 
 MAX_UNREAD_BYTES = 16 << 20
-"""Bound of what comes of a body after its request is answered. Clients send 10 MiB before they read
-the 413."""
+"""Maximum bytes of a body received after its request is answered. Clients send 10 MiB before they
+read the 413."""
 
 Excess = Literal["tenant", "all"]
 
 
 class BodyBudget:
     def __init__(self, max_bytes: int = ALL, grace_s: float = GRACE_S) -> None:
-        """grace_s: how long a body may take beside 1 s for each `MIN_BYTES_PER_S`."""
+        """`grace_s` are the seconds that a body may take, plus 1 s for each `MIN_BYTES_PER_S`."""
         self.max_bytes = max_bytes
         self.grace_s = grace_s
         self.max_tenant_bytes = max_bytes // TENANT_PART
         self.num_bytes = 0
-        """Size of bodies with an owner."""
+        """Bytes of bodies that have an owner."""
         self.num_unowned_bytes = 0
         self._by_owner: dict[str, int] = {}
 
@@ -39,8 +39,7 @@ class BodyBudget:
         return self._by_owner.get(owner, 0)
 
     def add(self, owner: str | None, num_bytes: int) -> None:
-        """Counts bytes, or with a negative number gives them back. owner: None before the key is
-        known."""
+        """Adds bytes, or releases them if negative. `owner` is None before the key is known."""
         if owner is None:
             self.num_unowned_bytes += num_bytes
             return
@@ -57,8 +56,7 @@ class BodyBudget:
 
 
 class HeldBody:
-    """The bytes of one request's body that are in memory, and what may come of it after its request
-    is answered."""
+    """Memory of one request's body, and bytes received after its request is answered."""
 
     __slots__ = (
         "_budget",
@@ -74,38 +72,37 @@ class HeldBody:
         self._owner: str | None = None
         self._num_unread = 0
         self.num_bytes = 0
-        """Bytes in memory."""
         self.num_read = 0
-        """Bytes that came before the answer."""
+        """Bytes received before the answer."""
         self.on_unread: Callable[[int], None] | None = None
-        """Counts bytes that come after the answer and are thrown away."""
+        """Called with the bytes received after the answer, which are discarded."""
 
     def add(self, num_bytes: int) -> None:
-        """Counts bytes that have come."""
+        """Adds received bytes."""
         self.num_read += num_bytes
         self._hold(num_bytes)
 
     def release(self, num_bytes: int | None = None) -> None:
-        """Gives back so many bytes; None: all."""
+        """Releases bytes, all of them if `num_bytes` is None."""
         self._hold(-(self.num_bytes if num_bytes is None else num_bytes))
 
     def charge(self, owner: str) -> None:
-        """Counts the body as the owner's from now on."""
+        """Charges the body to an owner."""
         num_bytes = self.num_bytes
         self.release()
         self._owner = owner
         self._hold(num_bytes)
 
     def throw_away(self, num_bytes: int) -> bool:
-        """Counts bytes that have come after the answer. Returns whether more may come."""
+        """Counts discarded bytes that arrived after the answer. Returns whether more may arrive."""
         self._num_unread += num_bytes
         if self.on_unread is not None:
             self.on_unread(num_bytes)
         return self._num_unread <= MAX_UNREAD_BYTES
 
     def latest_end(self, began: float, num_bytes: int) -> float:
-        """When the body must be whole that began then, of which so many bytes have come; on the
-        clock of `began`."""
+        """Returns when the body must be complete, on the clock of `began`, if `num_bytes` have
+        arrived."""
         return began + self._budget.grace_s + num_bytes / MIN_BYTES_PER_S
 
     @property
@@ -114,12 +111,11 @@ class HeldBody:
 
     @property
     def excess(self) -> Excess | None:
-        """The bound that is exceeded while this body is held; None if none is."""
+        """Limit that is exceeded now: the tenant's or the total one. None if neither is."""
         return self.excess_with(0)
 
     def excess_with(self, num_more: int) -> Excess | None:
-        """The bound that is exceeded once so many more bytes of this body are held; None if none
-        is."""
+        """Returns the limit that would be exceeded with `num_more` bytes of this body, or None."""
         budget, owner = self._budget, self._owner
         if owner is not None and budget.owned_by(owner) + num_more > budget.max_tenant_bytes:
             return "tenant"
@@ -131,6 +127,6 @@ class HeldBody:
 
 
 def held_body(scope: Mapping[str, Any]) -> HeldBody:
-    """The body of an ASGI scope's request; not bounded where another server serves."""
+    """Returns the body of an ASGI scope's request. It is unlimited if another server runs."""
     held = scope["state"].get(HELD_BODY)
     return held if held is not None else HeldBody(BodyBudget())

@@ -16,9 +16,9 @@ _STEP = re.compile(r"\.(?P<field>[^.\[]+)|\[(?:\.\.\.|\d+)\]")
 
 
 def list_choices(message: str, kind: Any) -> str:
-    """Adds the allowed values to msgspec's message about a value that is none of them.
+    """Adds the allowed values to msgspec's message about an invalid value.
 
-    kind: the type that was decoded. Other messages are returned unchanged.
+    `kind` is the type that was decoded. Other messages are returned unchanged.
     """
     found = _NO_CHOICE.match(message)
     if found is None:
@@ -29,7 +29,7 @@ def list_choices(message: str, kind: Any) -> str:
         parents = types
         types = [each for parent in parents for each in _below(parent, last)]
         if not types:
-            # The field that says which struct of a union it is.
+            # The field selects a struct of a union by its tag.
             return _listed(message, _tags(parents, last))
     return _listed(message, (value for each in _flat(types) for value in _values(each)))
 
@@ -40,8 +40,8 @@ def _type_info(kind: Any) -> inspect.Type:
 
 
 def _below(parent: inspect.Type, field: str) -> list[inspect.Type]:
-    """Returns the types that a step of the path may lead to: of a field, or of a list's items and
-    a dictionary's values."""
+    """Returns the types to which a step of the path may lead: those of a field, of a list's items,
+    or of a dictionary's values."""
     found: list[inspect.Type] = []
     for each in _flat([parent]):
         match each:
@@ -57,7 +57,7 @@ def _below(parent: inspect.Type, field: str) -> list[inspect.Type]:
 
 
 def _flat(types: Iterable[inspect.Type]) -> list[inspect.Type]:
-    """Returns the members of unions, and types without their metadata."""
+    """Returns the types with unions expanded and metadata removed."""
     flat: list[inspect.Type] = []
     for each in types:
         match each:

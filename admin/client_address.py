@@ -1,4 +1,4 @@
-"""The client's address, as both planes log it, limit by it and check keys against it."""
+"""Client address that both planes use for logs, limits and the networks of keys."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from functools import lru_cache
 from typing import Any
 
 MAX_CHARS = 45
-"""Length of an IPv6 address with an embedded IPv4 address, the longest spelling there is."""
+"""Length of the longest form: an IPv6 address with an embedded IPv4 address."""
 IPV6_PREFIX = 64
-"""Bits: one subscriber holds all addresses below."""
+"""Bits of the prefix that one subscriber usually has."""
 
 
 def client_address(scope: Mapping[str, Any]) -> str | None:
-    """IP address of the client of an ASGI scope, or None over a Unix socket.
+    """Returns the IP address of an ASGI scope's client. Returns None over a Unix socket.
 
-    It is the peer's, or, where the peer is in `trusted_proxies`, the last address of
-    X-Forwarded-For that is not: the server has put it into the scope. Text of that header that is
-    no address gives None.
+    This is the peer's address. If the peer is in `trusted_proxies`, the server has replaced it by
+    the last address of X-Forwarded-For that is not. Returns None if the header's text is not an
+    address.
     """
     client = scope.get("client")
     return canonical(client[0]) if client else None
 
 
 def canonical(host: str) -> str | None:
-    """The one spelling of an IP address; None for any other text."""
+    """Returns the canonical form of an IP address. Returns None for other text."""
     return None if len(host) > MAX_CHARS else _canonical(host)
 
 
 def address_prefix(address: str | None) -> str:
-    """What limits and sampled log lines group by: an IPv4 address, or the /64 of an IPv6 one."""
+    """Returns the group of limits and log lines: an IPv4 address or the /64 of an IPv6 one."""
     if address is None:
         return "unknown"
     if ":" not in address:

@@ -1,6 +1,6 @@
-"""The one door to Postgres: pool, transactions, notifications; driver errors end here."""
+"""Access to Postgres: pool, transactions and notifications. Translates the driver's errors."""
 
-# asyncpg carries no types; `Connection` below states what is used of it.
+# asyncpg has no type annotations, so that `Connection` declares what is used of it.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 
@@ -34,16 +34,16 @@ Row = Mapping[str, Any]
 Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 
 APP_ROLE = "loraplex_app"
-"""The role of every process but migrations: it owns nothing."""
+"""Role of every process except migrations. It owns nothing."""
 EVERYTHING = "*"
-"""For the operator, and for work that no request asked for."""
+"""Sees all rows: for operators, and for work that no request caused."""
 NOTHING = ""
 
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 10
 IDLE_IN_TRANSACTION_TIMEOUT_S = 60
 CHECK_INTERVAL_S = 10.0
-"""How often connections that listen are checked: a network may lose one without a word."""
+"""Seconds between checks of listening connections, because a network may drop one silently."""
 CHECK_TIMEOUT_S = 5.0
 
 BAD_URL = (
@@ -55,7 +55,7 @@ FORMS = {
     "entity_name_form": f"a name is 1 to 128 {_NAME}",
     "alias_name_form": f"an alias is 1 to 64 {_NAME}, and not a number",
 }
-"""What a constraint of the schema asks, for people."""
+"""Messages for CHECK constraints of the schema."""
 RECONNECT_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -64,7 +64,7 @@ _ROLE = "SELECT current_user AS role, current_setting('loraplex.tenant', true) A
 
 
 class Connection(Protocol):
-    """What this project uses of an asyncpg connection."""
+    """Methods of an asyncpg connection that this project uses."""
 
     async def fetch(self, query: str, *args: Any) -> Sequence[Row]: ...
     async def fetchrow(self, query: str, *args: Any) -> Row | None: ...
@@ -76,10 +76,10 @@ class Connection(Protocol):
 
 
 class Database:
-    """A pool of connections, and one for each listener. Errors leave it as `admin.errors`.
+    """Pool of connections, and one connection for each listener. Raises only `admin.errors`.
 
-    Row-level security lets a connection see the rows of one tenant by its id, EVERYTHING or
-    NOTHING: what the pool sees, or what a transaction says instead.
+    Row-level security limits what a connection sees: the rows of one tenant by its id, EVERYTHING
+    or NOTHING. The pool has a default, which a transaction may override.
     """
 
     def __init__(self, pool: Any, dsn: str, role: str | None, acquire_timeout: float) -> None:
@@ -103,11 +103,11 @@ class Database:
         application_name: str = "loraplex",
         statement_cache_size: int = 100,
     ) -> Database:
-        """Opens the pool. `role` None: as the login itself. `statement_cache_size=0` suits a
-        transaction-pooling proxy.
+        """Opens the pool. `role` None uses the login itself. `statement_cache_size=0` suits a proxy
+        that pools transactions.
 
-        Raises DatabaseUnavailable; DatabaseMisconfigured if there is no such login, database or
-        role, or if what is between ignores what is asked for; Invalid if the URL cannot be read.
+        Raises DatabaseUnavailable; DatabaseMisconfigured if the login, database or role does not
+        exist, or a proxy ignores the settings; Invalid if the URL cannot be parsed.
         """
         settings = {
             "application_name": application_name,
@@ -136,7 +136,7 @@ class Database:
                     f"cannot work as {role}: {error}; has `loraplex migrate` been run?"
                 ) from error
             except ValueError:
-                # It quotes what it cannot read, which may be of the password.
+                # The error quotes text that may contain parts of the password.
                 raise Invalid(BAD_URL, "database_url") from None
         database = cls(pool, dsn, role, acquire_timeout)
         try:
@@ -147,7 +147,7 @@ class Database:
         return database
 
     async def _check(self, sees: str) -> None:
-        """Settings of the start of a connection are the first thing that a proxy drops."""
+        """Raises DatabaseMisconfigured if a proxy has dropped the connection's settings."""
         async with self.acquire() as connection:
             row = await connection.fetchrow(_ROLE)
         assert row is not None
@@ -159,13 +159,13 @@ class Database:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncGenerator[Connection, None]:
-        """A connection outside any transaction."""
+        """Acquires a connection outside any transaction."""
         with translated_errors():
             async with self._pool.acquire(timeout=self._acquire_timeout) as connection:
                 try:
                     yield cast(Connection, connection)
                 except (TimeoutError, asyncio.CancelledError):
-                    # A server that hangs would not answer a polite end either.
+                    # A server that hangs would not answer an orderly close either.
                     connection.terminate()
                     raise
 
@@ -177,8 +177,8 @@ class Database:
         isolation: Isolation | None = None,
         readonly: bool = False,
     ) -> AsyncGenerator[Connection, None]:
-        """A connection in a transaction that commits on leaving, rolls back on an exception.
-        `sees` None: what the pool does."""
+        """Acquires a connection in a transaction, which commits at the end and rolls back on an
+        exception. `sees` None uses the pool's default."""
         async with (
             self.acquire() as connection,
             connection.transaction(isolation=isolation, readonly=readonly),
@@ -193,11 +193,12 @@ class Database:
         callback: Callable[[str], None],
         check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
-        """Calls `callback(payload)` for each notification until `close`, on its own connection.
+        """Calls `callback(payload)` for each notification until `close`, on a connection of its
+        own.
 
-        Calls it with "" each time the connection was lost, and when it was made again: what was
-        sent between went unheard.
-        Returns when the first connection listens. Raises DatabaseUnavailable if that fails.
+        Calls it with "" whenever the connection is lost or made again, because notifications in
+        between are missed. Returns when the first connection listens. Raises DatabaseUnavailable if
+        that fails.
         """
         connection = await self._open_listener(channel, callback)
         task = asyncio.create_task(
@@ -251,19 +252,19 @@ class Database:
             async with asyncio.timeout(10.0):
                 await self._pool.close()
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            # Late, or lost already.
+            # It took too long, or the connections are lost.
             self._pool.terminate()
 
 
 @contextlib.contextmanager
 def translated_errors() -> Generator[None, None, None]:
-    """Turns what the driver raises into `admin.errors`; the one place that does."""
+    """Translates the driver's errors to `admin.errors`."""
     try:
         yield
     except asyncpg.PostgresError as error:
         raise _translate(error) from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
-        # InternalClientError: so the driver finds a connection lost in the midst of a call.
+        # The driver raises InternalClientError if a connection is lost during a call.
         if isinstance(error, ValueError):
             raise Invalid(f"not a value the database can hold: {error}") from error
         reason = str(error) or "in time"

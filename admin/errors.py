@@ -1,4 +1,4 @@
-"""Errors of the Postgres plane. HTTP answers to them are in admin/http/problems.py."""
+"""Errors of the admin plane. admin/http/problems.py maps them to HTTP answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class AdminError(Exception):
-    """Base of all; `code` names the case for machines, `details` are more for them to read."""
+    """Base of these errors. `code` names the case, `details` has further fields, for programs."""
 
     code = "internal"
 
@@ -25,72 +25,72 @@ class AdminError(Exception):
 
 
 class Invalid(AdminError):
-    """The input breaks a rule."""
+    """Input that breaks a rule."""
 
     code = "invalid"
 
 
 class NotFound(AdminError):
-    """No such thing, or not for this caller."""
+    """Object that does not exist, or that the caller may not see."""
 
     code = "not_found"
 
 
 class AlreadyExists(AdminError):
-    """The name is taken."""
+    """Name that is already in use."""
 
     code = "already_exists"
 
 
 class Conflict(AdminError):
-    """The present state forbids it."""
+    """Change that the current state forbids."""
 
     code = "conflict"
 
 
 class Overtaken(Conflict):
-    """Another change came in between: the same again may succeed."""
+    """Change that another change preceded. A retry may succeed."""
 
     def __init__(self) -> None:
         super().__init__("another change came in between; try again")
 
 
 class IdempotencyKeyReused(AdminError):
-    """The caller gave the same Idempotency-Key to another request."""
+    """Idempotency-Key that the caller has used for another request."""
 
     code = "idempotency_key_reused"
 
 
 class PreconditionFailed(AdminError):
-    """It has changed since the caller looked."""
+    """Object that has changed since the caller read it."""
 
     code = "precondition_failed"
 
 
 class DatabaseUnavailable(AdminError):
-    """Postgres cannot be reached, is starting, or did not answer in time."""
+    """Postgres that cannot be reached, is starting, or did not answer in time."""
 
     code = "database_unavailable"
 
 
 class DatabaseMisconfigured(DatabaseUnavailable):
-    """Postgres is there and does not take us: it helps to change a setting, not to wait."""
+    """Postgres that refuses the connection. A setting must be changed, waiting does not help."""
 
 
 class MigrationError(AdminError):
-    """The schema is not what the migration files say."""
+    """Schema that differs from the migration files."""
 
     code = "migration"
 
 
 class Unauthenticated(AdminError):
-    """No API key, or none that is valid."""
+    """Missing or invalid API key."""
 
     code = "invalid_api_key"
 
 
 class Forbidden(AdminError):
-    """The key is valid and may not do this."""
+    """Valid key without the necessary rights."""
 
     code = "insufficient_scope"
 
@@ -102,13 +102,13 @@ class TooLarge(AdminError):
 
 
 class TooMany(AdminError):
-    """The caller has as many under way as it may."""
+    """Too many operations of the caller in progress."""
 
     code = "too_many"
 
 
 class RateExceeded(AdminError):
-    """The tenant calls more often than it may."""
+    """Calls of a tenant above its rate."""
 
     code = "rate_limit_exceeded"
 
@@ -118,12 +118,12 @@ class RateExceeded(AdminError):
 
 
 class Overloaded(AdminError):
-    """Too much is under way, of whomever."""
+    """Too many operations in progress in all."""
 
     code = "overloaded"
 
 
 class Stalled(AdminError):
-    """The rest of the request does not come."""
+    """Request whose remaining bytes do not arrive."""
 
     code = "request_timeout"

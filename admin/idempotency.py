@@ -1,11 +1,12 @@
-"""Creates that a client may repeat with the header Idempotency-Key: done once, answered alike.
+"""Creates that a client may repeat with the header Idempotency-Key. They are done once, and
+answered alike.
 
-What was answered is kept for a day, in the transaction of the change itself: after a crash there
-are both or neither. A repeat that comes meanwhile waits for the first one. A refusal changes
-nothing and is not kept, so the header is free again.
+The answer is stored for a day, in the transaction of the change, so that a crash loses both or
+neither. A repeat that arrives during the first request waits for it. A refusal changes nothing and
+is not stored, so that the header can be used again.
 
-An answer that holds a secret is not kept whole: what is secret follows from the seed, and that
-from the pepper, a random nonce that is kept, and the header, which only the client has.
+An answer with a secret is not stored whole. The secret is derived from the seed, and the seed from
+the pepper, a stored random nonce, and the header, which only the client has.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ CLEANING_INTERVAL_S = 600.0
 
 
 Create = Callable[[Connection, bytes], Awaitable[msgspec.Struct]]
-"""Makes something in the transaction of this connection, and returns the answer. Takes 32 random
-bytes, the seed; of a repeated request those of the first."""
+"""Creates something in the transaction of the connection and returns the answer. Gets a seed of 32
+random bytes, which is the same for a repeated request."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A create with the header Idempotency-Key."""
+    """Create request with the header Idempotency-Key."""
 
     pepper: bytes
     key_id: str
@@ -45,8 +46,8 @@ class Claim(msgspec.Struct, frozen=True):
 async def done_once(
     connection: Connection, claim: Claim, create: Create
 ) -> tuple[bytes, bytes, bool]:
-    """Seed, answer, and whether it was done before. Raises IdempotencyKeyReused if the header came
-    before with another request."""
+    """Returns the seed, the answer, and whether it was done before. Raises IdempotencyKeyReused if
+    the header was used for another request."""
     pepper, header = claim.pepper, claim.header.encode()
     row_id = _keyed(pepper, b"idempotency", claim.key_id.encode(), header)
     row = await connection.fetchrow(
@@ -72,7 +73,7 @@ async def forget(database: Database) -> None:
 
 
 def digest_of(*parts: bytes) -> bytes:
-    """SHA-256 of a request's method, path, query and body."""
+    """Returns the SHA-256 of a request's method, path, query and body."""
     return hashlib.sha256(_joined(*parts)).digest()
 
 
@@ -81,5 +82,5 @@ def _keyed(pepper: bytes, *parts: bytes) -> bytes:
 
 
 def _joined(*parts: bytes) -> bytes:
-    """The parts with their lengths: no two lists of parts join to the same bytes."""
+    """Joins the parts with their lengths, so that different lists never give the same bytes."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

@@ -1,9 +1,9 @@
-"""Brings a database to the schema of the files in migrations/: in order, each once.
+"""Migrates a database to the schema of the files in migrations/, each applied once and in order.
 
-A file is `NNNN_pre_what.sql` (safe while the old code runs) or `NNNN_post_what.sql` (to run after
-the roll-out), and one transaction. A version's post files are its last; those that a later
-version's pre files follow are safe with it. Forward only: a file that was changed after it was
-applied, or that vanished, is refused.
+A file is named `NNNN_pre_what.sql` (safe while the old code runs) or `NNNN_post_what.sql` (run
+after the roll-out), and is applied in one transaction. A version's post files come last, and are
+safe with a later version's pre files. There are no downgrades. A file that was changed or removed
+after it was applied is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOCK_ID = 0x6C6F7261
 """Key of the advisory lock: the letters "lora"."""
 
 SCHEMA = "schema.sql"
-"""Beside the files: the schema that all of them make, for reading."""
+"""File with the complete schema that the migrations create, for reading."""
 
 _FILE_NAME = re.compile(r"(\d{4})_(pre|post)_[a-z0-9_]+\.sql")
 _WITHOUT_LIMIT = (
@@ -53,9 +53,9 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 def load_migrations(folder: Path | None = None) -> list[Migration]:
-    """The files of `folder` (default: the package migrations) in order.
+    """Returns the migrations of `folder` (default: the package migrations) in order.
 
-    Raises MigrationError for a name of another form and for a number used twice or left out.
+    Raises MigrationError for an invalid name, and for a number that is missing or used twice.
     """
     folder = folder or Path(migrations.__path__[0])
     found = [_load(file) for file in sorted(folder.glob("*.sql")) if file.name != SCHEMA]
@@ -73,8 +73,8 @@ def _load(file: Path) -> Migration:
 
 
 async def check_schema(database: Database, files: list[Migration] | None = None) -> None:
-    """Raises MigrationError unless every file that a roll-out needs has been applied. A database
-    that is newer will do: its changes are made for the version before too."""
+    """Raises MigrationError unless every file that a roll-out needs has been applied. A newer
+    database is accepted, because its changes are safe for the previous version."""
     files = load_migrations() if files is None else files
     async with database.acquire() as connection:
         applied: set[str] = set()
@@ -93,19 +93,19 @@ async def migrate(
     *,
     with_post: bool = False,
 ) -> list[str]:
-    """Applies what is missing and returns the names of it; `report` hears each before it runs.
+    """Applies missing migrations and returns their names. Calls `report` before each.
 
-    with_post: also what must wait until nothing of the version before runs. Others that migrate at
-    the same time wait and then find nothing to do. Raises MigrationError.
+    `with_post` includes those that must wait until the previous version no longer runs. Concurrent
+    calls wait and then find nothing to do. Raises MigrationError.
     """
     files = load_migrations() if files is None else files
     applied: list[str] = []
     async with database.acquire() as connection:
         await connection.execute(_WITHOUT_LIMIT)
-        # The lock belongs to the session: it is freed by itself if this process dies.
+        # The lock belongs to the session, so that it is released if this process dies.
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK_ID)
         try:
-            # A role that may create nothing can still find that there is nothing to do.
+            # A role without the right to create tables can still find that nothing is missing.
             if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
                 await _check_encoding(connection)
                 await connection.execute(_CREATE_TABLE)
@@ -122,12 +122,12 @@ async def migrate(
 
 
 def _num_before_roll_out(files: list[Migration]) -> int:
-    """How many of the files come first: all but the post files at the end."""
+    """Returns the number of files without the post files at the end."""
     return max((place for place, file in enumerate(files, 1) if not file.is_post), default=0)
 
 
 async def _check_encoding(connection: Connection) -> None:
-    """A cluster made under the locale C has another by default. Raises MigrationError."""
+    """Raises MigrationError unless the encoding is UTF8, not the default under the locale C."""
     encoding = await connection.fetchval("SHOW server_encoding")
     if encoding != "UTF8":
         raise MigrationError(

@@ -1,7 +1,7 @@
-"""Dollars as people write them, to and from the whole numbers that are counted with.
+"""Converts dollars in decimal form to and from integers.
 
-What was spent is counted in pico-dollars; a price in micro-dollars for a million tokens, which is
-as many pico-dollars a token.
+Spend is counted in pico-dollars. A price in micro-dollars per million tokens is the same number of
+pico-dollars per token.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from decimal import Decimal
 from admin.errors import Invalid
 
 PICO = 12
-"""Decimals of what is spent and of limits on it."""
+"""Decimals of spend and its limits."""
 MICRO = 6
 """Decimals of prices."""
 
 
 def count_dollars(value: Decimal, decimals: int, most: int, field: str) -> int:
-    """How many 10 ** -decimals of a dollar it is. Raises Invalid if they are not whole, negative,
-    or more than `most` dollars."""
+    """Returns an amount in units of 10 ** -decimals dollars. Raises Invalid if it is negative, has
+    more decimals, or is more than `most` dollars."""
     if not value.is_finite() or not 0 <= value <= most:
         raise Invalid(f"{field} must be from 0 to {most} dollars", "invalid", field)
     rounded = value.quantize(Decimal(1).scaleb(-decimals))
@@ -28,9 +28,9 @@ def count_dollars(value: Decimal, decimals: int, most: int, field: str) -> int:
 
 
 def format_dollars(count: int | Decimal, decimals: int) -> str:
-    """The exact sum with two decimals or as many as it has, such as 12.50 or 0.000125.
+    """Formats an exact amount with at least two decimals, such as 12.50 or 0.000125.
 
-    count: whole, not negative, up to 28 digits.
+    `count` is a whole number from 0, with up to 28 digits.
     """
     whole, _, rest = f"{Decimal(count).scaleb(-decimals):.{decimals}f}".partition(".")
     return f"{whole}.{rest.rstrip('0'):0<2}"

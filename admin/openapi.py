@@ -1,5 +1,4 @@
-"""What the framework needs to write a plane's OpenAPI document: how structs are decoded, and the
-shape of an error."""
+"""Helpers for the OpenAPI documents of both planes: schemas of structs, and the form of errors."""
 
 from __future__ import annotations
 
@@ -32,17 +31,17 @@ Headers = Mapping[str, OpenAPIHeader]
 
 
 class ErrorDetails(msgspec.Struct, frozen=True):
-    """Some codes bring more fields: a refused adapter has field, got, allowed and hint."""
+    """Error. Some codes have further fields: a refused adapter has field, got, allowed and hint."""
 
     message: str
     type: str
     param: str | None
-    """The field, parameter or header that is wrong."""
+    """Field, parameter or header that is wrong."""
     code: str | None
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every error, as OpenAI shapes it."""
+    """Body of every error, in OpenAI's form."""
 
     error: ErrorDetails
 
@@ -51,10 +50,10 @@ ERROR = Reference(REFERENCE.format(name=ErrorBody.__name__))
 
 
 class StructSchemas(OpenAPISchemaPlugin):
-    """Schemas of structs as msgspec decodes and encodes them.
+    """Plugin that describes structs as msgspec decodes and encodes them.
 
-    The framework's own schemas leave out bounds below the first level of a type and that unknown
-    fields are refused. A struct's class variable `example` becomes the schema's example.
+    The framework's own schemas omit nested bounds, and that unknown fields are refused. A struct's
+    class variable `example` becomes the schema's example.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ class StructSchemas(OpenAPISchemaPlugin):
         return not field_definition.is_union and field_definition.is_subclass_of(msgspec.Struct)
 
     def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: Any) -> Any:
-        """Reference to the struct's schema, which is put into the document with all it names."""
+        """Returns a reference to the struct's schema. Adds the schema and all that it refers to."""
         own_name, named = _written(field_definition.annotation)
         for name, written in named.items():
             known = self._known.setdefault(name, written)
@@ -76,7 +75,7 @@ class StructSchemas(OpenAPISchemaPlugin):
 
 
 class Requirements(ReceiveRoutePlugin):
-    """Writes down for each handler what follows from its guards and its signature."""
+    """Plugin that describes for each handler what follows from its guards and signature."""
 
     def __init__(self, describe: Callable[[HTTPRoute, HTTPRouteHandler], None]) -> None:
         self._describe = describe
@@ -90,8 +89,8 @@ class Requirements(ReceiveRoutePlugin):
 
 @cache
 def _written(kind: type[msgspec.Struct]) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The struct's name, and the schemas of it and of all that it names, by name. An error's body
-    is asked for by each route."""
+    """Returns the struct's name, and its schema and those that it refers to, by name. Cached,
+    because each route has an error's body."""
     (own,), named = msgspec.json.schema_components([kind], ref_template=REFERENCE)
     name = own["$ref"].rpartition("/")[2]
     if "example" in vars(kind):
@@ -100,32 +99,32 @@ def _written(kind: type[msgspec.Struct]) -> tuple[str, dict[str, dict[str, Any]]
 
 
 def _key(name: str) -> FieldDefinition:
-    """Stands for a named schema in the framework's registry."""
+    """Returns a key for a named schema in the framework's registry."""
     kwarg = BodyKwarg(schema_component_key=name)
     return FieldDefinition.from_kwarg(annotation=dict, name=name, kwarg_definition=kwarg)
 
 
 def fill(schema: Schema, written: Mapping[str, Any]) -> Schema:
-    """The schema with the JSON Schema `written`, whose values stay as they are."""
+    """Copies the JSON Schema `written` to the schema, and returns it."""
     for name, value in written.items():
         setattr(schema, re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name), value)
     return schema
 
 
 def flat(kind: type[msgspec.Struct]) -> Schema:
-    """Schema of a struct that names no other, for where the framework makes none."""
+    """Returns the schema of a struct without references, where the framework creates none."""
     (own,), named = msgspec.json.schema_components([kind])
     example = vars(kind).get("example")
     return fill(Schema(examples=example and [example]), named[own["$ref"].rpartition("/")[2]])
 
 
 def refused(*statuses: int) -> dict[int, ResponseSpec]:
-    """What a handler's `responses` says of the refusals that it may answer with."""
+    """Returns the refusals of a handler, for its `responses`."""
     return {status: ResponseSpec(ErrorBody, generate_examples=False) for status in sorted(statuses)}
 
 
 def refusal(text: str, headers: Headers) -> OpenAPIResponse:
-    """A refusal as the components of a document describe it."""
+    """Returns a refusal for the components of a document."""
     content = {"application/json": OpenAPIMediaType(ERROR)}
     return OpenAPIResponse(text, headers={**headers}, content=content)
 
@@ -139,13 +138,13 @@ def components(refusals: Mapping[int, OpenAPIResponse]) -> Components:
 def header(
     written: Mapping[str, Any], *, required: bool = True, description: str | None = None
 ) -> OpenAPIHeader:
-    """written: the header's JSON Schema."""
+    """Returns a header. `written` is its JSON Schema."""
     return OpenAPIHeader(fill(Schema(), written), required=required, description=description)
 
 
 @dataclass
 class PlaneOperation(Operation):
-    """An operation whose refusals are those of the document's components."""
+    """Operation that refers to the refusals in the document's components."""
 
     always: ClassVar[Headers] = {}
     """Headers of every other answer."""

@@ -1,4 +1,4 @@
-"""What a plane does beside serving, again and again."""
+"""Runs background work at intervals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ async def repeat(
     interval_s: float,
     wake: asyncio.Event | None = None,
 ) -> None:
-    """Does `work` now, then every `interval_s` and whenever `wake` is set, until cancelled.
+    """Runs `work` now, then every `interval_s` seconds and whenever `wake` is set, until cancelled.
 
-    A failure never ends it, nor anything else: serving goes on without, and it is said once.
+    A failure is logged once and retried. It never propagates.
     """
     wake = wake or asyncio.Event()
     has_failed = False
@@ -34,7 +34,7 @@ async def repeat(
                 unforeseen = None if isinstance(error, AdminError | OSError) else error
                 log.warning("%s: %s", what, error, exc_info=unforeseen)
             has_failed = True
-            # What woke it may go on doing so.
+            # Waits the whole interval, because `wake` may be set repeatedly.
             await asyncio.sleep(interval_s)
             continue
         with contextlib.suppress(TimeoutError):

@@ -1,6 +1,6 @@
-"""The named queries of admin/**/*.sql, and what gateways live on: the catalog or its changes.
+"""Named queries of admin/**/*.sql, and the catalog that gateways load.
 
-A file holds blocks of a line `-- name: <name>` and the statement after it; no name is used twice.
+A file consists of blocks: a line `-- name: <name>` and the statement after it. Names are unique.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from admin.records import (
 )
 
 CATALOG_CHANNEL = "loraplex_catalog"
-"""NOTIFY channel; the payload is the new generation."""
+"""Channel of NOTIFY. The payload is the new generation."""
 
 ROWS_AT_ONCE = 500
-"""Rows of a catalog loaded at a time: a gateway serves streams between two parts of it."""
+"""Catalog rows converted at a time. A gateway serves streams in between."""
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ _HEADER = re.compile(r"^-- name: (\w+)[ \t]*$", re.MULTILINE)
 
 
 def load_queries(folder: Path) -> dict[str, str]:
-    """Name to SQL text. Raises ValueError for a name used twice."""
+    """Returns SQL text by name. Raises ValueError for a name used twice."""
     queries: dict[str, str] = {}
     for file in sorted(folder.rglob("*.sql")):
         parts = _HEADER.split(file.read_text())
@@ -55,17 +55,17 @@ sql = load_queries(Path(__file__).parent)
 
 
 def from_row(kind: type[T], row: Row) -> T:
-    """A record from a row whose columns bear its field names."""
+    """Converts a row to a record whose fields have the names of its columns."""
     return msgspec.convert(dict(row), kind, strict=False)
 
 
 async def lock_catalog(connection: Connection) -> None:
-    """Keeps other transactions from changing the catalog until this one ends."""
+    """Prevents other transactions from changing the catalog until this one ends."""
     await connection.fetchval(sql["catalog_lock"])
 
 
 async def fetch_all(connection: Connection, kind: type[T], query: str, *args: Any) -> list[T]:
-    """The rows of the query of this name, as records."""
+    """Returns the rows of a named query as records."""
     return [from_row(kind, row) for row in await connection.fetch(sql[query], *args)]
 
 
@@ -76,8 +76,8 @@ async def fetch_one(
     *args: Any,
     missing: AdminError | None = None,
 ) -> T:
-    """The row of the query of this name, as a record. Raises `missing` if there is none; without
-    it there is one in any case."""
+    """Returns the row of a named query as a record. Raises `missing` if there is none; without
+    `missing`, the row must exist."""
     row = await connection.fetchrow(sql[query], *args)
     if row is None and missing is not None:
         raise missing
@@ -86,8 +86,8 @@ async def fetch_one(
 
 
 async def load_catalog(connection: Connection, since: int | None = None) -> CatalogSnapshot:
-    """What the gateway serves from, as of one instant; of tenants and adapters only those of which
-    anything has changed since that generation."""
+    """Returns the catalog at one instant. With `since`, only tenants and adapters that have changed
+    since that generation."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         generation: int = await connection.fetchval(sql["catalog_generation"])
         await connection.execute(sql["plan_each"])
@@ -131,5 +131,6 @@ async def load_catalog(connection: Connection, since: int | None = None) -> Cata
 
 
 async def catalog_generation(connection: Connection) -> int:
-    """Cheap to poll: grows with every change the gateway must see."""
+    """Returns the generation, which grows with each change that gateways must see. Cheap to
+    poll."""
     return await connection.fetchval(sql["catalog_generation"])

@@ -1,7 +1,8 @@
-"""Tenants, keys, models and adapters as the database holds them. Frozen; torch-free.
+"""Records of tenants, keys, models and adapters in the database. They are frozen and do not import
+torch.
 
-An API key reads `lpx_<id>_<secret><crc>`: 12, 43 and 6 characters of base62. The CRC-32 covers
-everything before it, so a mistyped or made-up key is refused without a look-up.
+An API key has the form `lpx_<id>_<secret><crc>`, with 12, 43 and 6 characters of base62. The CRC-32
+covers everything before it, so that mistyped and invented keys are refused without a lookup.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ ADMIN_SCOPES = frozenset({"admin"})
 
 
 class NewKey(msgspec.Struct, frozen=True):
-    """A key as its owner sees it, once. `text` is the secret; `id` may be shown and stored."""
+    """New key, shown once to its owner. `text` is the secret; `id` may be shown and stored."""
 
     id: str
     text: str
 
 
 def new_key(seed: bytes | None = None) -> NewKey:
-    """A key of 256 random bits, or of those of `seed`: from the same comes the same."""
+    """Returns a key of 256 random bits, or one derived from `seed`."""
     drawn = hashlib.shake_256(seed or secrets.token_bytes(32)).digest(64)
     key_id = _base62(int.from_bytes(drawn[:32], "big") % 62**12, 12)
     body = f"lpx_{key_id}_{_base62(int.from_bytes(drawn[32:], 'big'), 43)}"
@@ -43,7 +44,7 @@ def new_key(seed: bytes | None = None) -> NewKey:
 
 
 def parse_key(text: str) -> str | None:
-    """The key's id if form and checksum are right, else None; it may never have been issued."""
+    """Returns the key's id, issued or not, or None if the form or the checksum is invalid."""
     found = KEY_PATTERN.fullmatch(text)
     if found is None or _checksum(text[:-6]) != found.group(2):
         return None
@@ -51,7 +52,7 @@ def parse_key(text: str) -> str | None:
 
 
 def hash_key(text: str, pepper: bytes) -> bytes:
-    """HMAC-SHA-256 of the whole key: 32 bytes. Compare with `hmac.compare_digest`."""
+    """Returns the HMAC-SHA-256 of the whole key: 32 bytes. Compare with `hmac.compare_digest`."""
     return hmac.digest(pepper, text.encode(), hashlib.sha256)
 
 
@@ -76,50 +77,50 @@ class AdapterState(StrEnum):
     VALIDATING = "validating"
     PROVING = "proving"
     AWAITING_APPROVAL = "awaiting_approval"
-    """Proved, and an admin has not approved the chat template that it brings."""
+    """Verified, but an admin has not approved its chat template."""
     READY = "ready"
     REJECTED = "rejected"
     RETIRED = "retired"
-    """Serves the requests that already have it; gone when the last has ended."""
+    """Serves only requests in flight. Deleted when the last has ended."""
 
 
 class Tenant(msgspec.Struct, frozen=True):
     id: str
-    """`ten_` and 12 random characters; never used again: usage is told by it."""
+    """`ten_` and 12 random characters. Never reused, because usage is recorded by it."""
     name: str
-    """Unique; what people write, also in `tenant/adapter`."""
+    """Unique name that people use, as in `tenant/adapter`."""
     sharing_group: str | None = None
-    """Tenants of one group share cached prefixes; None: the tenant shares none."""
+    """Tenants of one group share cached prefixes. None shares with no other tenant."""
     created_at: datetime | None = None
     deleted_at: datetime | None = None
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """id is the public part of the key; only a keyed hash of the whole is kept."""
+    """API key. `id` is its public part; only a keyed hash of the whole is stored."""
 
     id: str
     tenant_id: str | None
-    """None: an admin key, which cannot infer."""
+    """None for an admin key, which cannot infer."""
     hash: bytes
     scopes: frozenset[str]
-    """inference, adapters:write, usage:read (tenant keys); admin (admin keys)."""
+    """inference, adapters:write, usage:read for tenants' keys; admin for admin keys."""
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     name: str = ""
     created_at: datetime | None = None
     not_before: datetime | None = None
     models: frozenset[str] | None = None
-    """What it may infer with, as its tenant calls it; None: all that the tenant may."""
+    """Models for inference, by the tenant's names. None allows all of the tenant's."""
     cidrs: tuple[str, ...] | None = None
-    """Networks that its users are in; None: anywhere."""
+    """Networks of clients. None allows any."""
     replaces: str | None = None
     """Id of the key that it was rotated from."""
     family: str | None = None
-    """Id of the first of the keys that it descends from; None: it is that itself."""
+    """Id of the first key of its rotations. None if this is the first."""
 
     @property
     def quota_subject(self) -> str:
-        """Whose limits it is held to, and whose use it adds to: rotated keys share them."""
+        """Id whose limits apply and whose use is counted. Rotated keys share it."""
         return self.family or self.id
 
     def is_live(self, now: datetime) -> bool:
@@ -130,15 +131,15 @@ class ApiKey(msgspec.Struct, frozen=True):
         )
 
     def may_use(self, model: str) -> bool:
-        """`bot` is listed as itself, which is its alias `prod`; `bot@*` lists all of its versions
-        and aliases."""
+        """Returns whether the key may use a model. `bot` lists only its alias `prod`; `bot@*` lists
+        all versions and aliases."""
         if self.models is None:
             return True
         name = plain_model(model)
         return name in self.models or f"{name.partition('@')[0]}@*" in self.models
 
     def may_come_from(self, host: str | None) -> bool:
-        """host: the client's IP address. What has none is in no network."""
+        """Returns whether a client's IP address is in the key's networks. None is in no network."""
         if self.cidrs is None:
             return True
         try:
@@ -151,7 +152,7 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 def plain_model(name: str) -> str:
-    """The shorter of the two names of an adapter's production alias; all others as they are."""
+    """Returns the plain name of an adapter's production alias, and any other name unchanged."""
     return name.removesuffix("@prod")
 
 
@@ -163,14 +164,14 @@ def _networks(
 
 
 class Residency(StrEnum):
-    """Whether a base model is to be on devices."""
+    """Whether workers load a base model."""
 
     AUTO = "auto"
-    """As it is asked for."""
+    """On request."""
     PINNED = "pinned"
-    """At once and always."""
+    """Always."""
     UNLOADED = "unloaded"
-    """Not at all."""
+    """Never."""
 
 
 class BaseModel(msgspec.Struct, frozen=True):
@@ -185,7 +186,7 @@ class BaseModel(msgspec.Struct, frozen=True):
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a version's requests leave out is taken from here before the base model's own."""
+    """Defaults for requests to a version, which precede those of the base model."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -200,31 +201,30 @@ class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 ToolFormat = Literal[
     "generic", "hermes", "qwen_xml", "llama_json", "pythonic", "mistral", "gemma", "gemma4"
 ]
-"""How a model writes its calls of tools."""
+"""Format in which a model writes tool calls."""
 
 
 class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a version brings besides its weights; part of what makes it that version. An upload's
-    fields are all known (admin/adapters/serving_data.py); a row may be of a newer release than its
-    reader.
-    """
+    """Data of a version apart from its weights, which is part of its identity. Unknown fields are
+    allowed, because a newer release may have written the row. Uploads are checked in
+    admin/adapters/serving_data.py."""
 
     chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=64 << 10)] | None = None
-    """Rendered only once an admin has approved this text."""
+    """Rendered only after an admin has approved this text."""
     stop: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=256)], ...],
         msgspec.Meta(max_length=16),
     ] = ()
-    """Beside those of the request."""
+    """Added to the stop strings of a request."""
     stop_token_ids: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)], ...], msgspec.Meta(max_length=64)
     ] = ()
     """Tokens that end answers beside the base model's own."""
     defaults: GenerationDefaults = GenerationDefaults()
     pooling: Literal["last", "mean", "cls"] | None = None
-    """How embeddings are made of the last hidden states; None: as the base model's are."""
+    """How embeddings are pooled from the last hidden states. None uses the base model's way."""
     tool_format: ToolFormat | None = None
-    """How the version writes calls; None: as its chat template tells."""
+    """Format of tool calls. None derives it from the chat template."""
     metadata: Annotated[
         dict[
             Annotated[str, msgspec.Meta(min_length=1, max_length=64)],
@@ -242,19 +242,19 @@ class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CanaryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When a canary set goes back to its stable version by itself; looks at the last `window_s`."""
+    """Policy of an automatic rollback to the stable version, over the last `window_s` seconds."""
 
     window_s: Annotated[int, msgspec.Meta(ge=10, le=86400)] = 300
     min_requests: Annotated[int, msgspec.Meta(ge=1)] = 20
-    """Requests of the canary and of the stable version in the window, before anything is judged."""
+    """Minimum requests of both canary and stable version in the window for a judgement."""
     max_error_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
-    """Error rate of the canary above the stable version's own."""
+    """Maximum error rate of the canary above that of the stable version."""
     max_ttft_ratio: Annotated[float, msgspec.Meta(ge=1)] = 2.0
-    """Ratio of the median times to first token, canary to stable."""
+    """Maximum ratio of the canary's median time to first token to the stable version's."""
 
 
 class ServedVersion(msgspec.Struct, frozen=True):
-    """A ready version, as serving needs it."""
+    """Ready version, as gateways need it."""
 
     tenant_id: str
     name: str
@@ -266,18 +266,19 @@ class ServedVersion(msgspec.Struct, frozen=True):
     invocation_tokens: tuple[int, ...] = ()
     """Token ids that switch an activated LoRA on, from its manifest."""
     is_ephemeral: bool = False
-    """Whether it was loaded for a while, without an effect proof."""
+    """Whether it is loaded for a limited time, without verification."""
 
 
 class Alias(msgspec.Struct, frozen=True):
-    """Points to `version`, or as a canary set to several, of which that is the stable one."""
+    """Name that points to `version`, or as a canary to several, with `version` as the stable
+    one."""
 
     tenant_id: str
     name: str
     alias: str
     version: int
     canary: dict[int, int] | None = None
-    """Version to weight, `version` among them."""
+    """Weight by version, including `version`."""
     policy: CanaryPolicy | None = None
     pinned: bool = False
     change: int | None = None
@@ -285,7 +286,7 @@ class Alias(msgspec.Struct, frozen=True):
 
 
 class AdapterProof(msgspec.Struct, frozen=True):
-    """What a worker of this layout computed with the content was right."""
+    """Verification of a content by a worker with this layout."""
 
     digest: str
     base_digest: str
@@ -295,14 +296,14 @@ class AdapterProof(msgspec.Struct, frozen=True):
 
 
 ServiceClassName = Literal["interactive", "standard", "batch"]
-"""How soon answers are wanted."""
+"""Urgency of answers."""
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """Limits of a tenant or of one of its keys; None: no limit of its own."""
+    """Limits of a tenant or of one of its keys. None sets no limit."""
 
     subject: str
-    """Id of the tenant or of the key."""
+    """Id of the tenant or key."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
@@ -312,18 +313,18 @@ class Quota(msgspec.Struct, frozen=True):
     """Pico-dollars."""
     spend_per_month: int | None = None
     adapters: int | None = None
-    """For tenants only, as are the following."""
+    """This and the following limits apply only to tenants."""
     adapter_bytes: int | None = None
-    """Each content once."""
+    """Each content counts once."""
     cached_weight: int = 100
-    """Percent of a token that a prompt token found in a cache counts, for all of its keys."""
+    """Percent that a cached prompt token counts, for all keys."""
     weight: int = 1
-    """Weight of its requests among those of other tenants that wait for the same worker."""
+    """Scheduling weight of its requests among other tenants on the same worker."""
     service_class: ServiceClassName = msgspec.field(default="standard", name="class")
 
 
 class Price(msgspec.Struct, frozen=True):
-    """What a base model and its adapters cost: pico-dollars a token, or micro-dollars a million."""
+    """Price of a base model and its adapters: pico-dollars per token, micro-dollars per million."""
 
     model: str
     """Served name of the base model."""
@@ -334,31 +335,31 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class KnownWorker(msgspec.Struct, frozen=True):
-    """A worker that has registered itself, or of which something is wanted."""
+    """Worker that has registered itself, or for which a drain was requested."""
 
     id: str
-    """Its name for itself."""
+    """Name that the worker gives itself."""
     address: str
     is_registered: bool
-    """It is to be connected to."""
+    """Whether gateways connect to it."""
     draining: bool | None = None
-    """Whether it was asked to drain; None: nothing was asked."""
+    """Whether a drain was requested. None if nothing was."""
 
 
 AdapterPlace = tuple[str, str]
-"""Whose adapter, by id, and its name."""
+"""Id of an adapter's tenant, and the adapter's name."""
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """What a snapshot is of, where it is not of everything."""
+    """Contents of a snapshot that is not complete."""
 
     tenants: frozenset[str]
-    """What is theirs beside their adapters."""
+    """Ids of tenants whose rows, except adapters, are included."""
     adapters: frozenset[AdapterPlace]
 
 
 class CatalogSnapshot(msgspec.Struct, frozen=True):
-    """All the gateway needs to serve without a query on the request path, as of `generation`."""
+    """All that a gateway needs to serve without queries on the request path, at `generation`."""
 
     generation: int
     tenants: tuple[Tenant, ...]
@@ -368,32 +369,32 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     aliases: tuple[Alias, ...]
     proofs: tuple[AdapterProof, ...] = ()
     approved_templates: frozenset[str] = frozenset()
-    """Digests of the adapters' chat templates that may be rendered."""
+    """Digests of adapters' chat templates that are approved."""
     quotas: tuple[Quota, ...] = ()
     prices: tuple[Price, ...] = ()
     workers: tuple[KnownWorker, ...] = ()
     changed: Changed | None = None
-    """Everything else of tenants is as before, and adapters that are here all the same are whole.
-    None: all of it is here."""
+    """Contents of an incremental snapshot; everything else is unchanged. Included adapters are
+    complete. None if the snapshot is complete."""
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """A base model on one worker."""
+    """State of a base model on one worker."""
 
     worker: str
     tier: str
-    """device; host, cold: it would have to come; loading, draining: on its way here or away;
-    unsatisfiable: the worker, as it is set up, cannot serve it"""
+    """One of device; host or cold (must be loaded); loading or draining (in transition);
+    unsatisfiable (the worker's settings cannot serve it)."""
     num_bytes: int
-    """Bytes of its weights on the device, now or when it was there last."""
+    """Bytes of its weights on the device, now or when it was last there."""
     num_swaps: int
-    """How often it came to the device."""
+    """Number of loads to the device."""
     num_running: int
     num_waiting: int
     idle_since: datetime | None
-    """Null: it has requests, or never had one."""
+    """null if it has requests, or never had one."""
     load_s: float
-    """How long it takes to come to the device, as measured or estimated; 0: not known."""
+    """Seconds for a load to the device, measured or estimated. 0 if unknown."""
     error: str
-    """Why it could not be loaded, until it is."""
+    """Why it could not be loaded. Empty after a successful load."""
     reported_at: datetime

@@ -1,4 +1,4 @@
-"""The bodies of the admin plane. Unknown fields are refused by name."""
+"""Common request and response bodies of the admin plane. Unknown fields are refused by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def shown(kind: type[S], record: Any, **others: Any) -> S:
-    """The fields of the body `kind` as the record has them, and the others as given."""
+    """Returns the body `kind`, with fields from the record and from `others`."""
     names = [name for name in kind.__struct_fields__ if name not in others]
     return kind(
         **{name: getattr(record, name) for name in names if hasattr(record, name)}, **others
@@ -21,16 +21,16 @@ def shown(kind: type[S], record: Any, **others: Any) -> S:
 class Page(msgspec.Struct, Generic[T], frozen=True):
     data: list[T]
     has_more: bool
-    """Then ask again with `after` = the last one's name (a key's id)."""
+    """Whether there is another page: request it with `after` = the last name (or a key's id)."""
     object: str = "list"
 
 
 def page(found: list[T], limit: int) -> Page[T]:
-    """`found` was asked for with one more than `limit`."""
+    """Returns a page. `found` must have been queried with `limit` + 1."""
     return Page(data=found[:limit], has_more=len(found) > limit)
 
 
-# `$(?!\n)` ends a text for Python as for ECMAScript, whose patterns an OpenAPI document has.
+# `$(?!\n)` ends a text both in Python and in ECMAScript, whose patterns OpenAPI uses.
 EntityName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)")]
 AliasName = Annotated[
     str, msgspec.Meta(pattern=r"^(?![0-9]+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)")

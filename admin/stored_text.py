@@ -1,4 +1,4 @@
-"""Text that Postgres can hold: any without the character U+0000."""
+"""Checks text for the character U+0000, which Postgres cannot store."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ REASON = "text may not have the character U+0000"
 
 
 def check_text(text: str, param: str) -> None:
-    """Raises Invalid if the text, which came as `param`, cannot be stored."""
+    """Raises Invalid, naming `param`, if the text cannot be stored."""
     if "\0" in text:
         raise Invalid(f"{param}: {REASON}", param=param)
 
 
 def check_json(written: bytes, root: str = "") -> None:
-    """Raises Invalid, which names the field, if valid JSON has text that cannot be stored. root:
-    name of what was written."""
+    """Raises Invalid, naming the field, if valid JSON has text that cannot be stored. `root` is the
+    name of the JSON."""
     if rb"\u0000" not in written:
         return
     path = find_nul(msgspec.json.decode(written))

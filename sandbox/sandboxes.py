@@ -18,20 +18,20 @@ from sandbox.task import MAX_OUTCOME_BYTES, Answer, Bounds, Died, Done, Task
 GRACE_S = 10.0
 """Seconds after the limit of a task until its sandbox is considered dead."""
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""Variables that a sandbox gets, so that it has no secret."""
+"""Environment variables that a sandbox gets, so that it has no secrets."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class SandboxFailed(Exception):
-    """Sandboxes end before they answer, whatever the task."""
+    """Failure of sandboxes that end before they answer, whatever the task."""
 
 
 class Sandboxes:
-    """Sandboxes of one module, used from any thread: as many as tasks run at once."""
+    """Sandboxes of one module, as many as tasks run at once. May be used from any thread."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        """module: calls `sandbox.server.serve` when it is run."""
-        # Nothing is imported from the folder in which the server was started.
+        """`module` calls `sandbox.server.serve` when it is run."""
+        # Nothing is imported from the working folder of the server.
         self.command = (sys.executable, "-P", "-m", module, *arguments)
         self._idle: list[_Sandbox] = []
         self._busy: set[_Sandbox] = set()
@@ -39,7 +39,7 @@ class Sandboxes:
         self._is_closed = False
 
     def task(self, work: bytes, bounds: Bounds) -> SandboxTask:
-        """Returns a task that has not begun. work: JSON."""
+        """Returns a task that has not begun. `work` is JSON."""
         return SandboxTask(self, Task(bounds, msgspec.Raw(work)))
 
     def acquire(self) -> _Sandbox:
@@ -52,7 +52,7 @@ class Sandboxes:
         return sandbox
 
     def release(self, sandbox: _Sandbox, *, is_alive: bool) -> None:
-        """Takes back a sandbox that works on nothing any more."""
+        """Takes back a sandbox that no longer works."""
         with self._lock:
             self._busy.remove(sandbox)
             if is_alive and not self._is_closed:
@@ -61,7 +61,7 @@ class Sandboxes:
         sandbox.close()
 
     def close(self) -> None:
-        """Ends all sandboxes, also those that work."""
+        """Ends all sandboxes, including busy ones."""
         with self._lock:
             idle, self._idle, self._is_closed = self._idle, [], True
             for sandbox in self._busy:
@@ -71,7 +71,7 @@ class Sandboxes:
 
 
 class SandboxTask:
-    """Work for a sandbox: one thread runs it, and another may stop it."""
+    """Work for a sandbox. One thread runs it, and another may stop it."""
 
     def __init__(self, sandboxes: Sandboxes, task: Task) -> None:
         self._sandboxes = sandboxes
@@ -81,9 +81,9 @@ class SandboxTask:
         self._is_stopped = False
 
     def run(self) -> bytes | Died:
-        """Returns the JSON of the outcome. Uses a second sandbox if the first dies, such as one
-        that was killed while it was idle. Raises SandboxFailed if that dies too, or the task was
-        stopped."""
+        """Returns the JSON of the outcome. Uses a second sandbox if the first dies, for example
+        because it was killed while idle. Raises SandboxFailed if the second dies too, or the task
+        was stopped."""
         for _ in range(2):
             with self._lock:
                 if self._is_stopped:
@@ -98,7 +98,7 @@ class SandboxTask:
         raise SandboxFailed(f"no sandbox answered: {' '.join(self._sandboxes.command)}")
 
     def stop(self) -> None:
-        """Kills the sandbox that works on the task; `run` then returns."""
+        """Kills the sandbox that works on the task, so that `run` returns."""
         with self._lock:
             self._is_stopped = True
             if self._sandbox is not None:
@@ -118,12 +118,12 @@ class _Sandbox:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 env=inherited | ONE_THREAD,
-                # A group of its own, so that its forks end with it.
+                # Its own process group, so that its forks end with it.
                 start_new_session=True,
             )
 
     def run(self, task: Task) -> Answer | None:
-        """Returns None if the sandbox died."""
+        """Runs a task and returns the answer, or None if the sandbox died."""
         deadline = time.monotonic() + task.bounds.wall_s + GRACE_S
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._socket.settimeout(task.bounds.wall_s + GRACE_S)
@@ -132,7 +132,7 @@ class _Sandbox:
         return None
 
     def _read_line(self, deadline: float) -> bytes:
-        """Returns less than a line if the sandbox ends first. Raises TimeoutError."""
+        """Reads a line. Returns less than a line if the sandbox ends first. Raises TimeoutError."""
         line = b""
         while not line.endswith(b"\n") and len(line) < 2 * MAX_OUTCOME_BYTES:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
@@ -143,7 +143,7 @@ class _Sandbox:
         return line
 
     def kill(self) -> None:
-        """May be called while another thread runs a task."""
+        """Kills the process. May be called while another thread runs a task."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Forks a process with limits for each task.
 
-A sandbox reads `Task`s from its standard input and writes an `Answer` to each, a line of JSON
-each, until its input ends, which it does when the parent dies. A fork finds everything imported,
-and costs milliseconds.
+A sandbox reads `Task`s from standard input and writes an `Answer` for each, as lines of JSON, until
+its input ends, which happens when the parent dies. A fork has everything imported already, and
+takes milliseconds.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MAX_OPEN_FILES = 16
 DEATHS: dict[int, Literal["memory", "timeout"]] = {
     signal.SIGPROF: "timeout",
     signal.SIGXCPU: "timeout",
-    # Native libraries abort where they cannot allocate.
+    # Native libraries abort if they cannot allocate memory.
     signal.SIGABRT: "memory",
 }
-"""Reasons by signal."""
+"""Reason of a death by signal."""
 
 Work = Callable[[bytes], bytes]
 """Maps the JSON of a task's work to the JSON of its outcome."""
@@ -40,7 +40,8 @@ Work = Callable[[bytes], bytes]
 
 def serve(work: Work) -> None:
     """Works on one task at a time until the input ends."""
-    # The collector of a fork then leaves these objects alone, and their pages stay shared.
+    # Keeps these objects out of a fork's garbage collection, so that their memory pages stay
+    # shared.
     gc.freeze()
     tasks = msgspec.json.Decoder(Task)
     while line := sys.stdin.buffer.readline():
@@ -84,7 +85,7 @@ def _run(work: Work, task: Task, writer: int) -> NoReturn:
     status = 1
     errors = os.fdopen(os.dup(2), "w")
     try:
-        # A native library that aborts says so in lines that are no log.
+        # A native library that aborts would print lines that are not log lines.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         _limit(task.bounds)
         with open(writer, "wb") as answer:
@@ -110,8 +111,8 @@ def _limit(bounds: Bounds) -> None:
     _set(resource.RLIMIT_FSIZE, bounds.file_bytes)
     _set(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     _set(resource.RLIMIT_CORE, 0)
-    # The timer counts fractions of a second, and the limit of the kernel stays whatever happens
-    # to the timer.
+    # The timer counts fractions of a second. The kernel's limit applies even if the timer is
+    # changed.
     _set(resource.RLIMIT_CPU, math.ceil(bounds.cpu_s))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, bounds.cpu_s)
@@ -120,5 +121,5 @@ def _limit(bounds: Bounds) -> None:
 def _set(limit: int, value: int) -> None:
     _, hard = resource.getrlimit(limit)
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    # The soft limit on CPU time is told from other deaths by its signal, the hard one is not.
+    # The soft limit on CPU time has its own signal. The hard one does not, and so stays higher.
     resource.setrlimit(limit, (bound, hard if limit == resource.RLIMIT_CPU else bound))

@@ -13,12 +13,12 @@ class Bounds(msgspec.Struct, frozen=True):
     """Limits of the process that works on one task."""
 
     memory_bytes: int
-    """Address space in addition to that of the interpreter with everything imported."""
+    """Address space in bytes, in addition to the interpreter's with everything imported."""
     cpu_s: float
     wall_s: float
     stack_bytes: int = 8 << 20
     file_bytes: int = 0
-    """Size of the largest file that the process may write."""
+    """Maximum bytes of a file that the process writes."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Died(msgspec.Struct, frozen=True, tag=True):
-    """The process ended before its work did."""
+    """Process that ended before its work did."""
 
     why: Literal["memory", "timeout", "crashed"]
 

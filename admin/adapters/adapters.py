@@ -1,4 +1,4 @@
-"""Adapters as names: what a tenant has. Their versions and aliases have modules of their own."""
+"""Adapters of tenants by name. Other modules have their versions and aliases."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from admin.errors import NotFound
 from admin.queries import fetch_all, fetch_one, sql
 
 HEARD_S = 5.0
-"""What a worker said longer ago is not told."""
+"""Seconds after which a worker's report is no longer used."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
     name: str
     created_at: datetime
     tenant: str
-    """Its name."""
+    """Name of the tenant."""
     aliases: dict[str, int]
-    """Alias to version; of a canary set the stable one."""
+    """Version by alias. For a canary, the stable one."""
     pinned: list[str]
-    """Aliases."""
+    """Pinned aliases."""
     canaries: dict[str, dict[int, int]]
-    """Alias to version to weight, of those that split requests."""
+    """Weights by version, by alias, of aliases with a canary."""
     contents: dict[int, str]
-    """The digest of each version that an alias points to."""
+    """Digest of each version that an alias points to."""
     states: dict[str, int]
     """Number of versions in each state."""
     last_state: str
@@ -35,7 +35,7 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class ContentTier(msgspec.Struct, frozen=True):
-    """Where a worker has a content: device, host, or loading on its way there."""
+    """Location of a content on a worker: device, host, or loading."""
 
     digest: str
     worker: str
@@ -45,17 +45,17 @@ class ContentTier(msgspec.Struct, frozen=True):
 async def list_adapters(
     connection: Connection, tenant_id: str | None, after: tuple[str, str], limit: int
 ) -> list[Adapter]:
-    """By tenant and name, in one query; None: those of all tenants."""
+    """Returns adapters by tenant and name in one query. `tenant_id` None selects all tenants."""
     return await fetch_all(connection, Adapter, "adapter_list", tenant_id, *after, limit, None)
 
 
 async def content_tiers(connection: Connection, digests: Collection[str]) -> list[ContentTier]:
-    """By worker, of those that are heard of and that the connection sees."""
+    """Returns where workers have these contents, of recent reports that the connection may see."""
     return await fetch_all(connection, ContentTier, "content_tiers", list(digests), HEARD_S)
 
 
 async def content_names(connection: Connection, digests: Collection[str]) -> dict[str, list[str]]:
-    """TENANT/NAME@VERSION of the versions with each content."""
+    """Returns TENANT/NAME@VERSION of the versions with each content."""
     names: dict[str, list[str]] = {digest: [] for digest in digests}
     for row in await connection.fetch(sql["content_names"], list(digests)):
         names[row["digest"]].append(row["name"])
@@ -63,7 +63,7 @@ async def content_names(connection: Connection, digests: Collection[str]) -> dic
 
 
 async def find_adapter(connection: Connection, tenant_id: str, name: str) -> Adapter:
-    """Raises NotFound."""
+    """Returns an adapter by name. Raises NotFound."""
     missing = NotFound(f"no adapter {name[:128]!r}", "adapter_not_found")
     args = tenant_id, "", "", 1, name
     return await fetch_one(connection, Adapter, "adapter_list", *args, missing=missing)

@@ -1,7 +1,7 @@
-"""Aliases: names that point to a version, or split requests over a canary set of them.
+"""Aliases: names that point to a version, or split requests over several (a canary).
 
-Every writing function wants a transaction of its caller's and locks the catalog in it. An alias
-moves in one step, for every request from then on, and each move is kept in its history.
+Writing functions require a transaction of the caller's, and lock the catalog in it. An alias moves
+in one step, for every later request, and each move is kept in its history.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from admin.records import AdapterState, Alias, CanaryPolicy
 
 PRODUCTION = "prod"
-"""The alias a plain name means."""
+"""Alias that a plain adapter name stands for."""
 MAX_TARGETS = 8
 
 
 class AliasMove(msgspec.Struct, frozen=True):
-    """One line of an alias's history."""
+    """Entry of an alias's history."""
 
     version: int
     previous: int | None
-    """The version it pointed to before."""
+    """Version before the move."""
     reason: str
     changed_by: str | None
-    """Id of the key; None: by itself."""
+    """Id of the key. None if no request caused the move."""
     changed_at: datetime
     canary: dict[int, int] | None = None
     policy: CanaryPolicy | None = None
@@ -47,7 +47,7 @@ async def list_aliases(connection: Connection, tenant_id: str, name: str) -> lis
 
 
 async def find_alias(connection: Connection, tenant_id: str, name: str, alias: str) -> Alias:
-    """Raises NotFound."""
+    """Returns an alias. Raises NotFound."""
     missing = NotFound(f"adapter {name[:128]!r} has no alias {alias[:64]!r}", "alias_not_found")
     return await fetch_one(connection, Alias, "alias_list", tenant_id, name, alias, missing=missing)
 
@@ -55,7 +55,7 @@ async def find_alias(connection: Connection, tenant_id: str, name: str, alias: s
 async def alias_history(
     connection: Connection, tenant_id: str, name: str, alias: str
 ) -> list[AliasMove]:
-    """The last hundred moves, newest first."""
+    """Returns the last hundred moves, newest first."""
     return await fetch_all(connection, AliasMove, "alias_history", tenant_id, name, alias)
 
 
@@ -69,11 +69,11 @@ async def set_alias(
     *,
     completions_only: bool = False,
 ) -> None:
-    """Points `alias` to a ready version; a canary set of it ends.
+    """Points `alias` to a ready version, which ends its canary.
 
-    completions_only: a version that awaits the approval of its chat template will do; its chats are
-    refused. Raises NotFound, Conflict (not ready, its chat template not approved, or pinned beyond
-    the quota), Invalid.
+    `completions_only` also accepts a version whose chat template awaits approval; its chats are
+    refused. Raises NotFound, Invalid, or Conflict (not ready, template not approved, or pins beyond
+    the quota).
     """
     await lock_catalog(connection)
     target = _Target(version, "promote")
@@ -93,8 +93,9 @@ async def set_canary(
 ) -> None:
     """Splits the alias's requests over ready versions by weight.
 
-    The version it points to now must be one of them: it is the stable one, to which the set goes
-    back when a canary fails. completions_only and what is raised: as `set_alias`.
+    One of them must be the version that the alias points to now: the stable one, which gets all
+    requests if the canary fails. `completions_only` also accepts versions whose chat template
+    awaits approval. Raises NotFound, Conflict and Invalid.
     """
     await lock_catalog(connection)
     if not 2 <= len(weights) <= MAX_TARGETS:
@@ -114,11 +115,11 @@ async def set_canary(
 async def roll_back(
     connection: Connection, tenant_id: str, name: str, alias: str, key_id: str | None = None
 ) -> None:
-    """Undoes the last move: what the alias pointed to before, a version or a canary set. Moves to
-    versions that are deleted are passed over.
+    """Undoes the last move: restores the version or canary that the alias pointed to before. Skips
+    moves to deleted versions.
 
-    Twice in a row is back where it was. Raises NotFound, Conflict (never moved, or what it pointed
-    to is no longer ready).
+    A second call restores the present state. Raises NotFound, or Conflict (never moved, or the
+    earlier target is not ready).
     """
     await lock_catalog(connection)
     current = await find_alias(connection, tenant_id, name, alias)
@@ -138,7 +139,7 @@ async def roll_back(
 async def delete_alias(
     connection: Connection, tenant_id: str, name: str, alias: str, key_id: str | None = None
 ) -> None:
-    """Its history stays. Raises NotFound, Conflict for `prod`, which only goes with the adapter."""
+    """Deletes an alias, not its history. Raises NotFound, or Conflict for `prod`."""
     await lock_catalog(connection)
     await find_alias(connection, tenant_id, name, alias)
     if alias == PRODUCTION:
@@ -153,7 +154,8 @@ async def delete_alias(
 async def pin_alias(
     connection: Connection, tenant_id: str, name: str, alias: str, pinned: bool
 ) -> None:
-    """Keeps what it points to on the device, or no longer. Raises NotFound, Conflict (quota)."""
+    """Pins the alias's versions to the device, or unpins them. Raises NotFound, Conflict
+    (quota)."""
     await lock_catalog(connection)
     await find_alias(connection, tenant_id, name, alias)
     await connection.execute(sql["alias_pin"], tenant_id, name, alias, pinned)
@@ -161,7 +163,7 @@ async def pin_alias(
 
 
 async def check_pins(connection: Connection, tenant_id: str) -> None:
-    """Raises Conflict if the tenant's pinned aliases point to more bytes than it may pin."""
+    """Raises Conflict if the tenant's pinned aliases exceed the bytes that it may pin."""
     row = await connection.fetchrow(sql["pinned_bytes"], tenant_id)
     if row is not None and row["used"] > row["allowed"]:
         raise Conflict(
@@ -180,7 +182,7 @@ async def _point(
     key_id: str | None,
     completions_only: bool = False,
 ) -> None:
-    """Moves it under the catalog's lock, if all it will point to is ready and its pins fit."""
+    """Moves an alias under the catalog's lock, if its target is ready and its pins fit."""
     wanted = set(target.canary or {}) | {target.version}
     rows = await connection.fetch(sql["version_states"], tenant_id, name, sorted(wanted))
     states = {row["version"]: row["state"] for row in rows}
@@ -219,5 +221,5 @@ async def _point(
 
 
 def _as_keys(canary: dict[int, int] | None) -> dict[str, int] | None:
-    """JSON has no numbers for keys."""
+    """Returns the weights with text keys, because JSON has no numeric ones."""
     return None if canary is None else {str(version): w for version, w in canary.items()}

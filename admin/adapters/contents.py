@@ -1,7 +1,7 @@
-"""Which contents must be in the store: those that a version names, and those on their way in.
+"""Tracks which contents must be in the store: those of versions, and those that are being uploaded.
 
-The store and the database change one after the other, so what might have no version is written
-down first, and a process may die anywhere: the reaper finds what it left.
+The store and the database change one after the other. So contents that may end up without a version
+are recorded first, and after a crash at any moment the reaper finds them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from admin.errors import DatabaseUnavailable, Overtaken
 from admin.queries import lock_catalog, sql
 
 RENEW_S = 15.0
-"""A third of how long a hold lasts."""
+"""Seconds between renewals of a hold: a third of its lifetime."""
 REMOVAL_WAIT_S = 10.0
 REMOVER = "-"
-"""What the name of a hold begins with under which a content is removed."""
+"""Prefix of the holders that remove a content."""
 
 
 @asynccontextmanager
 async def held(database: Database, digest: str) -> AsyncGenerator[str, None]:
-    """Keeps the content in the store while this lasts; if it raises, the content is
-    due for removal unless a version names it. Yields the holder, for `check_held`.
+    """Holds the content in the store until the end of the block. If the block raises, the content
+    is due for removal unless a version has it. Yields the holder, for `check_held`.
 
-    Raises Overtaken if the content is being removed, and that takes long.
+    Raises Overtaken if the content is being removed for too long.
     """
     holder = secrets.token_hex(8)
     deadline = time.monotonic() + REMOVAL_WAIT_S
@@ -43,7 +43,7 @@ async def held(database: Database, digest: str) -> AsyncGenerator[str, None]:
             yield holder
         is_named = True
     finally:
-        # Else the hold runs out by itself.
+        # If this fails, the hold expires.
         with contextlib.suppress(DatabaseUnavailable):
             async with database.transaction() as connection:
                 await connection.execute(sql["content_release"], digest, holder)
@@ -52,7 +52,7 @@ async def held(database: Database, digest: str) -> AsyncGenerator[str, None]:
 
 
 async def check_held(connection: Connection, digest: str, holder: str) -> None:
-    """Under the catalog's lock. Raises Overtaken if the hold ran out: the content may be gone."""
+    """Raises Overtaken if the hold has expired. The caller holds the catalog's lock."""
     if not await connection.fetchval(sql["content_is_held"], digest, holder):
         raise Overtaken
 
@@ -74,24 +74,25 @@ async def _renewed(database: Database, digest: str, holder: str) -> AsyncGenerat
 
 async def _write_hold(database: Database, query: str, digest: str, holder: str) -> bool:
     async with database.transaction() as connection:
-        # Else a reaper could have found the content free just before and remove it just after.
+        # Otherwise a reaper could have found the content free just before, and remove it just
+        # after.
         await lock_catalog(connection)
         return await connection.fetchval(sql[query], digest, holder) is not None
 
 
 async def leave_tenant(connection: Connection, tenant_id: str) -> None:
-    """Before a tenant is deleted: its contents are due unless another's versions name them."""
+    """Marks a tenant's contents as due unless others have them. Called before it is deleted."""
     await lock_catalog(connection)
     await connection.execute(sql["contents_leave_of_tenant"], tenant_id)
 
 
 async def leave(connection: Connection, digest: str) -> None:
-    """The content of a version that goes is due unless others name it."""
+    """Marks the content of a deleted version as due unless other versions have it."""
     await connection.execute(sql["content_leave"], digest)
 
 
 async def remove_due(database: Database, remove: Callable[[str], Awaitable[None]]) -> None:
-    """Calls `remove(digest)` for each content that is due, neither held nor named."""
+    """Calls `remove(digest)` for each due content that is neither held nor part of a version."""
     async with database.acquire() as connection:
         due = [row["digest"] for row in await connection.fetch(sql["contents_due"])]
     for digest in due:
@@ -109,12 +110,12 @@ async def remove_due(database: Database, remove: Callable[[str], Awaitable[None]
 async def _remove(
     database: Database, digest: str, remover: str, remove: Callable[[str], Awaitable[None]]
 ) -> None:
-    """The store may be slow: only requests for the content wait for it."""
+    """Removes a content. The store may be slow, so that only requests for this content wait."""
     try:
         async with _renewed(database, digest, remover):
             await remove(digest)
     except Exception:
-        # Not of one that is cancelled, which goes on: its hold runs out.
+        # A cancelled removal continues in its thread, and its hold expires.
         async with database.transaction() as connection:
             await connection.execute(sql["content_let_go"], digest, remover)
         raise

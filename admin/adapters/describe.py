@@ -1,4 +1,4 @@
-"""An adapter's versions as the routes show them, in a fixed number of queries."""
+"""Views of an adapter's versions for the routes, in a fixed number of queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from admin.schemas import shown
 
 
 async def describe_adapter(connection: Connection, tenant: Tenant, name: str) -> AdapterView:
-    """Raises NotFound."""
+    """Returns an adapter with its versions. Raises NotFound."""
     adapter = await adapters.find_adapter(connection, tenant.id, name)
     found = await versions.list_versions(connection, tenant.id, name)
     pointing = await aliases.list_aliases(connection, tenant.id, name)
@@ -21,7 +21,7 @@ async def describe_adapter(connection: Connection, tenant: Tenant, name: str) ->
 async def describe_versions(
     connection: Connection, tenant: Tenant, name: str, after: int, limit: int
 ) -> list[VersionView]:
-    """Those with numbers above `after`. Raises NotFound."""
+    """Returns versions with numbers above `after`. Raises NotFound."""
     await adapters.find_adapter(connection, tenant.id, name)
     found = await versions.list_versions(connection, tenant.id, name, after, limit)
     return await _views(connection, found, await aliases.list_aliases(connection, tenant.id, name))
@@ -30,7 +30,7 @@ async def describe_versions(
 async def describe_version(
     connection: Connection, tenant: Tenant, name: str, version: int
 ) -> VersionView:
-    """Raises NotFound."""
+    """Returns a version. Raises NotFound."""
     found = await versions.find_version(connection, tenant.id, name, version)
     pointing = await aliases.list_aliases(connection, tenant.id, name)
     return (await _views(connection, [found], pointing))[0]
@@ -39,7 +39,7 @@ async def describe_version(
 async def describe_alias(
     connection: Connection, tenant: Tenant, name: str, alias: str
 ) -> AliasView:
-    """With its history. Raises NotFound."""
+    """Returns an alias with its history. Raises NotFound."""
     current = await aliases.find_alias(connection, tenant.id, name, alias)
     history = await aliases.alias_history(connection, tenant.id, name, alias)
     return AliasView.of(current, history)
@@ -48,7 +48,7 @@ async def describe_alias(
 async def _views(
     connection: Connection, found: list[VersionDetails], pointing: list[Alias]
 ) -> list[VersionView]:
-    """Views of versions of one adapter."""
+    """Returns views of one adapter's versions."""
     if not found:
         return []
     contents = {version.digest for version in found if version.digest}
@@ -64,7 +64,7 @@ async def _views(
 async def describe_adapters(
     connection: Connection, tenant: Tenant | None, after: str, limit: int
 ) -> list[AdapterSummaryView]:
-    """`after`: NAME, or TENANT/NAME. None: the adapters of all tenants."""
+    """Returns adapters after NAME, or those of all tenants (`tenant` None) after TENANT/NAME."""
     owner, _, name = after.rpartition("/")
     begin = (tenant.name, name) if tenant else (owner, name)
     found = await adapters.list_adapters(connection, tenant.id if tenant else None, begin, limit)

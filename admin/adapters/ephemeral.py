@@ -1,8 +1,9 @@
-"""Ephemeral versions: what a training loop loads under a name, ready at once and retired by itself.
+"""Ephemeral versions: loaded under a name by a training loop, ready at once, and retired
+automatically.
 
 Their files are validated and addressed by digest like those of every version. Their effect is not
-proved, no alias points to them, and the plain name of an adapter means the newest of them only
-while it has no `prod`. Every writing function wants a transaction of its caller's.
+verified, no alias points to them, and an adapter's plain name stands for the newest of them only if
+it has no `prod`. Writing functions require a transaction of the caller's.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from admin.queries import lock_catalog, sql
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How many ephemeral versions of an adapter are kept, and for how long."""
+    """Limits of the number and lifetime of an adapter's ephemeral versions."""
 
     max_versions: int = 4
-    """The newest is one of them."""
+    """Includes the newest."""
     ttl_s: float = 86_400.0
-    """Seconds from the load of a version until it is retired."""
+    """Seconds from a version's load until it is retired."""
 
 
 async def check_name(
@@ -32,8 +33,8 @@ async def check_name(
 ) -> list[int]:
     """Returns the numbers of the adapter's ephemeral versions, newest first.
 
-    Raises Conflict if the adapter has a `prod`, Invalid if it has an ephemeral version and the
-    caller does not replace it.
+    Raises Conflict if the adapter has a `prod`, and Invalid if it has an ephemeral version and
+    `in_place` is not set.
     """
     if await connection.fetchval(sql["ephemeral_is_promoted"], tenant_id, name, PRODUCTION):
         raise Conflict(
@@ -56,10 +57,10 @@ async def check_name(
 async def add_ephemeral(
     connection: Connection, new: NewVersion, retention: Retention, *, in_place: bool
 ) -> VersionDetails:
-    """Makes an ephemeral version, which is ready, and retires those that are too many then.
+    """Adds a ready ephemeral version, and retires those beyond the limit.
 
-    Raises as `check_name`; AlreadyExists if a base model bears the name; Conflict if the tenant's
-    quota has no room.
+    Raises the errors of `check_name`, AlreadyExists if a base model has the name, and Conflict if
+    the tenant's quota has no room.
     """
     await lock_catalog(connection)
     await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)

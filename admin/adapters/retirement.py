@@ -1,7 +1,7 @@
-"""Retirement: no new request meets a retired version, those that have it keep it.
+"""Retirement of versions: no new request uses a retired version, and requests in flight keep it.
 
-A gateway tells the generation of the catalog it serves from and what it has in flight, in one row:
-once it has seen the retirement and has none of the version's requests left, it never will again.
+A gateway reports its catalog generation and its requests in flight in one row. Once it has seen the
+retirement and has no requests of the version in flight, it never will have any.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from admin.queries import fetch_one, lock_catalog, sql
 
 class Retirement(msgspec.Struct, frozen=True):
     generation: int
-    """A gateway at this generation starts nothing new with the versions."""
+    """Gateways at this generation start no new requests with the versions."""
     keys: list[str]
-    """The versions as gateways name them."""
+    """Versions in the form that gateways report."""
 
 
 class RetirementProgress(msgspec.Struct, frozen=True):
     is_known: bool
-    """To every live gateway."""
+    """Whether every live gateway knows of the retirement."""
     in_flight: int
 
 
 async def retire_version(
     connection: Connection, tenant_id: str, name: str, version: int
 ) -> Retirement:
-    """Raises NotFound, Conflict (an alias points to it). A rejected version is gone at once."""
+    """Retires a version; deletes a rejected one. Raises NotFound, Conflict (an alias points to
+    it)."""
     await lock_catalog(connection)
     await versions.find_version(connection, tenant_id, name, version)
     for alias in await aliases.list_aliases(connection, tenant_id, name):
@@ -44,7 +45,7 @@ async def retire_version(
 
 
 async def retire_adapter(connection: Connection, tenant_id: str, name: str) -> Retirement:
-    """All its versions, and its aliases with their history. Raises NotFound."""
+    """Retires an adapter's versions and deletes its aliases with their history. Raises NotFound."""
     await lock_catalog(connection)
     await find_adapter(connection, tenant_id, name)
     await connection.execute(sql["aliases_clear"], tenant_id, name)
@@ -57,7 +58,7 @@ async def retire_adapter(connection: Connection, tenant_id: str, name: str) -> R
 async def retire_versions(
     connection: Connection, tenant_id: str, name: str, numbers: list[int]
 ) -> Retirement:
-    """Retires versions that no alias points to, under the catalog's lock."""
+    """Retires versions that no alias points to. The caller holds the catalog's lock."""
     await connection.execute(sql["version_retire"], tenant_id, name, numbers)
     await connection.execute(sql["version_forget"], tenant_id, name, numbers)
     generation = await connection.fetchval(sql["catalog_generation"])
@@ -65,6 +66,6 @@ async def retire_versions(
 
 
 async def retirement_progress(connection: Connection, retirement: Retirement) -> RetirementProgress:
-    """What live gateways last said."""
+    """Returns the progress according to the last reports of live gateways."""
     asked = retirement.generation, retirement.keys
     return await fetch_one(connection, RetirementProgress, "retirement_progress", *asked)

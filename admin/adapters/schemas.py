@@ -1,4 +1,4 @@
-"""What the admin plane takes and tells about adapters. Unknown fields are refused by name."""
+"""Request and response bodies of adapters. Unknown fields are refused by name."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class PolicySet(CanaryPolicy, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """When the set goes back by itself; looks at the last `window_s`."""
+    """Policy of an automatic rollback, over the last `window_s` seconds."""
 
 
 class AliasSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Either a version, or a canary set."""
+    """Either a version or a canary."""
 
     example: ClassVar[dict[str, Any]] = {"canary": {"7": 90, "8": 10}}
 
     version: VersionNumber | None = None
     canary: dict[VersionNumber, Weight] | None = None
-    """Version to weight; the version that the alias points to now must be among them."""
+    """Weight by version. The version that the alias points to now must be included."""
     policy: PolicySet | msgspec.UnsetType | None = msgspec.UNSET
-    """When the set goes back by itself; null: never; left out: the default policy."""
+    """Policy of an automatic rollback. null disables it; the default applies if it is omitted."""
     completions_only: bool = False
-    """Versions whose chat template is not approved will do: their completions are served, and their
-    chats refused."""
+    """Also accepts versions whose chat template is not approved. Their completions are served, and
+    their chats refused."""
 
 
 class TemplateView(msgspec.Struct, frozen=True):
     digest: str
     approved: bool
-    """Until then the version serves completions, not chats, and an alias points to it only when
-    asked with `completions_only`."""
+    """Otherwise the version serves completions but not chats, and an alias points to it only with
+    `completions_only`."""
     text: str
 
 
@@ -63,7 +63,7 @@ class ProofView(msgspec.Struct, frozen=True):
 
 class ProvingView(msgspec.Struct, frozen=True):
     detail: str | None
-    """Why it is not proved yet."""
+    """Why the version is not verified yet."""
     attempts: int
 
 
@@ -77,7 +77,7 @@ class FaultView(msgspec.Struct, frozen=True):
 class TierView(msgspec.Struct, frozen=True):
     worker: str
     tier: str
-    """device, host, or loading on its way there"""
+    """One of device, host, or loading."""
 
 
 class VersionTierView(TierView, frozen=True):
@@ -89,7 +89,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     state: AdapterState
     served: bool
-    """Ready, and every live gateway knows it."""
+    """Whether the version is ready and every live gateway knows it."""
     model: str | None
     digest: str | None
     max_rank: int | None
@@ -99,25 +99,25 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, Any] | None
     created_at: datetime
     aliases: list[str]
-    """Those that point to it, alone or in a canary set."""
+    """Aliases that point to the version, alone or in a canary."""
     wanted_alias: str | None
-    """Given with the upload, and not pointed to it: not ready, moved since, or over the quota of
-    pins."""
+    """Alias given with the upload that does not point to the version: it is not ready, the alias
+    has moved since, or pins exceed the quota."""
     uploaded_by: str | None
     retired_at: datetime | None
     expires_at: datetime | None
-    """When an ephemeral version is retired; null for a version that stays."""
+    """Time at which an ephemeral version is retired. null for other versions."""
     effect_proof: Literal["passed", "pending", "failed", "skipped"]
-    """Whether a worker has proved what the version computes; skipped for an ephemeral version."""
+    """Whether a worker has verified the version's effect. `skipped` for an ephemeral version."""
     serving: ServingView
     proving: ProvingView | None
     proofs: list[ProofView]
     faults: list[FaultView]
-    """Errors of workers that could not load it when they last tried."""
+    """Errors of workers that could not load the version on their last attempt."""
     tiers: list[TierView]
-    """Where workers have it. For admin keys; others see no worker."""
+    """Locations on workers. Only for admin keys; others see none."""
     stored: StoredContent | None = None
-    """What the store has of it; looked at where one version is shown."""
+    """State of the version in the store. Only set where a single version is shown."""
     object: str = "adapter.version"
 
     @classmethod
@@ -130,7 +130,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
         tiers: list[ContentTier],
         approved: set[str],
     ) -> VersionView:
-        """All but the version may tell of others too."""
+        """Returns the view. The lists may contain entries of other versions."""
         manifest = version.manifest
         base_digest = manifest.base_digest if manifest else None
         own_proofs = [
@@ -154,7 +154,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
             faults=[
                 shown(FaultView, f)
                 for f in faults
-                # What came before this upload was reported of another tenant's.
+                # Earlier faults were reported for another tenant's upload of this content.
                 if f.digest == version.digest and f.since >= version.created_at
             ],
             tiers=[shown(TierView, t) for t in tiers if t.digest == version.digest],
@@ -192,17 +192,17 @@ def _proving_view(version: VersionDetails) -> ProvingView | None:
 
 
 class AdapterFields(msgspec.Struct, frozen=True):
-    """What the view of an adapter and its line in a listing begin with."""
+    """Fields of both the view of an adapter and its list entry."""
 
     name: str
     tenant: str
     created_at: datetime
     aliases: dict[str, int]
-    """Alias to version; of a canary set the stable one."""
+    """Version by alias. For a canary, the stable one."""
     canaries: dict[str, dict[int, int]]
-    """Alias to version to weight, of those that split requests."""
+    """Weights by version, by alias, of aliases with a canary."""
     pinned: list[str]
-    """Aliases."""
+    """Pinned aliases."""
 
 
 class AdapterView(AdapterFields, frozen=True):
@@ -211,20 +211,20 @@ class AdapterView(AdapterFields, frozen=True):
 
 
 class AdapterSummaryView(AdapterFields, frozen=True):
-    """A line of a listing."""
+    """List entry of an adapter."""
 
     states: dict[str, int]
     """Number of versions in each state."""
     last_state: str
     """State of the newest version."""
     tiers: list[VersionTierView]
-    """Where workers have the versions that aliases point to. For admin keys; others see no
-    worker."""
+    """Locations on workers of the versions that aliases point to. Only for admin keys; others see
+    none."""
     object: str = "adapter.summary"
 
     @classmethod
     def of(cls, adapter: Adapter, tiers: list[ContentTier]) -> AdapterSummaryView:
-        """`tiers` may tell of others too."""
+        """Returns the view. `tiers` may contain entries of other adapters."""
         return shown(
             cls,
             adapter,
@@ -241,12 +241,12 @@ class AliasView(msgspec.Struct, frozen=True):
     name: str
     alias: str
     version: int
-    """The stable one of a canary set."""
+    """For a canary, the stable version."""
     canary: dict[int, int] | None
     policy: CanaryPolicy | None
     pinned: bool
     change: int | None
-    """Grows with each move."""
+    """Increases with each move."""
     history: list[AliasMove]
     """Newest first."""
     object: str = "adapter.alias"
@@ -259,6 +259,6 @@ class AliasView(msgspec.Struct, frozen=True):
 class Retired(msgspec.Struct, frozen=True):
     id: str
     in_flight: int
-    """Requests that still have it; they end as they would have."""
+    """Requests that still use it. They end normally."""
     deleted: bool = True
     object: str = "deleted"

@@ -1,4 +1,4 @@
-"""What an upload gives besides the files, checked. A chat template is parsed and never rendered."""
+"""Checks an upload's serving data. A chat template is parsed but never rendered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Given(ServingData, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which transformers adds to the language."""
+    """Extension that parses `{% generation %}`, which transformers adds to Jinja."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -42,7 +42,7 @@ _SYNTAX = ImmutableSandboxedEnvironment(extensions=[loopcontrols, _Generation])
 
 
 def check_names(name: str | None, model: str | None, alias: str | None) -> None:
-    """That those given can be names. Raises Invalid."""
+    """Raises Invalid if a given name has an invalid form."""
     checks: list[tuple[str, str | None, Any, str]] = [
         ("name", name, EntityName, "entity_name_form"),
         ("model", model, EntityName, "entity_name_form"),

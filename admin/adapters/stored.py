@@ -1,4 +1,4 @@
-"""Whether an adapter's files lie in the store as they were put there."""
+"""Checks an adapter's files in the store."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ FILES = {CONFIG_NAME, WEIGHTS_NAME}
 
 class StoredContent(msgspec.Struct, frozen=True):
     state: Literal["present", "intact", "missing", "damaged", "unknown"]
-    """present: of the right size; intact: every byte was read and is right; unknown: the store does
-    not answer."""
+    """`present`: of the right size. `intact`: every byte was read and is right. `unknown`: the
+    store does not answer."""
     detail: str = ""
 
 
 def inspect(store: Store, digest: str, file_bytes: int, *, every_byte: bool) -> StoredContent:
-    """What the store has of a content of `file_bytes`, by the files' sizes or by every byte."""
+    """Returns a stored content's state, by the files' sizes (`file_bytes` in all) or by every
+    byte."""
     try:
         sizes = store.adapter_sizes(digest)
         if missing := sorted(FILES - sizes.keys()):

@@ -1,7 +1,7 @@
-"""Immutable versions of adapters: made by uploads, ready once proved.
+"""Immutable versions of adapters: created by uploads, ready once verified.
 
-Every writing function wants a transaction of its caller's. The first write takes the catalog's
-lock, so writers follow one another.
+Writing functions require a transaction of the caller's. The first write locks the catalog, so that
+writers run one after another.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from admin.records import AdapterState, Quota, ServingData
 
 MAX_VERSION = 2**31 - 1
-"""What the database can hold."""
+"""Largest integer of the database column."""
 MAX_REJECTED = 20
-"""Refused uploads kept of a tenant, and as many versions that were proved wrong: enough to see what
-happened, too few to fill a disk."""
+"""Maximum refused uploads kept of a tenant, and of its versions that failed verification."""
 REJECTED_DAYS = 7
-"""How long they are kept, in days."""
+"""Days for which they are kept."""
 
 
 class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """What an upload makes a version of."""
+    """Version that an upload creates."""
 
     tenant_id: str
     name: str
@@ -36,14 +35,14 @@ class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
     manifest: AdapterManifest
     serving: ServingData = ServingData()
     alias: str | None = None
-    """To be pointed to it as soon as it is ready."""
+    """Alias that points to the version as soon as it is ready."""
     key_id: str | None = None
     approves_template: bool = False
-    """The chat template may run from now on."""
+    """Whether the chat template is approved."""
 
 
 class VersionDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Immutable but for its state. Digest, base and manifest are there in every ready version."""
+    """Version of an adapter, immutable but for its state. Complete once it is ready."""
 
     tenant_id: str
     name: str
@@ -55,36 +54,36 @@ class VersionDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Served name of the base model."""
     manifest: AdapterManifest | None = None
     error: dict[str, Any] | None = None
-    """Why it was rejected: {code, field, got, allowed, hint}."""
+    """Reason of a rejection: {code, field, got, allowed, hint}."""
     serving: ServingData = ServingData()
     wanted_alias: str | None = None
-    """Asked for by the upload and not pointed to it, or not yet."""
+    """Alias given with the upload that does not, or not yet, point to the version."""
     uploaded_by: str | None = None
     """Id of the key."""
     served: bool = False
-    """Every live gateway knows that it is ready."""
+    """Whether every live gateway knows that the version is ready."""
     retired_at: datetime | None = None
     expires_at: datetime | None = None
-    """When an ephemeral version is retired; None: the version is not ephemeral."""
+    """Time at which an ephemeral version is retired. None for other versions."""
     attempts: int | None = None
-    """Proofs that were begun."""
+    """Number of verifications begun."""
     detail: str | None = None
-    """Why it is not proved yet."""
+    """Why the version is not verified yet."""
 
 
 class RejectedUpload(msgspec.Struct, frozen=True):
-    """An upload that was refused before it became a version."""
+    """Upload that was refused before it became a version."""
 
     name: str
     error: dict[str, Any]
-    """{code, field, got, allowed, hint}"""
+    """{code, field, got, allowed, hint}."""
     uploaded_by: str | None
     """Id of the key."""
     rejected_at: datetime
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What a worker found of one version. Another version of the same content has its own."""
+    """Verification of a version by a worker. Versions of the same content have separate ones."""
 
     version: int
     base_digest: str
@@ -96,7 +95,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A worker could not load the content when it last tried."""
+    """Failure of a worker's last attempt to load a content."""
 
     digest: str
     worker: str
@@ -106,12 +105,11 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionDetails, bool]:
-    """A version with this content and serving data, and whether it is new.
+    """Returns a version with this content and serving data, and whether it is new.
 
-    A new version waits for a gateway to have it proved, also if the content was proved for another
-    one: what a tenant sees of its upload never depends on other tenants' uploads. Raises
-    AlreadyExists if a base model bears the name, Conflict for the alias or if the tenant's quota
-    has no room for it.
+    A new version waits for verification even if another with the same content is verified, so that
+    a tenant's upload never reveals other tenants' uploads. Raises AlreadyExists if a base model has
+    the name, and Conflict for the alias or if the tenant's quota has no room.
     """
     await lock_catalog(connection)
     await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
@@ -139,7 +137,7 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
 async def _want_alias(
     connection: Connection, new: NewVersion, version: int, state: AdapterState
 ) -> None:
-    """What an upload of what is there already changes."""
+    """Applies the alias of an upload whose version exists already."""
     if new.alias is None:
         return
     if state == AdapterState.READY:
@@ -157,19 +155,20 @@ async def add_rejected(
     error: dict[str, Any],
     key_id: str | None = None,
 ) -> None:
-    """Keeps the reason of a refused upload, and of the tenant's earlier ones the newest."""
+    """Keeps the reason of a refused upload. Keeps only the newest ones of a tenant."""
     await connection.execute(
         sql["rejected_upload_add"], tenant_id, name, error, key_id, MAX_REJECTED
     )
 
 
 async def list_rejected(connection: Connection, tenant_id: str) -> list[RejectedUpload]:
-    """Newest first."""
+    """Returns the refused uploads of a tenant, newest first."""
     return await fetch_all(connection, RejectedUpload, "rejected_upload_list", tenant_id)
 
 
 async def prune_rejected(connection: Connection) -> None:
-    """Forgets refused uploads, and versions that were proved wrong, that are old or too many.
+    """Deletes refused uploads, and versions that failed verification, that are old or too many.
+    Changes the catalog only if there are such versions.
 
     Changes the catalog only if there are such versions.
     """
@@ -183,7 +182,7 @@ async def prune_rejected(connection: Connection) -> None:
 async def list_versions(
     connection: Connection, tenant_id: str, name: str, after: int = 0, limit: int | None = None
 ) -> list[VersionDetails]:
-    """By number. `limit` None: all."""
+    """Returns versions by number, all of them if `limit` is None."""
     return await fetch_all(
         connection, VersionDetails, "version_list", tenant_id, name, after, limit, None
     )
@@ -192,7 +191,7 @@ async def list_versions(
 async def find_version(
     connection: Connection, tenant_id: str, name: str, version: int
 ) -> VersionDetails:
-    """Raises NotFound."""
+    """Returns a version. Raises NotFound."""
     missing = NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
     if not 0 < version <= MAX_VERSION:
         raise missing
@@ -211,13 +210,13 @@ async def list_faults(connection: Connection, digests: set[str]) -> list[Fault]:
 
 
 async def approve_template(connection: Connection, digest: str, key_id: str | None) -> None:
-    """Lets the chat template of this digest run, whichever tenant uploads it; versions that waited
-    for that are ready."""
+    """Approves the chat template with this digest for all tenants. Versions that waited for it
+    become ready."""
     await connection.execute(sql["template_approve"], digest, key_id)
 
 
 async def approved_templates(connection: Connection, digests: set[str]) -> set[str]:
-    """Those of these digests that may run."""
+    """Returns which of these digests are approved."""
     rows = await connection.fetch(sql["templates_approved"], sorted(digests))
     return {row["digest"] for row in rows}
 
@@ -225,9 +224,8 @@ async def approved_templates(connection: Connection, digests: set[str]) -> set[s
 async def check_holdings(
     connection: Connection, tenant_id: str, name: str, manifest: AdapterManifest
 ) -> None:
-    """Raises Conflict unless the tenant's quota has room for a version of this content under this
-    name. The caller holds the catalog's lock.
-    """
+    """Raises Conflict if the tenant's quota has no room for a version of this content and name. The
+    caller holds the catalog's lock."""
     row = await connection.fetchrow(sql["quota_find"], tenant_id)
     if row is None:
         return

@@ -1,12 +1,12 @@
-"""The audit log: a hash chain that triggers write in the transaction of each change.
+"""Audit log: a hash chain that triggers write in the transaction of each change.
 
-A row's hash covers its fields and the hash of the row before it, so what was changed or taken out
-since shows where the chain breaks. Rewriting all rows that follow hides it, but not from an
-operator with a copy of the newest hash: `verify` ends with it.
+A row's hash covers its fields and the hash of the previous row, so that changed or removed rows
+break the chain. Rewriting all following rows hides this, except from an operator with a copy of the
+newest hash, which `verify` returns.
 
-Old rows are pruned by `admin/audit/retention.py`. A prune leaves a row of the chain with the number
-and the hash of the last row that it removed, and `verify` begins there. It is sealed by a keyed
-hash whose key is not in the database: the database's owner cannot hide a deletion in one.
+`admin/audit/retention.py` prunes old rows. A prune writes a checkpoint row with the number and the
+hash of the last row removed, and `verify` begins there. The checkpoint is sealed by a keyed hash
+whose key is not in the database, so that the database's owner cannot hide a deletion in one.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from admin.queries import fetch_all, sql
 from admin.records import ApiKey
 
 BEGINNING = bytes(32)
-"""Stands for the hash of the row before the first."""
+"""Hash before the first row."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """On whose behalf something changes."""
+    """Key, request and address that a change is logged with."""
 
     key: ApiKey
     request_id: str
     address: str | None
-    """The client's address; None where no request made the change."""
+    """Address of the client. None if no request made the change."""
 
     @property
     def sees(self) -> str:
-        """As `Database.transaction` takes it."""
+        """Rows that the actor may see, for `Database.transaction`."""
         return EVERYTHING if self.key.tenant_id is None else self.key.tenant_id
 
 
 class AuditFields(msgspec.Struct, frozen=True):
-    """What a row says; its hashes come after it."""
+    """Fields of a row, without its hashes."""
 
     seq: int
-    """1, 2, 3, ..."""
+    """Row number: 1, 2, 3, ..."""
     at: datetime
     key_id: str
-    """'system' where no request made the change."""
+    """'system' if no request made the change."""
     tenant_id: str | None
     action: str
-    """Such as key.revoke, version.ready, alias.auto_rollback."""
+    """Such as key.revoke, version.ready or alias.auto_rollback."""
     object: str
     details: dict[str, Any]
-    """What is there since, or was until then; of an update {field: [before, after]}."""
+    """New or removed values. For an update, {field: [before, after]}."""
     request_id: str | None
     address: str | None
-    """The client's address; None where no request made the change."""
+    """Address of the client. None if no request made the change."""
 
 
 class AuditEntry(AuditFields, frozen=True):
@@ -69,12 +69,12 @@ class AuditEntry(AuditFields, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Where the chain begins once older rows are pruned."""
+    """Row at which the chain begins after older rows were pruned."""
 
     seq: int
-    """Number of the last row that was pruned."""
+    """Number of the last pruned row."""
     hash: bytes
-    """Hash of that row."""
+    """Hash of the last pruned row."""
     seal: bytes
 
     def is_sealed(self, pepper: bytes) -> bool:
@@ -82,24 +82,24 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """What the check of one part of the chain found."""
+    """Result of verifying a part of the chain."""
 
     seq: int
-    """Number of the last row that was looked at; the next part begins after it."""
+    """Number of the last row verified. The next part begins after it."""
     hash: bytes
     """Hash of that row."""
     newest: int
-    """Number of the last row there is."""
+    """Number of the newest row."""
     pruned: int = 0
-    """The row up to which all are pruned; 0: none."""
+    """Number of the last pruned row, or 0."""
     broken: int | None = None
-    """The first row that is not what was written, or is missing."""
+    """Number of the first row that was changed or is missing."""
     reason: str | None = None
 
 
 @asynccontextmanager
 async def changing(database: Database, actor: Actor) -> AsyncGenerator[Connection]:
-    """A transaction that sees what the actor may, and whose changes are logged as the actor's."""
+    """Opens a transaction limited to the actor's rows, whose changes are logged as the actor's."""
     async with database.transaction(actor.sees) as connection:
         await connection.execute(sql["audit_actor"], actor.key.id, actor.request_id, actor.address)
         yield connection
@@ -113,13 +113,13 @@ async def list_entries(
     before: int | None,
     limit: int,
 ) -> list[AuditEntry]:
-    """Newest first; None of a filter: all."""
+    """Returns entries, newest first. A filter that is None matches all."""
     return await fetch_all(connection, AuditEntry, "audit_list", tenant_id, object, before, limit)
 
 
 async def verify(connection: Connection, pepper: bytes, after: int, limit: int) -> Verification:
-    """Recomputes up to `limit` hashes of the rows after `after`, without help of the database.
-    Rows that are pruned are not looked at, but the checkpoint that stands for them is."""
+    """Recomputes up to `limit` hashes of the rows after `after`, without using the database's
+    functions. Verifies the checkpoint in place of pruned rows."""
     newest: int = await connection.fetchval(sql["audit_newest"])
     checkpoint = await _checkpoint(connection)
     if checkpoint is not None and not checkpoint.is_sealed(pepper):
@@ -140,9 +140,9 @@ async def verify(connection: Connection, pepper: bytes, after: int, limit: int) 
 async def prune(
     connection: Connection, pepper: bytes, before: datetime, slack: timedelta, limit: int
 ) -> int:
-    """Removes up to `limit` rows from before `before`, oldest first, and returns how many; none if
-    the oldest is not older by `slack`. Raises Invalid if they are not what was written: nothing is
-    removed then."""
+    """Removes up to `limit` rows from before `before`, oldest first, and returns their number.
+    Returns 0 if the oldest is not older by `slack`. Raises Invalid, and removes nothing, if rows
+    were changed."""
     oldest = await connection.fetchrow(sql["audit_oldest"], before, limit)
     if oldest is None or oldest["at"] is None or oldest["at"] > before - slack:
         return 0
@@ -155,12 +155,12 @@ async def prune(
 
 
 def seal(pepper: bytes, seq: int, hash: bytes) -> bytes:
-    """Keyed hash of a checkpoint."""
+    """Returns the keyed hash of a checkpoint."""
     return hmac.digest(pepper, b"loraplex audit checkpoint %d " % seq + hash, "sha256")
 
 
 async def _checkpoint(connection: Connection) -> Checkpoint | None:
-    """The newest; what is no checkpoint at all is one without a seal."""
+    """Returns the newest checkpoint, or None. An invalid one is returned without a seal."""
     row = await connection.fetchrow(sql["audit_checkpoint"])
     if row is None:
         return None
@@ -172,14 +172,14 @@ async def _checkpoint(connection: Connection) -> Checkpoint | None:
 
 
 def chain_hash(row: Mapping[str, Any]) -> bytes:
-    """What the hash of a row must be; `details` is text as the database writes it."""
+    """Returns the hash that a row must have. `details` is the text that the database writes."""
     at = (row["at"] - EPOCH) // timedelta(microseconds=1)
     fields = (
         *(str(row["seq"]), str(at), row["key_id"], row["tenant_id"], row["action"]),
         *(row["object"], row["details"], row["request_id"]),
     )
     if row["address"] is not None:
-        # Rows from before there were addresses are as they were hashed then.
+        # Rows from before addresses were logged were hashed without one.
         fields += (row["address"],)
     return hashlib.sha256(row["prev"] + b"".join(map(_field, fields))).digest()
 

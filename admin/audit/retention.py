@@ -1,4 +1,4 @@
-"""Prunes the audit log: rows older than the setting `audit_days` go, some at a time."""
+"""Prunes the audit log: removes rows older than the setting `audit_days` in batches."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from admin.errors import AdminError
 log = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 2000
-"""Rows that one transaction verifies and removes: about 20 ms of the event loop."""
+"""Rows that one transaction verifies and removes, which takes about 20 ms of the event loop."""
 SLACK = timedelta(days=1)
-"""Time a row may stay longer: each prune writes a row, and must remove more than that."""
+"""Extra time a row may stay, because each prune writes a row and must remove more."""
 INTERVAL_S = 600.0
-"""Between two looks at the oldest row."""
+"""Seconds between checks of the oldest row."""
 PAUSE_S = 1.0
-"""Between two parts, so that changes do not wait for the chain's lock."""
+"""Seconds between batches, so that changes do not wait for the chain's lock."""
 
 
 async def keep_audit_days(database: Database, pepper: bytes, days: int) -> None:
-    """Prunes for ever."""
+    """Prunes the log forever."""
     while True:
         pause_s = INTERVAL_S
         try:
@@ -35,8 +35,8 @@ async def keep_audit_days(database: Database, pepper: bytes, days: int) -> None:
 
 
 async def prune_old(database: Database, pepper: bytes, days: int, limit: int = ROWS_AT_ONCE) -> int:
-    """How many rows it removed: none until one is a day older than `days`, then all older than
-    that, `limit` at a time. Raises AdminError."""
+    """Removes up to `limit` rows older than `days`, once one is older by another day. Returns their
+    number. Raises AdminError."""
     before = datetime.now(UTC) - timedelta(days=days)
     async with database.transaction(EVERYTHING) as connection:
         return await prune(connection, pepper, before, SLACK, limit)

@@ -1,4 +1,4 @@
-"""The body of a request, of which there may be much and which may stop coming."""
+"""Reads request bodies that may be large, and clients that may stop sending."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _FIELD = re.compile(r"field `(?P<name>[^`]*)`$", re.DOTALL)
 async def keep_coming(
     chunks: AsyncIterator[bytes], idle_s: float, min_bytes: int
 ) -> AsyncIterator[bytes]:
-    """The same chunks. Raises Stalled when in `idle_s` seconds of waiting for the client fewer than
-    `min_bytes` come; the time that is spent on what came is not the client's."""
+    """Yields the chunks. Raises Stalled if fewer than `min_bytes` arrive in `idle_s` seconds of
+    waiting for the client. Time that the consumer takes does not count."""
     loop = asyncio.get_running_loop()
     waited_s, num_bytes = 0.0, 0
     while True:
@@ -46,17 +46,17 @@ async def keep_coming(
 
 
 class UploadPace(NamedTuple):
-    """How slowly an upload may come."""
+    """Minimum speed of an upload."""
 
     idle_s: float
-    """Seconds of waiting for the client in which `min_rate` must be kept on average."""
+    """Seconds of waiting for the client over which `min_rate` is averaged."""
     min_rate: int
-    """Bytes a second."""
+    """Bytes per second."""
 
 
 async def held_chunks(chunks: AsyncIterator[bytes], held: HeldBody) -> AsyncIterator[bytes]:
-    """The same chunks of a framework's request, whose body is `held`. Raises Overloaded while too
-    many bytes are held, Stalled if the client leaves."""
+    """Yields the chunks of a framework's request, whose body is `held`. Raises Overloaded if too
+    many bytes are in memory, and Stalled if the client disconnects."""
     try:
         async for chunk in chunks:
             if held.excess is not None:
@@ -69,8 +69,8 @@ async def held_chunks(chunks: AsyncIterator[bytes], held: HeldBody) -> AsyncIter
 async def released_chunks(
     chunks: AsyncIterator[bytes], held: HeldBody, pace: UploadPace
 ) -> AsyncIterator[bytes]:
-    """The same chunks, whose bytes are given back when the next one is asked for. Raises Stalled if
-    fewer come than an upload must bring."""
+    """Yields the chunks, and releases the bytes of each when the next is requested. Raises Stalled
+    if the upload is too slow."""
     min_bytes = round(pace.min_rate * pace.idle_s)
     async for chunk in keep_coming(chunks, pace.idle_s, min_bytes):
         yield chunk
@@ -78,7 +78,7 @@ async def released_chunks(
 
 
 async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
-    """Raises TooLarge."""
+    """Returns the whole body. Raises TooLarge."""
     body = bytearray()
     async for chunk in chunks:
         body += chunk
@@ -88,7 +88,7 @@ async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
 
 
 def decode_json(body: bytes, kind: Any) -> Any:
-    """Raises Invalid, which names the field."""
+    """Decodes JSON to `kind`. Raises Invalid, naming the field."""
     try:
         decoded = msgspec.json.decode(body, type=kind)
         if isinstance(decoded, msgspec.Struct):
@@ -102,7 +102,7 @@ def decode_json(body: bytes, kind: Any) -> Any:
 
 
 def _check_decimals(body: bytes, kind: type[msgspec.Struct]) -> None:
-    """Python would take more for a number: 1_0, spaces around it, digits of any script."""
+    """Raises Invalid for numbers that only Python accepts: 1_0, outer spaces, other digits."""
     names = {f.encode_name for f in fields(kind) if Decimal in (f.type, *get_args(f.type))}
     if names:
         for name, text in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
@@ -111,7 +111,7 @@ def _check_decimals(body: bytes, kind: type[msgspec.Struct]) -> None:
 
 
 def _explain(message: str) -> Invalid:
-    """In the decoder's words: which field is wrong, missing or unknown."""
+    """Returns the decoder's message as an error that names the wrong, missing or unknown field."""
     place = _PLACE.match(message)
     reason, path = (place["reason"], place["path"]) if place else (message, "")
     named = _FIELD.search(reason)

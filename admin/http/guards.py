@@ -1,6 +1,7 @@
-"""The caller's key, and the scopes each route requires. The key is looked up at every call.
+"""Guards that check the caller's key and the scopes of each route. The key is looked up on every
+call.
 
-A route without a guard of this file does not exist: a test walks them all.
+A test checks that every route has a guard of this file.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ _NO_HASH = bytes(32)
 
 
 def requires(*scopes: str, changes_rows: bool = True) -> Guard:
-    """Passes keys that have one of the scopes and leaves the key as `request.user`. Calls of a
-    tenant's keys are metered: as changes, but for GET and where `changes_rows` is false."""
+    """Returns a guard that accepts keys with one of the scopes, and stores the key as
+    `request.user`. Calls of tenants' keys are rate limited: as changes, except for GET, HEAD and if
+    `changes_rows` is false."""
 
     async def guard(
         connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler
@@ -54,13 +56,13 @@ def requires(*scopes: str, changes_rows: bool = True) -> Guard:
 
 
 async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | None) -> ApiKey:
-    """The key of an Authorization header; Unauthenticated, whatever is wrong with it."""
+    """Returns the key of an Authorization header. Raises Unauthenticated for every fault."""
     scheme, _, text = (authorization or "").partition(" ")
     key_id = parse_key(text.strip()) if scheme.lower() == "bearer" else None
     if key_id is None:
         raise Unauthenticated("Give an API key in the header 'Authorization: Bearer lpx_...'.")
     key = await lookup.find(key_id)
-    # An unknown id costs what a known one does.
+    # An unknown id takes as long as a known one.
     matches = hmac.compare_digest(hash_key(text.strip(), pepper), key.hash if key else _NO_HASH)
     if key is None or not matches or not key.is_live(datetime.now(UTC)):
         raise Unauthenticated("Incorrect API key provided.")
@@ -68,10 +70,10 @@ async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | No
 
 
 async def tenant_for(connection: Connection, key: ApiKey, reference: str | None) -> Tenant:
-    """The tenant whose things the caller means: for a tenant's key its own, whatever it asks.
+    """Returns the tenant that the caller refers to. For a tenant's key, always its own.
 
-    Raises NotFound for another tenant as for one that does not exist, Invalid if an admin
-    key names none.
+    Raises NotFound for another tenant, as if it did not exist, and Invalid if an admin key names
+    none.
     """
     if key.tenant_id is None:
         if not reference:

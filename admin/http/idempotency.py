@@ -1,4 +1,4 @@
-"""The header Idempotency-Key of creates that a client may repeat; see `admin.idempotency`."""
+"""Header Idempotency-Key of creates that a client may repeat; see `admin.idempotency`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ async def once(
     create: Create,
     finish: Callable[[bytes, bytes], bytes] | None = None,
 ) -> Response[Any]:
-    """201 with what `create` returns, which is kept; done once for each header of the caller's.
-    Answered when gateways know of it.
+    """Answers 201 with the result of `create`, which is done and stored once for each header of the
+    caller. Waits until gateways know of the change.
 
-    finish: makes the body of the answer from that as JSON and the seed. Raises
-    IdempotencyKeyReused if the header came before with another request.
+    `finish` makes the body of the answer from the stored JSON and the seed. Raises
+    IdempotencyKeyReused if the header was used for another request.
     """
     async with request.transaction() as connection:
         if header is None:

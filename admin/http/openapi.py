@@ -1,5 +1,5 @@
-"""What the framework's OpenAPI document of the admin plane cannot take from a handler's signature:
-scopes, refusals, and headers of answers."""
+"""Parts of the admin plane's OpenAPI document that handlers' signatures do not have: scopes,
+refusals, and headers of answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ REPLAYED = ResponseHeader(
 
 @dataclass
 class AdminOperation(PlaneOperation):
-    """Its parameters are absent, never null."""
+    """Operation whose parameters may be absent but not null."""
 
     always = ALWAYS
 
@@ -72,7 +72,7 @@ def _leave_out_null(schema: Schema) -> None:
 
 
 def describe(_route: HTTPRoute, handler: HTTPRouteHandler) -> None:
-    """Writes down what follows from the handler's guards and its signature."""
+    """Describes what follows from the handler's guards and signature."""
     guards: Any = handler.resolve_guards()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     scopes = [scope for guard in guards for scope in guard.__dict__["scopes"]]
     names = {name for name, _, _ in parameters(handler)}
@@ -92,7 +92,7 @@ def describe(_route: HTTPRoute, handler: HTTPRouteHandler) -> None:
 
 
 def _statuses(handler: HTTPRouteHandler) -> set[int]:
-    """Statuses of refusals."""
+    """Returns the statuses of a handler's refusals."""
     names = {name for name, _, _ in parameters(handler)}
     places = {place for _, place, _ in parameters(handler)}
     found = {400, 401, 403, 503}
@@ -110,13 +110,13 @@ def _statuses(handler: HTTPRouteHandler) -> set[int]:
 
 
 async def _prepare(request: Request[Any, Any, Any]) -> None:
-    """Makes the document in a thread, the first time: it takes a tenth of a second."""
+    """Generates the document in a thread the first time, because it takes 0.1 s."""
     await check_parameters(request)
     await asyncio.to_thread(getattr, request.app, "openapi_schema")
 
 
 def document(max_body_bytes: int) -> OpenAPIConfig:
-    """The document is for admins, at /admin/v1/schema."""
+    """Returns the configuration of the document, which admins can read at /admin/v1/schema."""
     try:
         release = version("loraplex")
     except PackageNotFoundError:
@@ -148,5 +148,5 @@ def _fixed_headers(status: int) -> dict[str, OpenAPIHeader]:
 
 
 def _operation_id(handler: HTTPRouteHandler, *_: Any) -> str:
-    """Methods of two controllers may have one name."""
+    """Returns an id that includes the controller, because method names are not unique."""
     return handler.fn.__qualname__.replace("Controller.", ".")

@@ -1,4 +1,4 @@
-"""What each route takes besides its body. A name it does not know is refused, not ignored."""
+"""Parameters of routes. Unknown names are refused, not ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ After = Annotated[str, QueryParameter(description="Where the page before ended."
 Limit = Annotated[int, QueryParameter(ge=1, le=1000, description="Of what a page holds.")]
 
 READS_QUERY = "reads_query"
-"""In a handler's `opt`: it checks the names in its query by itself."""
+"""Key in a handler's `opt`: the handler checks its query parameters itself."""
 _PLACES: dict[type[ParameterKwarg], str] = {
     QueryParameter: "query",
     HeaderParameter: "header",
@@ -31,7 +31,7 @@ _PLACES: dict[type[ParameterKwarg], str] = {
 
 
 def parameters(handler: BaseRouteHandler) -> list[tuple[str, str, FieldDefinition]]:
-    """Name on the wire; query, header or path; what the handler's signature says of it."""
+    """Returns the name, the place (query, header or path) and the definition of each parameter."""
     found: list[tuple[str, str, FieldDefinition]] = []
     for name, field in handler.parsed_fn_signature.parameters.items():
         kwarg = field.kwarg_definition
@@ -41,9 +41,10 @@ def parameters(handler: BaseRouteHandler) -> list[tuple[str, str, FieldDefinitio
 
 
 async def check_parameters(request: Request[Any, Any, Any]) -> None:
-    """Before each handler, after its guard. Raises Invalid.
+    """Raises Invalid for unknown or repeated parameters. Called before each handler, after its
+    guard.
 
-    A condition on a route that has none would be taken for granted.
+    If-Match is refused on routes that ignore it, because clients would rely on it.
     """
     handler = request.route_handler
     known = parameters(handler)

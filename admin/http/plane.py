@@ -1,4 +1,4 @@
-"""What the controllers work with: one of each in a process."""
+"""Objects that the controllers use. A process has one of each."""
 
 from __future__ import annotations
 
@@ -53,35 +53,35 @@ T = TypeVar("T")
 
 
 class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The admin plane's settings, as `loraplex` hands them over."""
+    """Settings of the admin plane."""
 
     pepper: bytes
-    """The secret of the keyed hash of API keys."""
+    """Secret of the keyed hash of API keys."""
     max_upload_bytes: int = 1 << 30
     max_lora_rank: int = 256
     usage_days: int = 90
-    """How long the rows of single requests are kept, today included."""
+    """Days for which rows of single requests are kept, including today."""
     audit_days: int = 400
-    """How long rows of the audit log are kept."""
+    """Days for which rows of the audit log are kept."""
     tenant_writes_per_minute: int = 60
-    """Changes that a tenant's keys may make; five minutes' worth of them at once."""
+    """Changes per minute that a tenant's keys may make. Five minutes' worth may be made at once."""
     default_quota: TenantLimits | None = None
-    """Limits of a tenant that is created."""
+    """Limits of new tenants. None sets no limits."""
     upload_idle_s: float = 60.0
-    """Seconds of waiting for the client in which an upload must bring `min_upload_rate` on average;
-    otherwise it is given up. One in pieces that is not continued for so long is removed."""
+    """Seconds of waiting for the client over which an upload must average `min_upload_rate`;
+    otherwise it is aborted. An upload in pieces that is not continued for this long is removed."""
     retention: Retention = Retention()
-    """Of ephemeral versions."""
+    """Limits of ephemeral versions."""
     adapter_roots: Mapping[str, Path] = {}
-    """Folders of this machine that tenants may load adapters from, by tenant name; `*`: all
-    tenants."""
+    """Folders of this machine from which tenants may load adapters, by tenant name. `*` stands for
+    all tenants."""
     min_upload_rate: int = 16 << 10
-    """Bytes a second; slower, an upload would hold its place for days. A line of 1 Mbit/s brings 7
-    times as many."""
+    """Bytes per second. A slower upload would occupy its slot for days. A line of 1 Mbit/s is 7
+    times as fast."""
 
 
 class AdminPlane:
-    """The database, the store, and the steps that need both."""
+    """Database and store of the admin plane, and operations that need both."""
 
     def __init__(self, config: AdminConfig, database: Database, store: Store) -> None:
         self.config = config
@@ -99,7 +99,8 @@ class AdminPlane:
         self.validation = Validation(config.max_lora_rank, config.max_upload_bytes)
 
     def describe_model(self, digest: str) -> tuple[BaseModelShape, int]:
-        """Shape and longest sequence of a model in the store. Raises Invalid if it is not there."""
+        """Returns a model's shape and maximum length. Raises Invalid if the store does not have
+        it."""
         config = json.loads((self._model_folder(digest) / "config.json").read_text())
         return BaseModelShape.from_config(config, digest), config["max_position_embeddings"]
 
@@ -129,7 +130,7 @@ class AdminPlane:
 
     @contextlib.asynccontextmanager
     async def staging(self) -> AsyncGenerator[Path]:
-        """A folder for one upload, gone afterwards unless it was published. Raises OSError."""
+        """Yields a folder for one upload, removed afterwards unless published. Raises OSError."""
         staged = await asyncio.to_thread(self.store.stage)
         try:
             with hold(staged):
@@ -138,7 +139,7 @@ class AdminPlane:
             await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
 
     def opened_folders(self, tenant: Tenant) -> OpenedFolders:
-        """Folders of this machine that the tenant may load adapters from."""
+        """Returns the folders of this machine from which the tenant may load adapters."""
         roots = self.config.adapter_roots
         return OpenedFolders([roots[name] for name in (tenant.name, "*") if name in roots])
 
@@ -179,8 +180,8 @@ class AdminPlane:
     async def inspect(
         self, digest: str | None, file_bytes: int | None, *, every_byte: bool
     ) -> StoredContent | None:
-        """What the store has of a version's content; None if the version has none. Raises
-        Overloaded while every byte of another is read."""
+        """Returns the state of a version's content in the store. Returns None if the version has
+        none. Raises Overloaded while every byte of another is read."""
         if digest is None or file_bytes is None:
             return None
         if every_byte and self._verifying.locked():
@@ -193,8 +194,9 @@ class AdminPlane:
     async def publish(
         self, new: NewVersion, staged: Path, actor: Actor
     ) -> tuple[VersionDetails, bool]:
-        """Files and row of a version, and whether it is new; what is ready at once gateways go by.
-        With `approves_template` its chat template may run."""
+        """Stores the files, adds the version and returns it with whether it is new.
+        `approves_template` approves its chat template. If the version is ready at once, waits until
+        gateways know it."""
 
         async def add(connection: Connection) -> tuple[VersionDetails, bool]:
             template = new.serving.template_digest
@@ -210,8 +212,8 @@ class AdminPlane:
     async def load(
         self, new: NewVersion, staged: Path, actor: Actor, *, in_place: bool
     ) -> VersionDetails:
-        """Files and row of an ephemeral version, when gateways know it. The files need not survive
-        a power failure. Raises as `add_ephemeral`, and OSError."""
+        """Stores the files, adds an ephemeral version and waits until gateways know it. The files
+        need not survive a power failure. Raises the errors of `add_ephemeral`, and OSError."""
 
         async def add(connection: Connection) -> VersionDetails:
             retention = self.config.retention
@@ -230,7 +232,7 @@ class AdminPlane:
         *,
         durable: bool = True,
     ) -> T:
-        """Puts the files into the store and calls `add`, which makes their version."""
+        """Puts the files into the store and calls `add`, which adds their version."""
         for file in staged.iterdir():
             if file.name not in (CONFIG_NAME, WEIGHTS_NAME):
                 file.unlink()
@@ -256,15 +258,15 @@ class AdminPlane:
     async def reject(
         self, tenant: Tenant, name: str, rejected: AdapterRejected, actor: Actor
     ) -> None:
-        """Keeps the reason: nothing of the catalog changes."""
+        """Records why an upload was rejected. Does not change the catalog."""
         async with self.database.transaction(actor.sees) as connection:
             error = rejected.to_dict()
             await versions.add_rejected(connection, tenant.id, name, error, actor.key.id)
 
     async def settle_retirement(self, retirement: Retirement) -> int:
-        """How many requests are in flight with what was retired, once every live gateway knows of
-        it, or after `RETIREMENT_WAIT_S`: the change itself need not wait for them. What has none is
-        removed now, the rest later."""
+        """Waits until every live gateway knows of the retirement, but at most `RETIREMENT_WAIT_S`.
+        Returns the number of requests in flight with the retired versions. Versions without
+        requests are removed now, others later."""
         deadline = time.monotonic() + RETIREMENT_WAIT_S
         while True:
             async with self.database.acquire() as connection:
@@ -276,8 +278,8 @@ class AdminPlane:
         return progress.in_flight
 
     async def until_known(self) -> None:
-        """Returns when every live gateway goes by the catalog as it is now, or after
-        `KNOWN_WAIT_S`. What was changed stays changed if the database goes away meanwhile."""
+        """Waits until every live gateway uses the current catalog, but at most `KNOWN_WAIT_S`.
+        Returns early if the database becomes unavailable."""
         deadline = time.monotonic() + KNOWN_WAIT_S
         with contextlib.suppress(DatabaseUnavailable):
             async with self.database.acquire() as connection:
@@ -289,7 +291,7 @@ class AdminPlane:
                 await asyncio.sleep(0.02)
 
     async def run(self) -> None:
-        """What goes on beside the requests; for ever."""
+        """Runs the background tasks forever."""
         idle_s = self.config.upload_idle_s
 
         async def sweep() -> None:

@@ -1,7 +1,7 @@
-"""ETag and If-Match: a change is made only to what the caller has seen.
+"""ETag and If-Match: a change is made only to the state that the caller has read.
 
-The check is made under the catalog's lock, in the transaction of the change: no other change comes
-between.
+The check runs under the catalog's lock, in the transaction of the change, so that no other change
+comes in between.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _FORM = re.compile(rf"\*|{_ENTITY_TAG}(?:\s*,\s*{_ENTITY_TAG})*", re.ASCII)
 
 
 def etag(view: msgspec.Struct) -> str:
-    """ETag of what is shown of a row: the same content has the same, on every machine."""
+    """Returns the ETag of a view. Equal contents have equal ETags on every machine."""
     digest = hashlib.sha256(msgspec.json.encode(view)).digest()
     return f'"{base64.urlsafe_b64encode(digest[:18]).decode()}"'
 
 
 class Tagged(Response[T]):
-    """An answer with its ETag."""
+    """Response with an ETag."""
 
 
 def tagged(view: T, tag: str | None = None) -> Tagged[T]:
-    """tag: the ETag if it is not of the whole view."""
+    """Returns a response. `tag` is its ETag if that does not cover the whole view."""
     return Tagged(view, headers={"etag": tag or etag(view)})
 
 
 def check(if_match: str | None, current: str | None) -> None:
-    """current: the ETag of what is there, None: nothing is. Raises PreconditionFailed,
-    Invalid for the header.
+    """Raises PreconditionFailed if `if_match` does not match `current`, the present ETag or None if
+    the object does not exist. Raises Invalid for a malformed header.
 
     A weak ETag matches nothing.
     """

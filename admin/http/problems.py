@@ -1,4 +1,4 @@
-"""The one table from failures to HTTP answers, with bodies as OpenAI shapes them."""
+"""Maps failures to HTTP answers, with bodies in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PROBLEMS: dict[type[errors.AdminError], tuple[int, str]] = {
     errors.Overloaded: (503, "server_error"),
 }
 CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
-"""Codes of what the framework refuses."""
+"""Codes of the framework's refusals."""
 HEADER_NAMES = {"if_match": "If-Match", "idempotency_key": "Idempotency-Key"}
-"""The framework names them as handlers do."""
+"""Names of headers, by the names that the framework uses."""
 SOON = {"retry-after": "1", "retry-after-ms": "1000"}
 HEADERS = {
     401: {"www-authenticate": "Bearer"},
-    # Else the official clients repeat what cannot succeed.
+    # Otherwise the official clients would retry requests that cannot succeed.
     409: {"x-should-retry": "false"},
     412: {"x-should-retry": "false"},
     422: {"x-should-retry": "false"},
@@ -51,9 +51,9 @@ HEADERS = {
 
 
 def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
-    """The exception handler of the whole application. Unknown errors show nothing of theirs."""
+    """Returns the answer to an error of a handler. Unknown errors reveal nothing."""
     answer = _to_response(error)
-    # For the log and the counters of refusals (gateway/http/refusals.py).
+    # Used by the log and the counters of refusals (gateway/http/refusals.py).
     request.scope["state"]["refusal"] = answer.content["error"]["code"]
     return answer
 
@@ -63,7 +63,7 @@ def _to_response(error: Exception) -> Response[dict[str, Any]]:
         case AdapterRejected():
             return _answer(400, INVALID, str(error), error.field, error.code, error.to_dict())
         case errors.DatabaseUnavailable():
-            # Not in the driver's words, which name hosts and accounts.
+            # The driver's message may name hosts and accounts.
             return _answer(503, "server_error", AWAY, None, error.code)
         case errors.Overtaken():
             answer = _answer(409, INVALID, str(error), None, error.code)
@@ -118,7 +118,7 @@ def _answer(
 
 
 def _explain(error: ValidationException) -> tuple[str, str | None]:
-    """What is wrong, in the framework's words, and which parameter it is."""
+    """Returns the framework's message, and the parameter that it is about."""
     extra: Any = error.extra
     if isinstance(extra, list) and extra:
         first: Any = extra[0]  # pyright: ignore[reportUnknownVariableType]

@@ -1,4 +1,4 @@
-"""A request to the admin plane, with what its handlers need at hand."""
+"""Request to the admin plane, with the values that its handlers need."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from admin.http.plane import AdminPlane
 from admin.records import ApiKey
 
 ADMIN = "admin"
-"""Stands for the tenant of admin keys, which have none, where bytes are counted."""
+"""Owner of the bytes of admin keys, which have no tenant."""
 
 
 class AdminRequest(Request[ApiKey, Any, State]):
-    """`user` is the key the guard let pass. The id is always ours: changes are logged with it."""
+    """Request whose `user` is the accepted key. Its id, with which changes are logged, is never the
+    client's."""
 
     def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(scope, *args, **kwargs)
@@ -43,12 +44,12 @@ class AdminRequest(Request[ApiKey, Any, State]):
 
     @property
     def num_body_bytes(self) -> int:
-        """Size of the body by its head; 0 if the body tells its end in another way."""
+        """Size of the body in bytes from its head. 0 if the head does not have it."""
         return int(self.headers.get("content-length") or 0)
 
     async def stream(self) -> AsyncGenerator[bytes]:
-        """The body as it comes; its bytes count as held until the answer. Raises Stalled if it
-        comes too slowly, and, unread, if the client leaves; Overloaded."""
+        """Yields the body as it arrives. Its bytes count as held until the answer. Raises
+        Overloaded, or Stalled if it arrives too slowly or the client disconnects."""
         held, chunks, num_bytes = held_body(self.scope), self._chunks(), 0
         began = asyncio.get_running_loop().time()
         while True:
@@ -63,8 +64,8 @@ class AdminRequest(Request[ApiKey, Any, State]):
             yield chunk
 
     async def upload(self) -> AsyncGenerator[bytes]:
-        """The body as it comes, of any size: each chunk's bytes are given back when the next is
-        asked for. Raises Stalled if fewer come than an upload must bring; Overloaded."""
+        """Yields a body of any size as it arrives. A chunk's bytes are released when the next is
+        requested. Raises Overloaded, or Stalled if the upload is too slow."""
         config, held = self.plane.config, held_body(self.scope)
         pace = UploadPace(config.upload_idle_s, config.min_upload_rate)
         async for chunk in released_chunks(self._chunks(), held, pace):
@@ -77,26 +78,26 @@ class AdminRequest(Request[ApiKey, Any, State]):
             yield chunk
 
     async def json(self) -> Any:
-        """The body as what the handler takes as `data`, strictly: the framework would take "5" for
-        5. Raises Invalid."""
+        """Returns the decoded body, the handler's `data`. Strict, while the framework would accept
+        "5" for 5. Raises Invalid."""
         data = self.route_handler.parsed_data_field
         return decode_json(await self.body(), Any if data is None else data.annotation)
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection that only reads, and only what the caller may see."""
+        """Opens a read-only transaction limited to the caller's rows."""
         return self.plane.database.transaction(self.actor.sees, readonly=True)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Connection]:
-        """It sees what the caller may, and what changes in it is logged as the caller's. It is
-        left when gateways go by it: a client that is told of a change finds it in force."""
+        """Opens a transaction limited to the caller's rows, whose changes are logged as the
+        caller's. Exits once the live gateways have applied the change."""
         async with changing(self.plane.database, self.actor) as connection:
             yield connection
         await self.plane.until_known()
 
 
 async def add_request_id(message: Message, scope: Scope) -> None:
-    """Hook before each send: every answer, refusals included, says its id."""
+    """Adds the request's id to every answer, including refusals."""
     if message["type"] == "http.response.start" and "request_id" in scope["state"]:
         name = scope["state"]["request_id"].encode()
         message["headers"] = [*message["headers"], (b"x-request-id", name)]

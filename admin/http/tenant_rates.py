@@ -1,4 +1,4 @@
-"""How often a tenant's keys may call the admin plane: each change leaves a row of the audit log."""
+"""Rate limit of a tenant's calls to the admin plane. Each change adds a row to the audit log."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable
 from admin.errors import RateExceeded
 
 BURST_MINUTES = 5
-"""Minutes' worth of calls that may come at once, as when a pipeline moves all its aliases."""
+"""Minutes' worth of calls that may arrive at once, as when a pipeline moves all its aliases."""
 READS_PER_WRITE = 20
-"""A change costs as much as so many calls that change nothing."""
+"""A change costs as much as this many calls that change nothing."""
 MAX_TENANTS = 10_000
-"""Buckets kept; beyond, those that are full again are forgotten."""
+"""Maximum buckets. Beyond it, full ones are forgotten."""
 
 
 class TenantRates:
-    """A token bucket for each tenant, in this process, kept as the moment when it is full again
+    """Token bucket for each tenant in this process, stored as the time at which it is full again
     (GCRA, ITU-T I.371)."""
 
     def __init__(self, writes_per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._writes_per_minute = writes_per_minute
         self._call_s = 60 / (writes_per_minute * READS_PER_WRITE)
-        """In so many seconds one more call that changes nothing may come."""
+        """Seconds that one call without changes costs."""
         self._clock = clock
         self._full_at: dict[str, float] = {}
 
@@ -34,7 +34,7 @@ class TenantRates:
         cost = READS_PER_WRITE if is_write else 1
         full_at = max(self._full_at.get(tenant_id, now), now) + cost * self._call_s
         excess_s = full_at - now - 60.0 * BURST_MINUTES
-        # Sums of fractions are off by less than half a call.
+        # Allows for rounding errors, which are below half a call.
         if excess_s > self._call_s / 2:
             raise RateExceeded(
                 "This tenant calls the admin API too often: "

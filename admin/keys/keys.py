@@ -1,4 +1,4 @@
-"""API keys: make, find, rotate, revoke; functions of a connection to records."""
+"""API keys: create, find, rotate, revoke."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from admin.records import ADMIN_SCOPES, ApiKey, hash_key, new_key
 
 
 class KeyRights(msgspec.Struct, frozen=True):
-    """What a key is for; fields as those of ApiKey."""
+    """Rights of a new key, with the fields of ApiKey."""
 
     scopes: frozenset[str] = ADMIN_SCOPES
     name: str = ""
@@ -26,7 +26,7 @@ class KeyRights(msgspec.Struct, frozen=True):
 
 class KeyDetails(ApiKey, frozen=True):
     last_used_at: datetime | None = None
-    """To the minute."""
+    """Accurate to the minute."""
 
 
 async def create_key(
@@ -36,7 +36,7 @@ async def create_key(
     scopes: frozenset[str] = ADMIN_SCOPES,
     name: str = "",
 ) -> tuple[ApiKey, str]:
-    """`issue_key` for one that nothing else restricts."""
+    """Creates a key without further restrictions. Returns the record and the key's text."""
     return await issue_key(connection, pepper, tenant_id, KeyRights(scopes, name))
 
 
@@ -48,8 +48,8 @@ async def issue_key(
     replaces: str | None = None,
     seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
-    """The record, and the key's text, which is kept nowhere. `tenant_id` None: an admin key;
-    `seed`: what the key is drawn from."""
+    """Creates a key. Returns its record and its text, which is not stored. `tenant_id` None creates
+    an admin key. The text is derived from `seed`."""
     key = new_key(seed)
     made = await fetch_one(
         connection,
@@ -69,12 +69,12 @@ async def find_key(connection: Connection, key_id: str) -> KeyDetails | None:
 
 
 async def find_shown_keys(connection: Connection, ids: Sequence[str]) -> dict[str, ApiKey]:
-    """Those of the ids that exist, whatever the connection sees: to find out whose they are."""
+    """Returns those of the ids that exist, whatever the connection sees, to learn their owners."""
     return {key.id: key for key in await fetch_all(connection, ApiKey, "keys_shown", ids)}
 
 
 async def get_key(connection: Connection, key_id: str) -> KeyDetails:
-    """Raises NotFound."""
+    """Returns a key. Raises NotFound."""
     missing = NotFound(f"no key {key_id[:128]!r}", "key_not_found")
     return await fetch_one(connection, KeyDetails, "key_find", key_id, missing=missing)
 
@@ -82,7 +82,7 @@ async def get_key(connection: Connection, key_id: str) -> KeyDetails:
 async def list_keys(
     connection: Connection, tenant_id: str | None, after: str, limit: int
 ) -> list[KeyDetails]:
-    """Revoked and expired ones too. `tenant_id` None: the admin keys."""
+    """Returns keys, revoked and expired ones too. `tenant_id` None selects the admin keys."""
     return await fetch_all(connection, KeyDetails, "key_list", tenant_id, after, limit)
 
 
@@ -94,11 +94,11 @@ async def rotate_key(
     expires_at: datetime | None = None,
     seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
-    """A new key with the rights of a live one, which ends in `overlap_s` seconds. Both are held to
-    the same limits, and what either uses counts.
+    """Creates a key with the rights of a live one, which ends in `overlap_s` seconds. Both share
+    the same limits and their use.
 
-    The new one ends when the old one was to, or at `expires_at`. In a transaction of the caller's.
-    Raises NotFound, Conflict.
+    The new key ends at `expires_at`, or when the old one was to end. Requires a transaction of the
+    caller's. Raises NotFound and Conflict.
     """
     await lock_catalog(connection)
     old, now = await get_key(connection, key_id), datetime.now(UTC)
@@ -117,10 +117,10 @@ async def rotate_key(
 
 
 async def revoke_key(connection: Connection, key_id: str) -> KeyDetails:
-    """Revokes a key for good; a second time changes nothing.
+    """Revokes a key permanently. Repeating this has no effect.
 
-    In a transaction of the caller's. Raises NotFound, and Conflict for the last admin key that is
-    valid without an end: nobody could make another.
+    Requires a transaction of the caller's. Raises NotFound, and Conflict for the last valid admin
+    key without expiry, because no further key could be created.
     """
     await lock_catalog(connection)
     key = await get_key(connection, key_id)

@@ -1,4 +1,4 @@
-"""When each key was last used: noted in memory when it passes a guard, written now and then."""
+"""Records when each key was last used: in memory, and at intervals in the database."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class KeyUses:
         self._used: dict[str, datetime] = {}
 
     def note(self, key_id: str) -> None:
-        """Only for keys that exist, else anybody could fill the memory."""
+        """Records a use. Only for existing keys, because unknown ones could fill the memory."""
         self._used[key_id] = datetime.now(UTC)
 
     async def run(self, database: Database) -> None:
-        """Writes until cancelled."""
+        """Writes uses at intervals until cancelled."""
         what = "the use of keys is not written down"
         await repeat(what, lambda: self.write(database), WRITE_INTERVAL_S)
 
     async def write(self, database: Database) -> None:
-        """What was noted since the last time; it is lost if this raises."""
+        """Writes the uses since the last write. They are lost if this raises."""
         used, self._used = self._used, {}
         if used:
             async with database.transaction(EVERYTHING) as connection:

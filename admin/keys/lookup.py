@@ -1,5 +1,4 @@
-"""Finds the keys that requests show in the database, many in one query: so made-up keys cost little
-and keep no valid one waiting."""
+"""Looks API keys up in batches, so that a flood of invalid keys cannot delay valid ones."""
 
 from __future__ import annotations
 
@@ -11,30 +10,31 @@ from admin.keys import keys
 from admin.records import ApiKey
 
 LOOKUP_TIMEOUT_S = 2.0
-"""Seconds that one query may take."""
+"""Maximum seconds of one query."""
 MAX_AT_ONCE = 1000
-"""Ids of one query, some milliseconds of the database."""
+"""Maximum ids of one query, which takes the database a few milliseconds."""
 
 Found = ApiKey | Exception | None
 
 
 class KeyLookup:
-    """Asks the database for every request anew: a revoked key is refused with the next one."""
+    """Lookup that queries the database for every request, so that a revoked key is refused at
+    once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waiting: dict[str, asyncio.Future[Found]] = {}
-        """What the next query will find, by key id."""
+        """Results of the next query, by key id."""
         self._looking: asyncio.Task[None] | None = None
 
     async def find(self, key_id: str) -> ApiKey | None:
-        """The key as it is now. Requests that come while a query is under way share the next one.
+        """Returns the current key, or None. Requests that arrive during a query share the next one.
         Raises DatabaseUnavailable."""
         if key_id not in self._waiting:
             self._waiting[key_id] = asyncio.get_running_loop().create_future()
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
-        # Others may wait for the same key when this request is given up.
+        # Others may wait for the same key if this request is cancelled.
         found = await asyncio.shield(self._waiting[key_id])
         if isinstance(found, Exception):
             raise found

@@ -1,4 +1,4 @@
-"""The bodies of API keys."""
+"""Request and response bodies of API keys."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "models": ["bot@staging"],
     }
     scopes: frozenset[str] | None = None
-    """Default: all a tenant's key can have, or admin for an admin key."""
+    """Default: all scopes of a tenant's key, or `admin` for an admin key."""
     name: Annotated[str, msgspec.Meta(max_length=128)] = ""
     not_before: Moment | None = None
     expires_at: Moment | None = None
     models: Annotated[frozenset[ModelName], msgspec.Meta(min_length=1, max_length=256)] | None = (
         None
     )
-    """What it may infer with: `bot` (its alias prod), `bot@staging`, `bot@7`, `bot@*` (all of
-    them), or a base model. Default: all that the tenant may. Any other name is unknown to it."""
+    """Models for inference: `bot` (its alias prod), `bot@staging`, `bot@7`, `bot@*` (all of them),
+    or a base model. Default: all of the tenant's. Other models do not exist for the key."""
     cidrs: (
         Annotated[
             tuple[Annotated[str, msgspec.Meta(max_length=49)], ...],
@@ -43,19 +43,19 @@ class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
         | None
     ) = None
-    """Networks, such as 10.0.0.0/8, that its users are in. Default: anywhere."""
+    """Client networks, such as 10.0.0.0/8. Default: any."""
 
 
 class KeyRotate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     example: ClassVar[dict[str, Any]] = {"overlap_s": 3600}
     overlap_s: Annotated[int, msgspec.Meta(ge=0, le=30 * 86400)] = 3600
-    """How long the old key goes on."""
+    """Seconds for which the old key stays valid."""
     expires_at: Moment | None = None
-    """When the new key ends; default: when the old one does."""
+    """End of the new key. Default: the end of the old one."""
 
 
 class KeyView(msgspec.Struct, frozen=True):
-    """A key without its secret."""
+    """API key without its secret."""
 
     id: str
     tenant_id: str | None
@@ -70,7 +70,7 @@ class KeyView(msgspec.Struct, frozen=True):
     replaces: str | None
     """Id of the key that it was rotated from."""
     last_used_at: datetime | None
-    """To the minute."""
+    """Accurate to the minute."""
     object: str = "api_key"
 
     @classmethod
@@ -86,7 +86,7 @@ class KeyView(msgspec.Struct, frozen=True):
 
 
 class KeyCreated(msgspec.Struct, frozen=True):
-    """The only answer that ever holds the secret."""
+    """The only answer that contains the secret."""
 
     key: str
     record: KeyView

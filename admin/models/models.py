@@ -34,7 +34,7 @@ async def register_model(
 
 
 async def set_residency(connection: Connection, name: str, residency: Residency) -> BaseModel:
-    """Raises NotFound."""
+    """Sets a model's residency. Raises NotFound."""
     query, missing = "model_set_residency", _missing(name)
     return await fetch_one(connection, BaseModel, query, name, residency, missing=missing)
 
@@ -42,13 +42,13 @@ async def set_residency(connection: Connection, name: str, residency: Residency)
 async def list_models(
     connection: Connection, after: str = "", limit: int | None = None
 ) -> list[BaseModel]:
-    """By name. `limit` None: all."""
+    """Returns models by name, all of them if `limit` is None."""
     return await fetch_all(connection, BaseModel, "model_list", after, limit)
 
 
 async def delete_model(connection: Connection, name: str) -> None:
-    """With its price; the weights stay in the store. In a transaction of the caller's, under the
-    catalog's lock. Raises NotFound, Conflict (adapters are bound to it)."""
+    """Deletes a model and its price, not its weights. Requires a transaction of the caller's with
+    the catalog's lock. Raises NotFound, or Conflict (adapters are bound to it)."""
     await find_model(connection, name)
     if await connection.fetchval(sql["model_in_use"], name):
         raise Conflict(f"adapters are bound to {name!r}: delete them first", "model_in_use")
@@ -56,13 +56,13 @@ async def delete_model(connection: Connection, name: str) -> None:
 
 
 async def find_model(connection: Connection, name: str) -> BaseModel:
-    """Raises NotFound."""
+    """Returns a model. Raises NotFound."""
     return await fetch_one(connection, BaseModel, "model_find", name, missing=_missing(name))
 
 
 async def candidate_bases(connection: Connection, name: str | None) -> list[BaseModel]:
-    """Returns the base models that an adapter may be for: the one named, or all registered, between
-    which its tensors decide. Raises NotFound, Invalid if none is registered."""
+    """Returns the base models that an adapter may be for: the named one, or all, among which its
+    tensors decide. Raises NotFound, or Invalid if none is registered."""
     if name:
         return [await find_model(connection, name)]
     if found := await list_models(connection):
@@ -71,7 +71,7 @@ async def candidate_bases(connection: Connection, name: str | None) -> list[Base
 
 
 async def check_not_a_model(connection: Connection, name: str) -> None:
-    """Raises AlreadyExists: an adapter cannot have the name of a base model."""
+    """Raises AlreadyExists if a base model has the name, which an adapter cannot share."""
     if await connection.fetchrow(sql["model_find"], name) is not None:
         raise AlreadyExists(f"a base model is named {name}", param="name")
 

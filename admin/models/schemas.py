@@ -1,4 +1,4 @@
-"""The bodies of base models."""
+"""Request and response bodies of base models."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class ModelRegister(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: Digest
     """Digest of a model in the store."""
     max_model_len: Length | None = None
-    """Tokens of prompt and answer; default and upper bound: what the model was made for."""
+    """Maximum tokens of prompt and answer. Default and upper bound: the model's own maximum."""
     source: Annotated[str, msgspec.Meta(max_length=256)] = ""
     """Name under which the weights were imported: adapters that were trained on it are for this
     model."""
 
 
 class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is left out stays."""
+    """Changes of a base model. Omitted fields keep their values."""
 
     example: ClassVar[dict[str, Any]] = {"max_model_len": 4096}
 
     digest: Digest | None = None
-    """Other weights, while no adapter is bound to those there are."""
+    """Other weights, if no adapter is bound to the present ones."""
     max_model_len: Length | None = None
     residency: Residency | None = None
-    """Whether it is to be on devices: as it is asked for, always, or not at all."""
+    """Whether workers load the model: on request, always, or never."""
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class ModelView(msgspec.Struct, frozen=True):
 
 class ModelDetails(ModelView, frozen=True, kw_only=True):
     workers: list[ModelState]
-    """Where it is. For admin keys; others see no worker."""
+    """State on each worker. Only for admin keys; others see none."""
 
     @classmethod
     def with_states(cls, model: BaseModel, workers: list[ModelState]) -> ModelDetails:

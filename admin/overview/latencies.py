@@ -1,4 +1,4 @@
-"""Percentiles of times that were counted in buckets."""
+"""Percentiles of histograms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from admin.gateway_load import Latencies
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Seconds, each as exact as the bounds of the buckets let it be."""
+    """Percentiles in seconds, as exact as the bounds of the buckets allow."""
 
     p50: float
     p95: float
@@ -27,7 +27,7 @@ def merged(parts: Iterable[Latencies]) -> Latencies:
 
 
 def percentiles(latencies: Latencies) -> Percentiles | None:
-    """None where nothing was counted."""
+    """Returns the percentiles, or None if nothing was counted."""
     if not any(number for _, number in latencies):
         return None
     p50, p95, p99 = (round(_quantile(latencies, share), 6) for share in (0.5, 0.95, 0.99))
@@ -35,7 +35,7 @@ def percentiles(latencies: Latencies) -> Percentiles | None:
 
 
 def _quantile(latencies: Latencies, share: float) -> float:
-    """Interpolated within its bucket, as Prometheus does it."""
+    """Returns a quantile, interpolated within its bucket as in Prometheus."""
     left = share * sum(number for _, number in latencies)
     lower = 0.0
     for bound, number in latencies:

@@ -1,7 +1,7 @@
-"""One picture of all workers and gateways. Functions of a connection.
+"""Overview of all workers and gateways.
 
-Gateways report what they served of late, and what workers say of themselves: the admin plane
-speaks to neither.
+It is based on reports in the database: gateways report what they served recently, and what workers
+report to them. The admin plane connects to neither.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ MAX_MODELS = 100
 MAX_TENANTS = 50
 MAX_TROUBLES = 20
 KINDS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
-"""Uses of an extent, and how a worker writes them."""
+"""Uses of an extent, and the characters by which a worker reports them."""
 NOTHING = WorkerStatus()
 MIN_SECONDS = 1.0
-"""Rates of a gateway that has just started are taken over so long."""
+"""Minimum seconds for rates of a gateway that has just started."""
 
 
 Served = tuple[ModelLoad, float]
-"""What one gateway tells of a base model, and the seconds that it counted for."""
+"""Load of a base model on one gateway, and the seconds covered."""
 
 
 async def take_overview(connection: Connection) -> Overview:
-    """Overview of the first `MAX_WORKERS` workers and `MAX_GATEWAYS` gateways by id."""
+    """Returns an overview of the first `MAX_WORKERS` workers and `MAX_GATEWAYS` gateways by id."""
     counts = await connection.fetchrow(sql["overview_counts"])
     assert counts is not None
     workers = await list_workers(connection, "", MAX_WORKERS)
@@ -84,7 +84,7 @@ async def take_overview(connection: Connection) -> Overview:
 
 
 def _statuses(workers: Iterable[Worker]) -> list[WorkerStatus]:
-    """Statuses of workers that are heard of."""
+    """Returns the statuses of workers that are not lost."""
     return [w.status for w in workers if w.status is not None and w.state != "lost"]
 
 
@@ -93,7 +93,7 @@ def _seconds(load: GatewayLoad) -> float:
 
 
 def _per_s(served: Iterable[Served], count: str) -> float:
-    """Rate of one of the counts, of all gateways together."""
+    """Returns the rate of one of the counts over all gateways."""
     return sum(getattr(load, count) / seconds for load, seconds in served)
 
 
@@ -157,7 +157,7 @@ async def _tenants(
             adapter_bytes[held.tenant] += held.adapter_bytes
     ids = kv_bytes.keys() | adapter_bytes.keys() | tokens.keys()
     ordered = sorted(
-        # Without an id: what no tenant asked for.
+        # Skips the empty id, which stands for no tenant.
         ids - {""},
         key=lambda each: (-tokens[each], -kv_bytes[each] - adapter_bytes[each], each),
     )[:MAX_TENANTS]

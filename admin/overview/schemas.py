@@ -1,4 +1,4 @@
-"""What runs and how busy it is, as the admin plane tells it."""
+"""Response body of the overview."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     state: State
     reason: str
-    """Why gateways do not reach it, or what is wrong with its base models; empty if nothing is."""
+    """Why gateways cannot reach it, or the problem of its base models. Empty if there is none."""
     num_running: int
     num_waiting: int
     tokens_per_s: float
-    """Generated."""
+    """Generated tokens per second."""
     itl: Percentiles | None
-    """Times between two tokens of a sequence, in the last minute."""
+    """Times between two tokens of a sequence in the last minute."""
     resident: list[str]
-    """Names of the base models that are on its device."""
+    """Names of the base models on its device."""
     memory: dict[str, int]
-    """Bytes of its device by what they are for: free, kv, adapters, weights."""
+    """Bytes of its device by use: free, kv, adapters, weights."""
     adapters: dict[str, Held]
-    """By the nearest tier that has them: device, host, loading."""
+    """Adapters by the nearest tier that has them: device, host, loading."""
 
 
 class ModelOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """A base model, with and without adapter. Rates and times are of the last minute."""
+    """Base model with and without adapters. Rates and times are of the last minute."""
 
     name: str
     num_on_device: int
-    """Workers that have it there."""
+    """Number of workers that have it on the device."""
     num_running: int
     num_waiting: int
     requests_per_s: float
     failed: int
-    """Requests."""
+    """Failed requests."""
     prompt_tokens_per_s: float
     cached_tokens_per_s: float
-    """Prompt tokens that were found in a prefix cache."""
+    """Prompt tokens per second found in a prefix cache."""
     completion_tokens_per_s: float
     ttft: Percentiles | None
-    """From the first byte of a request to its first token, at the gateways."""
+    """Time from the first byte of a request to its first token, at the gateways."""
     itl: Percentiles | None
 
 
 class TenantOverview(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """Or `other`: all that no gateway counts by name."""
+    """Id of the tenant. `other` stands for all that gateways do not count separately."""
     name: str
-    """Empty: it is no tenant any more, or never was one."""
+    """Name. Empty if the tenant does not exist."""
     requests_per_s: float
     tokens_per_s: float
     """Tokens of prompts and completions."""
@@ -69,18 +69,18 @@ class TenantOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong."""
+    """Problem of a worker, an adapter or a gateway."""
 
     place: str
     """A worker, an adapter by its digest, or a gateway."""
     code: str
     message: str = ""
     at: datetime | None = None
-    """When it happened last; null: it is so now."""
+    """Time of the last failure. null for a present problem."""
     number: int = 1
-    """How often, since its gateway started."""
+    """Number of failures since its gateway started."""
     request_id: str = ""
-    """Id of the last one, as in the log."""
+    """Id of the last failed request, as in the log."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,11 +96,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Percentiles | None
     itl: Percentiles | None
     refusals: dict[str, int]
-    """Answers of the last minute with a status of 400 or more, by code; the most first."""
+    """Answers of the last minute with a status of 400 or more, by code, most frequent first."""
     workers: list[WorkerOverview]
     models: list[ModelOverview]
     tenants: list[TenantOverview]
-    """Those that used or hold most; those that used most first."""
+    """Tenants with the most use: most tokens first, then most memory."""
     troubles: list[Trouble]
-    """What is wrong now, then the last failures of gateways, the newest first."""
+    """Present problems, then the last failures of gateways, newest first."""
     object: str = "overview"

@@ -1,6 +1,6 @@
-"""Prices of base models: functions of a connection to records.
+"""Prices of base models.
 
-A change counts for requests that come after it; what was used before keeps its cost.
+A change applies to later requests. Earlier usage keeps its cost.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ class PriceDetails(Price, frozen=True, kw_only=True):
 
 
 async def list_prices(connection: Connection, after: str, limit: int) -> list[PriceDetails]:
-    """By model; those that have one."""
+    """Returns the prices by model."""
     return await fetch_all(connection, PriceDetails, "price_list", after, limit)
 
 
 async def find_price(connection: Connection, model: str) -> PriceDetails:
-    """Raises NotFound."""
+    """Returns the price of a model. Raises NotFound."""
     missing = NotFound(f"no price of {model[:128]!r}", "price_not_found", "model")
     return await fetch_one(connection, PriceDetails, "price_find", model, missing=missing)
 
 
 async def set_price(connection: Connection, price: Price) -> None:
-    """Sets the price of a model that is there, in a transaction of the caller's."""
+    """Sets the price of an existing model. Requires a transaction of the caller's."""
     await connection.execute(
         sql["price_put"], price.model, price.input, price.cached_input, price.output
     )
 
 
 async def remove_price(connection: Connection, model: str) -> None:
-    """From then on it costs nothing."""
+    """Removes a price. Future requests are free."""
     await connection.execute(sql["price_delete"], model)

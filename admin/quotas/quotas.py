@@ -1,7 +1,7 @@
-"""Quotas of tenants and of their keys: functions of a connection to records.
+"""Quotas of tenants and of their keys.
 
-Gateways keep requests within them (gateway/quota_types.py); what a tenant has in the store is kept
-within them here. Every writing function wants a transaction of its caller's.
+Gateways enforce limits on requests (gateway/quota_types.py). The limits on a tenant's adapters are
+enforced here. Writing functions require a transaction of the caller's.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class QuotaDetails(Quota, frozen=True, kw_only=True):
     pin_bytes: int = 0
     """Bytes of adapters that a tenant's pinned aliases may keep on the device."""
     updated_at: datetime | None = None
-    """None: there are no limits."""
+    """None if there are no limits."""
 
 
 class LimitUse(msgspec.Struct, frozen=True):
-    """Use of a limit that is set. Money is in pico-dollars."""
+    """Use of a limit. Money is in pico-dollars."""
 
     limit: int
     used: int
-    """By requests whose usage is loaded."""
+    """Amount used by requests whose usage is loaded."""
     held: int = 0
-    """By gateways: promised to requests, used by them and not loaded yet, or ready to be given."""
+    """Amount leased to gateways: reserved, used but not loaded yet, or ready."""
     ends_at: datetime | None = None
-    """When the limit is whole again; None: it is of all times."""
+    """Time at which the limit is renewed. None if it never is."""
 
     @property
     def left(self) -> int:
@@ -40,7 +40,8 @@ class LimitUse(msgspec.Struct, frozen=True):
 
 
 async def find_quota(connection: Connection, tenant_id: str, key_id: str | None) -> QuotaDetails:
-    """key_id None: of the tenant as a whole. Without limits if none were set."""
+    """Returns a quota, without limits if none are set. `key_id` None selects the tenant as a
+    whole."""
     row = await connection.fetchrow(sql["quota_find"], key_id or tenant_id)
     found = from_row(QuotaDetails, row) if row else QuotaDetails(key_id or tenant_id)
     if key_id is not None:
@@ -53,10 +54,11 @@ async def find_quota(connection: Connection, tenant_id: str, key_id: str | None)
 async def set_quota(
     connection: Connection, tenant_id: str, key_id: str | None, quota: QuotaDetails
 ) -> None:
-    """All limits at once. Raises Conflict if more bytes are pinned than may be."""
+    """Sets all limits. Raises Conflict if more bytes are pinned than allowed."""
     limits = msgspec.structs.replace(quota, pin_bytes=0, updated_at=None)
     if limits == QuotaDetails(limits.subject):
-        # Pins are the tenant's own: without other limits there is one change, and one row of audit.
+        # A quota with only `pin_bytes`, which is stored with the tenant, is one change and one row
+        # of the audit log.
         await connection.execute(sql["quota_delete"], limits.subject)
     else:
         await connection.execute(
@@ -71,7 +73,7 @@ async def set_quota(
 
 
 async def clear_quota(connection: Connection, tenant_id: str, key_id: str | None) -> None:
-    """No limits any more, and nothing may be pinned. Raises Conflict if something is."""
+    """Removes all limits, so that nothing may be pinned. Raises Conflict if something is."""
     await connection.execute(sql["quota_delete"], key_id or tenant_id)
     if key_id is None:
         await _set_pin_bytes(connection, tenant_id, 0)
@@ -83,7 +85,7 @@ async def _set_pin_bytes(connection: Connection, tenant_id: str, pin_bytes: int)
 
 
 async def limits_in_use(connection: Connection, quota: QuotaDetails) -> dict[str, LimitUse]:
-    """By name, of the limits that are set and are the gateways' to keep."""
+    """Returns the use of the limits that gateways enforce, by name."""
     found: dict[str, LimitUse] = {}
     for row in await connection.fetch(sql["quota_use"], quota.subject):
         limit = getattr(quota, row["kind"])
@@ -93,7 +95,7 @@ async def limits_in_use(connection: Connection, quota: QuotaDetails) -> dict[str
 
 
 async def holdings_in_use(connection: Connection, quota: QuotaDetails) -> dict[str, LimitUse]:
-    """By name, of the limits of a tenant on what it has."""
+    """Returns the use of a tenant's limits on adapters, by name."""
     held = await connection.fetchrow(sql["adapters_held"], quota.subject, "", "")
     pins = await connection.fetchrow(sql["pinned_bytes"], quota.subject)
     assert held is not None and pins is not None

@@ -1,4 +1,4 @@
-"""The bodies of quotas. What is left out is not limited, except for pins: then there are none."""
+"""Request and response bodies of quotas. Omitted limits are not enforced; `pin_bytes` is 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Minutes, days and months are those of UTC. 0: nothing."""
+    """Limits of a key. Minutes, days and months are those of UTC. 0 allows nothing."""
 
     example: ClassVar[dict[str, Any]] = {"requests_per_minute": 60, "spend_per_day": "5.00"}
 
@@ -30,12 +30,12 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     tokens_per_day: Count | None = None
     tokens_per_month: Count | None = None
     spend_per_day: Decimal | None = None
-    """Dollars, such as "12.50"; up to 9,000,000 with 12 decimals."""
+    """Dollars, such as "12.50": up to 9,000,000 with 12 decimals."""
     spend_per_month: Decimal | None = None
 
 
 class TenantLimits(KeyLimits, frozen=True, kw_only=True):
-    """Of all its keys together."""
+    """Limits of all keys of a tenant together."""
 
     example: ClassVar[dict[str, Any]] = {
         "tokens_per_day": 2_000_000,
@@ -44,30 +44,29 @@ class TenantLimits(KeyLimits, frozen=True, kw_only=True):
     }
 
     adapters: Count | None = None
-    """Names."""
+    """Number of adapter names."""
     adapter_bytes: Count | None = None
     """Bytes of all versions, each content once."""
     cached_weight: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
-    """Percent of a token that a prompt token found in the cache counts in limits on tokens, those
-    of the keys too."""
+    """Percent that a cached prompt token counts against token limits, also of the tenant's keys."""
     weight: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
-    """What part of a busy worker it gets, beside other tenants of its class."""
+    """Share of a busy worker, relative to other tenants of its class."""
     service_class: ServiceClassName = msgspec.field(default="standard", name="class")
-    """How soon its answers are wanted; each class has a share of a busy worker to itself."""
+    """Urgency of answers. Each class has a share of a busy worker."""
     pin_bytes: Count = 0
     """Bytes of adapters that pinned aliases may keep on the device."""
 
 
 class UseView(msgspec.Struct, frozen=True):
-    """Numbers, of money dollars. What is `used` is in the usage reports; `held` is with gateways:
-    promised to requests, used by them and on its way, or ready to be given."""
+    """Use of a limit, in dollars for money. `used` is in the usage reports. `held` is leased to
+    gateways: reserved, used but not reported yet, or ready."""
 
     limit: int | str
     used: int | str
     held: int | str
     left: int | str
     ends_at: datetime | None
-    """When the limit is whole again."""
+    """Time at which the limit is renewed."""
 
     @classmethod
     def of(cls, name: str, use: LimitUse) -> UseView:
@@ -79,14 +78,14 @@ class UseView(msgspec.Struct, frozen=True):
 
 class KeyQuotaView(KeyLimits, frozen=True, kw_only=True):
     use: dict[str, UseView]
-    """What is used of each limit that is set."""
+    """Use of each limit that is set."""
     updated_at: datetime | None
     object: str = "key.quota"
 
 
 class TenantQuotaView(TenantLimits, frozen=True, kw_only=True):
     use: dict[str, UseView]
-    """What is used of each limit that is set."""
+    """Use of each limit that is set."""
     updated_at: datetime | None
     object: str = "tenant.quota"
 
@@ -95,7 +94,7 @@ L = TypeVar("L", bound=KeyLimits)
 
 
 def limits_of(kind: type[L], quota: QuotaDetails, **more: Any) -> L:
-    """As `kind` has them; `more` are its other fields."""
+    """Returns a quota as `kind`. `more` are its other fields."""
     known = QuotaDetails.__struct_fields__
     values = {name: getattr(quota, name) for name in kind.__struct_fields__ if name in known}
     for name in SPENDS:
@@ -105,7 +104,7 @@ def limits_of(kind: type[L], quota: QuotaDetails, **more: Any) -> L:
 
 
 def quota_of(subject: str, limits: KeyLimits) -> QuotaDetails:
-    """Raises Invalid for dollars that cannot be counted."""
+    """Returns the quota. Raises Invalid for dollars that are out of range."""
     values = msgspec.structs.asdict(limits)
     for name in SPENDS:
         if values[name] is not None:

@@ -1,4 +1,4 @@
-"""The bodies of tenants."""
+"""Request and response bodies of tenants."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from admin.schemas import EntityName, shown
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     example: ClassVar[dict[str, Any]] = {"name": "acme", "sharing_group": "family"}
     name: EntityName
-    """Not like a tenant's id."""
+    """Must not have the form of a tenant's id."""
     sharing_group: EntityName | None = None
 
 
 class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is left out stays."""
+    """Changes of a tenant. Omitted fields keep their values."""
 
     example: ClassVar[dict[str, Any]] = {"sharing_group": "family"}
 
     sharing_group: EntityName | msgspec.UnsetType | None = msgspec.UNSET
-    """Tenants of one group share cached prefixes; null: the tenant shares none."""
+    """Tenants of one group share cached prefixes. null shares with no other tenant."""
 
 
 class TenantView(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class TenantView(msgspec.Struct, frozen=True):
     sharing_group: str | None
     created_at: datetime | None
     deleted_at: datetime | None = None
-    """When the tenant was deleted; its usage is kept."""
+    """When the tenant was deleted. Its usage is kept."""
     object: str = "tenant"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Tenants: functions of a connection to records."""
+"""Tenants: create, find, change, delete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from admin.records import Tenant, random_base62
 async def create_tenant(
     connection: Connection, name: str, sharing_group: str | None = None
 ) -> Tenant:
-    """Raises AlreadyExists or Invalid for the name."""
+    """Creates a tenant. Raises AlreadyExists or Invalid for the name."""
     tenant_id = f"ten_{random_base62(12)}"
     taken = AlreadyExists(f"a tenant named {name[:128]!r} already exists", param="name")
     values = tenant_id, name, sharing_group
@@ -25,13 +25,14 @@ async def list_tenants(connection: Connection, after: str, limit: int) -> list[T
 
 
 async def find_tenant(connection: Connection, reference: str) -> Tenant:
-    """By id or name. Raises NotFound."""
+    """Returns a tenant by id or name. Raises NotFound."""
     missing = _missing(reference)
     return await fetch_one(connection, Tenant, "tenant_find", reference, missing=missing)
 
 
 async def find_past_or_present(connection: Connection, reference: str) -> Tenant:
-    """By id or name; a deleted one by id, for as long as the audit log has it. Raises NotFound."""
+    """Returns a tenant by id or name, or a deleted one by id while the audit log has it. Raises
+    NotFound."""
     query, missing = "tenant_find_past_or_present", _missing(reference)
     return await fetch_one(connection, Tenant, query, reference, missing=missing)
 
@@ -41,7 +42,7 @@ def _missing(reference: str) -> NotFound:
 
 
 async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
-    """By id; of deleted tenants too, for as long as the audit log has them."""
+    """Returns names by id, also of deleted tenants while the audit log has them."""
     rows = await connection.fetch(sql["tenant_names"], list(tenant_ids))
     return {row["id"]: row["name"] for row in rows}
 
@@ -49,12 +50,12 @@ async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str
 async def set_sharing_group(
     connection: Connection, tenant: Tenant, sharing_group: str | None
 ) -> Tenant:
-    """Sets the sharing group; None: the tenant shares none. Raises Invalid."""
+    """Sets the sharing group. None shares with no other tenant. Raises Invalid."""
     values = tenant.id, sharing_group
     return await fetch_one(connection, Tenant, "tenant_set_sharing_group", *values)
 
 
 async def delete_tenant(connection: Connection, tenant: Tenant) -> None:
-    """With its keys and adapters."""
+    """Deletes a tenant with its keys and adapters."""
     await connection.execute(sql["quotas_lock"], tenant.id)
     await connection.execute(sql["tenant_delete"], tenant.id)

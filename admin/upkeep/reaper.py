@@ -1,6 +1,6 @@
-"""Removes what is no longer needed: retired versions, emptied adapters, contents without a
-version, faults of such, workers that are lost. Any number of processes may do so at once, and die
-while they do."""
+"""Removes what is no longer needed: retired versions, empty adapters, contents without a version
+and their faults, lost workers. Any number of processes may do so at once, and crash at any
+moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reaper:
         self._store = store
 
     async def reap(self) -> None:
-        """One round. Changes the catalog only if there is something to remove."""
+        """Removes once. Changes the catalog only if there is something to remove."""
         async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["gateways_gone"])
             has_versions = await connection.fetchrow(sql["versions_to_reap"]) is not None
@@ -49,7 +49,7 @@ class Reaper:
         await asyncio.to_thread(self._store.delete, "adapters", digest)
 
     async def prune(self) -> None:
-        """Forgets faults of contents that are gone, and refused uploads that are old."""
+        """Deletes old refused uploads, and faults of removed contents."""
         async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["faults_prune"])
             await versions.prune_rejected(connection)

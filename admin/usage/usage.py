@@ -1,4 +1,4 @@
-"""What was used, from the ledger that gateways load: sums by time, and which days are kept."""
+"""Usage from the ledger that gateways load: sums over time, and retention of days."""
 
 from __future__ import annotations
 
@@ -23,70 +23,70 @@ RETRY_INTERVAL_S = 60.0
 
 
 DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
-"""What sums can be told apart by."""
+"""Dimensions by which sums can be grouped."""
 
 
 class Width(Enum):
-    """Length of a bucket of time. Buckets begin at whole minutes, hours and days of UTC."""
+    """Width of a time bucket. Buckets begin at whole minutes, hours and days of UTC."""
 
     MINUTE = timedelta(minutes=1)
     HOUR = timedelta(hours=1)
     DAY = timedelta(days=1)
 
     def floor(self, moment: datetime) -> datetime:
-        """When the bucket that holds it begins."""
+        """Returns the beginning of the bucket that contains `moment`."""
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
         return moment - (moment - epoch) % self.value
 
 
 class UsageSum(msgspec.Struct, frozen=True):
-    """Use by the requests admitted in a bucket of time. What was not told apart is '' or 0."""
+    """Usage by requests admitted in a time bucket. Dimensions not grouped by are '' or 0."""
 
     start: datetime
     tenant_id: str
     model: str
     """Served name of the base model."""
     adapter: str
-    """'' also for requests without one."""
+    """Also '' for requests without an adapter."""
     adapter_version: int
-    """0 also for requests without one."""
+    """Also 0 for requests without an adapter."""
     key_id: str
     requests: int
     prompt_tokens: int
-    """With the cached ones."""
+    """Includes cached ones."""
     cached_tokens: int
     completion_tokens: int
     metered_tokens: int
-    """As quotas count them: cached ones by their weight."""
+    """Tokens that count against quotas: cached ones by their weight."""
     cost: Decimal
-    """Whole pico-dollars, at the prices of when the requests came."""
+    """Whole pico-dollars, at the prices when the requests arrived."""
     input_cost: Decimal
-    """Cost of prompt tokens that were computed."""
+    """Cost of computed prompt tokens."""
     cached_input_cost: Decimal
     output_cost: Decimal
 
     @property
     def unsplit_cost(self) -> Decimal:
-        """Cost of requests of which the total alone was recorded."""
+        """Cost of requests for which only the total was recorded."""
         return self.cost - self.input_cost - self.cached_input_cost - self.output_cost
 
 
 Cursor = tuple[datetime, str, str, str, Annotated[int, msgspec.Meta(ge=0, lt=2**31)], str]
-"""A sum's place in a report: its start and what tells it apart."""
+"""Position of a sum in a report: its start and its dimensions."""
 
 
 class UsageQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole buckets: from the one that holds `start` to the last that begins before `end`."""
+    """Query for whole buckets: from the one with `start` to the last that begins before `end`."""
 
     start: datetime
     end: datetime
     width: Width
     tenants: Sequence[str] | None = None
-    """Ids; None: all, here and below."""
+    """Ids. None, here and below, selects all."""
     models: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     told_apart: Collection[str] = ()
-    """Dimensions of the report, each one of `DIMENSIONS`."""
+    """Dimensions to group by, each one of `DIMENSIONS`."""
 
 
 async def report(
@@ -95,8 +95,8 @@ async def report(
     after: Cursor | None = None,
     limit: int | None = None,
 ) -> list[UsageSum]:
-    """By time, then by what is told apart. Sums by minute are of the rows that are kept, and none
-    is passed over for `after`. In a transaction of the caller's."""
+    """Returns sums by time, then by dimension. Requires a transaction of the caller's. Sums by
+    minute are of the rows that are kept, and ignore `after`."""
     await connection.execute(sql["plan_each"])
     start = asked.width.floor(asked.start)
     end = asked.width.floor(asked.end - timedelta(microseconds=1)) + asked.width.value
@@ -111,7 +111,7 @@ async def report(
 
 
 async def keep_days(database: Database, days: int) -> None:
-    """Makes room for the days to come and drops those past, for ever."""
+    """Creates partitions for coming days and drops those past retention, forever."""
     while True:
         try:
             async with database.transaction() as connection:

@@ -1,4 +1,4 @@
-"""What the admin plane tells of workers."""
+"""Response bodies of workers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     address: str
     state: State
-    """lost: no gateway has told of it for some seconds; unreached: none ever has; unsatisfiable:
-    it cannot serve any base model that it knows of"""
+    """`lost`: no gateway has reported it for some seconds. `unreached`: none ever has.
+    `unsatisfiable`: it cannot serve any base model that it knows."""
     reason: str
-    """Why gateways do not reach it, or what is wrong with its base models; empty if nothing is."""
+    """Why gateways cannot reach it, or the problem of its base models. Empty if there is none."""
     drain_wanted: bool
     num_running: int
     num_waiting: int
     tokens_per_s: float
     resident: list[str]
-    """Names of the base models that are on its device."""
+    """Names of the base models on its device."""
     is_registered: bool
-    """Gateways find it by its registration; else it stands in their settings."""
+    """Whether gateways find it by its registration. Otherwise their settings name it."""
     registered_at: datetime
     reported_at: datetime | None
     object: str = "worker"
@@ -55,7 +55,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
 class WorkerAdapterView(WorkerAdapter, frozen=True, kw_only=True):
     names: list[str]
-    """TENANT/NAME@VERSION of the versions that have this content."""
+    """TENANT/NAME@VERSION of the versions with this content."""
 
 
 class WorkerDetails(WorkerView, frozen=True, kw_only=True):
@@ -63,18 +63,18 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
     """Id of the gateway."""
     models: list[WorkerModel]
     adapters: dict[str, list[WorkerAdapterView]]
-    """By tier: device, host, loading; elsewhere only those that could not be loaded."""
+    """Adapters by tier: device, host, loading. Elsewhere, only those that could not be loaded."""
     arena_bytes: int
     extents: str
-    """One character an extent of the arena: '.' free, 'k' KV pages, 'a' adapters, 'w' weights."""
+    """One character per extent of the arena: '.' free, 'k' KV pages, 'a' adapters, 'w' weights."""
     tenants: list[WorkerTenant]
-    """Whose KV pages and adapters lie in the arena; those that hold most, the most first."""
+    """Tenants by the memory of their KV pages and adapters, the most first."""
     step: int
     settings: dict[str, str]
 
     @classmethod
     def with_names(cls, worker: Worker, names: dict[str, list[str]]) -> WorkerDetails:
-        """`names`: of the versions that have the content of each digest."""
+        """Returns the view. `names` are those of the versions with each digest."""
         status = worker.status or NOTHING
         by_tier: dict[str, list[WorkerAdapterView]] = {}
         for adapter in status.adapters:

@@ -1,6 +1,6 @@
-"""Workers: registered by their own process, reported by gateways. Functions of a connection.
+"""Workers: registered by their own process, reported by gateways.
 
-The admin plane never talks to a worker: what is wanted of one reaches it through the gateways.
+The admin plane never connects to a worker. Requests to one reach it through the gateways.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from admin.records import ModelState
 
 LOST_S = 5.0
-"""A worker that no gateway has reported for so long is lost, or every gateway is."""
+"""Seconds without a report from any gateway after which a worker counts as lost."""
 FORGOTTEN_S = 30.0
-"""Seconds without report or lease after which a worker is forgotten."""
+"""Seconds without report or lease after which a worker is deleted."""
 
 UNSATISFIABLE = "unsatisfiable"
-"""The tier of a model that a worker, as it is set up, cannot serve."""
+"""Tier of a model that the worker's settings cannot serve."""
 
 State = Literal["ready", "draining", "lost", "unreached", "unsatisfiable"]
 
 
 class WorkerModel(msgspec.Struct, frozen=True):
-    """A base model as its worker tells; figures that a worker does not know are 0."""
+    """Report of a base model on a worker. Figures that a worker does not know are 0."""
 
     digest: str
     name: str
@@ -54,7 +54,7 @@ class WorkerModel(msgspec.Struct, frozen=True):
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     itl: Latencies = []
-    """Times between two tokens of a sequence, of the last minute."""
+    """Times between two tokens of a sequence in the last minute."""
 
 
 class WorkerAdapter(msgspec.Struct, frozen=True):
@@ -62,15 +62,15 @@ class WorkerAdapter(msgspec.Struct, frozen=True):
     tier: str
     num_bytes: int = 0
     leases: int = 0
-    """Sequences that run with it."""
+    """Number of sequences that use it."""
     pinned: bool = False
     error: str = ""
-    """Code of the failure of its last load, until one succeeds."""
+    """Code of the last load's failure, until a load succeeds."""
     message: str = ""
 
 
 class WorkerTenant(msgspec.Struct, frozen=True):
-    """Bytes of the device that are charged to a tenant; an empty id: to none."""
+    """Bytes of the device that are charged to a tenant. An empty id stands for no tenant."""
 
     tenant: str
     kv_bytes: int
@@ -78,7 +78,7 @@ class WorkerTenant(msgspec.Struct, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """What the worker says of itself, as far as it is shown."""
+    """Report of a worker, as far as it is shown."""
 
     draining: bool = False
     models: list[WorkerModel] = []
@@ -93,21 +93,21 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 class Worker(msgspec.Struct, frozen=True):
     id: str
-    """Its name for itself; one process has one."""
+    """Name that the worker gives itself, unique to its process."""
     address: str
     is_registered: bool
-    """Gateways find it by its registration; else it stands in their settings."""
+    """Whether gateways find it by its registration. Otherwise their settings name it."""
     draining: bool | None
-    """Whether it was asked to drain; None: nothing was asked."""
+    """Whether a drain was requested. None if nothing was."""
     registered_at: datetime
     reported_at: datetime | None
     reported_by: str | None
     """Id of the gateway."""
     status: WorkerStatus | None
     failure: str
-    """Why a gateway did not reach it when it last tried; empty once one does."""
+    """Why a gateway's last attempt did not reach it. Empty after a success."""
     age_s: float
-    """Age of the report, in seconds."""
+    """Age of the report in seconds."""
 
     @property
     def state(self) -> State:
@@ -123,7 +123,7 @@ class Worker(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why it is not reached, or what is wrong with its models, by name; empty if nothing is."""
+        """Why it is unreachable, or the problems of its models by name. Empty if there are none."""
         if self.failure and self.state in ("lost", "unreached"):
             return self.failure
         models = self.status.models if self.status else []
@@ -131,12 +131,12 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 async def list_workers(connection: Connection, after: str, limit: int) -> list[Worker]:
-    """By id."""
+    """Returns workers by id."""
     return await fetch_all(connection, Worker, "worker_list", after, limit, None)
 
 
 async def find_worker(connection: Connection, worker_id: str) -> Worker:
-    """Raises NotFound."""
+    """Returns a worker. Raises NotFound."""
     missing = NotFound(f"no worker {worker_id[:128]!r}", "worker_not_found")
     return await fetch_one(connection, Worker, "worker_list", "", 1, worker_id, missing=missing)
 
@@ -144,7 +144,7 @@ async def find_worker(connection: Connection, worker_id: str) -> Worker:
 async def model_states(
     connection: Connection, digests: Collection[str]
 ) -> dict[str, list[ModelState]]:
-    """States of each base model by worker, of workers heard of that the connection sees."""
+    """Returns base models' states on each worker, of recent reports that the connection may see."""
     rows = await connection.fetch(sql["model_states"], list(digests), LOST_S)
     states: dict[str, list[ModelState]] = {digest: [] for digest in digests}
     for row in rows:
@@ -153,14 +153,14 @@ async def model_states(
 
 
 async def set_draining(connection: Connection, worker_id: str, draining: bool) -> Worker:
-    """In a transaction of the caller's. Raises NotFound."""
+    """Requests a drain, or ends it. Requires a transaction of the caller's. Raises NotFound."""
     await lock_catalog(connection)
     await connection.execute(sql["worker_set_draining"], worker_id, draining)
     return await find_worker(connection, worker_id)
 
 
 async def register_worker(database: Database, worker_id: str, address: str, lease_s: float) -> None:
-    """Lets gateways find it for so long; to be repeated before."""
+    """Registers a worker for `lease_s` seconds. Must be repeated before they end."""
     async with database.acquire() as connection:
         if await connection.fetchval(sql["worker_renew"], worker_id, lease_s):
             return
@@ -170,14 +170,14 @@ async def register_worker(database: Database, worker_id: str, address: str, leas
 
 
 async def leave(database: Database, worker_id: str) -> None:
-    """It has ended."""
+    """Removes a worker that has ended."""
     async with database.transaction(EVERYTHING) as connection:
         await lock_catalog(connection)
         await connection.execute(sql["worker_leave"], worker_id)
 
 
 async def forget_lost(database: Database) -> None:
-    """Removes workers that have not reported for long."""
+    """Deletes workers that have not reported for FORGOTTEN_S seconds."""
     async with database.transaction(EVERYTHING) as connection:
         if not await connection.fetchval(sql["workers_gone"], FORGOTTEN_S):
             return

@@ -1,4 +1,4 @@
-"""Adapters and their versions: list, show, retire. An admin key says whose with `tenant`."""
+"""Routes of adapters and their versions: list, show, retire. An admin key names the `tenant`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class AdapterController(Controller):
         after: After = "",
         limit: Limit = 100,
     ) -> Page[AdapterSummaryView]:
-        """By name. For an admin key that names no tenant those of all, by tenant and name; `after`
-        is then TENANT/NAME."""
+        """Lists adapters by name. An admin key without `tenant` lists those of all tenants, by
+        tenant and name, and `after` is TENANT/NAME."""
         async with request.reading() as connection:
             is_of_all = request.user.tenant_id is None and not tenant
             owner = None if is_of_all else await tenant_for(connection, request.user, tenant)
@@ -58,7 +58,7 @@ class AdapterController(Controller):
     async def delete_adapter(
         self, request: AdminRequest, name: FromPath[str], tenant: TenantName = None
     ) -> Retired:
-        """With all its versions and aliases. Requests that have one of them go on."""
+        """Deletes an adapter with its versions and aliases. Requests in flight continue."""
         async with changing(request.plane.database, request.actor) as connection:
             owner = await tenant_for(connection, request.user, tenant)
             retired = await retirement.retire_adapter(connection, owner.id, name)
@@ -73,7 +73,7 @@ class AdapterController(Controller):
         after: Annotated[int, QueryParameter(ge=0, le=versions.MAX_VERSION)] = 0,
         limit: Limit = 100,
     ) -> Page[VersionView]:
-        """By number, rejected ones too, with the reason."""
+        """Lists versions by number, including rejected ones with the reason."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             found = await describe_versions(connection, owner, name, after, limit + 1)
@@ -88,8 +88,8 @@ class AdapterController(Controller):
         tenant: TenantName = None,
         verify: FromQuery[bool] = False,
     ) -> VersionView:
-        """`stored` tells whether the store has its files, by their sizes; with `verify` by every
-        byte of them, one version at a time."""
+        """Shows a version. `stored` is its state in the store, checked by the files' sizes, or with
+        `verify` by every byte. One version is verified at a time."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             shown = await describe_version(connection, owner, name, version)
@@ -104,7 +104,7 @@ class AdapterController(Controller):
         version: FromPath[int],
         tenant: TenantName = None,
     ) -> Retired:
-        """409 while an alias points to it. Requests that have it go on."""
+        """Deletes a version. 409 if an alias points to it. Requests in flight continue."""
         async with changing(request.plane.database, request.actor) as connection:
             owner = await tenant_for(connection, request.user, tenant)
             retired = await retirement.retire_version(connection, owner.id, name, version)
@@ -118,8 +118,8 @@ class AdapterController(Controller):
         version: FromPath[int],
         tenant: TenantName = None,
     ) -> VersionView:
-        """Lets this version's chat template run, and the same text of any other. Versions that are
-        proved and waited for this are ready."""
+        """Approves this chat template, also for all other versions with the same text. Verified
+        versions that waited for it become ready."""
         async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             found = await versions.find_version(connection, owner.id, name, version)

@@ -1,6 +1,6 @@
-"""Aliases: point to a version or a canary set, roll back, pin.
+"""Routes of aliases: point to a version or a canary, roll back, pin.
 
-An admin key says whose with `tenant`.
+An admin key names the `tenant`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AliasController(Controller):
         alias: FromPath[str],
         tenant: TenantName = None,
     ) -> Tagged[AliasView]:
-        """With its history."""
+        """Shows an alias with its history."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             return tagged(await describe_alias(connection, owner, name, alias))
@@ -55,7 +55,7 @@ class AliasController(Controller):
         tenant: TenantName = None,
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
-        """Promote a version or start a canary: in one step, for every request from then on."""
+        """Promotes a version or starts a canary in one step, for every later request."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             key = (connection, owner.id, name, alias)
             options = {"completions_only": data.completions_only}
@@ -77,7 +77,7 @@ class AliasController(Controller):
         tenant: TenantName = None,
         if_match: IfMatch = None,
     ) -> Deleted:
-        """409 for `prod`, which goes with the adapter."""
+        """Deletes an alias. 409 for `prod`, which is deleted with its adapter."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.delete_alias(connection, owner.id, name, alias, request.user.id)
         return Deleted(f"{name}@{alias}")
@@ -91,8 +91,8 @@ class AliasController(Controller):
         tenant: TenantName = None,
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
-        """Undo the last move: back to the version or canary set before it. Twice undoes nothing:
-        a client that may have to repeat the request gives If-Match."""
+        """Undoes the last move: restores the version or canary before it. A second call restores
+        the present state, so that clients which may repeat the request should send If-Match."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.roll_back(connection, owner.id, name, alias, request.user.id)
             return tagged(await describe_alias(connection, owner, name, alias))
@@ -106,7 +106,7 @@ class AliasController(Controller):
         tenant: TenantName = None,
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
-        """Keep what it points to on the device, now and after every move; 409 beyond the quota."""
+        """Keeps the alias's versions on the device, also after it moves. 409 beyond the quota."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.pin_alias(connection, owner.id, name, alias, pinned=True)
             return tagged(await describe_alias(connection, owner, name, alias))
@@ -120,7 +120,7 @@ class AliasController(Controller):
         tenant: TenantName = None,
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
-        """Leave it to its use whether it stays on the device."""
+        """Unpins the alias: its versions may be evicted from the device."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.pin_alias(connection, owner.id, name, alias, pinned=False)
             return tagged(await describe_alias(connection, owner, name, alias))
@@ -133,7 +133,7 @@ _DEFAULT = CanaryPolicy()
 async def _changing(
     request: AdminRequest, name: str, alias: str, tenant: str | None, if_match: str | None
 ) -> AsyncGenerator[tuple[Connection, Tenant]]:
-    """A transaction that changes the alias, if it is as `if_match` says, and whose it is."""
+    """Opens a transaction that changes the alias if `if_match` allows. Yields it and the owner."""
     async with request.transaction() as connection:
         owner = await tenant_for(connection, request.user, tenant)
         await lock_catalog(connection)

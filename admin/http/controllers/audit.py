@@ -1,4 +1,4 @@
-"""The audit log: read, and verify part by part. Nothing here writes it."""
+"""Routes of the audit log: list and verify. No route writes it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class AuditView(AuditFields, frozen=True):
 
 class VerificationView(msgspec.Struct, frozen=True):
     seq: int
-    """Number of the last row that was looked at; go on after it until it is `newest`."""
+    """Number of the last row verified. Continue after it until it equals `newest`."""
     hash: str
-    """Hash of that row: keep the newest elsewhere, and a chain rewritten as a whole shows."""
+    """Hash of that row. Keep the newest one elsewhere to detect a wholly rewritten chain."""
     newest: int
     pruned: int
-    """The row up to which all are pruned; 0: none."""
+    """Number of the last pruned row, or 0."""
     broken: int | None
-    """The first row that is not what was written, or is missing."""
+    """Number of the first row that was changed or is missing."""
     reason: str | None
 
 
@@ -52,7 +52,8 @@ class AuditController(Controller):
         after: Annotated[int | None, QueryParameter(ge=1, le=MAX_SEQ)] = None,
         limit: Limit = 100,
     ) -> Page[AuditView]:
-        """Newest first. `tenant` is an id, which outlives its tenant; `after` is a seq."""
+        """Lists entries, newest first. `tenant` is an id, also of a deleted one; `after` is a
+        seq."""
         async with request.reading() as connection:
             found = await audit.list_entries(
                 connection, tenant_id=tenant, object=object, before=after, limit=limit + 1

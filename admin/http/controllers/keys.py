@@ -1,4 +1,4 @@
-"""API keys: create and rotate (shown once), list, show, revoke."""
+"""Routes of API keys: create and rotate (text shown once), list, show, revoke."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KeyController(Controller):
         data: JSONBody[KeyCreate],
         idempotency_key: IdempotencyKey = None,
     ) -> Response[KeyCreated]:
-        """A key of a tenant. Its text is in this answer and nowhere else."""
+        """Creates a key of a tenant. Its text is only in this answer."""
 
         async def create(connection: Connection, seed: bytes) -> KeyView:
             rights = _rights(data, TENANT_SCOPES)
@@ -57,7 +57,7 @@ class KeyController(Controller):
         after: After = "",
         limit: Limit = 100,
     ) -> Page[KeyView]:
-        """By id, revoked and expired ones too."""
+        """Lists a tenant's keys by id, including revoked and expired ones."""
         async with request.reading() as connection:
             owner = await tenants.find_tenant(connection, tenant)
             found = await keys.list_keys(connection, owner.id, after, limit + 1)
@@ -70,7 +70,7 @@ class KeyController(Controller):
         data: JSONBody[KeyCreate],
         idempotency_key: IdempotencyKey = None,
     ) -> Response[KeyCreated]:
-        """An admin key: it manages, it does not infer."""
+        """Creates an admin key, which may manage but not infer."""
         if data.models is not None:
             raise Invalid("an admin key infers with no model", "invalid_models", "models")
 
@@ -95,7 +95,7 @@ class KeyController(Controller):
 
     @get("/keys/{key_id:str}", guards=[requires(ADMIN)])
     async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> Tagged[KeyView]:
-        """A key without its text. The ETag leaves out when it was last used."""
+        """Shows a key without its text. The ETag does not cover its last use."""
         async with request.reading() as connection:
             return _tagged(KeyView.of(await keys.get_key(connection, key_id)))
 
@@ -108,7 +108,8 @@ class KeyController(Controller):
         idempotency_key: IdempotencyKey = None,
         if_match: IfMatch = None,
     ) -> Response[KeyCreated]:
-        """A new key with the same rights, shown in this answer; the old one goes on for a while."""
+        """Creates a key with the same rights, shown here only. The old one ends after
+        `overlap_s`."""
 
         async def create(connection: Connection, seed: bytes) -> KeyView:
             _check_ahead(data.expires_at)
@@ -125,7 +126,7 @@ class KeyController(Controller):
     async def revoke_key(
         self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
     ) -> Tagged[KeyView]:
-        """For good, and when this is answered, everywhere. The record stays."""
+        """Revokes a key permanently, on all gateways once this is answered. Keeps its record."""
         async with request.transaction() as connection:
             await _check(connection, key_id, if_match)
             revoked = KeyView.of(await keys.revoke_key(connection, key_id))
@@ -133,7 +134,7 @@ class KeyController(Controller):
 
 
 def _with_text(record: bytes, seed: bytes) -> bytes:
-    """The answer with the new key's text, which is kept nowhere: it follows from the seed."""
+    """Returns the answer with the new key's text, which is not stored but derived from the seed."""
     made = {"key": new_key(seed).text, "record": msgspec.Raw(record), "object": "api_key.created"}
     return msgspec.json.encode(made)
 
@@ -144,7 +145,7 @@ async def _check(connection: Connection, key_id: str, if_match: str | None) -> N
 
 
 def _tag(view: KeyView) -> str:
-    """A use is no change."""
+    """Returns the ETag of a key. Its last use is not part of it."""
     return etag(msgspec.structs.replace(view, last_used_at=None))
 
 
@@ -153,7 +154,7 @@ def _tagged(view: KeyView) -> Tagged[KeyView]:
 
 
 def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:
-    """Raises Invalid, also for a scope its kind of key cannot have."""
+    """Returns the rights. Raises Invalid, also for a scope that this kind of key cannot have."""
     scopes = allowed if data.scopes is None else data.scopes
     if not scopes or not scopes <= allowed:
         raise Invalid(f"scopes can be {', '.join(sorted(allowed))}", "invalid_scope", "scopes")

@@ -1,5 +1,5 @@
-"""Usage and costs in OpenAI's shape, for dashboards that read theirs. A project is a tenant; a
-tenant's key sees its own."""
+"""Usage and costs in OpenAI's form, for existing dashboards. A project is a tenant, and a tenant's
+key sees its own."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ T = TypeVar("T")
 class Widths(NamedTuple):
     width: Width
     default: int
-    """Buckets a page unless `limit` is given."""
+    """Buckets of a page if there is no `limit`."""
     most: int
 
 
 class Parameters(NamedTuple):
-    """What a report can be asked for."""
+    """Parameters that a report accepts."""
 
     widths: Mapping[str, Widths]
     model: str
-    """What a base model is called here, to group by; with an s, to select by."""
+    """OpenAI's name of a base model for grouping. With an s, for selecting."""
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -61,15 +61,15 @@ COMPLETIONS = Parameters(
 )
 COSTS = Parameters({"1d": Widths(Width.DAY, 7, 180)}, "line_item")
 OURS = {"project_id": "tenant", "api_key_id": "key", "model": "model", "line_item": "model"}
-"""OpenAI's dimensions, by our names."""
+"""Dimensions here, by OpenAI's names."""
 _COMMA = re.compile(",(?! )")
 SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
 MOST_SUMS = 20_000
-"""In a page, unless its first bucket has more: it then ends before what was asked for."""
+"""Maximum sums of a page, unless its first bucket has more. The page then ends early."""
 
 
 def _describe(asked: Parameters) -> list[Parameter]:
-    """What the document says of a report's parameters."""
+    """Returns the parameters of a report for the OpenAPI document."""
     number = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=99_999_999_999)
     text = Schema(type=OpenAPIType.STRING)
     dimension = Schema(enum=list(asked.dimensions))
@@ -120,14 +120,14 @@ class UsageResult(msgspec.Struct, frozen=True):
 
 class Amount(msgspec.Struct, frozen=True):
     value: float
-    """The nearest to the exact sum, which /admin/v1/usage tells."""
+    """Closest float to the exact sum, which /admin/v1/usage returns."""
     currency: str = "usd"
 
 
 class CostResult(msgspec.Struct, frozen=True):
     amount: Amount
     line_item: str | None = None
-    """Such as `MODEL, cached input`: of a base model with its adapters."""
+    """Such as `MODEL, cached input`, for a base model with its adapters."""
     project_id: str | None = None
     api_key_id: str | None = None
     user_id: None = None
@@ -161,8 +161,8 @@ class OrganizationController(Controller):
         operation_class=CompletionsOperation,
     )
     async def show_completions(self, request: AdminRequest) -> Buckets[UsageResult]:
-        """Every bucket from `start_time` to `end_time`, those without requests too. Raises Invalid
-        for a parameter that is wrong or not supported."""
+        """Returns every bucket from `start_time` to `end_time`, including those without requests.
+        400 for an invalid or unsupported parameter."""
         return await _answer(request, COMPLETIONS, _usage)
 
     @get(
@@ -172,7 +172,7 @@ class OrganizationController(Controller):
         operation_class=CostsOperation,
     )
     async def show_costs(self, request: AdminRequest) -> Buckets[CostResult]:
-        """The same of what it cost."""
+        """Returns the costs of every bucket from `start_time` to `end_time`."""
         return await _answer(request, COSTS, _costs)
 
 
@@ -212,7 +212,7 @@ async def _answer(
             asked = msgspec.structs.replace(asked, tenants=own)
         found = await report(connection, asked, limit=MOST_SUMS + 1)
         if len(found) > MOST_SUMS:
-            # All buckets before the last, which may not be whole.
+            # The last bucket may be incomplete, so that the page ends before it.
             whole = max(found[-1].start, start + wide.width.value)
             asked = msgspec.structs.replace(asked, end=whole)
             found = await report(connection, asked)
@@ -255,7 +255,7 @@ def _usage(found: Sequence[UsageSum], given: Given) -> list[UsageResult]:
 
 
 def _costs(found: Sequence[UsageSum], given: Given) -> list[CostResult]:
-    """Line items that cost nothing are left out."""
+    """Returns the costs of the line items, without those that cost nothing."""
     tells_items = "line_item" in given.group_by
     amounts: dict[tuple[str | None, str | None, str | None], Decimal] = defaultdict(Decimal)
     for each in found:
@@ -271,7 +271,7 @@ def _costs(found: Sequence[UsageSum], given: Given) -> list[CostResult]:
 
 
 def _line_items(found: UsageSum) -> Iterator[tuple[str, Decimal]]:
-    """What was recorded without its parts is an item of the model alone."""
+    """Yields the line items of a sum. Costs recorded without parts are an item of the model."""
     yield f"{found.model}, input", found.input_cost
     yield f"{found.model}, cached input", found.cached_input_cost
     yield f"{found.model}, output", found.output_cost
@@ -279,7 +279,7 @@ def _line_items(found: UsageSum) -> Iterator[tuple[str, Decimal]]:
 
 
 class Given:
-    """The query's parameters; a list may also be spelled `name[]`, as OpenAI's clients do."""
+    """Query parameters of a report. Lists may also be named `name[]`, as OpenAI's clients do."""
 
     def __init__(self, request: AdminRequest, parameters: Parameters) -> None:
         self._values: dict[str, list[str]] = defaultdict(list)
@@ -303,18 +303,18 @@ class Given:
 
     @property
     def models(self) -> list[str] | None:
-        """Those that are asked for, be it a line item of theirs; None: all."""
+        """Selected models, including those selected by a line item. None if all are."""
         if self._selected is None:
             return None
         return [name.partition(", ")[0] for name in self._selected]
 
     def wants(self, line_item: str) -> bool:
-        """A model selects all items of its own."""
+        """Returns whether a line item is selected. A model selects all its items."""
         selected = self._selected
         return selected is None or line_item in selected or line_item.partition(", ")[0] in selected
 
     def several(self, name: str) -> list[str] | None:
-        """None if it was not given; commas part values too, but for those within a line item."""
+        """Returns a list parameter, or None. Commas separate values, except within a line item."""
         values = [part for value in self._values.get(name, []) for part in _COMMA.split(value)]
         return values or None
 

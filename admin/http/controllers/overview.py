@@ -1,4 +1,4 @@
-"""One picture of what runs and how busy it is."""
+"""Route of the overview of what runs and its load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from admin.overview.schemas import Overview
 
 @get("/overview", guards=[requires(ADMIN)], tags=["overview"])
 async def show_overview(request: AdminRequest) -> Overview:
-    """Workers, base models, tenants, refusals and what is wrong, with rates and percentiles of the
-    last minute. What gateways tell is up to two seconds old."""
+    """Shows workers, base models, tenants, refusals and problems, with rates and percentiles of the
+    last minute. Data of gateways is up to two seconds old."""
     async with request.reading() as connection:
         return await take_overview(connection)

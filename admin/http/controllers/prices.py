@@ -1,4 +1,4 @@
-"""Prices of base models, their adapters' too: list, read, set, remove."""
+"""Routes of the prices of base models and their adapters: list, show, set, remove."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ MAX_DOLLARS = 1_000_000
 
 
 class PriceSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Dollars for a million tokens, such as "2.50"; up to 1,000,000 with 6 decimals."""
+    """Dollars per million tokens, such as "2.50": up to 1,000,000 with 6 decimals."""
 
     example: ClassVar[dict[str, Any]] = {"input": "0.20", "cached_input": "0.05", "output": "0.60"}
 
     input: Decimal
     output: Decimal
     cached_input: Decimal | None = None
-    """Price of prompt tokens found in the cache; default: as `input`, and never more."""
+    """Price of prompt tokens found in the cache. Default and maximum: `input`."""
 
 
 class PriceView(msgspec.Struct, frozen=True):
-    """Dollars for a million tokens."""
+    """Dollars per million tokens."""
 
     model: str
     input: str
@@ -71,7 +71,7 @@ class PriceController(Controller):
         after: After = "",
         limit: Limit = 100,
     ) -> Page[PriceView]:
-        """By model. One that is not here costs nothing."""
+        """Lists prices by model. Models that are not listed are free."""
         async with request.reading() as connection:
             found = await prices.list_prices(connection, after, limit + 1)
         return page([PriceView.of(price) for price in found], limit)
@@ -89,7 +89,7 @@ class PriceController(Controller):
         data: JSONBody[PriceSet],
         if_match: IfMatch = None,
     ) -> Tagged[PriceView]:
-        """For requests from now on."""
+        """Sets the price for future requests."""
         price = _price(model, data)
         async with request.transaction() as connection:
             await models.find_model(connection, model)
@@ -101,7 +101,7 @@ class PriceController(Controller):
     async def remove_price(
         self, request: AdminRequest, model: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
-        """From now on it costs nothing."""
+        """Removes the price. Future requests are free."""
         async with request.transaction() as connection:
             await _check(connection, model, if_match)
             await prices.find_price(connection, model)
@@ -119,7 +119,7 @@ async def _check(connection: Connection, model: str, if_match: str | None) -> No
 
 
 def _price(model: str, data: PriceSet) -> Price:
-    """Raises Invalid."""
+    """Returns the price. Raises Invalid."""
 
     def micro(value: Decimal, field: str) -> int:
         return count_dollars(value, MICRO, MAX_DOLLARS, field)

@@ -1,4 +1,4 @@
-"""Quotas of tenants and of their keys: read with what is used of them, replace, remove."""
+"""Routes of the quotas of tenants and keys: show with current use, replace, remove."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OwnQuotaController(Controller):
 
     @get(guards=OWN)
     async def show_own_quota(self, request: AdminRequest) -> TenantQuotaView:
-        """Of the tenant whose key it is. 400 `tenant_missing` for an admin key."""
+        """Shows the quota of the key's tenant. 400 `tenant_missing` for an admin key."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, None)
             return (await _show_tenants(connection, owner)).content
@@ -50,8 +50,8 @@ class TenantQuotaController(Controller):
     async def show_quota(
         self, request: AdminRequest, tenant: FromPath[str]
     ) -> Tagged[TenantQuotaView]:
-        """Its limits, and of those that are set what is used and left. The ETag is of the limits
-        alone."""
+        """Shows a tenant's limits, with what is used and left of each. The ETag covers only the
+        limits."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             return await _show_tenants(connection, owner)
@@ -64,8 +64,8 @@ class TenantQuotaController(Controller):
         data: JSONBody[TenantLimits],
         if_match: IfMatch = None,
     ) -> Tagged[TenantQuotaView]:
-        """All of it at once. 409 if its aliases pin more bytes already; what else is over a
-        limit stays, and nothing is added to it."""
+        """Replaces a tenant's quota. 409 if its aliases pin more bytes. Anything else over a limit
+        is kept, but nothing can be added."""
         async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
             await _check(connection, TenantLimits, owner.id, None, if_match)
@@ -76,8 +76,8 @@ class TenantQuotaController(Controller):
     async def clear_quota(
         self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
-        """Removes all limits; weight and class become the defaults. 409 while aliases of the
-        tenant are pinned."""
+        """Removes all limits, and resets weight and class. 409 if aliases of the tenant are
+        pinned."""
         async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
             await _check(connection, TenantLimits, owner.id, None, if_match)
@@ -93,7 +93,7 @@ class KeyQuotaController(Controller):
     async def show_quota(
         self, request: AdminRequest, key_id: FromPath[str]
     ) -> Tagged[KeyQuotaView]:
-        """As of a tenant. A tenant's key sees its own."""
+        """Shows a key's limits and their use, as for a tenant. A tenant's key sees only its own."""
         async with request.reading() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
             return await _show_keys(connection, key, owner_id)
@@ -106,8 +106,8 @@ class KeyQuotaController(Controller):
         data: JSONBody[KeyLimits],
         if_match: IfMatch = None,
     ) -> Tagged[KeyQuotaView]:
-        """All its limits at once; those of its tenant hold too. They are those of the keys that it
-        was rotated from and to as well."""
+        """Replaces a key's limits, in addition to those of its tenant. Keys that it was rotated
+        from or to share them."""
         async with request.transaction() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
             subject = key.quota_subject
@@ -119,7 +119,7 @@ class KeyQuotaController(Controller):
     async def clear_quota(
         self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
-        """No limits of its own any more."""
+        """Removes a key's own limits."""
         async with request.transaction() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
             await _check(connection, KeyLimits, owner_id, key.quota_subject, if_match)
@@ -128,8 +128,8 @@ class KeyQuotaController(Controller):
 
 
 async def _find_key(connection: Connection, key_id: str, caller: ApiKey) -> tuple[ApiKey, str]:
-    """With the id of its tenant. Raises NotFound, also for one that the caller may not see,
-    Invalid for an admin key."""
+    """Returns the key and its tenant's id. Raises NotFound, also for a key that the caller may not
+    see, and Invalid for an admin key."""
     if caller.tenant_id is not None and key_id != caller.id:
         raise NotFound(f"no key {key_id[:128]!r}", "key_not_found")
     key = await keys.get_key(connection, key_id)

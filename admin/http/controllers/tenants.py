@@ -1,4 +1,4 @@
-"""Tenants: create, list, read, change, delete."""
+"""Routes of tenants: create, list, show, change, delete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TenantController(Controller):
         data: JSONBody[TenantCreate],
         idempotency_key: IdempotencyKey = None,
     ) -> Response[TenantView]:
-        """A name is taken once. It has the limits of `default_tenant_quota`."""
+        """Creates a tenant with a unique name and the limits of `default_tenant_quota`."""
 
         async def create(connection: Connection, _seed: bytes) -> TenantView:
             made = await tenants.create_tenant(connection, data.name, data.sharing_group)
@@ -52,14 +52,14 @@ class TenantController(Controller):
         after: After = "",
         limit: Limit = 100,
     ) -> Page[TenantView]:
-        """By name."""
+        """Lists tenants by name."""
         async with request.reading() as connection:
             found = await tenants.list_tenants(connection, after, limit + 1)
         return page([TenantView.of(tenant) for tenant in found], limit)
 
     @get("/{tenant:str}", guards=[requires(ADMIN)])
     async def show_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Tagged[TenantView]:
-        """By id or name; a deleted one by id."""
+        """Shows a tenant by id or name. A deleted one is found by id."""
         async with request.reading() as connection:
             found = await tenants.find_past_or_present(connection, tenant)
         return tagged(TenantView.of(found))
@@ -72,7 +72,7 @@ class TenantController(Controller):
         data: JSONBody[TenantChange],
         if_match: IfMatch = None,
     ) -> Tagged[TenantView]:
-        """For requests from now on."""
+        """Changes a tenant for future requests."""
         async with request.transaction() as connection:
             changed = await _checked(connection, tenant, if_match)
             if data.sharing_group is not msgspec.UNSET:
@@ -83,7 +83,7 @@ class TenantController(Controller):
     async def delete_tenant(
         self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
-        """Removes the tenant with its keys, its adapters and the files no other tenant has."""
+        """Deletes the tenant with its keys and adapters, and the files that no other tenant has."""
         async with request.transaction() as connection:
             doomed = await _checked(connection, tenant, if_match)
             await contents.leave_tenant(connection, doomed.id)

@@ -1,4 +1,4 @@
-"""Usage: sums by time for people and bills, as JSON or CSV."""
+"""Route of usage: sums over time for people and bills, as JSON or CSV."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SUMS = ("requests", *TOKENS, *COSTS)
 
 
 class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sum. Of tenant, model, adapter, its version and key those that were asked for are there;
-    an adapter of null: the base model alone."""
+    """One sum. It has the dimensions that it was grouped by. An adapter of null is the base model
+    alone."""
 
     start: datetime
     requests: int
@@ -46,18 +46,18 @@ class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int
     completion_tokens: int
     metered_tokens: int
-    """As quotas count them: cached ones by their weight."""
+    """Tokens that count against quotas: cached ones by their weight."""
     cost: str
-    """Dollars, exactly, at the prices of when the requests came."""
+    """Exact dollars, at the prices when the requests arrived."""
     input_cost: str
-    """Part of it that is of prompt tokens not found in a cache. It lacks, as the next two do,
-    what was used before costs were told apart."""
+    """Part of the cost for prompt tokens not found in a cache. Like the other two parts, it
+    excludes usage from before costs were split."""
     cached_input_cost: str
     output_cost: str
     tenant: str | msgspec.UnsetType = msgspec.UNSET
-    """The id."""
+    """Id of the tenant."""
     tenant_name: str | msgspec.UnsetType = msgspec.UNSET
-    """Also that of a deleted tenant; the id where the audit log does not go back so far."""
+    """Name of the tenant, also of a deleted one. Its id if the audit log no longer has it."""
     model: str | msgspec.UnsetType = msgspec.UNSET
     adapter: str | msgspec.UnsetType | None = msgspec.UNSET
     adapter_version: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -68,13 +68,13 @@ class UsagePage(msgspec.Struct, frozen=True):
     data: list[UsageView]
     has_more: bool
     after: str | None
-    """For the next page, if there is one."""
+    """Cursor of the next page. null on the last one."""
     object: str = "list"
 
 
 @dataclass
 class UsageOperation(AdminOperation):
-    """Answers in CSV too."""
+    """Operation that can also answer with CSV."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,10 +104,10 @@ class UsageController(Controller):
         after: After = "",
         limit: Annotated[int, QueryParameter(ge=1, le=10_000)] = 1000,
     ) -> Response[Any]:
-        """Of the buckets from the one that holds `start` (default: seven days before `end`) to the
-        last that begins before `end` (default: now). `group_by`: some of tenant, model, adapter,
-        adapter_version, key, with commas. `tenant`: by id also one that was deleted. CSV by
-        `format` or the Accept header."""
+        """Sums usage in buckets from the one that contains `start` (default: seven days before
+        `end`) to the last that begins before `end` (default: now). `group_by` lists some of tenant,
+        model, adapter, adapter_version and key, separated by commas. `tenant` may be the id of a
+        deleted one. CSV is selected by `format` or the Accept header."""
         told = _told_apart(group_by)
         before = _aware(end, "end") or datetime.now(UTC)
         since = _aware(start, "start") or before - DEFAULT_SPAN
@@ -138,7 +138,7 @@ class UsageController(Controller):
 
 
 async def _tenant_id(connection: Connection, key: ApiKey, reference: str | None) -> str:
-    """The id of the tenant that is asked about: for admin keys also one that was deleted."""
+    """Returns the id of the requested tenant. Admin keys may name a deleted one."""
     if key.tenant_id is None and reference:
         return (await tenants.find_past_or_present(connection, reference)).id
     return (await tenant_for(connection, key, reference)).id
@@ -164,7 +164,7 @@ def _aware(moment: datetime | None, field: str) -> datetime | None:
 
 
 def _fields(found: UsageSum, told: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
-    """names: of tenants, by id."""
+    """Returns the grouping columns of a row. `names` are those of tenants, by id."""
     values = {
         "tenant": found.tenant_id,
         "tenant_name": names.get(found.tenant_id, found.tenant_id),
@@ -177,7 +177,7 @@ def _fields(found: UsageSum, told: Sequence[str], names: Mapping[str, str]) -> d
 
 
 def _columns(told: Sequence[str]) -> list[str]:
-    """A tenant's id has its name beside it."""
+    """Returns the names of the grouping columns. A tenant's id is followed by its name."""
     columns: list[str] = []
     for name in told:
         columns += ("tenant", "tenant_name") if name == "tenant" else (name,)
@@ -196,7 +196,7 @@ def _csv(
     names: Mapping[str, str],
     more: str | None,
 ) -> Response[str]:
-    """One table with a head; where the rest is, is in the header Link."""
+    """Returns one table with a header line. The header Link has the next page."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("start", *_columns(told), *SUMS))

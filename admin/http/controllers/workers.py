@@ -1,4 +1,4 @@
-"""Workers: list, read what they say of themselves, drain."""
+"""Routes of workers: list, show their reports, drain."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ class WorkerController(Controller):
         after: After = "",
         limit: Limit = 100,
     ) -> Page[WorkerView]:
-        """By id. One that is lost stays in the list for half a minute."""
+        """Lists workers by id. A lost one stays in the list for half a minute."""
         async with request.reading() as connection:
             found = await workers.list_workers(connection, after, limit + 1)
         return page([WorkerView.of(worker) for worker in found], limit)
 
     @get("/{worker_id:str}", guards=[requires(ADMIN)])
     async def show_worker(self, request: AdminRequest, worker_id: FromPath[str]) -> WorkerDetails:
-        """What it said of itself last, about a second ago: models, adapters by tier, pages, queue,
+        """Shows a worker's last report, about a second old: models, adapters by tier, pages, queue,
         settings."""
         async with request.reading() as connection:
             return await _describe(connection, await workers.find_worker(connection, worker_id))
 
     @post("/{worker_id:str}/drain", guards=[requires(ADMIN)], status_code=200)
     async def drain(self, request: AdminRequest, worker_id: FromPath[str]) -> WorkerDetails:
-        """Have it take nothing new and finish what it has; it is idle when nothing runs or waits
-        there. Again changes nothing."""
+        """Drains a worker: it finishes its requests and accepts no new ones. It is idle when none
+        runs or waits. Repeating this has no effect."""
         return await _set_draining(request, worker_id, draining=True)
 
     @delete("/{worker_id:str}/drain", guards=[requires(ADMIN)], status_code=200)
     async def undrain(self, request: AdminRequest, worker_id: FromPath[str]) -> WorkerDetails:
-        """Have it take requests again, unless it is about to end. Again changes nothing."""
+        """Lets a worker accept requests again, unless it is ending. Repeating this has no
+        effect."""
         return await _set_draining(request, worker_id, draining=False)
 
 
