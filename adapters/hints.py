@@ -63,6 +63,10 @@ _HINTS = {
         "The training has diverged: lower the learning rate, clip gradients, or use an earlier"
         " checkpoint."
     ),
+    "adapter.store.modules": (
+        "The list that was stored with the adapter is damaged: restore the store, or delete the"
+        " version and push the adapter again."
+    ),
     "adapter.tensor.not_targeted": (
         "adapter_config.json excludes this module: upload the two files of one run."
     ),

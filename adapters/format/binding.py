@@ -12,6 +12,7 @@ import msgspec
 
 from adapters.errors import AdapterRejected
 from adapters.format.configuration import ZERO_INITS, LoRAConfig
+from adapters.format.module_list import MODULES_NAME, ListedModule
 from adapters.format.patterns import PatternMatcher
 from adapters.format.tensor_headers import TensorEntry
 from adapters.format.tensor_names import PREFIX, ROOTS, Factor, TensorNames, read_names
@@ -70,6 +71,35 @@ def bind(
     ]
     warnings = _explain_missing(missing, config)
     return BoundAdapter(base, modules, warnings, config.alora_invocation_tokens or ())
+
+
+def bind_listed(
+    modules: Sequence[ListedModule], tensors: dict[str, TensorEntry], base: BaseModelShape
+) -> tuple[BoundModule, ...]:
+    """Binds the tensors of a stored adapter by its list of modules. Matches no pattern.
+
+    Raises AdapterRejected if the list, the tensors and the base do not agree.
+    """
+    names = read_names(tensors)
+    sites = _sites(base, names.root)
+    _check_modules(names, sites)
+    scales = {(module.layer, module.projection): module.scale for module in modules}
+    touched = {
+        (layer, PROJECTIONS.index(projection)): path
+        for path, (layer, projections) in sites.items()
+        if path in names.modules
+        for projection in projections
+    }
+    if scales.keys() != touched.keys():
+        raise AdapterRejected(
+            "adapter.store.modules", MODULES_NAME, len(scales), f"the {len(touched)} of the tensors"
+        )
+    bound: list[BoundModule] = []
+    for path in dict.fromkeys(touched.values()):
+        shape = tensors[names.modules[path]["A"]].shape
+        rank = shape[0] if shape else 0
+        bound += _bind_factors(sites[path], rank, scales, names.modules[path], tensors, base)
+    return tuple(sorted(bound, key=lambda module: (module.layer, module.projection)))
 
 
 def bind_any(
@@ -160,22 +190,41 @@ def _bind_module(
     matcher: PatternMatcher,
 ) -> list[BoundModule]:
     layer, projections = site
-    a_name, b_name = names["A"], names["B"]
     if not config.targets(path, layer, matcher):
-        raise AdapterRejected("adapter.tensor.not_targeted", a_name, path)
+        raise AdapterRejected("adapter.tensor.not_targeted", names["A"], path)
+    rank = config.rank(path, matcher)
+    scale = config.scale(path, rank, matcher)
+    scales = {(layer, PROJECTIONS.index(projection)): scale for projection in projections}
+    modules = _bind_factors(site, rank, scales, names, tensors, base)
+    if rank > max_rank:
+        raise AdapterRejected("adapter.rank.too_large", names["A"], rank, max_rank)
+    return modules
+
+
+def _bind_factors(
+    site: tuple[int, tuple[str, ...]],
+    rank: int,
+    scales: dict[tuple[int, int], float],
+    names: dict[Factor, str],
+    tensors: dict[str, TensorEntry],
+    base: BaseModelShape,
+) -> list[BoundModule]:
+    """Binds the projections of a module. Raises AdapterRejected for factors of other shapes.
+
+    scales: by layer and projection.
+    """
+    layer, projections = site
+    a_name, b_name = names["A"], names["B"]
     shapes = [base.projection_shape(projection) for projection in projections]
     in_features, out_features = shapes[0][0], sum(rows for _, rows in shapes)
     a, b = tensors[a_name], tensors[b_name]
-    rank = config.rank(path, matcher)
     _check_shape(a_name, a, (rank, in_features), rank_axis=0)
     _check_shape(b_name, b, (out_features, rank), rank_axis=1)
-    if rank > max_rank:
-        raise AdapterRejected("adapter.rank.too_large", a_name, rank, max_rank)
-    scale = config.scale(path, rank, matcher)
     modules: list[BoundModule] = []
     first_row = 0
     for projection, (_, num_rows) in zip(projections, shapes, strict=True):
         index = PROJECTIONS.index(projection)
+        scale = scales[layer, index]
         modules.append(
             BoundModule(layer, index, rank, scale, a_name, b_name, a, b, first_row=first_row)
         )

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 from adapters.errors import AdapterRejected
-from adapters.format.binding import BoundAdapter, BoundModule, bind, bind_any
+from adapters.format.binding import BoundAdapter, BoundModule, bind, bind_any, bind_listed
 from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
+from adapters.format.module_list import ListedModule
+from adapters.format.patterns import cpu_limit
 from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
 from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
 from adapters.readable import Readable
@@ -61,9 +64,18 @@ class Limits:
 
     max_rank: int = 128
     max_file_bytes: int = 1 << 30
+    matching_cpu_s: float | None = None
+    """Seconds of CPU time to match the patterns of its configuration; only for a main thread."""
 
 
 STORED = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
+
+
+class Validated(msgspec.Struct, frozen=True, tag=True):
+    """What validation finds of an adapter that can be served."""
+
+    manifest: AdapterManifest
+    modules: tuple[ListedModule, ...]
 
 
 def validate(
@@ -71,31 +83,66 @@ def validate(
     bases: BaseModelShape | Sequence[BaseModelShape],
     limits: Limits | None = None,
 ) -> AdapterManifest:
-    """The manifest of a servable adapter. Raises AdapterRejected for anything else.
+    """Returns the manifest of a servable adapter. Raises AdapterRejected for anything else.
 
     bases: the base the adapter is for, or the candidates among which its tensors decide.
     """
+    return validate_and_list(files, bases, limits).manifest
+
+
+def validate_and_list(
+    files: AdapterFiles,
+    bases: BaseModelShape | Sequence[BaseModelShape],
+    limits: Limits | None = None,
+) -> Validated:
+    """Validates as `validate` does, and returns also the list of modules to store."""
     limits = limits or Limits()
     candidates = [bases] if isinstance(bases, BaseModelShape) else bases
     raw_config = _read_config(files.config)
     config = parse_config(raw_config)
     with _open(files.weights, limits.max_file_bytes) as (file, file_bytes):
         header = read_header(file, file_bytes)
-        bound = bind_any(config, header.tensors, candidates, limits.max_rank)
+        with cpu_limit(limits.matching_cpu_s):
+            bound = bind_any(config, header.tensors, candidates, limits.max_rank)
         digest = _start_digest(raw_config, file_bytes)
         file.seek(0)
         digest.update(file.read(header.data_start))
         zeros = _scan(file, header, digest)
-    return _summarise(bound, digest.hexdigest(), len(raw_config) + file_bytes, zeros)
+    manifest = _summarise(bound, digest.hexdigest(), len(raw_config) + file_bytes, zeros)
+    return Validated(manifest, _listed(bound))
 
 
-def read_adapter(files: AdapterFiles, base: BaseModelShape) -> tuple[BoundAdapter, TensorHeader]:
-    """Config and header checked and bound again, the data left unread, of what is in the store: it
-    was admitted under the limits of its day. Raises AdapterRejected."""
+def list_modules(
+    files: AdapterFiles, base: BaseModelShape, matching_cpu_s: float
+) -> tuple[ListedModule, ...]:
+    """Returns the modules of an adapter that was stored before lists were. Matches its patterns.
+
+    Raises AdapterRejected.
+    """
     config = parse_config(_read_config(files.config))
-    with _open(files.weights, STORED.max_file_bytes) as (file, file_bytes):
-        header = read_header(file, file_bytes)
-    return bind(config, header.tensors, base, STORED.max_rank), header
+    header = _read_header(files, STORED.max_file_bytes)
+    with cpu_limit(matching_cpu_s):
+        return _listed(bind(config, header.tensors, base, STORED.max_rank))
+
+
+def _listed(bound: BoundAdapter) -> tuple[ListedModule, ...]:
+    return tuple(ListedModule(each.layer, each.projection, each.scale) for each in bound.modules)
+
+
+def read_adapter(
+    files: AdapterFiles, base: BaseModelShape, modules: Sequence[ListedModule]
+) -> tuple[tuple[BoundModule, ...], TensorHeader]:
+    """Checks the header of a stored adapter again and binds it by its list of modules.
+
+    The data is left unread. Raises AdapterRejected.
+    """
+    header = _read_header(files, STORED.max_file_bytes)
+    return bind_listed(modules, header.tensors, base), header
+
+
+def _read_header(files: AdapterFiles, max_bytes: int) -> TensorHeader:
+    with _open(files.weights, max_bytes) as (file, file_bytes):
+        return read_header(file, file_bytes)
 
 
 def content_digest(files: AdapterFiles) -> str:

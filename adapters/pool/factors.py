@@ -7,17 +7,18 @@ from torch import Tensor
 from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import BaseModelShape
 from adapters.pool.lora import read_factors
+from adapters.pool.stored_modules import stored_modules
 
 
 class Factors:
     """Reader of the factors. Raises AdapterRejected unless the files fit the base."""
 
     def __init__(self, files: AdapterFiles, base: BaseModelShape) -> None:
-        bound, header = read_adapter(files, base)
+        modules, header = read_adapter(files, base, stored_modules(files, base))
         self._weights = files.weights
         self._base = base
         self._data_start = header.data_start
-        self._modules = {(module.layer, module.projection): module for module in bound.modules}
+        self._modules = {(module.layer, module.projection): module for module in modules}
 
     def read(self, layer: int, projection: int) -> tuple[Tensor, Tensor] | None:
         """Returns the factors as `read_factors` does, or None if the adapter does not touch the

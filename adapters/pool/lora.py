@@ -14,6 +14,7 @@ from adapters.format.binding import BoundModule
 from adapters.format.tensor_headers import TensorEntry
 from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import PROJECTIONS, BaseModelShape
+from adapters.pool.stored_modules import stored_modules
 
 ALIGNMENT = 64
 """Bytes: a cache line, and a full vector register."""
@@ -62,11 +63,11 @@ def pack(
     B is [rank, N] or [N, rank] as the layout specifies. It is scaled in float32 before its one
     rounding to the serving dtype. Raises AdapterRejected if the adapter does not fit the base.
     """
-    bound, header = read_adapter(files, base)
-    tables, num_bytes = _lay_out(bound.modules, base, layout)
+    modules, header = read_adapter(files, base, stored_modules(files, base))
+    tables, num_bytes = _lay_out(modules, base, layout)
     image = torch.zeros(num_bytes, dtype=torch.uint8)
     with files.weights.open("rb") as file:
-        for module in bound.modules:
+        for module in modules:
             at = (module.layer, module.projection)
             a, b = read_factors(file, header.data_start, module, base)
             _place(image, int(tables.a_offset[at]), a, layout.dtype)

@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from adapters.errors import AdapterRejected
+from adapters.format.module_list import MODULES_NAME
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from adapters.manifest import AdapterManifest, BaseModelShape
 from adapters.store.folder import NotInStore, Store, hold
@@ -234,7 +235,7 @@ class AdminPlane:
     ) -> T:
         """Puts the files into the store and calls `add`, which adds their version."""
         for file in staged.iterdir():
-            if file.name not in (CONFIG_NAME, WEIGHTS_NAME):
+            if file.name not in (CONFIG_NAME, WEIGHTS_NAME, MODULES_NAME):
                 file.unlink()
         try:
             async with contents.held(self.database, digest) as holder:

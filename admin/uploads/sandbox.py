@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from adapters.errors import AdapterRejected
-from adapters.format.validator import AdapterFiles, Limits, validate
-from adapters.manifest import AdapterManifest, BaseModelShape
+from adapters.format.patterns import CPU_S
+from adapters.format.validator import AdapterFiles, Limits, Validated, validate_and_list
+from adapters.manifest import BaseModelShape
 from adapters.store.folder import check_free_space
 from admin.errors import Invalid, TooLarge
 from admin.uploads.archive import ExtractionTarget, extract
@@ -31,10 +32,6 @@ class Upload(msgspec.Struct, frozen=True):
     """Bound of the unpacked files together."""
     min_free_bytes: int
     """The disk's reserve, which unpacking leaves free."""
-
-
-class Validated(msgspec.Struct, frozen=True, tag=True):
-    manifest: AdapterManifest
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
@@ -75,8 +72,8 @@ def _validate(upload: Upload) -> Outcome:
         if upload.archive is not None:
             check_room = partial(check_free_space, folder, upload.min_free_bytes)
             extract(Path(upload.archive), ExtractionTarget(folder, upload.max_bytes, check_room))
-        limits = Limits(upload.max_rank, upload.max_bytes)
-        return Validated(validate(AdapterFiles.in_folder(folder), upload.bases, limits))
+        limits = Limits(upload.max_rank, upload.max_bytes, CPU_S)
+        return validate_and_list(AdapterFiles.in_folder(folder), upload.bases, limits)
     except AdapterRejected as rejected:
         return Rejected(**rejected.to_dict())
     except (Invalid, TooLarge) as refused:

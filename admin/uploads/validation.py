@@ -11,9 +11,11 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from adapters.errors import AdapterRejected
+from adapters.format.module_list import write_module_list
+from adapters.format.validator import Validated
 from adapters.manifest import AdapterManifest, BaseModelShape
 from admin.errors import Invalid, TooLarge
-from admin.uploads.sandbox import DiskFailed, Outcome, Refused, Rejected, Upload, Validated
+from admin.uploads.sandbox import DiskFailed, Outcome, Refused, Rejected, Upload
 from sandbox.sandboxes import Sandboxes
 from sandbox.task import Bounds, Died
 
@@ -51,7 +53,7 @@ class Validation:
         min_free_bytes: int = 0,
     ) -> AdapterManifest:
         """Validates the files in `folder`, unpacked from `archive` first if there is one; unpacking
-        leaves `min_free_bytes` of the disk free.
+        leaves `min_free_bytes` of the disk free. Writes the list of modules beside them.
 
         Raises AdapterRejected (adapter.validation.{memory,timeout,crashed} if it hit a bound),
         Invalid or TooLarge for an archive that cannot be read, OSError of the disk.
@@ -66,7 +68,9 @@ class Validation:
         )
         turn = self._tenants.setdefault(tenant_id, asyncio.Lock())
         async with turn, self._slots:
-            return _result(await self._run(upload))
+            validated = _result(await self._run(upload))
+        await asyncio.to_thread(write_module_list, folder, validated.modules)
+        return validated.manifest
 
     async def close(self) -> None:
         await asyncio.to_thread(self._sandboxes.close)
@@ -85,10 +89,10 @@ class Validation:
         return outcome if isinstance(outcome, Died) else _decoder.decode(outcome)
 
 
-def _result(outcome: Outcome | Died) -> AdapterManifest:
+def _result(outcome: Outcome | Died) -> Validated:
     match outcome:
         case Validated():
-            return outcome.manifest
+            return outcome
         case Rejected():
             raise AdapterRejected(**msgspec.structs.asdict(outcome))
         case Refused():

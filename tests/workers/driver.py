@@ -9,7 +9,8 @@ from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
 
-from adapters.format.validator import AdapterFiles, validate
+from adapters.format.module_list import write_module_list
+from adapters.format.validator import AdapterFiles, validate_and_list
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
 from workers.process.config import WorkerConfig
@@ -33,10 +34,12 @@ from workers.wire.protocol import (
 
 def store_adapter(store: LocalStore, folder: Path, shape: BaseModelShape) -> AdapterRef:
     """Validates and stores what peft saved in `folder`, as an upload would."""
-    manifest = validate(AdapterFiles.in_folder(folder), shape)
+    validated = validate_and_list(AdapterFiles.in_folder(folder), shape)
+    manifest = validated.manifest
     staged = store.stage()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copyfile(folder / name, staged / name)
+    write_module_list(staged, validated.modules)
     store.put("adapters", manifest.digest, staged)
     return AdapterRef(manifest.digest, folder.name)
 

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from adapters.format.module_list import read_module_list
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
+from adapters.manifest import PROJECTIONS
 from admin.adapters.versions import MAX_REJECTED
 from admin.uploads.upload import MAX_FORMS, MAX_FORMS_OF_TENANT
 from tests.adapters.files import write_adapter
@@ -70,6 +72,8 @@ async def test_the_first_version_is_prod_and_the_next_is_not(
     assert plane.files() == {digest}
     stored = plane.store / "adapters" / digest
     assert (stored / WEIGHTS_NAME).read_bytes() == (folder / WEIGHTS_NAME).read_bytes()
+    listed = read_module_list(stored)
+    assert listed is not None and len(listed) == 2 * len(PROJECTIONS)
 
     write_adapter(tmp_path / "next", seed=1)
     answer = await push(acme, tmp_path / "next", name="bot", model="tiny", alias="staging")

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from adapters.errors import AdapterRejected
-from adapters.format.validator import AdapterFiles, validate
+from adapters.format.module_list import read_module_list
+from adapters.format.validator import AdapterFiles, validate, validate_and_list
 from adapters.manifest import BaseModelShape
 from admin.errors import Invalid, TooLarge
 from admin.uploads.validation import BOUNDS, MAX_VALIDATIONS, Validation
@@ -88,6 +89,7 @@ async def test_the_verdict_is_the_validators_own(validation: Validation, tmp_pat
     write_adapter(tmp_path / "good")
     files = AdapterFiles.in_folder(tmp_path / "good")
     assert await validation.validate("t", tmp_path / "good", [BASE]) == validate(files, BASE)
+    assert read_module_list(tmp_path / "good") == [*validate_and_list(files, BASE).modules]
     with pytest.raises(AdapterRejected) as direct:
         validate(AdapterFiles.in_folder(tmp_path), BASE)
     with pytest.raises(AdapterRejected) as apart:
