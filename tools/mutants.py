@@ -30,11 +30,12 @@ from cosmic_ray.plugins import get_operator, operator_names  # pyright: ignore[r
 from tools.source_tree import ROOT
 
 PARTS = {
-    "workers/scheduling": ("tests/workers/scheduling", "tests/workers/execution"),
-    "adapters/pool": ("tests/adapters/pool", "tests/workers/execution"),
-    "gateway/limits": ("tests/gateway/limits",),
-    "gateway/metering": ("tests/gateway/metering", "tests/gateway/limits"),
+    "workers/scheduling": "tests/workers/scheduling",
+    "adapters/pool": "tests/adapters/pool",
+    "gateway/limits": "tests/gateway/limits",
+    "gateway/metering": "tests/gateway/metering",
 }
+"""Folders of the product, each with that of its tests."""
 WITHOUT_EFFECT = "ReplaceBinaryOperator_BitOr_"
 """Its only places are annotations, which are not evaluated."""
 
@@ -67,9 +68,9 @@ def drawn(rng: random.Random, part: str, count: int) -> list[Mutant]:
     return [rng.choice(lines[place]) for place in rng.sample(sorted(lines), count)]
 
 
-def first_failure(copy: Path, tier: str, folders: tuple[str, ...]) -> str | None:
+def first_failure(copy: Path, tier: str, folder: str) -> str | None:
     """Returns the test that fails first, or None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tier", tier, *folders]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tier", tier, folder]
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(copy)}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     if done.returncode == 0:
@@ -77,10 +78,10 @@ def first_failure(copy: Path, tier: str, folders: tuple[str, ...]) -> str | None
     return next(iter(FAILED.findall(done.stdout)), done.stdout[-200:])
 
 
-def judge(copy: Path, folders: tuple[str, ...]) -> str:
+def judge(copy: Path, folder: str) -> str:
     """Returns the tier and the test that notice what was changed."""
     for tier in ("quick", "rest"):
-        if (failure := first_failure(copy, tier, folders)) is not None:
+        if (failure := first_failure(copy, tier, folder)) is not None:
             return f"{tier} {failure}"
     return "SURVIVED"
 

@@ -127,7 +127,8 @@ class Live:
                     **row,
                 },
             )
-        if any(name.endswith("_per_minute") for name in limits) and time.time() % 60 > 45:
+        is_counted = any(most and name.endswith("_per_minute") for name, most in limits.items())
+        if is_counted and time.time() % 60 > 45:
             await asyncio.sleep(60 - time.time() % 60)
 
     async def price(self, **prices: int) -> None:
