@@ -37,6 +37,7 @@ class Ref:
     digest: str
     checksum: str = ""
     name: str = ""
+    is_ephemeral: bool = False
 
 
 class SteppedExecutor(Executor):
