@@ -71,7 +71,8 @@ class AdapterAllocations:
         return [(start * UNIT_BYTES, end * UNIT_BYTES) for start, end in self._holes]
 
     def is_allowed(self, start: int, end: int, num_bytes: int) -> bool:
-        """Whether the ceiling permits the new extents of `num_bytes` at an end of start..end."""
+        """Whether `num_bytes` at one end of start..end need no more new extents than the ceiling
+        permits."""
         first, last = start // UNIT_BYTES, end // UNIT_BYTES
         size = -(-num_bytes // UNIT_BYTES)
         allowed = self._arena.adapter_ceiling - self._arena.num_adapter_extents

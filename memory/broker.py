@@ -16,8 +16,8 @@ from memory.pages import PagePool
 from memory.places import NO_LIMIT, Idle, Loss, Span, cheapest_first, find_places
 
 MARGIN = 2.0
-"""Factor by which the loss of another kind must be smaller than one's own. Without it, two kinds of
-equal worth would take the same bytes from each other in turn."""
+"""Factor by which evicting the other kind (KV or adapters) must cost less than evicting the own.
+Without it, two kinds of equal worth would take the same bytes from each other in turn."""
 LOOK_HOLDS = 32
 """Number of page shortages for which one scan of the other holders is reused."""
 
@@ -144,8 +144,8 @@ class MemoryBroker:
         """Allocates at least `num_bytes` for an adapter, clearing the place of least loss. Returns
         None if no place can be cleared. is_first: the account uses no other adapter."""
         assert self._runs is not None, "no adapters share this arena"
-        # A copy: eviction changes the levels, and by changed levels a later eviction for the same
-        # request could be refused, after others were made.
+        # A copy, because evictions change the levels, by which a later eviction for this request
+        # could be refused after others were made.
         now = BytesHeld(self.bytes_held.accounts, self.bytes_held.held.items())
         ask = Ask(now, account, self._runs.rounded(num_bytes), is_first=is_first)
         while (run := self._runs.allocate(num_bytes, account)) is None:

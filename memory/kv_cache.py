@@ -129,7 +129,7 @@ class KVCache:
 
     def drainable(self) -> dict[int, Idle]:
         """Returns the extents that `drain` could free. Their cost is the seconds to compute their
-        pages again, times the expected reuse of these."""
+        pages again, times the pages' expected reuse."""
         cost = self.page_cost_s
         return {
             extent: Idle(accounts, cost * reuse)

@@ -1,4 +1,4 @@
-"""Keys of full KV pages. Two sequences may share a page if and only if its keys are equal."""
+"""Keys of full KV pages. Sequences share a page if and only if they have the same key for it."""
 
 from __future__ import annotations
 

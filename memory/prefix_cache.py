@@ -318,7 +318,7 @@ class PrefixCache:
         for extent in extents:
             for page in self._idle_in[extent].pages:
                 below = [self._idle[page]]
-                for node in below:  # grows as it goes
+                for node in below:  # grows during the loop
                     below.extend(child for child in node.children if child not in found)
                 found.update((node, None) for node in reversed(below))
         return list(found)

@@ -20,7 +20,7 @@ class Reuse:
     at_s: float = 0.0
 
     def note(self, now: float, amount: float = 1.0) -> None:
-        """Adds to the count, down to 0 at least. A negative amount takes back an earlier note."""
+        """Adds to the count (minimum 0). A negative amount takes back an earlier note."""
         self.count = max(self.expected(now) + amount, 0.0)
         self.at_s = now
 
@@ -32,7 +32,7 @@ class Reuse:
 
     @property
     def rank(self) -> float:
-        """Sort key that orders counts by their `expected` at a common time, as all decay alike."""
+        """Sort key: the order of `expected` at any common time, because all counts decay alike."""
         if self.count == 0.0:
             return -math.inf
         return math.log2(self.count) + self.at_s / HALF_LIFE_S

@@ -1,1 +1,1 @@
-"""The kernel seam: one protocol (`ops.base`), one implementation per backend."""
+"""Kernels: one protocol (`ops.base`) and one implementation per backend."""

@@ -83,7 +83,7 @@ class CudaOps:
         self._graph_pool, self._streams = None, dict[str, torch.cuda.Stream]()
         if device.type == "cuda":
             self._graph_pool = torch.cuda.graph_pool_handle()
-            # Made once, because torch's streams are 32 in rotation: a copy's could be a capture's.
+            # Made once: torch hands out 32 streams in rotation, so a copy could get a capture's.
             for name in ("capture", *get_args(StreamName)):
                 self._streams[name] = torch.cuda.Stream(device)
         # By default cuBLAS may add the parts of a split sum in bfloat16.

@@ -25,8 +25,8 @@ from ops.triton_blocks import group_of_block
 from ops.triton_table import ALIGNMENT, MAX_PARTS, SMALLEST_DOT, AttentionBlocks, power_of_two
 
 COUNTS = ("num_seqs", "table_stride", "part_rows")
-"""Arguments that change from step to step. Triton would compile a kernel specialised for the values
-1 and multiples of 16, in the middle of a request."""
+"""Arguments that change from step to step. Not specialised, because Triton would compile another
+kernel for 1 or a multiple of 16 in the middle of a request."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -156,8 +156,8 @@ def _sum_tiles(
     ALIGN: tl.constexpr,
 ):
     """Returns (weighted values [ROWS, WIDTH], sum of their weights [ROWS], largest score [ROWS]) of
-    a span of keys. keys: those of the head in a page at offset 0, VALUES elements before its
-    values."""
+    a span of keys. keys: pointer to the head's keys in a page at offset 0; its values are VALUES
+    elements later."""
     lane = tl.arange(0, WIDTH)
     known = lane < DIM
     result = tl.zeros((ROWS, WIDTH), tl.float32)

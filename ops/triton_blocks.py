@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 COUNTS = ("num_segments", "first_entry", "num_rows")
-"""Arguments of the LoRA kernels that change from step to step or layer to layer. Triton would
-compile a kernel specialised for the values 1 and multiples of 16, in the middle of a request."""
+"""Arguments of the LoRA kernels that change from step to step or layer to layer. Not specialised,
+because Triton would compile another kernel for 1 or a multiple of 16 in the middle of a request."""
 
 
 @triton.jit

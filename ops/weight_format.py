@@ -1,4 +1,4 @@
-"""How the bytes of a weight, a KV page or an adapter's factor encode numbers."""
+"""Encodings of numbers in weights, KV pages and adapters' factors."""
 
 from __future__ import annotations
 

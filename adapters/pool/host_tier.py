@@ -33,9 +33,9 @@ class HostTier:
         entry.image = None
 
     def victims(self, entry: AdapterEntry) -> list[AdapterEntry] | None:
-        """Returns the entries whose images must be dropped to fit this one of `image_bytes`. Drops
-        only images that are not being copied, are worth no more and belong to an account that must
-        yield. Returns None if these are too few."""
+        """Returns the entries whose images must be dropped to fit this one of `image_bytes`.
+        Chooses only images that are not being copied, are worth no more and belong to an account
+        that must yield. Returns None if these are too few."""
         if self._tier.has_room(entry.image_bytes):
             return []
         ask = self._ask(entry)

@@ -220,9 +220,7 @@ def _write(path: Path, head: bytes, image: AdapterImage) -> None:
     temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
-            with suppress(
-                OSError
-            ):  # not supported: `_remove_unless_written` then removes nothing either
+            with suppress(OSError):  # without locks `_remove_unless_written` removes nothing
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.write(head)
             file.write(image.payload.data)

@@ -216,7 +216,7 @@ class AdapterPool:
         return entry is None or (entry.slot is None and entry.loading is None)
 
     def num_lacking(self, ref: AdapterRef) -> int:
-        """Bytes for which the adapter, loaded on the host, found no room on the device."""
+        """Returns the bytes that an adapter on the host alone needs on the device, else 0."""
         entry = self._entries.get(ref.digest)
         if entry is None or entry.image is None or entry.slot is not None:
             return 0
@@ -242,7 +242,7 @@ class AdapterPool:
         self._pins |= {digest: self._entry(ref) for digest, ref in wanted.items()}
 
     def poll(self) -> None:
-        """Called at the start of each step: re-enables failed loads when due, loads pins."""
+        """Re-enables failed loads that are due, and loads pinned adapters. Called at each step."""
         self._num_polls += 1
         self._refused.clear()
         for entry in self._failures.over():

@@ -76,8 +76,8 @@ class LoadTimes:
     num_evicted: int = 0
 
     def since(self, arrival_s: float) -> Load | None:
-        """Returns the adapter's load to the device after that time, from the tier where it was
-        then. Returns None if it was on the device."""
+        """Returns the load that brought the adapter to the device after `arrival_s`, from the tier
+        where it was then, or None if it was on the device."""
         if self.copied_s <= arrival_s:
             return None
         tier, begun_s = "host", self.copy_begun_s

@@ -58,7 +58,7 @@ class Store(Protocol):
         ...
 
     def sweep(self, max_age_s: float) -> None:
-        """Removes incoming folders that are not held and unchanged for `max_age_s` seconds."""
+        """Removes incoming folders not held and not changed for `max_age_s` seconds."""
         ...
 
     def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:

@@ -61,7 +61,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
 
 
 Target = tuple[LocalStore, Kind, str]
-"""Folder, with the cache that contains it or will."""
+"""Address of a cached folder: the cache, its kind and its digest."""
 
 
 class ObjectStore:

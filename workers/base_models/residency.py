@@ -117,8 +117,8 @@ class ModelResidency:
     """Policy for all models of a worker, with one load at a time. capacity: number of extents for
     weights and KV together.
 
-    A request waits for its model at most max_wait_s, and then, for its own and each model that has
-    waited longer, the minimum stay of the previous model, max_drain_s and the load.
+    A request waits for its model at most max_wait_s plus, for its own model and each that has
+    waited longer, the minimum stay of the model before it, max_drain_s and the load.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ def _order_of_leaving(model: ModelState) -> tuple[bool, bool, float]:
 
 def _first_enough(models: list[ModelState], num_extents: int) -> list[ModelState]:
     """Returns the first models with `num_extents` in total, without those not needed for it.
-    Returns none if all together have too few."""
+    Returns [] if all together have too few."""
     chosen: list[ModelState] = []
     num_chosen = 0
     for model in models:

@@ -102,7 +102,7 @@ class MappedMemory:
 
 
 def available_bytes() -> int:
-    """Returns the host memory in bytes that is available without swapping and within cgroup v2."""
+    """Returns the bytes of host memory available without swapping, within any cgroup v2 limit."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) << 10
     group = Path("/sys/fs/cgroup")

@@ -24,9 +24,9 @@ A step's actual ranks are read on the device, so the cost is that of the actual 
 class BatchInputs(NamedTuple, Generic[A]):
     """Inputs of a step's kernels: arrays on the host, or tensors on the device.
 
-    buffer_slots int64 [T]     token buffer slot of each token
-    buffer_positions int64 [T] and its position there query_start int32 [S + 1], token_seq int32
-    [T], positions int32 [T], context_lens int32 [S],
+    buffer_slots int64 [T]      token buffer slot of each token
+    buffer_positions int64 [T]  and its position there
+    query_start int32 [S + 1], token_seq int32 [T], positions int32 [T], context_lens int32 [S],
     block_tables int64 [S, P]  as in `AttentionBatch`
     last_tokens int64 [N]      for each sampled sequence, its last token's index among the T
     segment_start int32 [G + 1], segment_slot int32 [G]   as in `LoRABatch`; without adapters G is 0

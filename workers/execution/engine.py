@@ -67,7 +67,7 @@ Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 
 class EngineFailed(Exception):
     """Raised when steps keep failing, or when the device may still use memory that would be
-    allocated again. The process must end, because it would attract ever more requests."""
+    allocated again. The process must end, because failing fast attracts ever more requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,8 +181,8 @@ class GraphRunner:
         return len(self._graphs)
 
     def prepare(self, inputs: BatchInputs[Array], shape: StepShape) -> Callable[[], Tensor] | None:
-        """Returns a function like `StepGraph.prepare`. Returns None if a sequence has several
-        tokens, the step is too large or its graph cannot be captured."""
+        """Returns a function that computes the logits (see `StepGraph.prepare`), or None if a
+        sequence has several tokens, the step is too large or its graph cannot be captured."""
         if shape.max_query > 1 or len(inputs.positions) > self._limits.num_tokens:
             return None
         graph = self._graph(self._key(inputs, shape))

@@ -1,4 +1,4 @@
-"""Checks whether a request can run at all, made when it arrives."""
+"""Check, on arrival, whether a request can run at all."""
 
 from __future__ import annotations
 

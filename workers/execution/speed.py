@@ -30,7 +30,7 @@ def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
     max_len, max_tokens = engine.info.max_model_len, scheduler.max_batched_tokens
 
     def time(num_sequences: int, num_tokens: int, start: int) -> float:
-        """Returns the seconds of a step, the second of its kind unless the first is long."""
+        """Returns the seconds of the step's second run, or of the first if that took `ENOUGH_S`."""
         start = min(start, max_len - 1 - num_tokens)
         step = _step(num_sequences, num_tokens, start)
         seconds = 0.0

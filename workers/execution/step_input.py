@@ -141,7 +141,7 @@ class PendingStep(Protocol):
 
 
 class Runner(Protocol):
-    """Protocol of what computes steps: `ModelRunner`, or a simulator."""
+    """Protocol for computing steps, implemented by `ModelRunner` and by a simulator."""
 
     def launch(self, step: StepInput) -> PendingStep:
         """Submits a step. Steps are computed in the order of their launch. The pages, sequence

@@ -41,8 +41,7 @@ class StepRing:
     def append(self, **values: float) -> None:
         """Appends a record. values: all fields of STEP except `step`."""
         values["step"] = self.num_steps
-        # One assignment, because sixteen of single fields would take longer than the rest of the
-        # method.
+        # One assignment, because sixteen for single fields would take longer than all the rest.
         self._records[self.num_steps % CAPACITY] = tuple(values[name] for name in STEP.names or ())
         self.num_steps += 1
 

@@ -1,4 +1,4 @@
-"""Language model of a checkpoint that also has image or audio parts. Only the former is served."""
+"""Language model of a checkpoint with image or audio parts, which are not served."""
 
 from __future__ import annotations
 

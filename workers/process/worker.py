@@ -422,7 +422,7 @@ class Worker:
 def warm_up(engine: Engine) -> None:
     """Runs a short sequence through the whole engine, and then a step with as many sequences as
     possible, so that kernels are built and caches and threads are warm. Prompts are shorter than a
-    page, so none stays cached. Raises CannotServe if a step fails, as requests would."""
+    page, so none stays cached. Raises CannotServe if a step fails."""
     longest = min(engine.info.max_model_len, PAGE_TOKENS)
     _run_alone(engine, [[0, 1, 2]], max_tokens=min(WARM_TOKENS, longest - 3))
     scheduler = engine.scheduler
@@ -496,8 +496,8 @@ def _make_arena(
     config: WorkerConfig, models: list[Footprint], granularity: int, graph_bytes: int
 ) -> tuple[Arena, int, int]:
     """Returns the arena, the maximum number of its KV extents, and the number of extents for the
-    weights of `models`. granularity: of an extent's bytes. graph_bytes: bytes of `device_memory`
-    for captured graphs, outside the arena.
+    weights of `models`. granularity: divisor of an extent's bytes. graph_bytes: bytes of
+    `device_memory` for captured graphs, outside the arena.
 
     Without `device_memory` there is room for `memory` in addition to the weights of all models.
     Raises CannotServe.

@@ -98,7 +98,7 @@ class FairnessPolicy:
 
     def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
         """Reserves for the sequence what it lacks, by keeping later sequences from starting. An
-        over-share tenant's sequence holds up only over-share tenants. None holds up all."""
+        over-share tenant's sequence holds up only over-share tenants; no sequence, all."""
         if reason is BlockReason.BUDGET:
             self._is_spent = True
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.GRAMMAR):
@@ -133,8 +133,8 @@ class FairnessPolicy:
         """Whether the tenant may have one more slot.
 
         About one slot for each other tenant with work is kept for tenants that are within their
-        share and hold few slots. If no slot is free, only a tenant for which an over-share tenant
-        must give one up may have one.
+        share and hold few slots. Without a free slot, a tenant may have one only if an over-share
+        tenant must give one up for it.
         """
         share = self._queue.share(tenant)
         least, most = (int(part * self._max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))

@@ -137,14 +137,14 @@ class QueueLimits:
         return self._wait_s(tenant, own, self._forecast.running_work(self._running))
 
     def _wait_s(self, tenant: TenantQueue, own: Load, work: RunningWork) -> float:
-        """Returns the seconds until the last of the tenant's `own` has its first token."""
+        """Returns the seconds until each request of the load `own` has its first token."""
         ahead = self._queue.ahead_of(tenant, own)
         num_begun = sum(each.num_uncomputed for each in self._running if each.is_prefilling)
         terms, memory_tokens = tenant.class_queue.terms, self._memory_tokens()
         return self._forecast.seconds(ahead, num_begun, work, terms, memory_tokens)
 
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
-        """Returns refusals that make room, of fuller tenants, or that of the newcomer."""
+        """Returns refusals of fuller tenants' requests that make room, or the newcomer's."""
         num_requests, num_tokens = 1, len(newcomer.tokens)
         own = self._fullness(tenant, num_requests, num_tokens)
         victims: list[Sequence] = []
@@ -193,9 +193,10 @@ class QueueLimits:
         *,
         is_full: bool = True,
     ) -> Refusal:
-        """Returns a refusal whose retry time is one place after the tenant's last refused request.
-        wait_s: seconds until one more request would have its first token, if known. is_full:
-        whether any other request of the tenant would have been refused, too."""
+        """Returns a refusal. Its retry time follows that of the tenant's last refusal by the time
+        until one place becomes free. wait_s: seconds until one more request would have its first
+        token, if known. is_full: whether any other request of the tenant would have been refused,
+        too."""
         wait_s = self._wait_with_s(sequence, tenant) if wait_s is None else wait_s
         pace_s = wait_s / (tenant.num_waiting + 1)
         room_s = max(tenant.next_room_s, now) + pace_s

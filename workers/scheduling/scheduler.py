@@ -150,7 +150,7 @@ class Scheduler:
 
     @property
     def _is_backlogged(self) -> bool:
-        """Whether sequences wait for slots, pages or time, not just for adapters or models."""
+        """Whether sequences wait for slots, pages or time, and not only for an adapter or model."""
         return self.num_waiting > 0 and self.policy.is_full
 
     @property
@@ -446,7 +446,7 @@ class Scheduler:
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
         if not sequence.num_reached or sequence.num_computed > sequence.num_reached:
-            # Up to there, cached pages may be those computed for it.
+            # Cached positions up to `num_reached` may have been computed for this sequence.
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         if not sequence.num_charged:
             self.num_queried_tokens += len(sequence.tokens)

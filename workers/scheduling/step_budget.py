@@ -43,7 +43,7 @@ class StepBudget:
         self._floor = int(max(min(MIN_TOKENS, step_time.tokens_within(floor_s, 0)), 1))
 
     def is_spent(self, *, is_over_share: bool) -> bool:
-        """Whether prompts of such a tenant get no more tokens."""
+        """Whether no tokens are left for prompts of tenants over (or within) their share."""
         is_late = is_over_share and self._floor <= 0 and self._over_share_s <= 0.0
         return self.num_tokens <= 0 or is_late
 

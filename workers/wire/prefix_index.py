@@ -85,7 +85,8 @@ class PrefixIndex:
         keys.update(_split(pages.added))
 
     def num_cached(self, prefix: Prefix, layout: str) -> int:
-        """Returns the number of leading prompt tokens cached there. layout: of the pages' keys."""
+        """Returns the number of leading prompt tokens cached there. layout: of the worker's
+        keys."""
         keys = self._keys.get(prefix.model)
         # Most workers lack even the first page, and there may be thousands of workers.
         if not keys or prefix.first_key(layout) not in keys:

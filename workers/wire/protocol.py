@@ -90,7 +90,7 @@ class TokenRules(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rules for the tokens that may be generated, independent of their logits."""
 
     allowed: tuple[int, ...] = ()
-    """Only these are allowed; empty: any. Cannot be combined with a grammar."""
+    """The only tokens allowed; empty: any. Cannot be combined with a grammar."""
     banned: tuple[tuple[int, ...], ...] = ()
     """Token sequences that are not generated, unless no other token is allowed."""
     thought: ThoughtBound | None = None
@@ -415,7 +415,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     num_waiting_tokens: int = 0
     """Prompt tokens of running and waiting sequences that are neither computed nor cached."""
     prefill_tokens_per_s: float = 0.0
-    """Measured recently; before the first request measured by the warm-up. 0: unknown."""
+    """Recent rate; before the first request, that of the warm-up. 0: unknown."""
     decode_step_s: float = 0.0
     """Mean seconds of recent steps without prefill; 0: unknown."""
     adapter_loads: dict[str, int] = {}
