@@ -324,7 +324,7 @@ def _workers(workers: list[dict[str, Any]]) -> Findings:
             case _:
                 reason = worker.get("reason")
                 text = f"{text}: {reason}" if reason else text
-                yield "failed", text, "see docs/operate/operations.md, Workers"
+                yield "failed", text, "see docs/operate/operations.md, "Adding, draining and removing workers""
 
 
 def _get(url: str) -> httpx.Response | None:
