@@ -1,4 +1,4 @@
-"""Where in a prompt an activated LoRA begins to act."""
+"""Finds the position in a prompt at which an activated LoRA begins to act."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gateway.text.stop_strings import failure_function
 
 
 def find_activation(tokens: Sequence[int], invocation: Sequence[int]) -> int | None:
-    """Start of the last occurrence of the adapter's invocation in a prompt.
+    """Returns the start of the last occurrence of the adapter's invocation in a prompt.
 
-    0 without an invocation: an ordinary adapter acts from the start. None where it does not occur:
-    the base model answers alone, and what is generated activates nothing, as in peft. Takes linear
-    time, whatever the caller sent (Knuth, Morris and Pratt, from the end).
+    Returns 0 without an invocation, because an ordinary adapter acts from the start. Returns None
+    if it does not occur: then only the base model answers, and generated tokens activate nothing,
+    as in peft. Takes linear time for any input (Knuth, Morris and Pratt, from the end).
     """
     if not invocation:
         return 0

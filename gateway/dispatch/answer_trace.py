@@ -1,4 +1,4 @@
-"""What the spans of an answered request say of it: never what was said."""
+"""Contents of an answered request's spans, without its prompt and answer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gateway.tracing import Detail, Event, Stage, Value
 from workers.wire.client import WorkerClient
 
 MAX_CANDIDATES = 8
-"""Workers of one choice that a span names."""
+"""Maximum workers that a span names for one choice."""
 
 
 def trace_answer(call: Call, generation: Generation, failure: Exception | None) -> None:
-    """Notes the answer in the request's trace, when it has ended. failure: what ended it, if not
-    its own end or the client."""
+    """Records the answer in the request's trace when it has ended. `failure` is the exception that
+    ended it. None if it completed or the client disconnected."""
     trace = call.trace
     trace.first_output_at = generation.first_output_at
     if failure is not None:
@@ -33,7 +33,7 @@ def outcome_of(generation: Generation, failure: Exception | None) -> str:
 
 
 def routing_attributes(weighed: Mapping[WorkerClient, float]) -> dict[str, Value]:
-    """The candidates of a choice, best first."""
+    """Returns the candidates of a choice, best first."""
     ranked = sorted(weighed.items(), key=itemgetter(1))[:MAX_CANDIDATES]
     return {
         "loraplex.routing.candidates": [worker.instance_id for worker, _ in ranked],
@@ -52,7 +52,8 @@ def _detail(call: Call, generation: Generation, failure: Exception | None) -> De
 
 
 def _request_attributes(call: Call) -> dict[str, Value]:
-    """https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/, and our own."""
+    """Returns attributes of loraplex and
+    https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/."""
     asked, target, caller = call.asked, call.target, call.caller
     found: dict[str, Value | None] = {
         "gen_ai.operation.name": operation(call),
@@ -90,7 +91,7 @@ def _usage_attributes(generation: Generation) -> dict[str, Value]:
 
 
 def _events(generation: Generation) -> list[Event]:
-    """Moves to other workers; preemptions, and evictions for the adapter, at the last."""
+    """Returns the moves to other workers, and the last worker's preemptions and evictions."""
     events = [
         Event(
             "resume" if move.num_resumed else "retry",
@@ -117,8 +118,8 @@ def _events(generation: Generation) -> list[Event]:
 
 
 def _stages(generation: Generation) -> list[Stage]:
-    """Stages of the sequence that told of them last. The clocks of two machines differ: they are
-    placed as if the sequence had arrived at the worker when it was sent."""
+    """Returns the stages of the sequence that reported last. Clocks of two machines differ, so that
+    they are placed as if the sequence had reached the worker when it was sent."""
     told = generation.worker_times
     if told is None:
         return []
@@ -144,8 +145,8 @@ def _stages(generation: Generation) -> list[Stage]:
 
 
 def _ended_s(generation: Generation, told: WorkerTimes) -> float:
-    """Seconds from the sequence's arrival to its end, which the worker has not told of one that was
-    ended here, as by a stop string."""
+    """Returns the seconds from the sequence's arrival to its end. The worker has not reported the
+    end of a sequence that the gateway ended, for example at a stop string."""
     if told.is_last:
         return told.times.told_s
     return (generation.ended_at or time.perf_counter()) - told.sent_at

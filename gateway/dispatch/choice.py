@@ -1,4 +1,4 @@
-"""One answer in the making: a sequence's tokens become text, stopped where the caller asked."""
+"""Turns a sequence's tokens into the text of one answer, stopped where the caller asked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from workers.wire.client import WorkerFailed
 from workers.wire.protocol import ErrorCode, FinishReason, SequenceOutput, TokenLogprobs
 
 TOOL_CALLS = "tool_calls"
-"""The finish reason of an answer that calls tools."""
+"""Finish reason of an answer that calls tools."""
 
 
 class ScoredToken(NamedTuple):
-    """A token with its log-probability (None: the first of a prompt) and the likeliest others."""
+    """Token with its log-probability (None for the first of a prompt) and the likeliest others."""
 
     token: int
     logprob: float | None
@@ -29,35 +29,35 @@ Scored = ScoredToken | TokenLogprobs
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What an output added to a choice."""
+    """Addition of one output to a choice."""
 
     index: int
     parts: list[Part]
     scored: list[Scored]
     finish_reason: str | None
     tokens: list[int] = []
-    """Tokens that were generated and count: up to a stop string, the end token included."""
+    """Generated tokens that count: up to a stop string, including the end token."""
     stop: str | int | None = None
-    """The stop string, or the id of the request's stop token, that ended the choice."""
+    """Stop string, or id of the request's stop token, that ended the choice."""
     prompt_scored: list[Scored] = []
-    """The prompt's tokens, where they are told apart from the answer."""
+    """Tokens of the prompt with log-probabilities, if they are reported separately."""
     prompt: list[int] = []
-    """The prompt's tokens; the same list in each delta."""
+    """Tokens of the prompt; the same list in each delta."""
     num_tokens: int = 0
-    """Tokens of the choice's answer up to here, those that are not shown included."""
+    """Number of tokens of the answer so far, including those that are not shown."""
     num_thought_tokens: int = 0
-    """Tokens among them that spell its thought."""
+    """Number of tokens of the thought so far."""
     vector: bytes | None = None
-    """The prompt's vector, where one is asked for: float32, little-endian, not normalised."""
+    """Vector of the prompt, if requested: float32, little-endian, not normalised."""
 
     @property
     def text(self) -> str:
-        """The text that it added to the answer itself."""
+        """Text added to the answer itself."""
         return "".join([part.text for part in self.parts if type(part) is Text])
 
 
 class Choice:
-    """`feed` it each output of its sequence until `finish_reason` is set."""
+    """One answer. `feed` takes each output of its sequence until `finish_reason` is set."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Choice:
         num_prompt_top: int | None = None,
         scores_texts: bool = False,
     ) -> None:
-        """`stop_tokens`: tokens that end the answer because the request says so. `echo` is shown
-        before the answer, and neither searched for stop strings nor parsed.
-        `shown`: special tokens that are in the text; None: all are. `shows_stop`: the stop string
-        that ends the answer is in its text. `num_echo_top`: others shown beside each token of the
-        echo, and `num_prompt_top` of the prompt by itself; None: not scored.
-        `scores_texts`: pieces of text come with the log-probabilities of their tokens."""
+        """`stop_tokens` are tokens that end the answer because the request says so. `echo` is shown
+        before the answer, neither searched for stop strings nor parsed. `shown` are the special
+        tokens in the text; None shows all. `shows_stop` includes the stop string that ends the
+        answer. `num_echo_top` and `num_prompt_top` are the numbers of likeliest tokens shown with
+        each token of the echo and of the prompt; None shows no scores. `scores_texts` adds
+        log-probabilities to the pieces of text."""
         self.index = index
         self.prompt = prompt
         self.finish_reason: str | None = None
@@ -99,11 +99,12 @@ class Choice:
 
     @property
     def num_thought_tokens(self) -> int:
-        """Tokens of the answer so far that spell its thought."""
+        """Number of tokens of the thought so far."""
         return self._parser.num_thought_tokens
 
     def feed(self, output: SequenceOutput) -> Delta:
-        """Raises WorkerFailed if the worker gave the sequence up."""
+        """Returns the delta of an output. Raises WorkerFailed if the worker aborted the
+        sequence."""
         if output.finish_reason is FinishReason.ABORT:
             raise WorkerFailed(ErrorCode.INTERNAL, "The worker gave this request up.")
         before = self.num_tokens
@@ -134,7 +135,7 @@ class Choice:
         )
 
     def _read(self, output: SequenceOutput) -> list[Part]:
-        """Reads the tokens that have text, until one of them ends the answer. Counts them."""
+        """Reads and counts the tokens that have text, until one of them ends the answer."""
         tokens, scored = output.tokens, output.logprobs or []
         if output.stop_token is not None and tokens[-1:] == [output.stop_token]:
             tokens = tokens[:-1]
@@ -153,8 +154,8 @@ class Choice:
         return parts
 
     def _finish(self) -> list[Part]:
-        """Returns the parts that were held back. A stop string may end in them too. An answer that
-        calls tools ends for that reason, where it would have stopped."""
+        """Returns the parts that were held back, in which a stop string may end too. Changes the
+        finish reason of an answer that stops after calling tools."""
         is_cut = self.finish_reason == FinishReason.LENGTH.value
         parts = self._told(self._parser.finish(self._detokenizer.flush(), is_cut=is_cut), [])
         if self._parser.is_over:
@@ -164,7 +165,7 @@ class Choice:
         return parts
 
     def _told(self, parts: list[Part], scored: list[TokenLogprobs]) -> list[Part]:
-        """The parts that some tokens add, with their log-probabilities if texts have them."""
+        """Returns the parts of some tokens, with log-probabilities if `scores_texts` is set."""
         self._has_calls = self._has_calls or any(type(part) is ToolCall for part in parts)
         return parts if self._scores is None else self._scores.told(join_parts(parts), scored)
 
@@ -175,7 +176,7 @@ class Choice:
         return scored
 
     def _scored_prompt(self, output: SequenceOutput, num_top: int | None) -> list[Scored]:
-        """The prompt's tokens with so many likeliest others each, if they come with the output."""
+        """Returns the prompt's tokens with `num_top` likeliest others each, if they were sent."""
         if num_top is None or output.prompt_logprobs is None:
             return []
         told = [

@@ -1,13 +1,12 @@
-"""What becomes of a sequence whose worker cannot have it: another worker, a wait for one, or the
-end.
+"""Decides what happens to a sequence that its worker refused or lost: it moves, waits or ends.
 
-    refused     (draining, the model is not there) it goes to another, or waits for one
-    overloaded  it goes once to another that has not just refused such a request; where the answer
-                has begun, if with another choice, it waits too, and does not expire
-    lost        before its first token it is retried within the budget, after it resumed; without
-                another worker it waits
-    lost again  without a token in between: it waits for them, and if they were not merely cut off,
-                it is taken for the cause
+refused     (draining, model not there) moves to another worker, or waits for one
+overloaded  moves once to another worker that has not just refused such a request. If any
+            choice of the answer has begun, it also waits, and does not expire
+lost        before its first token it is retried within the budget, after it it resumes; without
+            another worker it waits
+lost again  without a token in between: waits for the lost workers, and if they were not only
+            disconnected, is presumed to have crashed them
 """
 
 from __future__ import annotations
@@ -25,38 +24,38 @@ from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import ErrorCode, Generate, version_needed
 
 EXCLUDED_S = 1.0
-"""How long a sequence stays away from a worker that refused it; by then its status tells."""
+"""Seconds a sequence avoids a worker that refused it. Then the worker's status shows why."""
 MAX_WITHOUT_PROGRESS = 2
-"""Workers lost in a row without a token in between after which the sequence is refused."""
+"""Consecutive workers lost without a token in between after which the sequence is refused."""
 MAX_LOST = 5
-"""Workers lost in all after which it is refused."""
+"""Workers lost in all after which the sequence is refused."""
 VERDICT_S = 3.0
-"""How long workers that were merely cut off have to come back before a sequence is taken for the
-cause of their loss."""
+"""Seconds for workers that were only disconnected to return before a sequence is presumed to have
+crashed them."""
 REFUSALS = (ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN)
 OVERLOADED = (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE)
 
 
 class Failover:
-    """Where else a gateway's sequences can go, and how many may."""
+    """Alternatives for a gateway's sequences whose workers fail, and a budget of retries."""
 
     def __init__(self, fleet: Fleet, wait_s: float) -> None:
-        """wait_s: how long a sequence waits for a worker when there is none."""
+        """`wait_s` is how many seconds a sequence waits for a worker if there is none."""
         self.budget = RetryBudget()
         self.wait_s = wait_s
         self.full = FullQueues()
         self.num_retried = 0
         """Sequences sent to another worker before their first token."""
         self.num_resumed = 0
-        """Sequences that went on elsewhere after their first token."""
+        """Sequences continued on another worker after their first token."""
         self.num_poisonous = 0
         self._fleet = fleet
 
     def find(
         self, request: Generate, excluded: Collection[WorkerClient], num_bytes: int
     ) -> WorkerClient | None:
-        """Returns a worker that is not silent and counts the sequence there, or None. A worker that
-        has just refused such a request for want of room is left out. num_bytes: of its body."""
+        """Picks a worker that is not silent and counts the sequence there. Returns None if none has
+        room for the request, whose body has `num_bytes` bytes."""
         if not request.num_resumed:
             excluded = [*excluded, *self.full.full(self._fleet.clients, request, num_bytes)]
         work = _work_of(request)
@@ -70,7 +69,7 @@ class Failover:
         return worker
 
     def has_other(self, model: str, worker: WorkerClient) -> bool:
-        """Whether another worker that is heard of has the base model of this digest."""
+        """Returns whether another worker that is not silent has the base model with this digest."""
         return any(w is not worker and not w.is_silent for w in self._fleet.serving(model))
 
     def note_move(self, request: Generate) -> None:
@@ -81,22 +80,22 @@ class Failover:
 
 
 class RetryState:
-    """One sequence's failures so far, and what may still be done for it."""
+    """Failures of one sequence so far, and what may still be tried."""
 
     def __init__(self, failover: Failover) -> None:
         self.failure: Exception = NoWorker("No worker is ready for this model. Try again shortly.")
-        """What it ends with when nothing helps."""
+        """Error with which the sequence ends if no retry helps."""
         self._failover = failover
         self._is_patient = True
-        """It may wait for a worker."""
+        """Whether the sequence may wait for a worker."""
         self._lost: list[tuple[WorkerClient, str]] = []
-        """Workers, with their instance ids."""
+        """Lost workers with their instance ids."""
         self._num_with_progress = 0
-        """How many of them were lost before its last token."""
+        """Number of workers lost before the sequence's last token."""
         self._suspected_at: float | None = None
         self._was_overloaded = False
         self._excluded: dict[WorkerClient, float] = {}
-        """Until when."""
+        """Times of time.monotonic() until which each worker is avoided."""
         self._give_up_at: float | None = None
 
     @property
@@ -110,7 +109,8 @@ class RetryState:
         return [worker for worker, until in self._excluded.items() if until > now]
 
     def gives_up(self) -> bool:
-        """Whether it has waited in vain for as long as it may; the wait begins with this."""
+        """Returns whether the sequence has waited as long as it may. The first call starts the
+        wait."""
         now = time.monotonic()
         if self._give_up_at is None:
             self._give_up_at = now + self._failover.wait_s
@@ -132,9 +132,9 @@ class RetryState:
         is_begun: bool,
         is_answering: bool,
     ) -> None:
-        """Raises what the sequence ends with if no other worker may have it. `instance_id` is the
-        worker's when it got the sequence; `is_begun`: tokens have come, from whomever;
-        `is_answering`: of any choice of its request."""
+        """Records a failure. Raises the sequence's error if no other worker may have it.
+        `instance_id` is the worker's when it got the sequence. `is_begun` says that the sequence
+        has tokens, `is_answering` that any choice of its request has."""
         self.failure, self._is_patient = failure, True
         self.exclude(worker, max(EXCLUDED_S, failure.retry_after_s))
         if failure.code is ErrorCode.WORKER_LOST:
@@ -150,10 +150,10 @@ class RetryState:
             raise failure
 
     def is_suspected(self) -> bool:
-        """Whether it may be what its workers were lost of, so that no other is to have it yet.
-        Raises PoisonRequest if it is taken for that.
+        """Returns whether the sequence is suspected of crashing its workers, and must not be sent
+        to another yet. Raises PoisonRequest if it is presumed to have crashed them.
 
-        A worker that is known to live by now was cut off, and not by what it was sent.
+        A worker that is known to live was only disconnected, and does not count.
         """
         is_dead = [not worker.lives(instance_id) for worker, instance_id in self._lost]
         if (

@@ -1,4 +1,4 @@
-"""The workers this gateway is connected to."""
+"""Workers to which this gateway is connected."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from workers.wire.protocol import (
 )
 
 GREET_INTERVAL_S = 0.25
-"""How soon a worker that came back is told what is wanted."""
+"""Seconds between checks for reconnected workers, which are then sent the wanted adapters."""
 MEMORY = 0.95
-"""Part that is kept, at each report, of what was reported before."""
+"""Decay factor of the traffic averages, per report."""
 NOT_NONE = 0.1
-"""A gateway without traffic does not take itself for one of infinitely many."""
+"""Keeps an idle gateway's estimate of the number of gateways finite."""
 
 
 class Fleet:
-    """Clients, each of which keeps its connection up by itself."""
+    """Clients of all workers. Each keeps its connection up by itself."""
 
     def __init__(
         self,
@@ -41,26 +41,26 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        """clients: of the workers there are; the roster changes them in place."""
+        """`clients` is the list of the worker discovery, which changes it in place."""
         self.clients = clients
         self.weighed: Mapping[WorkerClient, float] = {}
-        """The candidates of the last choice, with the seconds by which they were compared; empty
-        where there was one worker."""
+        """Candidates of the last choice and their predicted seconds. Empty if there was one
+        worker."""
         self._workers: Workers[WorkerClient] = Workers()
         self._statuses: dict[WorkerClient, WorkerStatus | None] = {}
-        """Which of each worker's they were made of."""
+        """Status from which each worker's standing was made."""
         self._rates: dict[str, float] = {}
-        """Prefill tokens/s by model, as a worker has measured them last."""
+        """Prefill tokens per second by model, as last measured by any worker."""
         self._num_sequences, self._num_own = 0.0, 1.0
-        """At the workers of late, by all gateways and by this one."""
+        """Recent average numbers of sequences at the workers, of all gateways and of this one."""
         self._clock = clock
         self._random = rng or random.Random()
         self._view: CatalogView | None = None
         self._told: dict[WorkerClient, Mapping[str, ModelInfo]] = {}
-        """The models of the connection that was told last."""
+        """Models of the connection to which the wanted adapters were sent last."""
 
     async def run(self) -> None:
-        """Keeps workers told until cancelled."""
+        """Sends the wanted adapters to new and reconnected workers until cancelled."""
         while True:
             for client in self.clients:
                 if self._view is not None and self._told.get(client) is not client.models:
@@ -69,8 +69,8 @@ class Fleet:
             await asyncio.sleep(GREET_INTERVAL_S)
 
     def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
-        """The worker for a request. Raises NoWorker if none is ready that has the base model, but
-        for those excluded."""
+        """Returns the worker for a request. Raises NoWorker if no worker that is not `excluded` is
+        ready and has the base model."""
 
         def is_able(client: WorkerClient) -> bool:
             is_new_enough = client.version >= work.least_version
@@ -94,16 +94,16 @@ class Fleet:
         return best(self.weighed)
 
     def states(self) -> dict[str, int]:
-        """Counts workers that are ready, silent (connected, without a recent status), draining or
-        lost, and absent ones: addresses that have never answered."""
+        """Returns the numbers of workers that are ready, silent (connected, without a recent
+        status), draining or lost, and absent (addresses that have never answered)."""
         found = {"ready": 0, "silent": 0, "draining": 0, "lost": 0, "absent": 0}
         for client in list(self.clients):
             found[_state(client)] += 1
         return found
 
     def why_not_serving(self) -> str | None:
-        """Why no worker could serve any base model of the catalog; None if one could, or if too
-        little is known yet."""
+        """Returns why no worker could serve any base model of the catalog. Returns None if one
+        could, or too little is known yet."""
         ready = [client for client in self.clients if client.is_ready]
         if not ready:
             return "no worker is ready"
@@ -114,8 +114,8 @@ class Fleet:
         return reason and f"no worker can serve any base model: {reason}"
 
     def _why_none(self, work: Work) -> NoWorker:
-        """Waiting is said not to help only where every worker there is has told that it cannot
-        serve the model."""
+        """Returns the error for a request without a worker. It says that waiting does not help only
+        if every worker has reported that it cannot serve the model."""
         found = [_find_model(client, work.model) for client in self.clients]
         reasons = [m.error for m in found if m is not None and m.tier == UNSATISFIABLE]
         if found and len(reasons) == len(found):
@@ -132,14 +132,14 @@ class Fleet:
         return NoWorker("No worker is ready for this model. Try again shortly.")
 
     def note_sent(self, worker: WorkerClient, work: Work) -> None:
-        """Counts a request that is sent to the worker, for the choices that follow."""
+        """Counts a request that is sent to the worker, for later choices."""
         if len(self.clients) > 1 and worker in self._workers.standings:
             self._workers.send(worker, work, _num_cached_at(worker, work), self._clock())
 
     @contextmanager
     def claimed(self, worker: WorkerClient, work: Work) -> Generator[None]:
-        """Counts a request at its chosen worker while it waits for its limits. It is sent there
-        afterwards, unless the block raises."""
+        """Counts a request at its chosen worker while it waits for its limits. At the end of the
+        block, counts it as sent, unless the block raises."""
         if len(self.clients) == 1 or worker not in self._workers.standings:
             yield
             return
@@ -148,14 +148,14 @@ class Fleet:
         self.note_sent(worker, work)
 
     def serving(self, model: str) -> list[WorkerClient]:
-        """Those that are ready and have the base model of this digest. One that is silent counts
-        only where all are: then requests wait for it."""
+        """Returns the ready workers that have the base model with this digest. Silent ones are
+        included only if all are silent, so that requests wait for them."""
         able = [client for client in self.clients if _serves(client, model)]
         return [c for c in able if not c.is_silent] or able
 
     def prefetch(self, target: ResolvedModel) -> None:
-        """Has the only worker that the target's request can go to bring the adapter nearer now.
-        Among several its prompt decides, which is not read yet."""
+        """Prefetches the adapter if only one worker can serve the target. Among several, the prompt
+        decides, which is not read yet."""
         if target.version is None:
             return
         model, digest = target.base.digest, target.version.digest
@@ -170,13 +170,13 @@ class Fleet:
             worker.prefetch(model, adapter)
 
     def want(self, view: CatalogView) -> None:
-        """Tells every worker, now and when it comes back, what this catalog wants kept."""
+        """Sends every worker, now and after reconnects, what this catalog wants kept."""
         self._view = view
         for client in self.clients:
             self._tell(client, view)
 
     def _forget(self) -> None:
-        """What is known of workers that went."""
+        """Forgets workers that have left."""
         for client in self._told.keys() - set(self.clients):
             del self._told[client]
         for client in self._statuses.keys() - set(self.clients):
@@ -184,13 +184,13 @@ class Fleet:
             self._workers.remove(client)
 
     def _tell(self, client: WorkerClient, view: CatalogView) -> None:
-        """Not before it is connected: what to send depends on its layouts."""
+        """Sends the wanted adapters to a connected worker, because they depend on its layouts."""
         if client.models or client.status:
             client.want(_desired(view, client.models))
             self._told[client] = client.models
 
     def _look(self) -> None:
-        """Takes up what workers have told. One that has told nothing yet is believed to be busy."""
+        """Updates standings from new statuses. A worker without a status counts as busy."""
         statuses, standings = self._statuses, self._workers.standings
         for client in self.clients:
             status = client.status
@@ -225,7 +225,7 @@ def _state(client: WorkerClient) -> str:
         return "silent" if client.is_silent else "ready"
     if client.status is not None and client.status.draining:
         return "draining"
-    # An address of the settings may stand for a worker that does not exist yet.
+    # An address in the settings may be that of a worker that does not exist yet.
     return "lost" if client.has_answered else "absent"
 
 
@@ -243,7 +243,7 @@ def _num_cached_at(client: WorkerClient, work: Work) -> int:
 
 
 def _num_cached(work: Work, clients: Sequence[WorkerClient]) -> dict[WorkerClient, int]:
-    """Tokens of the prompts, at those that have any."""
+    """Returns the number of cached prompt tokens of each worker that has any."""
     found: dict[WorkerClient, int] = {}
     for client in clients:
         if (model := client.models.get(work.model)) is None:

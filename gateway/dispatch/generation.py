@@ -1,4 +1,4 @@
-"""The sequences of one request on their workers: sent, merged, moved when a worker is lost, and
+"""Sequences of one request on their workers: sent, merged, moved when a worker is lost, and
 cancelled together."""
 
 from __future__ import annotations
@@ -36,80 +36,81 @@ from workers.wire.protocol import (
 log = logging.getLogger(__name__)
 
 SEARCH_INTERVAL_S = 0.1
-"""How often it is looked for a worker where there was none."""
+"""Seconds between attempts to find a worker for a stranded sequence."""
 GRACE_S = 0.5
-"""How long after the deadline a worker may say that it has not begun, which costs nothing."""
+"""Seconds after the deadline in which a worker may report an unbegun sequence, which is not
+billed."""
 MAX_AT_ONCE = 128
-"""Sequences of one request that workers have at a time. Only vectors are asked for in larger
-numbers: a worker's queue would refuse them, and nothing is gained by more than fill its steps."""
+"""Maximum sequences of one request that workers have at a time. Only requests for vectors have
+more, which a worker's queue would refuse without benefit to its steps."""
 NEVER_BEGUN = (
     *(ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN, ErrorCode.MODEL_UNAVAILABLE),
     *(ErrorCode.ADAPTER_UNAVAILABLE, ErrorCode.PROMPT_TOO_LONG),
     *(ErrorCode.OVERLOADED, ErrorCode.EXPIRED),
 )
-"""Not `invalid`: so a worker calls an answer, too, that it has computed and cannot send."""
+"""`INVALID` is excluded: workers also report it for computed answers that they cannot send."""
 MAX_MOVES = 16
-"""Moves of one request that are remembered."""
+"""Maximum moves of one request that are recorded."""
 
 
 class Move(NamedTuple):
-    """A sequence that one worker could not have or has lost goes to another."""
+    """Move of a sequence from a worker that refused or lost it to another."""
 
     at: float
-    """In seconds of time.perf_counter()."""
+    """Time of time.perf_counter()."""
     from_worker: str
     to_worker: str
     reason: str
     """Code of the failure."""
     num_resumed: int
-    """Tokens that it had by then."""
+    """Number of tokens that the sequence had."""
 
 
 class WorkerTimes(NamedTuple):
-    """What a worker has told of one sequence's time there."""
+    """Times of one sequence's stages, as reported by a worker."""
 
     worker_id: str
     sent_at: float
-    """When the sequence was sent there, of time.perf_counter()."""
+    """Time of time.perf_counter() at which the sequence was sent."""
     times: SequenceTimes
     is_last: bool
-    """Told with the end of the sequence."""
+    """Whether they were reported with the end of the sequence."""
 
 
 @dataclass(slots=True)
 class RemoteSequence:
-    """One sequence on one worker, and what it has come to."""
+    """One sequence on one worker, and its state."""
 
     request: Generate
-    """As it was sent last."""
+    """Request as it was sent last."""
     choice: Choice
     prompt: PromptUsage
     """Shared by the choices of a prompt."""
     worker: WorkerClient
     worker_id: str
-    """The worker's instance when it was sent."""
+    """Instance id of the worker when the sequence was sent."""
     id: int = 0
-    """At the worker's client."""
+    """Id of the sequence in the worker's client."""
     sent_at: float = 0.0
-    """In seconds of time.perf_counter()."""
+    """Time of time.perf_counter()."""
     tokens: list[int] = field(default_factory=list[int])
-    """Generated so far, by all its workers."""
+    """Tokens generated so far by all its workers."""
     retry_state: RetryState | None = None
-    """From its first failure on."""
+    """None until the first failure."""
     followers: list[int] = field(default_factory=list[int])
-    """The other choices of a prompt that this one scores, by number, until its scores have come:
-    then they are sent, and find the prompt computed."""
+    """Numbers of the other choices of a prompt that this one scores. They are sent once its scores
+    have arrived, and find the prompt cached."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """The scores of a follower, until its first output is there to show them with."""
+    """Scores of the prompt that a follower shows with its first output."""
 
     @property
     def has_progressed(self) -> bool:
-        """Since it was sent last."""
+        """Whether the sequence has new tokens since it was sent last."""
         return len(self.tokens) > self.request.num_resumed
 
 
 class Generation:
-    """Await `step` until `is_done`, or `finish`; then or before that `cancel`."""
+    """One request's generation. Await `step` until `is_done`, or `finish`, then call `cancel`."""
 
     def __init__(
         self,
@@ -124,21 +125,22 @@ class Generation:
         deadline: float,
         num_bytes: int,
     ) -> None:
-        """`requests[i]` is the sequence of `choices[i]`; sent with the first `step`. Each prompt
-        has `num_choices`, one after the other. If the first scores its prompt, the others show its
-        scores. What the reservation does not cover is not given: the answer ends for its length.
-        `adapter_for` gives the adapter as a worker of a layout must have it. `deadline`: of the
-        first output, of time.perf_counter(). `num_bytes`: how large the request came."""
+        """`requests[i]` is the sequence of `choices[i]`, sent by the first `step`. Each prompt has
+        `num_choices` consecutive choices. If the first scores its prompt, the others show its
+        scores. Tokens that the reservation does not cover are dropped, and the answer ends because
+        of its length. `adapter_for` returns the adapter for a worker's layout. `deadline` is the
+        time of time.perf_counter() by which the first output is due. `num_bytes` is the size of the
+        request's body."""
         self.worker_id = worker.instance_id
-        """The worker that got a sequence last."""
+        """Instance id of the worker that got a sequence last."""
         self.first_output_at: float | None = None
-        """In seconds of time.perf_counter()."""
+        """Time of time.perf_counter()."""
         self.ended_at: float | None = None
-        """The same of the last choice that has ended."""
+        """Time of time.perf_counter() at which the last choice ended."""
         self.moves: list[Move] = []
-        """The first `MAX_MOVES`."""
+        """The first `MAX_MOVES` moves."""
         self.worker_times: WorkerTimes | None = None
-        """Stage times of the sequence that told last, if the request is traced."""
+        """Stage times of the sequence that reported last, if the request is traced."""
         self._reservation = reservation
         self._failover = failover
         self._adapter_for = adapter_for
@@ -158,25 +160,25 @@ class Generation:
         self._num_running = len(choices)
         self._is_submitted = False
         self._num_begun = 0
-        """Sequences that were sent, or are sent with a follower's scores."""
+        """Number of sequences that were sent, or wait for the scores of a prompt."""
         self._is_sent = False
-        """To a worker, any of it."""
+        """Whether any sequence has been sent to a worker."""
         self._expiry: asyncio.TimerHandle | None = None
         self._stranded: set[int] = set()
-        """Sequences that wait for a worker, by number."""
+        """Numbers of the sequences that wait for a worker."""
         self._search: asyncio.Task[None] | None = None
-        """For their workers."""
+        """Task that searches workers for stranded sequences."""
         self._deltas: list[Delta] = []
         self._failure: Exception | None = None
-        """What came before it is returned before it is raised."""
+        """Raised after the deltas before it have been returned."""
         self._news = asyncio.Event()
         self._is_patient = False
-        """Only the end is news."""
+        """Whether the task is woken only when every choice has ended or one has failed."""
         self._is_cancelled = False
         self._aborted: set[int] = set()
-        """Sequences whose end is awaited, by number, and how far their prompts have come."""
+        """Numbers of the aborted sequences whose workers have not reported their end yet."""
         self._no_more = asyncio.Event()
-        """Their ends have come."""
+        """Set when these ends have been reported."""
 
     @property
     def is_done(self) -> bool:
@@ -184,20 +186,20 @@ class Generation:
 
     @property
     def sampling(self) -> SamplingParams:
-        """How its tokens are drawn: each choice has the same parameters, but for its bounds."""
+        """Sampling parameters, which are the same for every choice except for its bounds."""
         return self._runs[0].request.params
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """One a choice; None: it was given up. Vectors have none."""
+        """One for each choice. None if the choice did not finish. Empty for vectors."""
         if self._runs[0].request.kind is OutputKind.EMBED:
             return []
         return [run.choice.finish_reason for run in self._runs]
 
     @property
     def is_refused(self) -> bool:
-        """No worker has begun it, for none got it or it has failed before that: nothing was
-        used."""
+        """Whether no worker has begun any sequence, because none got it or it failed before, so
+        that nothing was used."""
         failure = self._failure
         if isinstance(failure, WorkerFailed) and failure.code in NEVER_BEGUN:
             return not any(prompt.num_reached for prompt in self._prompts)
@@ -205,7 +207,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """So far, as far as workers have told."""
+        """Usage so far, as reported by workers."""
         return Usage(
             prompt_tokens=sum([prompt.num_reached for prompt in self._prompts]),
             completion_tokens=sum([choice.num_tokens for choice in self._choices]),
@@ -214,8 +216,8 @@ class Generation:
         )
 
     async def step(self) -> list[Delta]:
-        """Waits for outputs and returns what all that have arrived add. Raises WorkerFailed,
-        DeadlineExceeded, PoisonRequest, or what `fail` was given."""
+        """Waits for outputs and returns the deltas of all that have arrived. Raises WorkerFailed,
+        DeadlineExceeded, PoisonRequest, or the exception given to `fail`."""
         if not self._is_submitted and self._failure is None:
             self._submit()
         await self._news.wait()
@@ -228,7 +230,7 @@ class Generation:
         return deltas
 
     async def finish(self) -> list[Delta]:
-        """Waits for the end of all choices. Raises as `step` does."""
+        """Waits for all choices to end and returns their deltas. Raises the errors of `step`."""
         self._is_patient = True
         deltas: list[Delta] = []
         while not self.is_done:
@@ -236,13 +238,13 @@ class Generation:
         return deltas
 
     def fail(self, failure: Exception) -> None:
-        """Aborts what still runs. `step` raises the failure once it has returned what came
-        before."""
+        """Aborts running sequences. `step` raises the failure after it has returned the deltas
+        before it."""
         self._fail(failure)
         self._abort()
 
     def cancel(self) -> None:
-        """Aborts what still runs; harmless afterwards."""
+        """Aborts running sequences without waiting for reports. May be called repeatedly."""
         self._abort()
         for number in self._aborted:
             run = self._runs[number]
@@ -250,8 +252,8 @@ class Generation:
         self._aborted.clear()
 
     async def stop(self, timeout_s: float) -> bool:
-        """Aborts what still runs and waits until its workers have reported how far the prompts have
-        come. Returns False after `timeout_s`; until then `usage` may still grow."""
+        """Aborts running sequences and waits until their workers have reported the computed part of
+        the prompts. Returns False after `timeout_s`; then `usage` may still grow."""
         self._abort()
         if self._aborted:
             with contextlib.suppress(TimeoutError):
@@ -291,7 +293,7 @@ class Generation:
         except WorkerFailed as failure:
             if failure.code is not ErrorCode.WORKER_LOST:
                 raise
-            # It was lost before it heard of this.
+            # The worker was lost before it received the sequence.
             self._retries(run).exclude(run.worker)
             self._place(number)
 
@@ -317,7 +319,7 @@ class Generation:
         self._news.set()
 
     def _take(self, number: int, event: SequenceEvent) -> None:
-        """As it is read, so that no task is woken for a token that is not waited for."""
+        """Handles each event when it is read. Wakes the task only if it waits for the event."""
         run = self._runs[number]
         if isinstance(event, PromptProgress) or (
             isinstance(event, SequenceOutput) and event.finish_reason is not FinishReason.ABORT
@@ -342,7 +344,7 @@ class Generation:
             self._news.set()
 
     def _note_end(self, number: int, event: SequenceEvent) -> None:
-        """The request is over; it is the end of the sequence that may be awaited."""
+        """Records a sequence's end after the request has ended. `stop` may be waiting for it."""
         if isinstance(event, WorkerFailed) or (
             isinstance(event, SequenceOutput) and event.finish_reason is not None
         ):
@@ -376,19 +378,19 @@ class Generation:
             self._begin_followers(run, output)
 
     def _begin_next(self) -> None:
-        """One sequence has ended: the next one takes its place."""
+        """Begins the next sequence after one has ended."""
         if self._num_begun == len(self._runs):
             return
         number = self._num_begun
         self._num_begun += 1
         run = self._runs[number]
-        # An answer has begun, so the deadline of the first output is met.
+        # The answer has begun, so that the deadline of the first output no longer applies.
         run.request = msgspec.structs.replace(run.request, timeout_s=None)
         self._begin(number)
 
     def _begin_followers(self, first: RemoteSequence, output: SequenceOutput) -> None:
-        """The first choice has its first output, with the scores of the prompt. An answer that only
-        scores is the same for all."""
+        """Begins the followers of a prompt's first choice, whose first output has the prompt's
+        scores. An answer that only scores is the same for all."""
         followers, first.followers = first.followers, []
         for number in followers:
             run = self._runs[number]
@@ -418,7 +420,7 @@ class Generation:
         )
 
     def _leave(self, number: int) -> None:
-        """A worker that is not heard of keeps what cannot go elsewhere."""
+        """Moves the sequence off a silent worker, unless no other worker can take it."""
         run = self._runs[number]
         if not run.tokens and not self._failover.budget.has_room:
             return
@@ -427,7 +429,7 @@ class Generation:
             self._move(number, WorkerFailed(ErrorCode.WORKER_LOST, "the worker does not answer"))
 
     def _move(self, number: int, failure: WorkerFailed) -> None:
-        """Raises what the sequence ends with, if no other worker may have it."""
+        """Moves a failed sequence to another worker. Raises its error if it may not move."""
         run = self._runs[number]
         if run.choice.finish_reason is not None:
             return
@@ -448,8 +450,8 @@ class Generation:
         return run.retry_state
 
     def _place(self, number: int) -> None:
-        """Sends the sequence to a worker, now or as soon as there is one. Raises what it ends with
-        if it is not to wait."""
+        """Sends the sequence to a worker, or queues it until one is found. Raises its error if it
+        may not wait."""
         if self._is_placed(number):
             return
         self._stranded.add(number)
@@ -484,14 +486,14 @@ class Generation:
         return False
 
     def _rewritten(self, run: RemoteSequence, worker: WorkerClient) -> Generate:
-        """What is left to do of the sequence, for this worker."""
+        """Returns the request for the rest of the sequence on this worker."""
         request, params = run.request, run.request.params
         adapter = request.adapter and self._adapter_for(worker.models[request.model].adapter_layout)
         now = time.perf_counter()
         waited_s = request.waited_s + (now - run.sent_at if run.sent_at else 0.0)
         is_answering = self.first_output_at is not None
         if run.tokens and params.prompt_logprobs is not None:
-            # They have come, with the first token.
+            # The prompt's scores arrived with the first token.
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         return msgspec.structs.replace(
             request,

@@ -1,4 +1,4 @@
-"""Requests under way, from the moment their model is resolved to their end, whatever that is."""
+"""Requests in flight, from the resolution of their model to their end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from gateway.dispatch.outcomes import Outcomes
 
 
 class InFlightRequests:
-    """Counts them by version, and hands what became of them to `outcomes`."""
+    """Counter of requests in flight by version. Passes their outcomes to `outcomes`."""
 
     def __init__(self, outcomes: Outcomes) -> None:
         self.outcomes = outcomes
         self.by_version: Counter[str] = Counter()
-        """`<tenant id>/<name>/<version>` to how many; none that is zero."""
+        """Number by `<tenant id>/<name>/<version>`, without zeros."""
         self.num_open = 0
-        """Those of base models too."""
+        """Number of all requests, including those of base models."""
 
     def begin(self, target: ResolvedModel) -> InFlightRequest:
-        """Must follow the resolving at once: a request that waits between would be lost."""
+        """Begins a request. Must follow its resolution without an await, or a heartbeat would miss
+        it."""
         return InFlightRequest(self, target)
 
 
@@ -41,7 +42,7 @@ class InFlightRequest:
     def end(
         self, failure: BaseException | None = None, first_token_at: float | None = None
     ) -> None:
-        """Harmless twice. `first_token_at` is of time.perf_counter()."""
+        """Ends the request, once. `first_token_at` is a time of time.perf_counter()."""
         if self._is_over:
             return
         self._is_over = True

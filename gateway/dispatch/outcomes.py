@@ -1,4 +1,4 @@
-"""How the versions of canary sets fare: counted here, kept by the second in Postgres."""
+"""Outcomes of requests to versions of canaries: counted here, written to Postgres every second."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gateway.exceptions import TemplateNotApproved, is_our_fault
 STEPS_PER_OCTAVE = 4
 SHORTEST_MS = 0.25
 NUM_STEPS = 24 * STEPS_PER_OCTAVE
-"""The last step of the histogram ends after more than an hour."""
+"""The last step of the histogram ends above one hour."""
 
 
 class Tally(msgspec.Struct):
-    """What became of some requests. `ttft[n]` are those whose first token came within
-    2 ^ ((n + 1) / 4) / 4 milliseconds, and not within the step before."""
+    """Outcomes of some requests. `ttft[n]` counts those whose time to first token is at most 2 ^
+    ((n + 1) / 4) / 4 milliseconds and above the previous step."""
 
     requests: int = 0
     errors: int = 0
@@ -39,13 +39,13 @@ class Tally(msgspec.Struct):
 
 
 def ttft_step(seconds: float) -> int:
-    """The histogram's step that a time belongs to."""
+    """Returns the histogram's step for a time."""
     octaves = math.log2(max(seconds * 1000, SHORTEST_MS) / SHORTEST_MS)
     return min(max(math.ceil(octaves * STEPS_PER_OCTAVE) - 1, 0), NUM_STEPS - 1)
 
 
 def median_ms(ttft: Sequence[int]) -> float:
-    """Median of a histogram with values, which are even on a logarithmic scale within a step."""
+    """Returns the median of a non-empty histogram, interpolated logarithmically within a step."""
     half = sum(ttft) / 2
     for step, count in enumerate(ttft):
         if half <= count:
@@ -55,7 +55,7 @@ def median_ms(ttft: Sequence[int]) -> float:
 
 
 class Outcomes:
-    """Those not written yet, by canary set (the move that made it) and version."""
+    """Outcomes that are not written yet, by canary (the move that set it) and version."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[int, int], Tally] = {}
@@ -63,7 +63,7 @@ class Outcomes:
     def add(
         self, target: ResolvedModel, failure: BaseException | None, ttft_s: float | None
     ) -> None:
-        """One request has ended. What the caller did wrong, or to leave, is no error."""
+        """Counts an ended request. Errors of the caller and disconnects are no errors here."""
         if target.canary is None or target.canary.change is None or target.version is None:
             return
         key = target.canary.change, target.version.version
@@ -74,9 +74,9 @@ class Outcomes:
         self._pending.setdefault(key, Tally()).add(tally)
 
     async def write(self, database: Database, gateway_id: str) -> None:
-        """Adds them to the database's; what does not get there stays for the next time.
+        """Adds the outcomes to those in the database. If that fails, keeps them for the next call.
 
-        Those of a canary set that has been moved since count no more.
+        Outcomes of a canary that has moved since are ignored.
         """
         if not self._pending:
             return
@@ -95,7 +95,7 @@ class Outcomes:
 
 
 def _is_error(failure: BaseException | None) -> bool:
-    """A template that waits for approval breaks every chat that gets the canary."""
+    """Returns whether the server failed. An unapproved template fails every chat of the canary."""
     if not isinstance(failure, Exception):
         return False
     return isinstance(failure, TemplateNotApproved) or is_our_fault(failure)

@@ -1,4 +1,4 @@
-"""What one prompt of a request has used, whichever of its sequences computed it."""
+"""Usage of one prompt of a request, whichever of its sequences computed it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from workers.wire.protocol import PromptProgress, SequenceOutput
 
 
 class PromptUsage:
-    """Counts each position of a prompt once.
+    """Counter of the positions of a prompt, each counted once.
 
     Every sequence computes a prompt from its start, so the positions that any of them has reached
     are the first `num_reached`. A position that a second sequence computes, or the same one after a
@@ -21,7 +21,7 @@ class PromptUsage:
         self.num_reached = 0
         """Positions that were computed or found in a prefix cache."""
         self.num_cached = 0
-        """Those of them that were in the prefix cache before this request."""
+        """Positions that were in the prefix cache before this request."""
         self._num_tokens = num_tokens
 
     @property
@@ -29,8 +29,8 @@ class PromptUsage:
         return self.num_reached == self._num_tokens
 
     def note(self, event: SequenceOutput | PromptProgress) -> None:
-        """Takes what a worker tells of one of the prompt's sequences. A sequence that has an output
-        has computed all of its prompt."""
+        """Counts a worker's report about one of the prompt's sequences. A sequence with an output
+        has computed its whole prompt."""
         if isinstance(event, PromptProgress):
             self._reach(event.num_positions, event.num_cached)
         else:

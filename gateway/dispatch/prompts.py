@@ -1,5 +1,5 @@
-"""From a request's texts, ids and messages to prompts. What can be counted is checked before
-anything is rendered, tokenised or detokenised; what is large is worked on beside the loop."""
+"""Converts a request's texts, ids and messages to prompts. Sizes are checked before anything is
+rendered, tokenised or detokenised. Large texts are processed in threads."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from gateway.text.parsers.thoughts import is_in_thought
 from gateway.text.tokenizer import ModelTokenizer
 
 TAIL_TOKENS = 16
-"""Tokens at the end of a prompt that hold the beginning of a thought, if there is one."""
+"""Tokens at the end of a prompt that are searched for the beginning of a thought."""
 
 
 WITHOUT_THINKING: dict[str, Any] = {"enable_thinking": False}
-"""The answer comes at once: a template that knows the variable closes the model's thoughts."""
+"""Makes templates that know the variable skip the thought."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
     tokens: list[int]
     echo: str = ""
-    """The text that is shown before the answer."""
+    """Text that is shown before the answer."""
     activation: int | None = 0
-    """Position from which the adapter acts; None: nowhere in this prompt."""
+    """Position from which the adapter acts. None if it does not act in this prompt."""
     form: AnswerForm | None = None
-    """How its answer writes calls and thoughts; None: it is text."""
+    """Form of calls and thoughts in the answer. None if it is plain text."""
     is_folded: bool = False
-    """Whether the chat template refused the turns as they came."""
+    """Whether the chat template refused the original turns, so that they were made plainer."""
     in_thought: bool = False
-    """Whether it ends with the beginning of a thought."""
+    """Whether the prompt ends with the beginning of a thought."""
 
 
 async def encode_prompts(
     tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
 ) -> list[Prompt]:
-    """The request's prompts as token ids. Raises InvalidRequest, TemplateNotApproved."""
+    """Returns the request's prompts as token ids. Raises InvalidRequest or TemplateNotApproved."""
     check_ids(asked, target)
     check_tools(asked.tools, asked.tool_choice, asked.dropped)
     check_template_arguments(asked.template_arguments)
@@ -101,8 +101,7 @@ async def _chat_prompts(
 async def _pair_prompts(
     tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
 ) -> list[Prompt]:
-    """One question a pair. Many short ones are rendered on the event loop, in turns with what else
-    there is to do."""
+    """Returns one prompt for each pair. The event loop runs other tasks between short ones."""
     max_tokens = target.base.max_model_len
     most = _most_tokens(asked, max_tokens)
     fewest = [min(most, tokenizer.fewest_tokens(pair.num_chars)) for pair in asked.pairs]
@@ -190,8 +189,8 @@ async def _completion_prompts(
 
 
 def _most_tokens(asked: GenerationRequest, max_model_len: int) -> int:
-    """Returns how many tokens a prompt keeps at most. What a request does not cut is checked, so
-    that it is whole or refused."""
+    """Returns the maximum tokens that a prompt keeps. Without truncation, prompts are checked
+    instead of cut."""
     if asked.truncation is None:
         return MAX_TOKEN_IDS
     if asked.truncation.max_tokens > 0:
@@ -213,8 +212,8 @@ def _shortened(
     *,
     has_special_tokens: bool = False,
 ) -> list[int]:
-    """Returns the tokens that a prompt keeps. The special tokens that the tokenizer has put around
-    it stay. Raises InvalidRequest if they leave no room for others."""
+    """Returns the tokens that a prompt keeps, with the special tokens that the tokenizer has added
+    around it. Raises InvalidRequest if these leave no room for others."""
     cut, most = asked.truncation, _most_tokens(asked, max_model_len)
     if cut is None or len(tokens) <= most:
         return tokens
@@ -255,8 +254,8 @@ async def _prompts(
     echoed: Sequence[str | list[int]],
     param: str,
 ) -> list[Prompt]:
-    """`echoed`: the prompts as they were given, if they are to be shown. Raises InvalidRequest,
-    which names `param`, if a prompt is empty or an id is not of the model's vocabulary."""
+    """Returns the prompts. `echoed` are the prompts as given, if they are shown. Raises
+    InvalidRequest, naming `param`, if a prompt is empty or has an id outside the vocabulary."""
     size = target.base.shape.vocab_size
     for tokens in tokenised:
         if not tokens:
@@ -277,10 +276,10 @@ async def _prompts(
 
 
 def make_prompt(target: ResolvedModel, tokens: list[int], echo: str = "") -> Prompt:
-    """The prompt, with the place from which the target's adapter acts on it."""
+    """Returns the prompt with the position from which the target's adapter acts."""
     return Prompt(tokens, echo, find_activation(tokens, invocation_of(target)))
 
 
 def invocation_of(target: ResolvedModel) -> tuple[int, ...]:
-    """The invocation tokens of the target's adapter; none of an ordinary adapter."""
+    """Returns the invocation tokens of the target's adapter. Empty for an ordinary adapter."""
     return () if target.version is None else target.version.invocation_tokens

@@ -1,4 +1,4 @@
-"""What one request used, recorded once however it ends."""
+"""Usage of one request, recorded once however the request ends."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gateway.metering.wal import Batch
 from workers.tallies import Exemplar, Histogram
 
 PICO = 1e-12
-"""Costs are counted in pico-dollars."""
+"""Dollars in a pico-dollar, the unit of costs."""
 
 Latency = tuple[float, Histogram, Histogram]
-"""Seconds, and what counts them: our histogram, and that of the GenAI conventions."""
+"""Seconds, and the histograms that count them: loraplex's and that of the GenAI conventions."""
 
 
 class RequestUsage:
-    """The usage record of one admitted request: the first way in which it ends counts."""
+    """Usage record of one admitted request. The first end that is recorded counts."""
 
     def __init__(
         self, recorder: UsageRecorder, call: Call, reservation: Reservation, started_at: float
     ) -> None:
-        """`started_at` is of time.perf_counter()."""
+        """`started_at` is a time of time.perf_counter()."""
         self._recorder = recorder
         self._call = call
         self._reservation = reservation
@@ -40,7 +40,7 @@ class RequestUsage:
         return self._call.request_id
 
     def record(self, generation: Generation, status: Status) -> Batch:
-        """The batch of the record, which will be written whether it is awaited or not."""
+        """Records the usage. Returns the record's batch, which is written even if not awaited."""
         if self._batch is None:
             record = self._made(generation, status)
             self._batch = self._recorder.append(record)
@@ -48,7 +48,7 @@ class RequestUsage:
         return self._batch
 
     async def keep(self, generation: Generation, status: Status) -> None:
-        """Records, and returns when the record is on the disk. Raises UsageUnavailable."""
+        """Records the usage and waits until it is on disk. Raises UsageUnavailable."""
         trace = self._call.trace
         trace.enter("usage")
         try:
@@ -67,7 +67,7 @@ class RequestUsage:
         telemetry.tokens.add(record.prompt_tokens, *labels, "prompt")
         telemetry.tokens.add(record.cached_tokens, *labels, "cached")
         telemetry.tokens.add(record.completion_tokens, *labels, "completion")
-        # As the GenAI conventions name them; empty: none.
+        # Labels of the GenAI conventions. Empty if there was no error.
         error = "_OTHER" if record.status is Status.FAILED else ""
         about = operation(call), telemetry.PROVIDER, record.model, error
         for seconds, histogram, of_genai in latencies:
@@ -126,7 +126,7 @@ def _latencies(record: UsageRecord) -> Iterator[Latency]:
 def _exemplify(
     latencies: list[Latency], labels: tuple[str, str], trace_id: int, span_id: int
 ) -> None:
-    """Makes a request that was counted the exemplar of its buckets."""
+    """Makes a counted request the exemplar of its histogram buckets."""
     now = time.time()
     for seconds, histogram, _ in latencies:
         histogram.exemplify(Exemplar(trace_id, span_id, seconds, now), *labels)

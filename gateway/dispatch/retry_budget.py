@@ -1,4 +1,4 @@
-"""How much a gateway may try again: a worker that fails must not be answered with more load."""
+"""Budget of a gateway's retries, so that a failing worker does not cause more load."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 WINDOW_S = 60
 SHARE = 0.1
 FLOOR = 32
-"""Retries that a window has in any case: a quiet gateway may lose a worker too."""
+"""Minimum retries per window, so that a quiet gateway can retry too."""
 
 
 class RetryBudget:
-    """Retries are at most a tenth of the sequences sent in the last minute, or `FLOOR`."""
+    """Limit of retries: a tenth of the sequences sent in the last minute, but at least `FLOOR`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seconds: deque[list[int]] = deque()
-        """Counts of the window, as [second, sent, retried]."""
+        """Counts within the window, as [second, sent, retried]."""
 
     @property
     def has_room(self) -> bool:
@@ -30,7 +30,7 @@ class RetryBudget:
         self._now()[1] += num_sequences
 
     def take(self) -> bool:
-        """Whether there is room for one more, which then is taken."""
+        """Takes one retry. Returns False if there is no room."""
         if not self.has_room:
             return False
         self._now()[2] += 1

@@ -1,22 +1,22 @@
-"""Which worker a request goes to: the one where its first token is predicted to come soonest.
+"""Chooses the worker on which a request's first token is predicted to come soonest.
 
-    first token =   queue       prompt tokens to be computed there before its own / prefill rate
-                  + prefill     its own that are not cached there / prefill rate
-                  + row         while every row is taken: those before it x an answer's time / rows
-                  + model       until the base model is on the device: its load, after a drain where
+    first token =   queue       prompt tokens to be computed before the request's / prefill rate
+                  + prefill     the request's prompt tokens that are not cached / prefill rate
+                  + row         if every row is taken: earlier sequences x time of an answer / rows
+                  + model       until the base model is on the device: its load, and a drain if
                                 there is no room
-                  + adapter     until the adapter is: by the tier it is in there, and its bytes
-                  + crowd       one more distinct adapter makes the steps of the batch longer, by
-                                its share of the bytes that a step reads
+                  + adapter     until the adapter is on the device, by its tier and its bytes
+                  + crowd       another distinct adapter lengthens the steps of the batch, by its
+                                share of the bytes that a step reads
 
-A worker tells of itself once a second; what was sent there since is added, and what it has computed
-since is taken off. A gateway knows what it sent itself, and takes every other to have sent as much:
-they were told the same, and would all run to the worker that was the least busy. For that reason
-too, not all workers are weighed, but a few drawn of those that hold the most of the prompt, of the
-adapter's best holders, of the base model's, and of all. What no worker has goes to its home, two
-workers by hash, so that gateways agree without a word. A hot adapter comes to the next worker as
-soon as the queues of those that hold it are longer than its load. What each holds is noted when a
-worker tells it: a choice weighs those that are drawn, however many there are.
+Workers report once a second. A gateway adds what it has sent since, and subtracts what the worker
+has computed. It assumes that every other gateway has sent as much, because all saw the same report
+and would otherwise pick the same idle worker. For the same reason only a few workers are weighed:
+some of those that hold the most of the prompt, the adapter or the base model, and some of all.
+Content that no worker holds goes to its home, two workers by hash, so that gateways agree without
+coordination. A hot adapter spreads to another worker once the queues of those that hold it take
+longer than its load. What each worker holds is indexed when it reports, so that a choice takes the
+same time however many workers there are.
 
 Everything here is a function of its arguments, time and random numbers included.
 """
@@ -38,65 +38,66 @@ from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import OLDEST_VERSION, AdapterStatus, ModelStatus, WorkerStatus
 
 STALE_S = 3.0
-"""A worker whose last status is older takes nothing that another can take."""
+"""Seconds until a status is stale. Its worker gets only requests that no other can take."""
 DOUBT = 1.5
-"""No prediction is exact: so much sooner must it be where nothing of the request's is yet."""
+"""A worker without the prefix and the adapter must be predicted this many times faster, because
+predictions are inexact."""
 
 PREFILL_TOKENS_PER_S = 1000.0
-"""Until a worker of the model has measured it; so are the next two."""
+"""Assumed until a worker has measured it for the model. So are the next two."""
 DECODE_STEP_S = 0.02
 MODEL_LOAD_S = 5.0
 ANSWER_TOKENS = 128
-"""For how many steps a sequence is expected to stay."""
+"""Expected number of steps of a sequence."""
 ADAPTER_BYTES = 8 << 20
 """Assumed size of an adapter that no worker holds."""
 LOAD_OVERHEAD_S = 1e-3
 COPY_BYTES_PER_S = 2.5e9
-"""Host to device, on a CPU; a GPU's bus is quicker, but then all of this is next to nothing."""
+"""Host to device on a CPU. A GPU's bus is faster, but then the copy hardly matters."""
 FETCH_BYTES_PER_S = 4e8
 """To the host, from the disk cache or the store."""
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What a request asks of a worker."""
+    """Requirements of a request for a worker."""
 
     model: str
     """Digest of the base model."""
     adapter: str | None
-    """Digest."""
+    """Digest of the adapter, or None."""
     prompts: Sequence[Prefix]
     num_sequences: int
     least_version: int = OLDEST_VERSION
-    """Version of the protocol that the worker must speak at least."""
+    """Oldest version of the protocol that the worker may speak."""
     num_tokens: int = field(init=False)
-    """Tokens of all prompts."""
+    """Number of tokens of all prompts."""
 
     def __post_init__(self) -> None:
         self.num_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
 
 
 class ModelReport(msgspec.Struct, frozen=True):
-    """A base model on one worker."""
+    """Base model on one worker."""
 
     prefill_tokens_per_s: float = PREFILL_TOKENS_PER_S
     decode_step_s: float = DECODE_STEP_S
     num_bytes: int = 0
     num_rows: int = 0
     num_sequences: int = 0
-    """Running and waiting."""
+    """Number of running and waiting sequences."""
     wait_s: float = 0.0
-    """Until it is on the device; 0: it is there."""
+    """Seconds until the model is on the device. 0 if it is there."""
 
     def row_s(self, num_more: float) -> float:
-        """Until a row is free for one sequence beside those and so many more."""
+        """Returns the seconds until a row is free for a sequence after those and `num_more`."""
         num_before = self.num_sequences + num_more + 1 - self.num_rows
         if num_before <= 0 or not self.num_rows:
             return 0.0
         return num_before * ANSWER_TOKENS * self.decode_step_s / self.num_rows
 
     def crowd_s(self, num_bytes: int) -> float:
-        """What another adapter of so many bytes adds to the steps of an answer."""
+        """Returns the seconds that another adapter adds to the steps of an answer."""
         share = num_bytes / self.num_bytes if self.num_bytes else 0.0
         return ANSWER_TOKENS * self.decode_step_s * share if self.num_sequences else 0.0
 
@@ -105,24 +106,24 @@ UNKNOWN = ModelReport(wait_s=MODEL_LOAD_S)
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A worker's status, as it is looked up for every request."""
+    """Status of a worker, prepared for lookups by every request."""
 
     models: Mapping[str, ModelReport] = {}
     """By digest."""
     adapters: Mapping[str, AdapterStatus] = {}
-    """By digest, those on the device or the host, or on their way."""
+    """By digest: adapters on the device or the host, or being loaded."""
     queue_s: float = 0.0
-    """To compute the prompts that are there."""
+    """Seconds to compute the waiting prompts."""
     instance_id: str = ""
     held: Set[str] = frozenset()
-    """Adapters on the device."""
+    """Digests of the adapters on the device."""
     resident: Set[str] = frozenset()
-    """Base models on the device."""
+    """Digests of the base models on the device."""
 
     @staticmethod
     def of(status: WorkerStatus, rates: Mapping[str, float]) -> Report:
-        """rates: prefill tokens/s by model, as other workers have measured them: a worker that has
-        not yet is believed to be no slower."""
+        """Returns the report of a status. `rates` are prefill tokens per second by model, measured
+        by other workers, for a worker that has not measured its own."""
         models = {model.digest: _model_report(model, status, rates) for model in status.models}
         adapters = {adapter.digest: adapter for adapter in status.adapters if adapter.num_bytes}
         return Report(
@@ -139,11 +140,11 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Claims:
-    """What was chosen to go to a worker and is not sent yet."""
+    """Requests that were assigned to a worker but not sent yet."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """To compute the prompts."""
+        """Seconds to compute their prompts."""
         self.num_sequences = 0
 
     def add(self, seconds: float, num_sequences: int) -> None:
@@ -152,29 +153,29 @@ class Claims:
 
 
 class Standing:
-    """A worker as one gateway sees it: its last report, and what it was sent since."""
+    """Worker as one gateway sees it: its last report, and the requests sent since."""
 
     def __init__(self, report: Report, reported_at: float, num_gateways: float = 1.0) -> None:
-        """num_gateways: of as much traffic as this one."""
+        """`num_gateways` is the estimated number of gateways with as much traffic as this one."""
         self.report = report
         self.reported_at = reported_at
         self.num_gateways = num_gateways
         self.num_more = 0
-        """Sequences of this gateway that are there, less those that were when it was reported."""
+        """Change in the number of this gateway's sequences on the worker since the report."""
         self.claims = Claims()
         """Requests of this gateway that wait for their limits."""
         self._known_s = report.queue_s
         self._sent_s = 0.0
-        """Of this gateway's requests since the report."""
+        """Seconds to compute this gateway's requests since the report."""
         self._queue_at = reported_at
-        """When the worker had these two to compute."""
+        """Time at which the worker had these two left."""
         self._sent_adapters: set[str] = set()
         self._sent_models: dict[str, float] = {}
-        """Those that have to come for what was sent, with their waits."""
+        """Waits for the models that must be loaded for the requests sent."""
 
     @property
     def near(self) -> Set[str]:
-        """Adapters that are there or on their way."""
+        """Adapters on the worker or being loaded."""
         return self.report.adapters.keys() | self._sent_adapters
 
     def is_stale(self, now: float) -> bool:
@@ -184,14 +185,15 @@ class Standing:
         return self.report.models.get(digest, UNKNOWN)
 
     def tier(self, adapter: str) -> str:
-        """device | loading | host, or nothing."""
+        """Returns device, loading, host, or an empty string."""
         if adapter in self._sent_adapters:
             return "loading"
         held = self.report.adapters.get(adapter)
         return "" if held is None else held.tier
 
     def wait_s(self, model: str) -> float:
-        """Until the base model is on the device, after those that were asked for before it."""
+        """Returns the seconds until the base model is on the device, after those requested
+        before."""
         wait_s = self.model(model).wait_s
         if not wait_s:
             return 0.0
@@ -200,18 +202,18 @@ class Standing:
         return wait_s + sum(self._sent_models.values())
 
     def queue_s(self, now: float) -> float:
-        """Seconds to compute the prompts that are there, or will be. The other gateways were told
-        the same of the workers, and each is taken to have sent and to have claimed as much."""
+        """Returns the seconds to compute the present and expected prompts. Other gateways saw the
+        same report, and each is assumed to have sent and claimed as much as this one."""
         known_s, sent_s = self._left(now)
         return known_s + self.num_gateways * (sent_s + self.claims.seconds)
 
     def row_s(self, model: str) -> float:
-        """Seconds until a row of the model is free for one more sequence."""
+        """Returns the seconds until a row of the model is free for one more sequence."""
         num_more = self.num_more + self.claims.num_sequences
         return self.model(model).row_s(self.num_gateways * num_more)
 
     def send(self, work: Work, num_cached: int, now: float) -> None:
-        """Counts a request that goes there."""
+        """Counts a request that is sent to the worker."""
         known_s, sent_s = self._left(now)
         self._known_s, self._sent_s = known_s, sent_s + prefill_s(work, num_cached, self)
         self._queue_at = now
@@ -219,15 +221,15 @@ class Standing:
         self.expect(work)
 
     def expect(self, work: Work) -> None:
-        """Notes that what the request needs will be loaded."""
+        """Records that the worker will load what the request needs."""
         if work.adapter is not None and self.tier(work.adapter) != "device":
             self._sent_adapters.add(work.adapter)
         if wait_s := self.model(work.model).wait_s:
             self._sent_models[work.model] = wait_s
 
     def _left(self, now: float) -> tuple[float, float]:
-        """Returns what is left of the prompts that were reported, which are computed first, and of
-        those sent since."""
+        """Returns the seconds left of the reported prompts, which are computed first, and of those
+        sent since."""
         seconds = now - self._queue_at
         if seconds <= self._known_s:
             return self._known_s - seconds, self._sent_s
@@ -238,31 +240,31 @@ EMPTY = Standing(Report(), 0.0)
 
 
 class Workers(Generic[W]):
-    """All workers as one gateway sees them, and which of them have what."""
+    """All workers as one gateway sees them, and indexes of what they hold."""
 
     def __init__(self) -> None:
         self.all: Pool[W] = Pool()
         self.standings: dict[W, Standing] = {}
-        """To read; they change by `put`, `send` and `remove`."""
+        """Read only. Changed by `put`, `send` and `remove`."""
         self._empty: Pool[W] = Pool()
         self._holders: dict[str, Pool[W]] = {}
         self._near: dict[str, Pool[W]] = {}
         self._resident: dict[str, Pool[W]] = {}
 
     def holders(self, adapter: str) -> Pool[W]:
-        """Those on whose device it is."""
+        """Returns the workers with the adapter on the device."""
         return self._holders.get(adapter, self._empty)
 
     def near(self, adapter: str) -> Pool[W]:
-        """The same with those that have it on the host or on its way."""
+        """Returns the workers with the adapter on the device or the host, or being loaded."""
         return self._near.get(adapter, self._empty)
 
     def resident(self, model: str) -> Pool[W]:
-        """Those on whose device the base model is."""
+        """Returns the workers with the base model on the device."""
         return self._resident.get(model, self._empty)
 
     def put(self, worker: W, standing: Standing) -> None:
-        """In place of what was known of the worker, if anything was."""
+        """Adds a worker, or replaces its standing."""
         before = self.standings.get(worker, EMPTY)
         if before is not EMPTY:
             standing.claims = before.claims
@@ -275,13 +277,13 @@ class Workers(Generic[W]):
         self.all.discard(worker)
 
     def send(self, worker: W, work: Work, num_cached: int, now: float) -> None:
-        """Counts a request that goes there."""
+        """Counts a request that is sent to the worker."""
         self.standings[worker].send(work, num_cached, now)
         self._expect(worker, work)
 
     @contextmanager
     def claimed(self, worker: W, work: Work, num_cached: int) -> Generator[None]:
-        """Counts a request that is to go there, until the block ends."""
+        """Counts a request that is assigned to the worker, until the block ends."""
         standing = self.standings[worker]
         standing.expect(work)
         self._expect(worker, work)
@@ -303,7 +305,7 @@ class Workers(Generic[W]):
 
 
 def _move(worker: W, pools: dict[str, Pool[W]], before: Set[str], after: Set[str]) -> None:
-    """From the pools of what it had to those of what it has; empty ones go."""
+    """Moves a worker from the pools of `before` to those of `after`. Removes empty pools."""
     for digest in before - after:
         pools[digest].discard(worker)
         if not pools[digest]:
@@ -320,9 +322,9 @@ def weigh(
     random: Random,
     is_able: Callable[[W], bool] = lambda _: True,
 ) -> dict[W, float]:
-    """The candidates among the workers that are able, of which there must be one, with the seconds
-    by which they are compared. `cached`: how many tokens of the prompts each has; none of those
-    that are not there."""
+    """Returns the candidates among the able workers, of which there must be one, and their
+    predicted seconds. `cached` is the number of cached prompt tokens of each worker that has
+    any."""
     standings = workers.standings
 
     def is_fresh(worker: W) -> bool:
@@ -342,7 +344,7 @@ def weigh(
 
 
 def best(weighed: Mapping[W, float]) -> W:
-    """The candidate of the least seconds."""
+    """Returns the candidate with the lowest seconds."""
     return min(weighed, key=weighed.__getitem__)
 
 
@@ -353,7 +355,7 @@ def _candidates(
     is_able: Callable[[W], bool],
     random: Random,
 ) -> Iterable[W]:
-    """Some of each kind, each once; empty if no worker is able."""
+    """Returns some workers of each kind, without duplicates. Empty if no worker is able."""
     drawn: dict[W, None] = {}
     if cached:
         drawn |= dict.fromkeys(draw(_deepest(cached, is_able), random))
@@ -371,7 +373,7 @@ def _candidates(
 
 
 def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, now: float) -> float:
-    """Seconds until the first token. adapter_bytes: of the request's adapter, if it has one."""
+    """Returns the seconds until the first token. `adapter_bytes` is 0 without an adapter."""
     model = worker.model(work.model)
     return (
         worker.queue_s(now)
@@ -412,7 +414,7 @@ def _adapter_bytes(adapter: str, workers: Workers[W]) -> int:
 
 
 def _homes(digest: str, workers: Workers[W], is_able: Callable[[W], bool]) -> Sequence[W]:
-    """Where something goes first that no worker has: all gateways agree without a word."""
+    """Returns two workers, by hash, for content that none holds. All gateways agree on them."""
 
     def rank(worker: W) -> int:
         return crc32(f"{digest}{workers.standings[worker].report.instance_id}".encode())
@@ -441,9 +443,9 @@ def _model_report(
 
 
 def _wait_s(model: ModelStatus, status: WorkerStatus) -> float:
-    """On the average half of a load in progress is left. Otherwise those that are waited for come
-    first, and where there is no room, what runs in another model has to end, and that model has to
-    come back in its turn."""
+    """Returns the seconds until a model is on the device. Half of a load in progress is left on
+    average. Otherwise models that requests wait for are loaded first and, if there is no room,
+    another model has to finish, and to be loaded again later."""
     if model.tier == "device":
         return 0.0
     load_s = _load_s(model)

@@ -1,4 +1,4 @@
-"""Generations in flight by API key, so that those of a key that is no longer valid end."""
+"""Running generations by API key, which are ended when their key is no longer valid."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ NOT_VALID = "This API key is no longer valid."
 
 
 class RunningGenerations:
-    """`add` when a generation begins, `remove` when it has ended, `run` beside them."""
+    """Running generations: `add` when one begins, `remove` when it ends, `run` in the
+    background."""
 
     def __init__(self, is_valid: Callable[[str], bool]) -> None:
-        """is_valid: whether the key of this id may still infer."""
+        """`is_valid` returns whether the key with an id may still infer."""
         self._is_valid = is_valid
         self._by_key: defaultdict[str, set[Generation]] = defaultdict(set)
-        """Key id to its generations."""
+        """Generations by key id."""
 
     def add(self, key_id: str, generation: Generation) -> None:
         self._by_key[key_id].add(generation)
@@ -32,7 +33,7 @@ class RunningGenerations:
             del self._by_key[key_id]
 
     async def run(self) -> None:
-        """Ends the generations of keys that are no longer valid, each second until cancelled."""
+        """Ends the generations of invalid keys every second until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             for key_id in [each for each in self._by_key if not self._is_valid(each)]:

@@ -1,4 +1,4 @@
-"""From a checked request to the sequences a worker runs: one for each choice of each prompt."""
+"""Creates the sequences of a checked request: one for each choice of each prompt."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from workers.wire.protocol import (
 )
 
 WHOLE_INTERVAL = 32
-"""Tokens of an output frame where the client waits for the whole answer: what a lost worker has not
-told is generated again."""
+"""Tokens per output frame if the client waits for the whole answer. Tokens that a lost worker has
+not sent are generated again."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """All that is known of a request when its sequences are made."""
+    """Everything known about a request when its sequences are created."""
 
     request_id: str
     caller: Principal
@@ -49,51 +49,51 @@ class Call(msgspec.Struct, frozen=True):
     tokenizer: ModelTokenizer
     prompts: list[Prompt]
     deadline: float
-    """When its first output is due, as time.perf_counter() has it."""
+    """Time of time.perf_counter() at which the first output is due."""
     num_bytes: int
-    """Size of its body."""
+    """Size of the body in bytes."""
     trace: Untraced = Untraced()
     service: Service = ORDINARY
     grammar: str = ""
-    """What the answer is held to, as a worker takes it; empty: nothing."""
+    """Grammar of the answer for a worker. Empty if any text is allowed."""
     rules: TokenRules | None = None
-    """Which tokens it may have; None: any."""
+    """Tokens that the answer may have. None allows any."""
 
     @property
     def stops(self) -> list[str]:
-        """Stop strings, the caller's and the adapter's."""
+        """Stop strings of the caller and the adapter."""
         return [*self.asked.stop, *self.target.serving.stop]
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end answers beside the base model's own, the caller's and the adapter's."""
+        """Tokens of the caller and the adapter that end answers, besides the base model's."""
         if self.asked.ignore_eos:
             return self.asked.stop_token_ids
         return *self.asked.stop_token_ids, *self.target.serving.stop_token_ids
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """Tokens whose logits are the vector of a prompt; empty: its hidden states are."""
+        """Tokens whose logits are a prompt's vector. Empty if its hidden states are."""
         return self.tokenizer.verdict_tokens if self.asked.pairs else ()
 
     @property
     def pooling(self) -> Pooling:
-        """How a vector is made: as the adapter has it, the base model, or of the last token."""
+        """Pooling of a vector: the adapter's, or the base model's, or the last token."""
         if self.asked.pairs:
             return Pooling.LAST
         return Pooling(self.target.serving.pooling or self.tokenizer.pooling or Pooling.LAST)
 
 
 def operation(call: Call) -> str:
-    """The word that the GenAI conventions of OpenTelemetry have for the request."""
+    """Returns the request's operation name in OpenTelemetry's GenAI conventions."""
     if call.asked.kind is OutputKind.EMBED:
         return "embeddings"
     return "text_completion" if call.asked.messages is None else "chat"
 
 
 def check_answer_of(call: Call, default_tokens: int) -> None:
-    """Raises InvalidRequest if the answer could be larger than what is sent. Of a stream the
-    generated tokens do not count, which are sent as they come, unless its end repeats them."""
+    """Raises InvalidRequest if the answer could be too large. Generated tokens of a stream do not
+    count, because they are sent at once, unless its end repeats them."""
     asked, num_choices = call.asked, call.asked.num_choices
     num_told = _num_told(call)
     if asked.kind is OutputKind.EMBED and not asked.pairs:
@@ -117,7 +117,7 @@ def check_answer_of(call: Call, default_tokens: int) -> None:
 
 
 def _num_told(call: Call) -> int:
-    """Tokens that are told beside each generated one."""
+    """Returns the number of likeliest tokens reported with each generated one."""
     asked = call.asked
     if asked.logprob_token_ids:
         return len(asked.logprob_token_ids)
@@ -127,7 +127,7 @@ def _num_told(call: Call) -> int:
 
 
 def work_of(call: Call) -> Work:
-    """What the request asks of a worker, to choose one by."""
+    """Returns the request's requirements, by which a worker is chosen."""
     version = call.target.version
     prompts = [_prefix(call, prompt, version) for prompt in call.prompts]
     num_sequences = len(prompts) * call.asked.num_choices
@@ -141,7 +141,7 @@ def work_of(call: Call) -> Work:
 
 
 def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix:
-    """As `_generate` has it."""
+    """Returns the prefix of a prompt, equal to that of `_generate`."""
     return Prefix(
         prompt.tokens,
         model=call.target.base.digest,
@@ -153,8 +153,8 @@ def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix
 
 
 def _salt(call: Call, prompt: Prompt) -> str:
-    """Returns the caller's salt for KV pages. The version's own is added where the adapter is
-    active, as without it the pages are the base model's."""
+    """Returns the caller's salt for KV pages. If the adapter acts, the version's salt is added,
+    because otherwise the pages are the base model's."""
     return ("" if prompt.activation is None else call.target.page_salt) + call.asked.cache_salt
 
 
@@ -165,7 +165,7 @@ def plan(
     adapter_layout: str,
     failover: Failover,
 ) -> Generation:
-    """`adapter_layout` is the worker's. It has the base model, or had it and is lost by now."""
+    """Returns a request's generation. The worker of `adapter_layout` may be lost by now."""
     num_choices = call.asked.num_choices
     requests: list[Generate] = []
     choices: list[Choice] = []
@@ -200,8 +200,8 @@ def plan(
 def sampling_params(
     asked: GenerationRequest, own: GenerationDefaults, defaults: SamplingDefaults, max_tokens: int
 ) -> SamplingParams:
-    """What the caller leaves out is as the adapter version's `own` defaults, the base model's
-    generation_config.json or OpenAI has it, in this order."""
+    """Returns sampling parameters. Values that the caller omits come from the adapter version's
+    defaults `own`, the base model's generation_config.json or OpenAI's defaults, in this order."""
     top_k = _first(asked.top_k, own.top_k, defaults.top_k, 0)
     repetition = (asked.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
     return SamplingParams(
@@ -225,8 +225,8 @@ def sampling_params(
 
 
 def _prompt_logprobs(asked: GenerationRequest, max_tokens: int) -> int | None:
-    """Likeliest tokens that are told beside each one of a prompt, for its echo or by themselves;
-    None: the prompt is not scored."""
+    """Returns the number of likeliest tokens for each prompt token, for the echo or on their own.
+    Returns None if the prompt is not scored."""
     numbers = [0] if max_tokens == 0 and asked.kind is OutputKind.GENERATE else []
     if asked.scores_echo:
         numbers.append(asked.num_logprobs or 0)
@@ -243,9 +243,9 @@ def _first(*values: float | None) -> float:
 
 
 def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -> Generate:
-    """The client numbers it."""
-    # Each token is looked at before the next is generated, where its text may end the answer: by a
-    # stop string, or by a second call.
+    """Returns the request for a worker. The client sets its id."""
+    # If a stop string or a second call may end the answer, each token is checked before the next is
+    # generated.
     is_heard = call.asked.stream or call.stops or not call.asked.is_parallel
     return Generate(
         id=0,
@@ -272,7 +272,7 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
 
 
 def _kind(asked: GenerationRequest, params: SamplingParams) -> OutputKind:
-    """An answer of no tokens to a prompt that is echoed is the prompt's scores."""
+    """Returns the kind of output. An echo without an answer is the prompt's scores."""
     if asked.kind is OutputKind.GENERATE and not params.max_tokens:
         return OutputKind.SCORE
     return asked.kind

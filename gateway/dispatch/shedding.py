@@ -1,11 +1,10 @@
-"""Remembers queues that have just refused, and refuses requests that they would refuse before their
-prompts are tokenised. So too many requests cost a worker no more than the places that it has.
+"""Remembers queues that have just refused, and refuses such requests before their prompts are
+tokenised, so that too many requests cost a worker little more than those it can queue.
 
-A worker that refuses for want of room says how long one place takes to come free for the tenant. So
-long it is not asked again for that tenant, unless an answer of ours has ended there meanwhile, or
-for what is smaller than what was refused, which may find room. A large request needs many places,
-and its refusal takes as much of the worker's time as that of many small ones. So it is offered less
-often.
+A refusing worker reports how long it takes until one place becomes free for the tenant. For that
+time the gateway does not ask again, unless one of its requests has ended there, or the request is
+smaller than the one refused and so may find room. A large request needs many places, and its
+refusal costs the worker as much as those of many small ones, so it is offered less often.
 """
 
 from __future__ import annotations
@@ -18,36 +17,36 @@ from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 ASK_AGAIN_S = 0.25
-"""No estimate is believed for longer, of a request that is not large."""
+"""Maximum seconds that an estimate is used, except for a large request."""
 LARGE = 64 << 10
-"""Bytes of a request beyond which a refusal holds as much longer as the request is larger."""
+"""Bytes above which a refusal is remembered longer, in proportion to the size."""
 MANY = 64
-"""From so many remembered refusals on, those that are over are removed."""
+"""Minimum number of remembered refusals at which expired ones are removed."""
 
 
 Line = tuple[str, str, ServiceClass]
-"""Whose requests stand in one line at a worker: digest of the model, id of the tenant, class."""
+"""Requests that share a line at a worker: digest of the model, id of the tenant, class."""
 
 
 @dataclass(slots=True)
 class Refused:
     num_bytes: int
-    """Size of the smallest request that was refused."""
+    """Bytes of the smallest request that was refused."""
     until: float
     num_finished: int
-    """At the worker, by then."""
+    """Requests that the worker had finished at the refusal."""
     pace_s: float
     next_room_at: float
-    """Told to the client that was refused last; the next is told a later time."""
+    """Time reported to the client refused last. The next client gets a later one."""
 
     def holds(self, worker: WorkerClient, now: float, num_bytes: int) -> bool:
-        """For a request of this size."""
+        """Returns whether the refusal applies to a request of `num_bytes`."""
         is_as_full = worker.num_finished == self.num_finished or self.num_bytes > LARGE
         return now < self.until and is_as_full and num_bytes >= self.num_bytes
 
 
 class FullQueues:
-    """The full queues of all workers, as one gateway has heard of them."""
+    """Full queues of all workers, as reported to one gateway."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -55,14 +54,14 @@ class FullQueues:
         self._forget_at = MANY
 
     def __len__(self) -> int:
-        """Refusals remembered; mostly none, and then nothing need be checked."""
+        """Returns the number of remembered refusals. Usually 0, so that no check is needed."""
         return len(self._refused)
 
     def note(
         self, worker: WorkerClient, request: Generate, num_bytes: int, failure: WorkerFailed
     ) -> None:
-        """`num_bytes`: of the body that the request came in. A failure for another reason than want
-        of room says nothing."""
+        """Records a refusal. Ignores failures for other reasons than lack of room. `num_bytes` is
+        the size of the request's body."""
         if not failure.pace_s:
             return
         now = self._clock()
@@ -84,8 +83,8 @@ class FullQueues:
     def check(
         self, workers: Sequence[WorkerClient], line: Line, num_bytes: int
     ) -> Sequence[WorkerClient]:
-        """Those of these workers that have just refused such a request. Raises WorkerFailed as they
-        would if all have."""
+        """Returns the workers that have just refused such a request. Raises WorkerFailed if all
+        have, as they would."""
         now = self._clock()
         found = self._full(workers, line, num_bytes, now)
         if not found or len(found) < len(workers):
@@ -98,7 +97,7 @@ class FullQueues:
     def full(
         self, workers: Sequence[WorkerClient], request: Generate, num_bytes: int
     ) -> Sequence[WorkerClient]:
-        """Those of these workers that have just refused such a request."""
+        """Returns the workers that have just refused such a request."""
         return list(self._full(workers, _line_of(request), num_bytes, self._clock()))
 
     def _full(
@@ -112,7 +111,7 @@ class FullQueues:
         return found
 
     def _forget(self, now: float) -> None:
-        """All whose last refused is to have come again by now."""
+        """Removes refusals whose clients should have retried by now."""
         for key in [key for key, each in self._refused.items() if each.next_room_at <= now]:
             del self._refused[key]
         self._forget_at = max(MANY, 2 * len(self._refused))

@@ -1,4 +1,4 @@
-"""Which log-probabilities belong to a piece of an answer's text."""
+"""Assigns log-probabilities to the pieces of an answer's text."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from workers.wire.protocol import TokenLogprobs
 
 
 class TextScores:
-    """Log-probabilities of one answer's text. Tokens of thoughts, of calls and of the markers
-    around them go with no text.
+    """Log-probabilities of one answer's text, without tokens of thoughts, calls and their markers.
 
-    A token is found by its bytes. Text that is not what its tokens spell, for a special token is
-    left out of it, has all tokens since the text before it.
+    A token is found by its bytes. Text that its tokens do not spell, because a special token is
+    omitted from it, gets all tokens since the previous text.
     """
 
     def __init__(self, spelled: TokenBytes) -> None:
-        """spelled: the bytes of each token id."""
+        """`spelled` has the bytes of each token id."""
         self._spelled = spelled
         self._open: list[TokenLogprobs] = []
-        """Tokens that no piece has been given yet."""
+        """Tokens that are not assigned to a piece yet."""
 
     def told(self, parts: Sequence[Part], scored: Sequence[TokenLogprobs]) -> list[Part]:
-        """The parts of a step, each text with its tokens. scored: those of the step."""
+        """Returns the parts of a step, each text with its tokens. `scored` are the step's
+        tokens."""
         self._open += scored
         told: list[Part] = []
         for part in parts:

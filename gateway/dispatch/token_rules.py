@@ -1,4 +1,4 @@
-"""Which tokens the answers of a request may have, as a worker takes it."""
+"""Tokens that the answers of a request may have, in the form for a worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 MAX_BANNED_TOKENS = 4096
-"""Tokens of all texts that a request bans: each of its sequences is sent with them."""
+"""Maximum tokens of all texts that a request bans, because they are sent with each sequence."""
 
 
 async def token_rules(
@@ -20,7 +20,7 @@ async def token_rules(
     *,
     has_grammar: bool,
 ) -> TokenRules | None:
-    """None: any token. The prompts of a request have one form. Raises InvalidRequest."""
+    """Returns the rules of a request, or None if any token is allowed. Raises InvalidRequest."""
     if asked.allowed_token_ids and has_grammar:
         raise InvalidRequest(
             "'allowed_token_ids' cannot be combined with a schema, a grammar or a call that is "
@@ -39,7 +39,7 @@ async def token_rules(
 async def _banned(
     words: list[str], tokenizer: ModelTokenizer, domain: str
 ) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, as it stands at a text's beginning and behind a space."""
+    """Returns the tokens of each word, at the beginning of a text and after a space."""
     if not words:
         return ()
     bare = [word.lstrip() or word for word in words]
@@ -48,7 +48,7 @@ async def _banned(
     )
     banned: dict[tuple[int, ...], None] = {}
     for number, tokens in enumerate(spelled):
-        # What ends as the bare word does is banned with it.
+        # Tokens that end like the bare word are banned with it.
         plain = spelled[number - len(bare)] if number >= len(bare) else []
         if tokens and not (plain and tokens[-len(plain) :] == plain):
             banned[tuple(tokens)] = None
@@ -80,6 +80,6 @@ def _thought(
 
 
 def is_thought_unbounded(asked: GenerationRequest, tokenizer: ModelTokenizer) -> bool:
-    """Whether the budget of thoughts is a wish that cannot be held to."""
+    """Returns whether the budget of thoughts is a wish that this model cannot enforce."""
     budget = asked.thought_budget
     return budget is not None and budget.is_wish and tokenizer.thought_tokens is None

@@ -1,4 +1,4 @@
-"""The clients of all workers: of those in the settings, and of those that have registered."""
+"""Clients of all workers: those in the settings, and those that have registered."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LOOK_INTERVAL_S = 0.25
 
 
 class WorkerDiscovery:
-    """A registered worker's client comes with its registration. It goes when the worker neither is
-    registered any more nor connected: what runs there ends, and a database that was away for longer
-    than leases last costs no worker. Those of the settings stay."""
+    """Clients of workers. A registered worker's client is removed once the worker is neither
+    registered nor connected, so that requests there end, and a database that is unavailable for
+    longer than leases last costs no worker. Clients of the settings stay."""
 
     def __init__(
         self, clients: Sequence[WorkerClient], connect: Callable[[str], WorkerClient]
     ) -> None:
-        """clients: of the settings. connect: makes one for an address."""
+        """`clients` are those of the settings. `connect` returns a client for an address."""
         self.clients = list(clients)
-        """Changed in place; each keeps its connection up by itself."""
+        """Changed in place. Each client keeps its connection up by itself."""
         self._connect = connect
         self._connecting: dict[WorkerClient, asyncio.Task[None]] = {}
         """Tasks that connect to registered workers."""
         self._registered: frozenset[str] = frozenset()
-        """Addresses."""
+        """Addresses of the registered workers."""
         self._drains: dict[str, bool] = {}
         """Whether a worker is to drain, by its id."""
         self._changed = asyncio.Event()
@@ -70,7 +70,7 @@ class WorkerDiscovery:
                 self._connecting.pop(client).cancel()
 
     def _drain(self) -> None:
-        """Again and again, until the worker says that it is as it should be."""
+        """Repeats each request to drain until the worker's status shows it."""
         for client in self.clients:
             wanted = self._drains.get(client.instance_id)
             if wanted is not None and client.status and client.status.draining != wanted:

@@ -1,4 +1,4 @@
-"""A few workers drawn of many, in a time that does not grow with them."""
+"""Draws a few workers from many in constant time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from random import Random
 from typing import Generic, TypeVar
 
 W = TypeVar("W", bound=Hashable)
-"""Whatever tells workers apart."""
+"""Any hashable type that identifies workers."""
 
 NUM_DRAWN = 2
-"""Workers drawn of each kind."""
+"""Number of workers drawn from each kind."""
 NUM_TRIES = 16
-"""To draw one that can be used; after that all of its kind are looked at."""
+"""Maximum draws for usable workers. After that, all of the kind are checked."""
 
 
 class Pool(Generic[W]):
-    """Workers to draw from. Each operation takes the same time however many there are."""
+    """Pool to draw workers from. Each operation takes constant time."""
 
     def __init__(self) -> None:
         self._members: list[W] = []
@@ -34,7 +34,7 @@ class Pool(Generic[W]):
             self._members.append(worker)
 
     def discard(self, worker: W) -> None:
-        """The last one takes its place."""
+        """Removes a worker. The last one takes its position."""
         place = self._places.pop(worker, None)
         if place is None:
             return
@@ -44,7 +44,7 @@ class Pool(Generic[W]):
             self._places[last] = place
 
     def draw(self, is_able: Callable[[W], bool], random: Random) -> Sequence[W]:
-        """As `draw`, of those that are able. None only if none is."""
+        """Draws up to two able workers. Returns an empty list only if none is able."""
         members = self._members
         if not members:
             return []
@@ -60,7 +60,7 @@ class Pool(Generic[W]):
 
 
 def draw(kind: Sequence[W], random: Random) -> Sequence[W]:
-    """Up to two, perhaps the same one twice; in random order, for the first of equals is picked."""
+    """Draws up to two workers, maybe one twice, in random order: the first of equals is picked."""
     if len(kind) <= NUM_DRAWN:
         return kind if random.random() < 0.5 else kind[::-1]
     return [kind[int(random.random() * len(kind))] for _ in range(NUM_DRAWN)]
