@@ -324,7 +324,8 @@ def _workers(workers: list[dict[str, Any]]) -> Findings:
             case _:
                 reason = worker.get("reason")
                 text = f"{text}: {reason}" if reason else text
-                yield "failed", text, "see docs/operate/operations.md, "Adding, draining and removing workers""
+                section = "Adding, draining and removing workers"
+                yield "failed", text, f"see docs/operate/operations.md, '{section}'"
 
 
 def _get(url: str) -> httpx.Response | None:
