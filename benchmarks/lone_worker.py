@@ -18,7 +18,8 @@ import httpx
 import numpy as np
 import torch
 
-from adapters.format.validator import AdapterFiles, content_digest
+from adapters.format.module_list import write_module_list
+from adapters.format.validator import AdapterFiles, validate_and_list
 from adapters.manifest import BaseModelShape
 from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.loader import AdapterLoader
@@ -63,7 +64,9 @@ class House:
         for seed in range(num_adapters):
             staged = store.stage()
             write_adapter(self.shape, staged, rank=RANK, seed=seed)
-            digest = content_digest(AdapterFiles.in_folder(staged))
+            validated = validate_and_list(AdapterFiles.in_folder(staged), self.shape)
+            write_module_list(staged, validated.modules)
+            digest = validated.manifest.digest
             store.put("adapters", digest, staged)
             self.image = loader.fetch(digest)
             self.refs.append(AdapterRef(digest, str(seed)))

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from adapters.format.validator import AdapterFiles, content_digest
+from adapters.format.module_list import write_module_list
+from adapters.format.validator import AdapterFiles, content_digest, validate_and_list
 from adapters.manifest import PROJECTIONS, BaseModelShape
 
 BASE = BaseModelShape(
@@ -98,3 +99,13 @@ def write_adapter(
     config = CONFIG | {"r": rank, "target_modules": list(projections)}
     header, data = entries(factors(rank, projections, seed=seed))
     return content_digest(write(folder, config, encode(header, data)))
+
+
+def stage_adapter(
+    folder: Path, *, rank: int = 4, projections: tuple[str, ...] = PROJECTIONS, seed: int = 0
+) -> str:
+    """Writes a sound adapter of BASE with its list of modules, as an upload stages it, and returns
+    its digest."""
+    digest = write_adapter(folder, rank=rank, projections=projections, seed=seed)
+    write_module_list(folder, validate_and_list(AdapterFiles.in_folder(folder), BASE).modules)
+    return digest

@@ -26,7 +26,7 @@ from memory.page_key import PAGE_TOKENS, PageHasher
 from memory.reuse import ReuseByKey
 from ops.base import PROJECTIONS, FusedLinear, LoRABatch
 from ops.reference import ReferenceOps
-from tests.adapters.files import BASE, write_adapter
+from tests.adapters.files import BASE, stage_adapter
 from tests.memory.holder import page_keys
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class House:
 
     def add(self, rank: int, seed: int) -> Ref:
         staged = self.store.stage()
-        digest = write_adapter(staged, rank=rank, seed=seed)
+        digest = stage_adapter(staged, rank=rank, seed=seed)
         self.store.put("adapters", digest, staged)
         return Ref(digest)
 

@@ -20,7 +20,7 @@ from adapters.pool.loader import AdapterLoader
 from adapters.pool.lora import ALIGNMENT
 from adapters.store.folder import LocalStore, StoreUnavailable
 from ops.registry import select
-from tests.adapters.files import BASE, write_adapter
+from tests.adapters.files import BASE, stage_adapter
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> LocalStore:
 @pytest.fixture
 def digest(store: LocalStore) -> str:
     folder = store.stage()
-    digest = write_adapter(folder)
+    digest = stage_adapter(folder)
     store.put("adapters", digest, folder)
     return digest
 
@@ -56,7 +56,7 @@ def test_images_of_deleted_adapters_are_removed(
     store: LocalStore, tmp_path: Path, digest: str
 ) -> None:
     folder = store.stage()
-    deleted = write_adapter(folder, seed=1)
+    deleted = stage_adapter(folder, seed=1)
     store.put("adapters", deleted, folder)
     loader = make_loader(store, tmp_path)
     for each in (digest, deleted):
@@ -135,7 +135,7 @@ def test_an_image_under_anothers_name_is_not_taken(
     store: LocalStore, tmp_path: Path, digest: str
 ) -> None:
     folder = store.stage()
-    other = write_adapter(folder, seed=1)
+    other = stage_adapter(folder, seed=1)
     store.put("adapters", other, folder)
     loader = make_loader(store, tmp_path)
     expected = bytes(loader.fetch(digest).payload)
@@ -219,7 +219,7 @@ def test_the_cache_keeps_its_bound(store: LocalStore, tmp_path: Path) -> None:
     digests: list[str] = []
     for seed in range(4):
         folder = store.stage()
-        digests.append(write_adapter(folder, projections=("q_proj",), seed=seed))
+        digests.append(stage_adapter(folder, projections=("q_proj",), seed=seed))
         store.put("adapters", digests[-1], folder)
     make_loader(store, tmp_path).fetch(digests[0])
     size = next((tmp_path / "cache").rglob("*.img")).stat().st_size

@@ -25,7 +25,7 @@ from adapters.store.folder import Kind, LocalStore, NotInStore, Store, StoreUnav
 from adapters.store.opening import open_store
 from adapters.store.s3 import ObjectStore
 from ops.registry import select
-from tests.adapters.files import BASE, write_adapter
+from tests.adapters.files import BASE, stage_adapter
 from tests.s3 import BUCKET, s3_server
 from tests.stack import ROOT, free_port
 from tests.stored import kept
@@ -349,7 +349,7 @@ def test_an_adapter_is_loaded_from_the_bucket_and_its_absence_named(
     bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = bucket.stage()
-    digest = write_adapter(staged)
+    digest = stage_adapter(staged)
     bucket.put("adapters", digest, staged)
 
     def loader(name: str) -> AdapterLoader:
