@@ -86,7 +86,7 @@ class KVCache:
         self._prefill = MEMORY * old_tokens + num_tokens, MEMORY * old_seconds + seconds
 
     def ask(self, num_pages: int, tenant: Tenant, *, is_first: bool) -> Ask:
-        """Returns the tenant's request for `num_pages` more pages, for the eviction rules."""
+        """Returns the rules by which `num_pages` more pages may be evicted for the tenant."""
         size = self.pool.page_bytes
         spare = self.prefix_cache.num_idle_of(tenant.name) * size
         return Ask(self._bytes_held, tenant.name, num_pages * size, is_first=is_first, spare=spare)

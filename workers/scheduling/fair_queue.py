@@ -150,9 +150,9 @@ class FairQueue:
         return tenant.recent_part * math.exp(-num_since / RECENT_TOKENS)
 
     def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
-        """Returns the waiting work that is done by the time when the tenant's `own` is done,
-        including `own`, if no more is queued: of each other tenant and class, as much as it can get
-        until it is charged as much."""
+        """Returns the waiting work that is done once the tenant's load `own` is done, including it,
+        if no more is queued. Each other tenant and class gets work done until it is charged as much
+        as this one."""
         ours = tenant.class_queue
         counter = tenant.counter if tenant.pending else max(tenant.counter, ours.least)
         end = counter + own.num_tokens / tenant.weight

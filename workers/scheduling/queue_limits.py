@@ -205,7 +205,8 @@ class QueueLimits:
         return Refusal(sequence, message, retry_s, pace_s if is_full else 0.0)
 
     def _share(self, tenant: TenantQueue) -> float:
-        """Returns the tenant's fraction of the queue among itself and all tenants that wait."""
+        """Returns the fraction of the queue that the tenant may fill, given the other waiting
+        tenants."""
         classes = [
             each
             for each in self._queue.classes.values()
