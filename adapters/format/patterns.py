@@ -19,6 +19,10 @@ CPU_S = 2.0
 """Seconds of CPU time to match all patterns of an adapter in a sandbox."""
 
 
+class _OutOfTime(Exception):
+    """Ends all matching, unlike AdapterRejected, after which the next base model is tried."""
+
+
 @contextmanager
 def cpu_limit(seconds: float | None) -> Iterator[None]:
     """Raises AdapterRejected in the middle of a match once so much CPU time has been spent.
@@ -30,14 +34,16 @@ def cpu_limit(seconds: float | None) -> Iterator[None]:
         return
 
     def give_up(*_: object) -> NoReturn:
-        raise AdapterRejected(
-            "adapter.config.pattern_too_complex", "target_modules", f"over {seconds} s to match"
-        )
+        raise _OutOfTime
 
     before = signal.signal(signal.SIGVTALRM, give_up)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
+    except _OutOfTime:
+        raise AdapterRejected(
+            "adapter.config.pattern_too_complex", "target_modules", f"over {seconds} s to match"
+        ) from None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)

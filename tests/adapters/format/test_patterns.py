@@ -103,6 +103,18 @@ def test_a_pattern_that_explodes_is_given_up(pattern: str) -> None:
         matcher.fullmatch(pattern, "a" * 64 + ".")
 
 
+def test_the_bound_is_one_for_all_base_models(tmp_path: Path) -> None:
+    """After the first base model has used it up no other is tried, which would take hours."""
+    files = write(
+        tmp_path,
+        CONFIG | {"target_modules": r"((\w+\.?)+)+!"},
+        encode(*entries(factors())),
+    )
+    bases = [msgspec.structs.replace(BASE, digest=f"{i:064x}") for i in range(100)]
+    with pytest.raises(AdapterRejected, match=r"pattern_too_complex.*over 0\.05 s"):
+        validate_and_list(files, bases, Limits(matching_cpu_s=0.05))
+
+
 def test_a_pattern_beyond_the_bound_of_its_length(tmp_path: Path) -> None:
     with pytest.raises(AdapterRejected, match="pattern_too_complex"):
         PatternMatcher("target_modules").fullmatch("a" * (MAX_PATTERN_LENGTH + 1), "a")
