@@ -40,7 +40,7 @@ MAX_BODY_BYTES = 64 << 10
 
 
 def document_of_loads() -> dict[str, Any]:
-    """The OpenAPI document of vLLM's routes alone, for a port that has them without the others."""
+    """Returns the OpenAPI document of vLLM's routes, for a port that has only those."""
     app = Litestar(
         route_handlers=[LoraAdapterController],
         request_class=AdminRequest,

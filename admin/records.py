@@ -219,7 +219,7 @@ class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)], ...], msgspec.Meta(max_length=64)
     ] = ()
-    """Tokens that end answers beside the base model's own."""
+    """Tokens that end answers, in addition to the base model's."""
     defaults: GenerationDefaults = GenerationDefaults()
     pooling: Literal["last", "mean", "cls"] | None = None
     """How embeddings are pooled from the last hidden states. None uses the base model's way."""

@@ -58,13 +58,13 @@ ROUTES = [
 ]
 
 START_WAIT_S = 2.0
-"""Seconds that the start waits for the first catalog. Then probes are answered without one."""
+"""Maximum seconds that the start waits for a catalog. Then probes are answered without one."""
 WAL_CHECK_S = 5.0
 """Seconds between checks whether usage can be written."""
 
 
 class _Tasks:
-    """What runs beside the requests: discovery, connections, the catalog, and the control tasks."""
+    """Background tasks of a gateway: discovery, connections, the catalog, and the control tasks."""
 
     def __init__(self, gateway: Gateway, database: Database | None) -> None:
         self._gateway = gateway
@@ -83,11 +83,12 @@ class _Tasks:
 
     @asynccontextmanager
     async def running(self, app: Litestar) -> AsyncGenerator[None, None]:
-        """Runs the tasks while the application serves. Begins with the first catalog, so that
-        clients that wait for the port are not refused."""
+        """Runs the tasks while the application serves. Waits for the first catalog, so that clients
+        that wait for the port are not refused."""
         gateway, control = self._gateway, self._control
         await gateway.wal.open()
-        # Made once; not by the first request for it, which all others would wait for.
+        # Generated here, because all other requests would wait while the first request generates
+        # it.
         await asyncio.to_thread(reference.write_documents, app)
         telemetry.show(lambda: gateway.standing)
         async with asyncio.TaskGroup() as tasks:
@@ -112,8 +113,8 @@ class _Tasks:
         await gateway.wal.close()
 
     async def _follow_catalog(self) -> None:
-        """Follows the catalog once the first heartbeat is written: versions in use must be known
-        first."""
+        """Follows the catalog once the first heartbeat is written, which must come before any use
+        of a version."""
         if self._control is not None:
             await self._control.has_joined.wait()
         await self._gateway.catalog.run()
@@ -127,10 +128,11 @@ def create_app(
     database: Database | None = None,
     document_beside: Json | None = None,
 ) -> Litestar:
-    """`source` yields the catalog's snapshots, `clients` are of the workers in the settings
-    (not yet connected); those that register are found in the catalog. Without a database nothing
-    is reported or proved, no canary judged, and usage stays in the write-ahead log.
-    document_beside: of routes that another application answers on the same port."""
+    """Creates the data plane. `source` yields the catalog's snapshots, and `clients` are those of
+    the workers in the settings, not yet connected; registered workers are found in the catalog.
+    Without a database nothing is reported or verified, no canary is judged, and usage stays in the
+    write-ahead log. `document_beside` is the OpenAPI document of routes that another application
+    answers on the same port."""
     gateway = Gateway(config, source, clients, database)
     return DataPlane(
         cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,

@@ -1,4 +1,4 @@
-"""The gateway's settings, as its composition root hands them over."""
+"""Settings of the gateway."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ def new_instance_id() -> str:
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_folder: Callable[[str], Path]
-    """Where the tokenizer and configs of a model's digest lie; may have to fetch them."""
+    """Returns the folder with a model's tokenizer and configs by digest. May have to fetch them."""
     instance_id: str = msgspec.field(default_factory=new_instance_id)
-    """Names this gateway among all that ever were."""
+    """Unique id of this gateway process."""
     security: Security = Security()
-    """How connections to workers over TCP are secured."""
+    """Security of TCP connections to workers."""
     pepper: bytes
-    """The secret of the keyed hash of API keys."""
+    """Secret of the keyed hash of API keys."""
     clock: Callable[[], float] = time.time
-    """This machine's clock, in seconds since 1970."""
+    """Returns this machine's time in seconds since 1970."""
     wal: Path
-    """Folder of the write-ahead log of usage; gateways may share it."""
+    """Folder of the write-ahead log of usage, which gateways may share."""
     max_wal_bytes: int = 256 << 20
-    """Bytes of usage not loaded yet, above which new requests are refused."""
+    """Maximum bytes of usage that is not loaded yet. Beyond it, new requests are refused."""
     catalog_stale_s: float = 300.0
-    """How long known keys and models are served while the database is away, in seconds."""
+    """Seconds for which known keys and models are served while the database is unavailable."""
     default_chat_tokens: int = 4096
-    """`max_tokens` of a chat that gives none, if the context has room."""
+    """Default of `max_tokens` for a chat, if the context has room."""
     default_completion_tokens: int = 16
     request_timeout_s: float = 600.0
-    """How long a request that says nothing else has until its first token."""
+    """Default seconds of a request until its first token."""
     limits_wait_s: float = 1.0
-    """How long a request waits for the database, or other gateways, to know of its limits."""
+    """Maximum seconds that a request waits for the database or other gateways to grant limits."""
     tenant_refusals_per_minute: int = 1200
-    """Requests of a tenant that may be refused after their bodies were read. One counts as one more
-    for each 16 KiB."""
+    """Requests per minute of a tenant that may be refused after their bodies were read. One counts
+    as one more for each 16 KiB."""
     failover_wait_s: float = 30.0
-    """How long a request whose worker was lost waits for one when there is no other."""
+    """Maximum seconds that a request whose worker was lost waits for another."""
     tracing: Tracing = Tracing()
     """Off by default."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may call from a browser; `*`: all."""
+    """Origins whose pages may call from a browser, or `*` for all."""
     ping_interval_s: float = 15.0
-    """A silent stream says `: ping` this often."""
+    """Seconds of silence after which a stream sends `: ping`."""
     slow_client_s: float = 30.0
-    """A client that reads nothing for this long is cut."""
+    """Seconds after which a client that reads nothing is disconnected."""
 
     def default_tokens(self, *, is_chat: bool) -> int:
-        """`max_tokens` of a request that gives none."""
+        """Returns the default of `max_tokens`."""
         return self.default_chat_tokens if is_chat else self.default_completion_tokens

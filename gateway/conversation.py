@@ -1,4 +1,4 @@
-"""What a chat template is given: messages, tools, and how its text is to end."""
+"""Input of a chat template: messages, tools, and how its text is to end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Conversation(msgspec.Struct, frozen=True):
     add_generation_prompt: bool = True
     """Whether the text ends with the beginning of an answer."""
     continue_final_message: bool = False
-    """Whether the text ends with the last message's content, for the model to go on with."""
+    """Whether the text ends with the last message's content, which the model continues."""
     template_arguments: dict[str, Any] = {}
     """Further variables of the template."""
 
     @property
     def num_chars(self) -> int:
-        """Characters that a template may show: contents, and the rest as JSON."""
+        """Characters that a template may show: contents, and everything else as JSON."""
         total = sum([message.num_chars for message in self.messages])
         for message in self.messages:
             if message.calls or message.reasoning:
@@ -33,7 +33,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 def conversation_of(asked: GenerationRequest, messages: list[Message]) -> Conversation:
-    """The conversation of a request. Tools that must not be called are not shown."""
+    """Returns the conversation of a request, without tools that must not be called."""
     return Conversation(
         messages,
         shown_tools(asked),

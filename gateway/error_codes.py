@@ -1,4 +1,4 @@
-"""What each `code` of an error means to a client, for the reference of the data plane."""
+"""Meaning of each error `code` for clients, for the API reference of the data plane."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ CODES: Mapping[str, tuple[int, str]] = {
     "usage_unavailable": (503, "What the request uses could not be recorded."),
     "worker_lost": (503, "The worker was lost before the answer could go on elsewhere."),
 }
-"""Code to its status and meaning."""
+"""Status and meaning, by code."""

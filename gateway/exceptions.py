@@ -1,4 +1,4 @@
-"""The one table from our exceptions and the worker's error codes to OpenAI-shaped problems."""
+"""Exceptions of the gateway, and the table from them and workers' codes to OpenAI's errors."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ log = logging.getLogger(__name__)
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """How a kind of failure looks from outside."""
+    """HTTP form of a kind of failure."""
 
     status: int
     type: str
     code: str | None = None
     retry_after_s: float | None = None
-    """None: waiting does not help."""
+    """None if waiting does not help."""
     is_final: bool = False
-    """Clients that would repeat such a status are told not to."""
+    """Whether clients are told not to retry, although they usually would for this status."""
     is_ours: bool = False
-    """Whether the cause is on the server's side, so that the request is given back to its limit."""
+    """Whether the server caused the failure, so that the request is returned to its limit."""
 
 
 class ApiError(Exception):
-    """A failure with an answer: its class finds the `Problem`, it adds words and the field."""
+    """Failure with an answer. Its class determines the `Problem`; it adds message and field."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -41,19 +41,19 @@ class ApiError(Exception):
 
 
 class InvalidRequest(ApiError):
-    """The request asks for something impossible or unsupported."""
+    """Request for something impossible or unsupported."""
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and answer together do not fit the model's context."""
+    """Prompt and answer that together exceed the model's context."""
 
 
 class TooManyRequests(ApiError):
-    """Requests without a key come too often from the client's address."""
+    """Too many requests without a key from the client's address."""
 
 
 class TooManyRefusals(ApiError):
-    """Too many of the tenant's requests, or of their bytes, were refused after they were read."""
+    """Too many refused requests of the tenant, or bytes of them, that had been read."""
 
     def __init__(self, frees_in_s: float) -> None:
         super().__init__(
@@ -65,15 +65,15 @@ class TooManyRefusals(ApiError):
 
 
 class Unauthenticated(ApiError):
-    """No API key, or not a valid one."""
+    """Missing or invalid API key."""
 
 
 class Forbidden(ApiError):
-    """The key is valid and may not do this."""
+    """Valid key without the necessary rights."""
 
 
 class ModelNotFound(ApiError):
-    """The tenant has no such model. The words are the same whether or not another tenant has it."""
+    """Model that the tenant does not have. The message is the same if another tenant has it."""
 
     def __init__(self, name: str) -> None:
         shown = name if len(name) <= 128 else name[:128] + "..."
@@ -83,23 +83,23 @@ class ModelNotFound(ApiError):
 
 
 class BodyTimeout(ApiError):
-    """The body of the request does not come, or too slowly."""
+    """Body of a request that does not arrive, or too slowly."""
 
 
 class TemplateNotApproved(ApiError):
-    """The adapter version brings a chat template that no admin has approved."""
+    """Adapter version with a chat template that no admin has approved."""
 
 
 class Overloaded(ApiError):
-    """The service cannot take this now."""
+    """Request that the service cannot accept now."""
 
 
 class CatalogStale(Overloaded):
-    """What the gateway knows of keys and models may be too old to go by."""
+    """Catalog that may be too old to use."""
 
 
 class QuotaExceeded(ApiError):
-    """A limit of the tenant or of the key leaves no room for the request."""
+    """Limit of the tenant or key without room for the request."""
 
     def __init__(
         self,
@@ -110,38 +110,38 @@ class QuotaExceeded(ApiError):
         frees_in_s: float | None,
         is_worth_a_retry: bool,
     ) -> None:
-        """frees_in_s None: never, for a request like this."""
+        """`frees_in_s` is None if a request like this never fits."""
         super().__init__(message, param=param, code=code)
         self.frees_in_s = frees_in_s
         self.is_worth_a_retry = is_worth_a_retry
 
 
 class QuotaUnavailable(Overloaded):
-    """Whether a limit leaves room cannot be found out."""
+    """Limit that cannot be checked."""
 
 
 class TokenizerUnavailable(ApiError):
-    """The tokenizer of the base model could not be loaded."""
+    """Tokenizer of a base model that could not be loaded."""
 
 
 class NoWorker(Overloaded):
-    """No ready worker has the model."""
+    """Model that no ready worker has."""
 
 
 class ModelUnsatisfiable(NoWorker):
-    """No worker, as they are set up, can ever serve the model."""
+    """Model that no worker can serve with its settings."""
 
 
 class PoisonRequest(ApiError):
-    """The request is taken for what its workers were lost of."""
+    """Request that is presumed to have crashed the workers that ran it."""
 
 
 class DeadlineExceeded(ApiError):
-    """No answer began within the time that the request had."""
+    """Request whose answer did not begin in time."""
 
 
 class UsageUnavailable(Overloaded):
-    """What a request uses could not be recorded."""
+    """Request whose usage could not be recorded."""
 
 
 INVALID = "invalid_request_error"
@@ -191,7 +191,7 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
 
 
 def problem_of(error: Exception) -> tuple[Problem, str]:
-    """The table's row for an error and the words to show; unknown errors show nothing of theirs."""
+    """Returns the problem of an error and the message to show. Unknown errors reveal nothing."""
     problem = _find_problem(error)
     match error:
         case WorkerFailed() | ApiError() if problem is not None:
@@ -204,13 +204,13 @@ def problem_of(error: Exception) -> tuple[Problem, str]:
 
 
 def is_our_fault(error: Exception) -> bool:
-    """Whether the caller could not have asked better."""
+    """Returns whether the server is at fault: a status of 500 or above, or an unforeseen error."""
     problem = _find_problem(error)
     return problem is None or problem.status >= 500
 
 
 def _find_problem(error: Exception) -> Problem | None:
-    """None for an unforeseen error."""
+    """Returns the problem of an error, or None if the error is unforeseen."""
     if isinstance(error, WorkerFailed):
         return PROBLEMS[error.code]
     if isinstance(error, ApiError):
@@ -221,25 +221,25 @@ def _find_problem(error: Exception) -> Problem | None:
 
 
 def error_body(error: Exception, problem: Problem, message: str) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}` as OpenAI shapes it."""
+    """Returns the error's body in OpenAI's form, `{"error": {message, type, param, code}}`."""
     param = error.param if isinstance(error, ApiError) else None
     code = code_of(error, problem)
     return {"error": {"message": message, "type": problem.type, "param": param, "code": code}}
 
 
 def code_of(error: Exception, problem: Problem) -> str | None:
-    """The error's own code, or else its problem's."""
+    """Returns the error's own code, or that of its problem."""
     return (error.code if isinstance(error, ApiError) else None) or problem.code
 
 
 def error_type(error: Exception) -> str:
-    """One of a fixed set of words for the kind of failure, for telemetry."""
+    """Returns the kind of failure for telemetry, from a fixed set of words."""
     problem = _find_problem(error) or PROBLEMS[500]
     return code_of(error, problem) or problem.type
 
 
 def retry_headers(problem: Problem, error: Exception) -> dict[str, str]:
-    """What the official clients read before they try again."""
+    """Returns the headers by which official clients decide whether and when to retry."""
     if isinstance(error, QuotaExceeded):
         headers = _retry_after(error.frees_in_s)
         if not error.is_worth_a_retry:
@@ -264,10 +264,10 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Clears the frames of an error that is over, and of those that led to it.
+    """Clears the tracebacks of a handled error and of those that led to it.
 
-    They hold the request and all it came with, which hold the error: a circle that stays until the
-    collector of cycles comes, and the more of them there are the longer it holds up all requests.
+    Tracebacks keep the request alive, and the request keeps the error: a reference cycle that stays
+    until the garbage collector runs, whose pauses grow with the number of cycles.
     """
     each: BaseException | None = error
     while each is not None:

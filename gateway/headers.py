@@ -1,4 +1,4 @@
-"""A request's headers as the server has read them."""
+"""Headers of a request as the server has parsed them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from litestar.types import Scope
 
 
 def find_header(scope: Scope, name: bytes) -> str | None:
-    """The first of this name, in lower case. For one or two, an index of all costs more."""
+    """Returns the first header of this lower-case name, or None. For one or two, an index is
+    slower."""
     for given, value in scope["headers"]:
         if given == name:
             return value.decode("latin-1")
@@ -19,6 +20,6 @@ def find_headers(scope: Scope, name: bytes) -> list[str]:
 
 
 def announced_bytes(scope: Scope) -> int:
-    """Length of the request's body, which the server has checked to be a number; 0 of a body that
-    comes in chunks."""
+    """Returns the body's length, which the server has checked to be a number. Returns 0 for a body
+    in chunks."""
     return int(find_header(scope, b"content-length") or 0)

@@ -1,4 +1,4 @@
-"""The last failures of a gateway that were not their clients', one for each code."""
+"""Last failures of a gateway that its clients did not cause, one for each code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ MAX_CODES = 16
 
 
 class LastErrors:
-    """Written and read on the event loop."""
+    """Last failure of each code. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._by_code: dict[str, LastError] = {}
-        """The newest last."""
+        """Newest last."""
 
     def note(self, code: str, request_id: str) -> None:
         earlier = self._by_code.pop(code, None)

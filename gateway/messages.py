@@ -1,4 +1,4 @@
-"""The messages of a conversation, as every dialect gives them to a chat template."""
+"""Messages of a conversation, in the form in which every dialect passes them to a chat template."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ import msgspec
 
 
 class MadeCall(msgspec.Struct, frozen=True):
-    """A call of a tool in an earlier answer."""
+    """Tool call in an earlier answer."""
 
     id: str
     name: str
     arguments: dict[str, Any]
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: the arguments are an object, not a text."""
+        """Returns the call as chat templates expect it: its arguments are an object, not text."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn. Only an assistant's has reasoning and calls; only a tool's has a call's id."""
+    """Turn of a conversation. Only an assistant's has reasoning and calls, only a tool's a call's
+    id."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     name: str | None = None
     """Name of the speaker, or of the tool."""
     reasoning: str = ""
-    """What the model wrote before this answer."""
+    """Text that the model wrote before this answer."""
     calls: list[MadeCall] = []
     call_id: str | None = None
-    """The call that this is the result of."""
+    """Id of the call whose result this is."""
 
     @property
     def num_chars(self) -> int:
-        """Characters of its content."""
+        """Number of characters of the content."""
         return len(self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: what it does not have is left out."""
+        """Returns the message in the form that chat templates expect, without absent fields."""
         shown: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.name is not None:
             shown["name"] = self.name
@@ -56,7 +57,7 @@ class Message(msgspec.Struct, frozen=True):
 def in_turns(
     messages: Iterable[Message], goes_on: Callable[[Message, Message], bool]
 ) -> list[Message]:
-    """The messages, each joined to the one before it if it goes on with that one's turn."""
+    """Joins each message to the previous one if `goes_on` says that it continues its turn."""
     turns: list[list[Message]] = []
     for message in messages:
         if turns and goes_on(turns[-1][-1], message):
@@ -67,7 +68,7 @@ def in_turns(
 
 
 def _joined(turns: Sequence[Message]) -> Message:
-    """Neighbouring messages of one role as one."""
+    """Joins neighbouring messages of one role."""
     if len(turns) == 1:
         return turns[0]
     return Message(

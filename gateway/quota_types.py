@@ -1,4 +1,4 @@
-"""Kinds of limits, their windows of time, and what a request takes of each."""
+"""Kinds of limits, their windows of time, and what a request takes from each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FREE = Price(model="", input=0, cached_input=0, output=0)
 
 
 class Span(Enum):
-    """Minutes, days and months are those of UTC: a limit is whole again when the next begins."""
+    """Length of a limit's window. Minutes, days and months are those of UTC."""
 
     MINUTE = "minute"
     DAY = "day"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
     @property
     def counts_requests(self) -> bool:
-        """Each as one, whatever it takes."""
+        """Whether each request counts as one."""
         return self in (Kind.REQUESTS_PER_MINUTE, Kind.CONCURRENT_REQUESTS)
 
     @property
@@ -50,11 +50,11 @@ class Kind(StrEnum):
 
 _SPANS = {kind: Span(kind.partition("_per_")[2] or "always") for kind in Kind}
 BUDGETS = tuple(kind for kind in Kind if kind.span in (Span.DAY, Span.MONTH))
-"""What is counted by the usage that is loaded; in the order of the bits of UsageRecord.leased."""
+"""Limits whose use is counted from loaded usage, in the order of the bits of UsageRecord.leased."""
 
 
 class Window(NamedTuple):
-    """From `start` until before `end`, in seconds since 1970."""
+    """Time from `start` until before `end`, in seconds since 1970."""
 
     start: float
     end: float
@@ -64,14 +64,14 @@ class Window(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How the database has its start."""
+        """Start of the window in the form of the database."""
         if self.start == -math.inf:
             return "-infinity"
         return datetime.fromtimestamp(self.start, UTC).isoformat()
 
 
 def window(span: Span, at: float) -> Window:
-    """The one that holds `at`, in seconds since 1970."""
+    """Returns the window that contains `at`, in seconds since 1970."""
     if span is Span.ALWAYS:
         return Window(-math.inf, math.inf)
     moment = datetime.fromtimestamp(at, UTC).replace(second=0, microsecond=0)
@@ -93,7 +93,7 @@ class Limit(NamedTuple):
 
 
 def limits_of(quota: Quota) -> tuple[Limit, ...]:
-    """Those that a gateway enforces."""
+    """Returns the limits that a gateway enforces."""
     found: list[Limit] = []
     for kind in Kind:
         amount: int | None = getattr(quota, kind.value)
@@ -103,7 +103,7 @@ def limits_of(quota: Quota) -> tuple[Limit, ...]:
 
 
 class Service(NamedTuple):
-    """A tenant's part of a worker that is busy."""
+    """Share of a busy worker that a tenant gets."""
 
     weight: int = 1
     service_class: ServiceClass = ServiceClass.STANDARD
@@ -116,26 +116,26 @@ class Cost(NamedTuple):
     """Pico-dollars by kind of token."""
 
     input: int
-    """Price of prompt tokens that were computed."""
+    """Cost of computed prompt tokens."""
     cached_input: int
     output: int
 
 
 class Tariff(NamedTuple):
-    """What tokens of one request count and cost."""
+    """Prices of tokens, and the weight of cached ones in quotas."""
 
     price: Price = FREE
     cached_weight: int = 100
     """Percent."""
 
     def promise(self, kind: Kind, prompt_tokens: int, completion_tokens: int) -> int:
-        """At most so much of a token or money limit, whatever is found in a cache."""
+        """Returns the most that the tokens take from a token or money limit, if none are cached."""
         if kind.counts_money:
             return prompt_tokens * self.price.input + completion_tokens * self.price.output
         return prompt_tokens + completion_tokens
 
     def metered(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """Tokens as quotas count them."""
+        """Returns the number of tokens that count against quotas."""
         counted = -(-cached_tokens * self.cached_weight // 100)
         return prompt_tokens - cached_tokens + counted + completion_tokens
 
@@ -149,7 +149,7 @@ class Tariff(NamedTuple):
 
 
 def leased_bits(tenant_id: str, limits: Iterable[Limit]) -> int:
-    """Bit n: the nth budget of the tenant; bit 4 + n: that of the key."""
+    """Returns bits: n for the tenant's nth budget, 4 + n for the key's."""
     bits = 0
     for limit in limits:
         if limit.kind in BUDGETS:

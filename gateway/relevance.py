@@ -1,4 +1,4 @@
-"""The question that a causal reranker answers with yes or no, in the words of Qwen3-Reranker."""
+"""Question that a causal reranker answers with yes or no, in the words of Qwen3-Reranker."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ JUDGE = (
 )
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 VERDICTS = ("no", "yes")
-"""The answers, in the order of their logits."""
+"""Answers, in the order of their logits."""
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """A query and a document whose relevance to it is asked for."""
+    """Query and document, whose relevance to it is judged."""
 
     query: str
     document: str
     instruction: str = INSTRUCTION
-    """What makes a document relevant."""
+    """Criterion of relevance."""
 
     @property
     def num_chars(self) -> int:
-        """Characters of the caller's texts."""
+        """Number of characters of the caller's texts."""
         return len(self.query) + len(self.document) + len(self.instruction)
 
     def with_document(self, document: str) -> Pair:
-        """Returns the pair with a shorter document. A character that was cut in two is left out."""
+        """Returns the pair with a shorter document, without a character that was cut in two."""
         return msgspec.structs.replace(self, document=document.strip("\ufffd"))
 
     def messages(self) -> list[Message]:
-        """The question as a conversation. The document comes last, so that all documents of a query
-        share a prefix."""
+        """Returns the question as a conversation. The document comes last, so that all documents of
+        a query share a prefix."""
         asked = (
             f"<Instruct>: {self.instruction}\n<Query>: {self.query}\n<Document>: {self.document}"
         )

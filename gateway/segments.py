@@ -1,7 +1,7 @@
-"""The bytes of a segment of the write-ahead log: records, each behind its length and CRC-32.
+"""Format of a write-ahead log segment: records, each preceded by its length and CRC-32.
 
-A writer that dies leaves at most one torn batch of records, at the end, none of whose requests was
-answered. A file that was cut later ends in the same way, so no fragment is dropped.
+A writer that dies leaves at most one torn batch of records at the end, and has answered none of its
+requests. A file that was truncated later looks the same, so that no fragment is dropped.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import zlib
 
 _HEAD = struct.Struct("<II")
 MAX_RECORD_BYTES = 1 << 20
-"""A longer one is no record of ours."""
+"""Longer records are invalid."""
 
 
 def frame(record: bytes) -> bytes:
-    """What a file holds of a record, which is not empty."""
+    """Returns the bytes that a file contains for a record, which must not be empty."""
     return _HEAD.pack(len(record), zlib.crc32(record)) + record
 
 
 def read_frames(data: bytes) -> tuple[list[bytes], int]:
-    """The records up to the first that is torn or spoilt, and the bytes that they take."""
+    """Returns the records before the first torn or damaged one, and their size in bytes."""
     records: list[bytes] = []
     at = 0
     while record := _record_at(data, at):
@@ -30,10 +30,10 @@ def read_frames(data: bytes) -> tuple[list[bytes], int]:
 
 
 def split_damaged(data: bytes) -> tuple[list[bytes], list[bytes]]:
-    """The whole records of a file, and the fragments between and behind them that are none.
+    """Returns the intact records of a file, and the damaged fragments between and after them.
 
-    Behind a spoilt record the search goes on byte by byte for the next whole one. Zeros, as a file
-    system may leave at the end, are no fragment.
+    After a damaged record, searches byte by byte for the next intact one. Zeros, which a file
+    system may leave at the end, are not a fragment.
     """
     records, at = read_frames(data)
     fragments: list[bytes] = []
@@ -53,8 +53,8 @@ def split_damaged(data: bytes) -> tuple[list[bytes], list[bytes]]:
 
 
 def _record_at(data: bytes, at: int) -> bytes:
-    """The record that begins there; nothing if it is torn or spoilt, or of zeros, as a file system
-    may leave at the end."""
+    """Returns the record that begins at `at`. Returns an empty one if it is torn, damaged or zeros,
+    which a file system may leave at the end."""
     if at + _HEAD.size > len(data):
         return b""
     length, crc = _HEAD.unpack_from(data, at)

@@ -1,4 +1,4 @@
-"""What a gateway counts, and what it is at the moment; whatever reads it is set up elsewhere."""
+"""Metrics of a gateway. Their readers are set up elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.top_use import TopUse
 from workers.tallies import Counter, Histogram
 
 REQUEST = ("model_name", "class")
-"""The base model, and the class of service."""
+"""Base model and class of service."""
 LATENCY_BUCKETS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5),
     *(10, 20, 40, 80, 160, 320, 640),
@@ -105,7 +105,7 @@ server_per_token = Histogram(
 
 https://github.com/open-telemetry/semantic-conventions-genai"""
 LATENCIES = (request_duration, time_to_first_token, time_per_output_token)
-"""Their values have traces."""
+"""Histograms whose values have traces."""
 lease_renewal = Histogram(
     _meter,
     "loraplex_lease_renewal_seconds",
@@ -156,7 +156,7 @@ last_errors = LastErrors()
 
 
 class Standing(NamedTuple):
-    """What a gateway is at the moment."""
+    """Current state of a gateway."""
 
     requests_in_flight: int
     catalog_age_s: float
@@ -165,16 +165,16 @@ class Standing(NamedTuple):
     max_usage_log_bytes: int
     clock_difference_s: float
     workers: dict[str, int]
-    """Connected or not, by state."""
+    """Number of workers by state, connected or not."""
     moves: dict[str, int]
-    """Sequences that went to another worker since the start, by what became of them."""
+    """Number of sequences moved to another worker since the start, by outcome."""
 
 
 _standing: Callable[[], Standing] | None = None
 
 
 def show(standing: Callable[[], Standing]) -> None:
-    """Whose standing the gauges show from now on: that of the process's gateway."""
+    """Sets the function that returns the state for the gauges: that of the process's gateway."""
     global _standing
     _standing = standing
 

@@ -1,4 +1,4 @@
-"""Sums for the tenants or adapters that use most, by name; all others share one series."""
+"""Sums for the tenants or adapters with the most use, by name. All others share one series."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from workers.tallies import Totals
 OTHER = "other"
 MAX_NAMED = 100
 MAX_KNOWN = 10 * MAX_NAMED
-"""Candidates for a name: beyond them those that used least of late are forgotten."""
+"""Maximum candidates for a name. Beyond it, those with the least recent use are forgotten."""
 RANK_S = 60.0
-"""Seconds between two looks at which use most; each halves what was used before."""
+"""Seconds between rankings. Each halves earlier use."""
 
 
 class TopUse:
-    """Counters whose series are bounded: `MAX_NAMED` with a name, and `other`.
+    """Counters with a bounded number of series: `MAX_NAMED` with a name, and `other`.
 
-    A use counts for the name if it has one at that moment, else for `other`: rates add up to all
-    there is. A name is lost only to others that use more than twice as much, so that two that use
-    about the same do not take turns; its series ends then, and begins at 0 if it comes back.
+    Use counts for the name if it has a series at that moment, otherwise for `other`, so that rates
+    sum to the total. A name loses its series only to one with more than twice its use, so that
+    similar ones do not alternate. Its series then ends, and begins at 0 if it returns.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class TopUse:
         labels: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """counters: name and description of each amount that `add` takes, in their order. They are
-        ranked by the sum of all amounts: where one is of tokens, by tokens for the most part."""
+        """`counters` are the name and description of each amount of `add`, in their order. Names
+        are ranked by the sum of all amounts, so mostly by tokens if one of them is tokens."""
         self._labels = tuple(labels)
         self._clock = clock
         self._lock = Lock()
@@ -49,7 +49,7 @@ class TopUse:
             meter.create_observable_counter(name, [callback], description=description)
 
     def add(self, key: tuple[str, ...], *amounts: float) -> None:
-        """Values of the labels, and what was used."""
+        """Adds amounts for the values of the labels."""
         with self._lock:
             self._use[key] = self._use.get(key, 0.0) + sum(amounts)
             totals = self._named.get(key)
@@ -67,14 +67,14 @@ class TopUse:
             return
         self._ranked_s = self._clock()
         use = self._use
-        # A name holder counts twice.
+        # Names that have a series count twice.
         weighted = {key: (2 if key in self._named else 1) * value for key, value in use.items()}
         named = nlargest(MAX_NAMED, weighted, key=weighted.__getitem__)
         self._named = {key: self._named.get(key) or [0.0] * len(self._other) for key in named}
         self._use = {key: value / 2 for key, value in use.items() if value >= 1e-3}
 
     def totals(self) -> Totals:
-        """The amounts by name, and those of `other`."""
+        """Returns the amounts by name, and those of `other`."""
         with self._lock:
             self._rank()
             found = {key: tuple(sums) for key, sums in self._named.items()}

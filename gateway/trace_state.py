@@ -1,4 +1,4 @@
-"""The client's `tracestate` as spans carry it."""
+"""The client's `tracestate`, for spans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from opentelemetry.trace import TraceState
 
 MAX_CHARS = 512
-"""Length of the header, which W3C asks to be passed on; a longer one is dropped."""
+"""Minimum length of the header that W3C asks to be passed on. Longer ones are dropped."""
 MAX_MEMBERS = 32
 
 _MEMBER = re.compile(
@@ -19,8 +19,8 @@ _MULTI_TENANT = re.compile(r"[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}
 
 
 def read_trace_state(headers: Sequence[str]) -> TraceState:
-    """Returns what the headers `tracestate` of a request say, or nothing if that is too long or not
-    as W3C has it. Nothing of it is logged."""
+    """Returns the contents of a request's `tracestate` headers. Returns none if they are too long
+    or invalid. Never logs them."""
     joined = ",".join(headers)
     members = [each.strip(" \t") for each in joined.split(",")]
     found = [_MEMBER.fullmatch(each) for each in members if each]

@@ -1,7 +1,7 @@
-"""One trace a request, made when the request has ended, from times that were noted on its way.
+"""Creates one trace for each request when it has ended, from times recorded on its way.
 
-So errors and slow requests are kept whatever the sampler says, and a request that is dropped costs
-no more than its notes. OpenTelemetry API only; the SDK is set up by the composition root.
+So errors and slow requests are kept whatever the sampler decides, and a dropped request costs only
+the recording. Uses only the OpenTelemetry API; the composition root sets up the SDK.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from gateway.headers import find_header, find_headers
 from gateway.trace_state import read_trace_state
 
 REQUEST_IDS = "loraplex-request-ids"
-"""Key of the current context while a request's span is made: its (trace id, span id), which the
-SDK's generator of ids is to give it."""
+"""Key in the current context while a request's span is created: the (trace id, span id) that the
+SDK's generator of ids returns for it."""
 KEPT = "loraplex.kept"
-"""Attribute of the request's span: the sampler is to keep it, and why."""
+"""Attribute of a request's span that tells the sampler to keep it, and why."""
 MAX_KEPT_PER_S = 10
-"""Requests a second that are kept for an error or for their time: in an overload all would be."""
+"""Maximum requests per second kept for an error or their time, as all would be in an overload."""
 MAX_EVENTS = 32
-"""Events of one request at most."""
+"""Maximum events of one request."""
 OLDER_LATENCIES = {
     "queue": "gen_ai.latency.time_in_queue",
     "prefill": "gen_ai.latency.time_in_model_prefill",
     "decode": "gen_ai.latency.time_in_model_decode",
 }
-"""Stages, and the attributes of vLLM's request spans that have the same times."""
+"""Attributes of vLLM's request spans with the same times, by stage."""
 
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
@@ -55,7 +55,7 @@ Attributes = Mapping[str, Value]
 
 
 class Stage(NamedTuple):
-    """A part of the request's time that a worker has told. Times are of time.perf_counter()."""
+    """Stage of a request, as reported by a worker. Times are of time.perf_counter()."""
 
     name: str
     begun_at: float
@@ -70,7 +70,7 @@ class Event(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """What a recorded request's spans say beside the phases."""
+    """Contents of a recorded request's spans apart from its phases."""
 
     attributes: Attributes
     events: list[Event]
@@ -82,49 +82,48 @@ NO_DETAIL = Detail({}, [], [])
 
 
 class Untraced:
-    """The trace of a request where tracing is off: it knows the client's trace, and notes
-    nothing."""
+    """Trace of a request if tracing is off. Has only the client's trace id."""
 
     traceparent: str | None = None
-    """For the worker."""
+    """Header for the worker."""
 
     def __init__(self, client_trace_id: str | None = None) -> None:
         self.trace_id = client_trace_id
         self.tenant_id = ""
-        """Empty: the request is not let in, and not traced."""
+        """Empty if the request is not admitted, and so not traced."""
         self.model = ""
-        """As the client asked for it, once it is known to be there."""
+        """Name in the request, set once the model is resolved."""
         self.first_output_at: float | None = None
-        """In seconds of time.perf_counter()."""
+        """Time of time.perf_counter()."""
 
     def enter(self, phase: str) -> None:
-        """The phase begins; the one before it has ended."""
+        """Begins a phase, which ends the previous one."""
 
     def annotate(self, attributes: Callable[[], Attributes]) -> None:
-        """Attributes of the phase, made if the request is recorded."""
+        """Adds attributes to the phase, which are created only if the request is recorded."""
 
     def leave(self) -> None:
-        """The phase has ended and no other begins."""
+        """Ends the phase without another."""
 
     def event(self, name: str) -> None:
-        """Something happened to the request."""
+        """Adds an event."""
 
     def fail(self, code: str) -> None:
-        """The request fails; `code` is that of the error's answer."""
+        """Records a failure. `code` is that of the error's answer."""
 
     def detail(self, make: Callable[[], Detail]) -> None:
-        """`make` is called at the end if the request is recorded."""
+        """Sets the function that returns the details at the end, if the request is recorded."""
 
     def when_kept(self, tell: Callable[[int, int], None]) -> None:
-        """`tell` is called at the end with the ids of trace and span if the request is
-        recorded."""
+        """Sets the function that is called with the ids of trace and span at the end, if the
+        request is recorded."""
 
     def end(self, status: int | None) -> None:
-        """The answer is sent, with this status, or given up."""
+        """Ends the trace. `status` is that of the answer, or None if there was none."""
 
 
 class Tracing:
-    """Begins the traces of one gateway's requests, and decides which are kept."""
+    """Tracing of one gateway. Begins traces and decides which are kept."""
 
     def __init__(
         self,
@@ -133,19 +132,19 @@ class Tracing:
         slow_s: float = 10.0,
         has_older_names: bool = True,
     ) -> None:
-        """tracer: None where tracing is off. slow_s: seconds to the first token, or to the end of a
-        request that gets none, from which a request is kept. has_older_names: attributes have the
-        names of older conventions beside those of today."""
+        """`tracer` is None if tracing is off. `slow_s` is the number of seconds to the first token,
+        or to the end without one, above which a request is kept. `has_older_names` adds the
+        attribute names of older conventions."""
         self.tracer = tracer
         self.slow_s = slow_s
         self.has_older_names = has_older_names
         self._kept_since = 0.0
         self._num_kept = 0
-        """In the second that began then."""
+        """Number kept in the second that began at `_kept_since`."""
 
     def begin(self, scope: Scope) -> Untraced:
-        """Begins the trace of a request that has its number. Without a client's trace, the hex
-        digits of the request's id are the trace's."""
+        """Begins the trace of a request that has an id. Without a client's trace, its hex digits
+        are the trace id."""
         traceparent = find_header(scope, b"traceparent")
         client = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
         if self.tracer is None:
@@ -153,7 +152,7 @@ class Tracing:
         return RequestTrace(self, self.tracer, scope, client)
 
     def may_keep(self, now: float) -> bool:
-        """Whether one more request may be kept that the sampler may not want."""
+        """Returns whether one more request may be kept whatever the sampler decides."""
         if now - self._kept_since >= 1.0:
             self._kept_since, self._num_kept = now, 0
         self._num_kept += 1
@@ -161,7 +160,7 @@ class Tracing:
 
 
 class RequestTrace(Untraced):
-    """What is noted of a request on its way; its spans are made by `end`.
+    """Recorder of a request. `end` creates its spans.
 
     POST /v1/... = catalog | tokenise | routing | limits | stream ................... | usage |
                                                          | queue | prefill | decode |
@@ -174,7 +173,7 @@ class RequestTrace(Untraced):
         scope: Scope,
         client: re.Match[str] | None,
     ) -> None:
-        """client: its `traceparent`."""
+        """`client` is the match of its `traceparent`."""
         state: Mapping[str, Any] = scope["state"]
         trace_id: str = state["request_id"][-32:] if client is None else client[1]
         super().__init__(trace_id)
@@ -186,11 +185,11 @@ class RequestTrace(Untraced):
         self.traceparent = f"00-{'-'.join(self._ids)}-{'00' if client is None else client[3]}"
         self._started_at: float = state["started_at"]
         self._phases: list[tuple[str, float]] = [("catalog", self._started_at)]
-        """Each with its begin; an empty name is no phase."""
+        """Phases with their beginnings. An empty name is no phase."""
         self._annotations: dict[str, Callable[[], Attributes]] = {}
         self._events: list[Event] = []
         self._epoch_ns = 0
-        """What time.perf_counter() counts from, of the Unix epoch; known at the end."""
+        """Unix time in nanoseconds at which time.perf_counter() was 0. Set at the end."""
         self._error = ""
         self._failed_phase = ""
         self._make_detail: Callable[[], Detail] | None = None
@@ -277,7 +276,7 @@ class RequestTrace(Untraced):
             context_api.detach(token)
 
     def _parent(self) -> Context:
-        """The client's span, if it has told of one."""
+        """Returns the context of the client's span, or an empty one."""
         if self._client is None:
             return Context()
         trace_id, span_id, flags = (int(each, 16) for each in self._client.groups())
@@ -291,8 +290,8 @@ class RequestTrace(Untraced):
         return trace_api.set_span_in_context(NonRecordingSpan(span), Context())
 
     def _latencies(self, stages: list[Stage], ended_at: float) -> Attributes:
-        """Seconds, under the names of the GenAI conventions and, if wanted, those that vLLM's
-        traces have."""
+        """Returns seconds under the names of the GenAI conventions and, if wanted, those of vLLM's
+        traces."""
         found: dict[str, Value] = {}
         is_older = self._tracing.has_older_names
         if self.first_output_at is not None:
@@ -333,5 +332,5 @@ class RequestTrace(Untraced):
         )
 
     def _nanoseconds(self, at: float) -> int:
-        """Nanoseconds since the Unix epoch, for a time of time.perf_counter()."""
+        """Returns nanoseconds since the Unix epoch for a time of time.perf_counter()."""
         return self._epoch_ns + round(at * 1e9)

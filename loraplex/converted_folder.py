@@ -30,9 +30,9 @@ class Tensor(NamedTuple):
     """A tensor of a safetensors file."""
 
     dtype: str
-    """As the format spells it."""
+    """Name in the format."""
     bits: NDArray[Any]
-    """Its numbers as unsigned integers of their size."""
+    """Numbers of the tensor as unsigned integers of the same size."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the files beside an adapter say of how it is served, as training tools leave them there."""
+"""Reads how an adapter is served from the files that training tools leave next to it."""
 
 from __future__ import annotations
 

@@ -383,7 +383,7 @@ def _no_setting(source: str, name: str, known: Iterable[str]) -> BadSettings:
 
 
 def _read(name: str, value: Any, source: str) -> Any:
-    """A value as the struct wants it, from how people write it."""
+    """Converts a value from the form in which people write it to the struct's."""
     try:
         if name in SIZES and isinstance(value, str):
             return parse_size(value)

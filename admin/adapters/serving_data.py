@@ -65,8 +65,8 @@ def _check_form(field: str, given: str | None, kind: Any, form: str) -> None:
 
 
 def parse_serving(text: str | None, field: str = "serving") -> ServingData:
-    """The field `serving`, or another of its form: a JSON object. Raises Invalid. Up to a tenth of
-    a second: call it in a thread."""
+    """Parses the field `serving`, or another of its form, a JSON object. Takes up to 0.1 s: call it
+    in a thread. Raises Invalid."""
     if not text:
         return ServingData()
     try:

@@ -108,8 +108,8 @@ class AdminPlane:
     async def add_found(
         self, serving: ServingData, found: ServingData, base: BaseModel
     ) -> ServingData:
-        """Returns the serving data of an upload with what was `found` beside its files, as far as
-        the base model has another. Raises Invalid."""
+        """Returns an upload's serving data, with values `found` next to its files that the base
+        model does not have. Raises Invalid."""
         if found != ServingData():
             folder = await asyncio.to_thread(self._model_folder, base.digest)
             serving = add_found(serving, found, await asyncio.to_thread(read_own_serving, folder))
@@ -249,8 +249,8 @@ class AdminPlane:
         return added
 
     async def reap_now(self) -> None:
-        """Removes contents that no version has any more. A failure is no failure of the request:
-        the reaper's next round removes them."""
+        """Removes contents without a version. A failure does not fail the request, because the
+        reaper retries."""
         try:
             await self.reaper.reap()
         except (AdminError, OSError) as error:

@@ -1,4 +1,4 @@
-"""API keys to tenants, from memory alone."""
+"""Authentication of API keys from memory alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ INCORRECT = "Incorrect API key provided."
 def authenticate(
     view: CatalogView, pepper: bytes, authorization: str | None, now: datetime
 ) -> ApiKey:
-    """The valid key of an Authorization header. Raises Unauthenticated in the same words, whatever
-    is wrong with it.
+    """Returns the valid key of an Authorization header. Raises Unauthenticated with the same
+    message for every fault.
 
-    Keys are found by their keyed hash, never compared: a client that lacks any part of a key cannot
-    choose what is looked up, so the time of a refusal says nothing about the key.
+    Keys are looked up by their keyed hash and never compared. A client without the whole key cannot
+    choose what is looked up, so that the time of a refusal reveals nothing about the key.
     """
     key = view.keys_by_hash.get(hash_key(_bearer(authorization), pepper))
     if key is None or not key.is_live(now):
@@ -28,13 +28,13 @@ def authenticate(
 
 
 def may_be_newer(view: CatalogView, authorization: str | None) -> bool:
-    """Whether the header's key is well formed and its id not in the view."""
+    """Returns whether the header's key is well formed and its id is not in the view."""
     key_id = parse_key(_bearer(authorization))
     return key_id is not None and key_id not in view.keys
 
 
 def _bearer(authorization: str | None) -> str:
-    """Raises Unauthenticated."""
+    """Returns the key's text. Raises Unauthenticated if the header has none."""
     scheme, _, text = (authorization or "").partition(" ")
     text = text.strip()
     if scheme.lower() != "bearer" or not text:
@@ -45,7 +45,7 @@ def _bearer(authorization: str | None) -> str:
 
 
 def is_valid(view: CatalogView, key_id: str, now: datetime) -> bool:
-    """Whether the key is live and its tenant exists. A key's scopes never change."""
+    """Returns whether the key is live and its tenant exists. A key's scopes never change."""
     key = view.keys.get(key_id)
     return key is not None and key.is_live(now) and key.tenant_id in view.tenants
 
@@ -57,7 +57,7 @@ def check_address(key: ApiKey, address: str | None) -> None:
 
 
 def authorize(view: CatalogView, key: ApiKey, scope: str) -> Principal:
-    """Forbidden unless it is a tenant's key with the scope: an admin key does no inference."""
+    """Returns the caller. Raises Forbidden unless it is a tenant's key that has the scope."""
     tenant = view.tenants.get(key.tenant_id) if key.tenant_id else None
     if tenant is None or scope not in key.scopes:
         raise Forbidden(f"This API key lacks the scope '{scope}' for this.")

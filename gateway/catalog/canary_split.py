@@ -1,4 +1,4 @@
-"""The version of a canary set that a caller gets: the same each time, as long as the set lasts."""
+"""Splits the requests of a canary: a caller gets the same version as long as the canary lasts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from admin.records import Alias
 
 
 def pick_version(alias: Alias, subject: str) -> int:
-    """One of the alias's versions by weight, chosen by `subject` alone.
+    """Returns one of the alias's versions by weight, chosen by `subject` alone.
 
-    The versions besides the stable one take the low end in order, so that a version whose weight is
-    raised keeps those it had.
+    Versions other than the stable one take the low end in order, so that a version whose weight is
+    raised keeps its callers.
     """
     if alias.canary is None:
         return alias.version
@@ -26,8 +26,8 @@ def pick_version(alias: Alias, subject: str) -> int:
 
 
 def _draw(alias: Alias, newest: int, subject: str) -> int:
-    """Uniform in [0, 2^64). The newest version is part of the hash: otherwise the same callers
-    would get every canary."""
+    """Returns a uniform number in [0, 2^64). The newest version is part of the hash, because
+    otherwise the same callers would get every canary."""
     digest = hashlib.sha256()
     fields = {"t": alias.tenant_id, "n": alias.name, "a": alias.alias, "v": newest, "s": subject}
     for tag, value in fields.items():

@@ -1,4 +1,4 @@
-"""What a served name is, as `/v1/models` shows it."""
+"""Cards that `/v1/models` returns for served names."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from admin.records import GenerationDefaults
 
 
 class AdapterCard(msgspec.Struct, frozen=True):
-    """What an adapter version brings besides its weights."""
+    """Data of an adapter version apart from its weights."""
 
     version: int
     canary: dict[int, int] | None
-    """Version to weight, where the name is split over several; the rest is of the stable one."""
+    """Weight by version if the name is a canary. The stable version gets the rest."""
     has_chat_template: bool
     is_chat_template_approved: bool
-    """Until then chats are refused, completions served; true without a template."""
+    """Otherwise chats are refused and completions served. True without a template."""
     stop: tuple[str, ...]
-    """Ends answers as the request's own do."""
+    """Added to the stop strings of a request."""
     stop_token_ids: tuple[int, ...]
-    """As `stop`: tokens beside the base model's own."""
+    """Tokens that end answers, in addition to the base model's."""
     defaults: GenerationDefaults
-    """Taken for what a request leaves out."""
+    """Defaults for fields that a request omits."""
     metadata: dict[str, str]
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """`root` is what the name stands for now, `parent` the base of an adapter."""
+    """Card of a model. `root` is what the name stands for now, `parent` the base of an adapter."""
 
     id: str
     created: int
@@ -39,7 +39,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """The answer of GET /v1/models."""
+    """Answer of GET /v1/models."""
 
     data: list[ModelCard]
     object: str = "list"

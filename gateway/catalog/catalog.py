@@ -1,7 +1,7 @@
-"""The catalog: keys, tenants, models and adapters as of one generation, in memory.
+"""Catalog in memory: keys, tenants, models and adapters of one generation.
 
-A `CatalogView` is immutable and replaced whole, so a request that has resolved its model keeps that
-version, whatever is promoted meanwhile.
+A `CatalogView` is immutable and replaced as a whole, so that a request keeps the version that it
+has resolved, whatever is promoted later.
 """
 
 from __future__ import annotations
@@ -37,45 +37,44 @@ from workers.wire.protocol import AdapterRef, DesiredModel, ServiceClass
 DEFAULT_ALIAS = "prod"
 NOTHING = ServingData()
 NO_TENANT = TenantPart()
-"""The part of a tenant that does not exist."""
+"""Part of a tenant that does not exist."""
 NO_ADAPTER = AdapterPart()
-"""The part of an adapter name that does not exist."""
+"""Part of an adapter name that does not exist."""
 CATCH_UP_S = 1.0
-"""Seconds that an unknown name waits for changes of the catalog on their way."""
+"""Maximum seconds that a request with an unknown name waits for changes in flight."""
 MAX_LOOKUPS = 2
-"""Concurrent looks at the generation, so that unknown names do not occupy the database."""
+"""Maximum concurrent queries of the generation, which unknown names cause."""
 
 
 class ResolvedModel(msgspec.Struct, frozen=True):
-    """What a model name means: a base model, and an immutable adapter version on it or none."""
+    """Meaning of a model name: a base model and, for an adapter, an immutable version."""
 
     name: str
-    """The name in the request."""
+    """Name in the request."""
     base: BaseModel
     version: ServedVersion | None = None
     canary: Alias | None = None
-    """The canary set that the version was chosen from."""
+    """Canary from which the version was chosen."""
     checksums: Mapping[str, str] = {}
-    """Worker layout to the checksum of the version's packed image, of layouts that have proved
-    it."""
+    """Checksum of the version's packed image, by worker layout that has verified it."""
     is_template_approved: bool = True
 
     @property
     def serving(self) -> ServingData:
-        """What the version brings besides its weights."""
+        """Data of the version apart from its weights."""
         return self.version.serving if self.version else NOTHING
 
     @property
     def page_salt(self) -> str:
-        """What keeps KV pages of an ephemeral version from every other version, also from one of
-        the same content; empty for other versions."""
+        """Salt that separates an ephemeral version's KV pages from those of all other versions,
+        even of the same content. Empty for other versions."""
         version = self.version
         if version is None or not version.is_ephemeral:
             return ""
         return f"ephemeral {version.tenant_id}/{version.name}@{version.version}\0"
 
     def adapter_for(self, layout: str) -> AdapterRef | None:
-        """The version as a worker of this layout knows it; its name is `name@version`."""
+        """Returns the version's reference for a worker of this layout, or None for a base model."""
         version = self.version
         if version is None:
             return None
@@ -84,7 +83,8 @@ class ResolvedModel(msgspec.Struct, frozen=True):
         return AdapterRef(version.digest, name, checksum, version.is_ephemeral)
 
     def chat_template(self) -> str | None:
-        """The version's own template; None: the base model's. Raises TemplateNotApproved."""
+        """Returns the version's own template, or None if the base model's applies. Raises
+        TemplateNotApproved."""
         template = self.serving.chat_template
         if template is not None and not self.is_template_approved:
             raise TemplateNotApproved(
@@ -96,11 +96,10 @@ class ResolvedModel(msgspec.Struct, frozen=True):
 
 
 class CatalogView:
-    """One generation of the catalog, indexed."""
+    """Indexes of one generation of the catalog."""
 
     def __init__(self, snapshot: CatalogSnapshot, before: CatalogView | None = None) -> None:
-        """before: the view to take unchanged parts from, if the snapshot holds changed parts
-        only."""
+        """`before` is the view with the unchanged parts, if the snapshot has only changed ones."""
         self.generation = snapshot.generation
         self.models: dict[str, BaseModel] = {model.name: model for model in snapshot.models}
         self.workers = snapshot.workers
@@ -111,7 +110,7 @@ class CatalogView:
         self.keys_by_hash: dict[bytes, ApiKey] = {}
         self._tenants: dict[str | None, TenantPart] = {}
         self._adapters: dict[str, dict[str, AdapterPart]] = {}
-        """Tenant id to adapter name to part. A tenant's dict is shared between views."""
+        """Parts by tenant id and adapter name. A tenant's dict is shared between views."""
         self._pinned: dict[AdapterPlace, list[Alias]] = {}
         self._judged: dict[AdapterPlace, list[Alias]] = {}
         tenants, adapters = tenants_of(snapshot), adapters_of(snapshot)
@@ -176,7 +175,7 @@ class CatalogView:
         """Resolves `name`, `name@alias`, `name@7`, `tenant/...` of these, or a base model. Raises
         ModelNotFound.
 
-        subject: the caller. A canary set gives one subject the same version every time.
+        `subject` is the caller. A canary gives one subject the same version every time.
         """
         if base := self.models.get(name):
             return ResolvedModel(name=name, base=base)
@@ -189,26 +188,26 @@ class CatalogView:
         )
 
     def limits_of(self, tenant_id: str, key_subject: str) -> tuple[Limit, ...]:
-        """Limits of the tenant and of the key (ApiKey.quota_subject)."""
+        """Returns the limits of the tenant and of the key (ApiKey.quota_subject)."""
         limits = self._tenant(tenant_id).limits
         return limits.get(tenant_id, ()) + limits.get(key_subject, ())
 
     def service(self, tenant_id: str) -> Service:
-        """The tenant's weight and class on a busy worker."""
+        """Returns the tenant's weight and class on a busy worker."""
         quota = self._tenant(tenant_id).quotas.get(tenant_id)
         if quota is None:
             return ORDINARY
         return Service(quota.weight, ServiceClass(quota.service_class))
 
     def tariff(self, model: str, tenant_id: str) -> Tariff:
-        """Prices and cached weight of a tenant's requests. model: served name of the base model."""
+        """Returns a tenant's prices and cached weight. `model` is the base model's served name."""
         quota = self._tenant(tenant_id).quotas.get(tenant_id)
         weight = 100 if quota is None else quota.cached_weight
         return Tariff(self._prices.get(model, FREE), weight)
 
     def names(self, tenant: Tenant) -> list[str]:
-        """Names of base models, then of the tenant's adapters: one for each alias, and the plain
-        name of an adapter that has ephemeral versions and no `prod`. An alias whose version is no
+        """Returns names of base models, then of the tenant's adapters: one for each alias, and the
+        plain name of an adapter with ephemeral versions and no `prod`. An alias whose version is no
         longer ready has no card."""
         names = list(self.models)
         parts = self._adapters_of(tenant)
@@ -221,8 +220,8 @@ class CatalogView:
         return names
 
     def card(self, tenant: Tenant, name: str) -> ModelCard:
-        """The name's card; of a canary set, that of its stable version with the split. Raises
-        ModelNotFound as `resolve`."""
+        """Returns the name's card. For a canary, that of its stable version with the weights.
+        Raises ModelNotFound."""
         if base := self.models.get(name):
             return ModelCard(
                 id=name,
@@ -258,7 +257,7 @@ class CatalogView:
         )
 
     def pinned(self) -> Iterator[ResolvedModel]:
-        """Versions that pinned aliases point to, all versions of a canary set included."""
+        """Yields the versions of pinned aliases, including all versions of a canary."""
         for aliases in self._pinned.values():
             for alias in aliases:
                 for number in alias.canary or (alias.version,):
@@ -267,7 +266,7 @@ class CatalogView:
                         yield self._resolved(tenant, alias.name, alias.name, [number])
 
     def desired_models(self) -> list[DesiredModel]:
-        """One desired model for each digest, whatever names it is served under."""
+        """Returns one desired model for each digest, however many names it has."""
         by_digest: dict[str, list[BaseModel]] = {}
         for model in self.models.values():
             by_digest.setdefault(model.digest, []).append(model)
@@ -282,12 +281,12 @@ class CatalogView:
         ]
 
     def judged(self) -> Iterator[Alias]:
-        """Canary sets with a policy, which may be rolled back automatically."""
+        """Yields canaries with a policy, which may be rolled back automatically."""
         for aliases in self._judged.values():
             yield from aliases
 
     def _select(self, tenant: Tenant, name: str) -> tuple[str, Alias | int]:
-        """The adapter's name, and the alias or version number that `name` selects. Raises
+        """Returns the adapter's name, and the alias or version number that `name` selects. Raises
         ModelNotFound."""
         owner, slash, rest = name.rpartition("/")
         if slash and owner != tenant.name:
@@ -311,7 +310,7 @@ class CatalogView:
         numbers: Iterable[int],
         canary: Alias | None = None,
     ) -> ResolvedModel:
-        """The first of these versions that is ready. Raises ModelNotFound."""
+        """Returns the first of these versions that is ready. Raises ModelNotFound."""
         part = self._adapters_of(tenant).get(adapter, NO_ADAPTER)
         for number in numbers:
             version = part.versions.get(number)
@@ -330,27 +329,27 @@ class CatalogView:
 
 
 class Catalog:
-    """Holds the newest view; `run` replaces it."""
+    """Holder of the newest view, which `run` replaces."""
 
     def __init__(self, source: SnapshotSource, stale_s: float = math.inf) -> None:
-        """stale_s: seconds that a view is served that cannot be confirmed to be the newest."""
+        """`stale_s` is how many seconds a view is served that is not confirmed to be the newest."""
         self._source = source
         self._stale_s = stale_s
         self._view: CatalogView | None = None
         self._watchers: list[Callable[[CatalogView], None]] = []
         self._next = asyncio.Event()
-        """Set by the next view, which replaces the event."""
+        """Set when the next view arrives, and then replaced."""
         self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
         self.loaded = asyncio.Event()
 
     @property
     def view(self) -> CatalogView | None:
-        """None until the first snapshot."""
+        """Newest view. None until the first snapshot."""
         return self._view
 
     @property
     def current(self) -> CatalogView:
-        """The newest view. Raises Overloaded until there is one, CatalogStale if it is too old."""
+        """Newest view. Raises Overloaded until there is one, and CatalogStale if it is too old."""
         if self._view is None:
             raise Overloaded("The gateway is starting.")
         if self.is_stale:
@@ -359,7 +358,7 @@ class Catalog:
 
     @property
     def unconfirmed_s(self) -> float:
-        """Seconds since the view was last confirmed to be the newest; 0: it is."""
+        """Seconds since the view was last confirmed to be the newest, or 0."""
         return self._source.unconfirmed_s
 
     @property
@@ -367,11 +366,11 @@ class Catalog:
         return self._source.unconfirmed_s > self._stale_s
 
     async def resolve(self, caller: Principal, name: str, subject: str) -> ResolvedModel:
-        """Resolves in the view that is newest when this returns. Raises ModelNotFound, also for a
-        model the key may not use, and Overloaded.
+        """Resolves a name in the view that is newest when this returns. Raises ModelNotFound, also
+        if the key may not use the model, and Overloaded.
 
-        An unknown name waits for changes on their way: its owner may just have read that it is
-        ready.
+        A request with an unknown name waits for changes in flight, because the model's owner may
+        just have read that it is ready.
         """
         if not caller.may_use(name):
             raise ModelNotFound(name)

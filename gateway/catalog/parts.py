@@ -1,5 +1,5 @@
-"""The parts of the catalog: one tenant's keys and limits, one adapter's versions and aliases. A new
-view takes over the parts in which nothing has changed."""
+"""Parts of the catalog: one tenant's keys and limits, or one adapter's versions and aliases. A new
+view reuses the parts that have not changed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gateway.quota_types import Limit, limits_of
 
 
 class TenantPart:
-    """A tenant with its keys and limits. Not changed after `tenants_of` has returned it."""
+    """Tenant with its keys and limits. Immutable once `tenants_of` has returned it."""
 
     def __init__(self) -> None:
         self.tenant: Tenant | None = None
-        """None: the part of the admin keys."""
+        """None for the part of the admin keys."""
         self.keys: list[ApiKey] = []
         self.quotas: dict[str, Quota] = {}
-        """By subject, as `limits`."""
+        """Quotas by subject, a tenant's or key's id."""
         self.limits: dict[str, tuple[Limit, ...]] = {}
 
     def add_quota(self, quota: Quota) -> None:
@@ -36,14 +36,14 @@ class TenantPart:
 
 
 class AdapterPart:
-    """An adapter name with its versions. Not changed after `adapters_of` has returned it."""
+    """Adapter name with its versions. Immutable once `adapters_of` has returned it."""
 
     def __init__(self) -> None:
         self.versions: dict[int, ServedVersion] = {}
         """Ready versions by number."""
         self.aliases: dict[str, Alias] = {}
         self.newest_ephemeral: int | None = None
-        """Number of the newest ephemeral version: what the plain name means without `prod`."""
+        """Number of the newest ephemeral version: the plain name's meaning without `prod`."""
         self._checksums: dict[tuple[str, str], dict[str, str]] = {}
 
     @property
@@ -52,7 +52,7 @@ class AdapterPart:
 
     @property
     def judged(self) -> list[Alias]:
-        """Canary sets with a policy, which may be rolled back automatically."""
+        """Canaries with a policy, which may be rolled back automatically."""
         return [
             alias
             for alias in self.aliases.values()
@@ -60,7 +60,7 @@ class AdapterPart:
         ]
 
     def checksums(self, version: ServedVersion, base_digest: str) -> Mapping[str, str]:
-        """Worker layout to the checksum of the version's packed image for this base model."""
+        """Returns checksums of the version's packed image for this base model, by worker layout."""
         return self._checksums.get((version.digest, base_digest), {})
 
     def add_version(self, version: ServedVersion, proofs: list[AdapterProof]) -> None:
@@ -73,7 +73,7 @@ class AdapterPart:
 
 
 def tenants_of(snapshot: CatalogSnapshot) -> dict[str | None, TenantPart]:
-    """Parts by tenant id; None: the admin keys."""
+    """Returns the parts by tenant id. The key None has the admin keys."""
     parts: defaultdict[str | None, TenantPart] = defaultdict(TenantPart)
     subjects: dict[str, TenantPart] = {}
     for tenant in snapshot.tenants:
@@ -83,7 +83,7 @@ def tenants_of(snapshot: CatalogSnapshot) -> dict[str | None, TenantPart]:
         parts[key.tenant_id].keys.append(key)
         subjects[key.quota_subject] = parts[key.tenant_id]
     for quota in snapshot.quotas:
-        # A key that is revoked may have had one.
+        # A revoked key, which is not in the snapshot, may have a quota.
         if quota.subject in subjects:
             subjects[quota.subject].add_quota(quota)
     return parts

@@ -15,11 +15,11 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def cache_domain(self) -> str:
-        """Cached prefixes are shared within a domain and nowhere else."""
+        """Domain within which cached prefixes are shared."""
         group = self.tenant.sharing_group
         return f"tenant:{self.tenant.id}" if group is None else f"group:{group}"
 
     def may_use(self, model: str) -> bool:
-        """Whether the key's list of models allows it. The tenant may lack the model all the
-        same."""
+        """Returns whether the key's list of models allows the model, which the tenant may still
+        lack."""
         return self.key.may_use(model.removeprefix(f"{self.tenant.name}/"))

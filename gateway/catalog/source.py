@@ -1,4 +1,4 @@
-"""Where the catalog's snapshots come from: Postgres, by notification and poll."""
+"""Source of the catalog's snapshots: Postgres, by notification and polling."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 10.0
 LOAD_INTERVAL_S = 0.2
-"""Shortest pause between two loads, in seconds: many changes at once are loaded together."""
+"""Minimum seconds between two loads, so that many changes are loaded together."""
 RETRY_INTERVAL_S = 1.0
-"""Seconds between two looks while the database is away."""
+"""Seconds between attempts while the database is unavailable."""
 LOOK_TIMEOUT_S = 10.0
-"""Seconds without an answer after which the database counts as away, though it is connected."""
+"""Seconds without an answer after which a connected database counts as unavailable."""
 
 
 class SnapshotSource(Protocol):
     @property
     def unconfirmed_s(self) -> float:
-        """Seconds since the last snapshot was confirmed to be the newest; 0 while the database
+        """Seconds since the last snapshot was confirmed to be the newest. 0 while the database
         answers."""
         ...
 
     async def generation(self) -> int:
-        """The generation a snapshot would have now. Raises AdminError."""
+        """Returns the generation that a snapshot would have now. Raises AdminError."""
         ...
 
     def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
-        """The current snapshot, then one after each change, without end. Each holds all tenants, or
-        those that have changed since the one before."""
+        """Yields the current snapshot, then one after each change, without end. Each has all
+        tenants, or those that have changed since the previous one."""
         ...
 
 
 class PostgresSource:
-    """Listens on the catalog's channel, and polls its generation in case a notification is lost.
+    """Source that listens on the catalog's channel, and polls its generation in case a notification
+    is lost.
 
-    A change after a pause is loaded at once, the next ones together `LOAD_INTERVAL_S` later.
+    A change after a pause is loaded at once, and later ones together after `LOAD_INTERVAL_S`.
     """
 
     def __init__(self, database: Database, poll_interval_s: float = POLL_INTERVAL_S) -> None:
@@ -53,7 +54,7 @@ class PostgresSource:
         self._confirmed_at = time.monotonic()
         self._is_away = False
         self._server: object = None
-        """Start time of the database server that the last snapshot came from."""
+        """Start time of the database server from which the last snapshot came."""
 
     @property
     def unconfirmed_s(self) -> float:
@@ -80,7 +81,7 @@ class PostgresSource:
                 if snapshot is not None:
                     generation = snapshot.generation
                     yield snapshot
-                # Not before it was taken up.
+                # Only after the consumer has applied the snapshot.
                 self._confirmed_at, self._is_away = looked_at, False
             await asyncio.sleep(LOAD_INTERVAL_S)
             interval_s = RETRY_INTERVAL_S if self._is_away else self._poll_interval_s

@@ -223,7 +223,8 @@ class ModelTokenizer:
 
     @cached_property
     def thought_tokens(self) -> tuple[int, int] | None:
-        """Returns the tokens that begin and end a thought, or None if they are several each."""
+        """Returns the tokens that begin and end a thought, or None if a marker has several
+        tokens."""
         begin, end = (self._tokenizer.token_to_id(marker) for marker in thoughts.MARKERS)
         return None if begin is None or end is None else (begin, end)
 

@@ -24,13 +24,13 @@ FIELDS = ("name", "model", "alias", "tenant", "serving", "approve_template", "we
 class Upload(NamedTuple):
     folder: Path
     fields: dict[str, Any]
-    """As the route takes them, and `weights_only`."""
+    """Fields of the upload route, and `weights_only`."""
 
 
 class Pushed(NamedTuple):
     version: Version
     taken: str
-    """What of the folder's other files it has, in words."""
+    """Description of what the version has from the folder's other files."""
 
 
 @click.command("push")

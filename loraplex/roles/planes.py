@@ -151,7 +151,8 @@ async def _serve_gateway(
         if with_admin or settings.admin_url is not None:
             beside = admin.app.document_of_loads()
         data = _data_plane(settings, database, store, instance_id, tracing, beside)
-        # Its own connections: what a gateway says of itself must not wait for uploads.
+        # The admin plane has its own connections, so that the gateway's reports do not wait for
+        # uploads.
         administration = await _admin_plane(stack, role, store) if with_admin else None
         loading = administration
         if loading is None and settings.admin_url is not None:
@@ -287,7 +288,7 @@ def _data_plane(
     tracing: Tracing,
     beside: dict[str, Any] | None,
 ) -> Litestar:
-    """beside: the OpenAPI document of routes that another application answers."""
+    """Creates the data plane. `beside` is the OpenAPI document of another application's routes."""
     own = GatewayConfig(
         instance_id=instance_id,
         tracing=tracing,
