@@ -108,7 +108,7 @@ class TooMany(AdminError):
 
 
 class RateExceeded(AdminError):
-    """Calls of a tenant above its rate."""
+    """Call of a tenant above its rate limit."""
 
     code = "rate_limit_exceeded"
 

@@ -103,7 +103,8 @@ class ApiKey(msgspec.Struct, frozen=True):
     """None for an admin key, which cannot infer."""
     hash: bytes
     scopes: frozenset[str]
-    """inference, adapters:write, usage:read for tenants' keys; admin for admin keys."""
+    """Some of inference, adapters:write and usage:read for a tenant's key; admin for an admin
+    key."""
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     name: str = ""

@@ -21,7 +21,7 @@ from admin.records import AdapterState, Quota, ServingData
 MAX_VERSION = 2**31 - 1
 """Largest integer of the database column."""
 MAX_REJECTED = 20
-"""Maximum refused uploads kept of a tenant, and of its versions that failed verification."""
+"""Maximum refused uploads kept of a tenant, and maximum versions that failed verification."""
 REJECTED_DAYS = 7
 """Days for which they are kept."""
 
@@ -168,10 +168,7 @@ async def list_rejected(connection: Connection, tenant_id: str) -> list[Rejected
 
 async def prune_rejected(connection: Connection) -> None:
     """Deletes refused uploads, and versions that failed verification, that are old or too many.
-    Changes the catalog only if there are such versions.
-
-    Changes the catalog only if there are such versions.
-    """
+    Changes the catalog only if there are such versions."""
     await connection.execute(sql["rejected_uploads_prune"], REJECTED_DAYS)
     rows = await connection.fetch(sql["rejected_versions_to_prune"], REJECTED_DAYS, MAX_REJECTED)
     for row in rows:

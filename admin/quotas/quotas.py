@@ -54,7 +54,7 @@ async def find_quota(connection: Connection, tenant_id: str, key_id: str | None)
 async def set_quota(
     connection: Connection, tenant_id: str, key_id: str | None, quota: QuotaDetails
 ) -> None:
-    """Sets all limits. Raises Conflict if more bytes are pinned than allowed."""
+    """Replaces all limits. Raises Conflict if more bytes are pinned than allowed."""
     limits = msgspec.structs.replace(quota, pin_bytes=0, updated_at=None)
     if limits == QuotaDetails(limits.subject):
         # A quota with only `pin_bytes`, which is stored with the tenant, is one change and one row

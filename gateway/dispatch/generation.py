@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 SEARCH_INTERVAL_S = 0.1
 """Seconds between attempts to find a worker for a stranded sequence."""
 GRACE_S = 0.5
-"""Seconds after the deadline in which a worker may report an unbegun sequence, which is not
-billed."""
+"""Seconds after the deadline in which a worker may still report that a sequence never began, so
+that it is not billed."""
 MAX_AT_ONCE = 128
 """Maximum sequences of one request that workers have at a time. Only requests for vectors have
 more, which a worker's queue would refuse without benefit to its steps."""

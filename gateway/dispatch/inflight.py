@@ -20,7 +20,7 @@ class InFlightRequests:
         """Number of all requests, including those of base models."""
 
     def begin(self, target: ResolvedModel) -> InFlightRequest:
-        """Begins a request. Must follow its resolution without an await, or a heartbeat would miss
+        """Begins a request. Must follow its resolution without an await, or heartbeats would miss
         it."""
         return InFlightRequest(self, target)
 

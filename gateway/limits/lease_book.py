@@ -68,8 +68,8 @@ class Waiter:
         self.is_done = False
         self.is_served = False
         self.refused: Hold | None = None
-        """Hold that is refused. If the waiter is done, neither served nor refused, its window has
-        ended and the request must be tried again."""
+        """Hold that is refused. None for a served waiter, and for one whose window has ended, which
+        must try again."""
 
     @property
     def quotas(self) -> list[QuotaWindow]:

@@ -7,10 +7,10 @@ dies. Its home contains everything:
     cluster/  the data          socket/   the socket, for the owner only     password   0600
     lock      one supervisor    running   held by the server's own processes  postgres.log
 
-Started as root, home is /var/lib/loraplex/<hash of the data directory>, owned by an unprivileged
-account, with a copy of the binaries if that account cannot reach them; `pg` in the data directory
-is a link to it, by which a directory that was moved still finds its home, and one made anew does
-not take over that of another. Permissions of folders that exist are never changed.
+If started as root, home is /var/lib/loraplex/<hash of the data directory>. An unprivileged account
+owns it, with a copy of the binaries if that account cannot reach them. The link `pg` in the data
+directory points to it, so that a moved directory still finds its home, and a new one does not take
+over another's. Permissions of existing folders are never changed.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def admin_command(**flags: Any) -> None:
 def worker_command(
     digests: tuple[str, ...], listen: str, health: str, advertise: str | None, **flags: Any
 ) -> None:
-    """Run one worker alone, on models of the store; it hears of all others from the gateways.
+    """Run one worker alone on models of the store. Gateways tell it which others to load.
 
     --advertise requires LORAPLEX_DATABASE_URL."""
     import asyncio
