@@ -6,8 +6,8 @@ from litestar.types import Scope
 
 
 def find_header(scope: Scope, name: bytes) -> str | None:
-    """Returns the first header of this lower-case name, or None. For one or two, an index is
-    slower."""
+    """Returns the value of the first header of this name (in lower case). Returns None if there is
+    none. An index of all headers would be slower for the one or two that are looked up."""
     for given, value in scope["headers"]:
         if given == name:
             return value.decode("latin-1")

@@ -67,7 +67,8 @@ class TopUse:
             return
         self._ranked_s = self._clock()
         use = self._use
-        # Names that have a series count twice.
+        # A name that has a series keeps it until another has twice its use: series must not
+        # alternate.
         weighted = {key: (2 if key in self._named else 1) * value for key, value in use.items()}
         named = nlargest(MAX_NAMED, weighted, key=weighted.__getitem__)
         self._named = {key: self._named.get(key) or [0.0] * len(self._other) for key in named}

@@ -154,8 +154,9 @@ class Choice:
         return parts
 
     def _finish(self) -> list[Part]:
-        """Returns the parts that were held back, in which a stop string may end too. Changes the
-        finish reason of an answer that stops after calling tools."""
+        """Returns the parts that were held back until the end. Sets the finish reason: a stop
+        string may end in these parts, and an answer that stops after tool calls has a reason of its
+        own."""
         is_cut = self.finish_reason == FinishReason.LENGTH.value
         parts = self._told(self._parser.finish(self._detokenizer.flush(), is_cut=is_cut), [])
         if self._parser.is_over:

@@ -165,7 +165,8 @@ def plan(
     adapter_layout: str,
     failover: Failover,
 ) -> Generation:
-    """Returns a request's generation. The worker of `adapter_layout` may be lost by now."""
+    """Returns a request's generation, which is not started yet. The worker with `adapter_layout`
+    may be lost by now."""
     num_choices = call.asked.num_choices
     requests: list[Generate] = []
     choices: list[Choice] = []

@@ -37,9 +37,9 @@ class RequestCharge:
         """Bytes with which the request was begun at the limit of refusals. None if it was not."""
 
     async def take(self, num_bytes: int, *, on_worker: bool) -> None:
-        """Takes the charge. Also refuses a request for a worker if a limit of tokens or money is
-        used up, which is reserved later. `num_bytes` is the size of the body, as far as is known.
-        Raises TooManyRefusals, QuotaExceeded or QuotaUnavailable."""
+        """Charges the request to the tenant's limits. With `on_worker`, also occupies a concurrent
+        request, and refuses if a limit of tokens or money is used up. `num_bytes` is the body's
+        size as far as it is known. Raises TooManyRefusals, QuotaExceeded or QuotaUnavailable."""
         self._body.on_unread = partial(self._refusals.add_unread, self._tenant_id)
         self._refusals.begin(self._tenant_id, num_bytes)
         self._num_begun = num_bytes
@@ -52,8 +52,8 @@ class RequestCharge:
             raise
 
     def settle(self, status: int, *, is_ours: bool) -> None:
-        """Keeps the charged request, or returns it if the refusal `is_ours`. Called when the answer
-        begins."""
+        """Settles the charge of one request when the answer begins. With `is_ours`, the server is
+        at fault and the request is not charged."""
         self._settle_requests(0 if is_ours else 1)
         self._end_refusal(self._body.num_read if status >= 400 else None)
 

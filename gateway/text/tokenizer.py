@@ -296,7 +296,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Returns bos_token and the others as text. Older configs write them as objects."""
+    """Returns the special tokens of a config as text, by field, such as `bos_token`. Older configs
+    write them as objects."""
     entries = {f"{name}_token": config.get(f"{name}_token") for name in SPECIAL_TOKENS}
     return {
         name: entry["content"] if isinstance(entry, dict) else str(entry)
