@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.ops.interpreter import IS_INTERPRETED
+from tests.tiers import num_examples
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "ops"
@@ -34,7 +35,7 @@ class KernelSweep:
         self._tier = config.getoption("tier")
         seen, passed = (self._cache and self._cache.get(key, None) for key in (SEEN, PASSED))
         self._is_new = seen is None
-        self._is_due = {
+        self.is_due = {
             "quick": seen not in (None, self._digest),
             "rest": passed != self._digest,
             "all": True,
@@ -43,13 +44,14 @@ class KernelSweep:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Marks all cases of a contract but the first, so that the first tier leaves them out, or
-        so that the rest runs them."""
-        if not IS_INTERPRETED or self._is_due is not (self._tier == "rest"):
+        so that the rest runs them, and there properties, too."""
+        if not IS_INTERPRETED or self.is_due is not (self._tier == "rest"):
             return
         seen: set[tuple[Path, str, str]] = set()
         for item, backend in on_backends(items):
             contract = item.path, getattr(item, "originalname", item.name), backend
-            if contract in seen:
+            # The first tier runs few examples of a property (`tests/ops/conftest.py`).
+            if contract in seen or (self._tier == "rest" and num_examples(item)):
                 item.add_marker(pytest.mark.full)
             seen.add(contract)
 
@@ -60,7 +62,7 @@ class KernelSweep:
         if self._cache.get(SEEN, None) is None:
             self._cache.set(SEEN, self._digest)
         is_whole = config.args in (["tests"], ["tests/ops"]) and not config.option.keyword
-        if is_whole and exitstatus == 0 and self._is_due:
+        if is_whole and exitstatus == 0 and self.is_due:
             self._cache.set(SEEN, self._digest)
             self._cache.set(PASSED, self._digest)
 
@@ -71,8 +73,8 @@ class KernelSweep:
     @property
     def _told(self) -> str:
         if self._tier == "rest":
-            return "every other case" if self._is_due else "no other case, all have passed"
-        if self._is_due:
+            return "every other case" if self.is_due else "no other case, all have passed"
+        if self.is_due:
             return "every case, they have changed"
         return f"one case each, {'in a new checkout' if self._is_new else 'they have not changed'}"
 

@@ -82,7 +82,7 @@ class Tiers:
             case "quick":
                 return not _is_full(item)
             case "rest":
-                return _is_full(item) or _num_examples(item) > QUICK_EXAMPLES
+                return _is_full(item) or num_examples(item) > QUICK_EXAMPLES
             case _:
                 return True
 
@@ -153,6 +153,7 @@ def _holder(item: pytest.Item) -> tuple[Any, str] | None:
     return (test, _PROPERTY) if hasattr(test, _PROPERTY) else None
 
 
-def _num_examples(item: pytest.Item) -> int:
+def num_examples(item: pytest.Item) -> int:
+    """Returns how many examples a property has, or 0 if the test is none."""
     holder = _holder(item)
     return 0 if holder is None else getattr(*holder).max_examples

@@ -20,9 +20,10 @@ from tests.ops.interpreter import IS_INTERPRETED
 TRITON = pytest.param("triton", marks=() if IS_INTERPRETED else pytest.mark.gpu)
 
 INTERPRETED_EXAMPLES = 3
-"""Of a property, where an example takes the interpreter a second. The first tier runs one."""
+"""Of a property, where an example takes the interpreter a second. The first tier runs one,
+unless the kernels have changed."""
 VARIANT_EXAMPLES = 5
-"""Of a property in the first tier, on a variant of the C++ kernels."""
+"""Of a property on a variant of the C++ kernels, in the first tier unless they have changed."""
 
 
 def _variants() -> list[str]:
@@ -86,7 +87,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     params = getattr(getattr(item, "callspec", None), "params", {}).values()
     name = "_hypothesis_internal_use_settings"
     full = getattr(test, name, None)
-    is_quick = item.config.getoption("tier") == "quick"
+    sweep: Any = item.config.pluginmanager.get_plugin("kernel_sweep")
+    is_quick = item.config.getoption("tier") == "quick" and not sweep.is_due
     if full is None:
         return (yield)
     if IS_INTERPRETED and "triton" in params:
