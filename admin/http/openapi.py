@@ -78,8 +78,9 @@ def describe(_route: HTTPRoute, handler: HTTPRouteHandler) -> None:
     names = {name for name, _, _ in parameters(handler)}
     handler.security = [{"key": [scope]} for scope in scopes]
     handler.summary = handler.handler_name.replace("_", " ").capitalize()
-    tenants_may = any(scope is not ADMIN for scope in scopes)
-    statuses = _statuses(handler) | ({429} if tenants_may else set())
+    statuses = _statuses(handler)
+    if any(scope is not ADMIN for scope in scopes):
+        statuses.add(429)
     handler.responses = refused(*statuses) | dict(handler.responses or {})
     if handler.operation_class is Operation:
         handler.operation_class = AdminOperation
