@@ -10,6 +10,7 @@ import pytest
 from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask
 from workers.execution.speed import measure_speed
+from workers.execution.step_input import PendingStep, StepInput
 
 NUM_SLOTS = 8
 
@@ -34,6 +35,21 @@ def burst(market: Market, *, max_tokens: int) -> None:
 
 def prompt_tokens_per_s(market: Market) -> float:
     return market.scheduler.forecast.prompt_tokens_per_s
+
+
+def test_a_worker_that_starts_beside_others_knows_its_speed_all_the_same() -> None:
+    """Every third step, and of each kind one, is held up by what else the machine does."""
+    market = backlogged(max_tokens=2)
+    known, runner = prompt_tokens_per_s(market), market.counts
+    launch, num_before = runner.launch, runner.num_steps
+
+    def held_up(step: StepInput) -> PendingStep:
+        runner.slowdown = 3.0 if (runner.num_steps - num_before) % 3 == 1 else 1.0
+        return launch(step)
+
+    runner.launch = held_up
+    measure_speed(market.engine, market.clock)
+    assert prompt_tokens_per_s(market) == pytest.approx(known, rel=0.01)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 40])
