@@ -43,6 +43,11 @@ def make_loader(store: LocalStore, tmp_path: Path, cache_bytes: int = 1 << 30) -
     return AdapterLoader(store, BASE, torch.float32, select("reference"), cache)
 
 
+def test_a_cache_makes_its_folder(tmp_path: Path) -> None:
+    ImageCache(tmp_path / "data" / "images", 1 << 30)
+    assert (tmp_path / "data" / "images").is_dir()
+
+
 def test_second_fetch_needs_no_store(store: LocalStore, tmp_path: Path, digest: str) -> None:
     first = make_loader(store, tmp_path).fetch(digest)
     store.delete("adapters", digest)
