@@ -120,6 +120,8 @@ def _rope(section: _Section, config: dict[str, Any], tensors: GGUFTensors) -> di
     kind = section.get("rope.scaling.type", "none")
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
+    if kind != "linear":
+        raise ImportRefused(f"rope.scaling.type = {kind!r}; allowed: none, linear")
     factor = _shorten(section.require("rope.scaling.factor"))
     return {"rope_type": kind, "rope_theta": theta, "factor": factor}
 
