@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE
@@ -18,6 +19,7 @@ import msgspec
 
 from admin.quotas import quotas
 from admin.quotas.quotas import QuotaDetails
+from loraplex.death import die_with_parent
 from tests.e2e.cluster import Cluster
 from tests.e2e.flood_client import Answers, FloodClient
 from tests.e2e.open_loop import open_loop, p99
@@ -78,6 +80,7 @@ async def flooding(url: str, key: str, per_s: float, body: bytes) -> AsyncIterat
         *(sys.executable, "-m", "tests.e2e.flood_client", url, key, str(per_s)),
         stdin=PIPE,
         stdout=PIPE,
+        preexec_fn=die_with_parent(signal.SIGKILL),
     )
     assert process.stdin is not None
     try:
