@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from memory.accounts import NO_TENANT, Tenant
 from memory.kv_cache import KVCache
@@ -53,6 +54,12 @@ class BlockTable:
             if index in self._duplicates:
                 held.append(self._duplicates[index])
         return held
+
+    def num_found(self, keys: Iterable[bytes]) -> int:
+        """Returns the number of tokens in the longest cached prefix of whole pages, and asks for no
+        key beyond it."""
+        cached = takewhile(self._kv.prefix_cache.__contains__, keys)
+        return sum(PAGE_TOKENS for _ in cached)
 
     def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> int:
         """Takes the longest cached prefix of whole pages and returns its number of tokens.

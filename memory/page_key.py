@@ -61,6 +61,11 @@ class PageHasher:
 
     def extend(self, keys: list[bytes], tokens: Sequence[int]) -> None:
         """Appends the missing keys of the full pages of `tokens`; keys[i] is page i's."""
-        for index in range(len(keys), len(tokens) // PAGE_TOKENS):
-            page = tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]
-            keys.append(self.key(index, keys[-1] if keys else None, page))
+        for _ in range(len(keys), len(tokens) // PAGE_TOKENS):
+            self.append(keys, tokens)
+
+    def append(self, keys: list[bytes], tokens: Sequence[int]) -> None:
+        """Appends the first missing key of a full page of `tokens`."""
+        start = len(keys) * PAGE_TOKENS
+        page = tokens[start : start + PAGE_TOKENS]
+        keys.append(self.key(len(keys), keys[-1] if keys else None, page))

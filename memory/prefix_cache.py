@@ -118,6 +118,9 @@ class PrefixCache:
     def num_idle_of(self, account: str) -> int:
         return self._idle_of[account].num_pages if account in self._idle_of else 0
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._nodes
+
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """Returns the pages of the longest cached prefix. Each has a new reference, owned by the
         caller; `release` gives it back."""

@@ -14,6 +14,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 
+from memory.page_key import PAGE_TOKENS
 from workers.scheduling import tenant_queue
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import NO_LOAD, TERMS, Load, Turn
@@ -43,6 +44,9 @@ class FairQueue:
         self.waiting = NO_LOAD
         self._floor = 0.0
         """Counter of the last class that had pending sequences."""
+        self._of_prompt: dict[bytes, dict[Sequence, None]] = {}
+        """Pending sequences with the same prompt, by its key, in the order in which they were
+        queued. The prompt is computed for the first; the others find it in the prefix cache."""
         self._num_activations = 0
         self._num_charged = 0.0
 
@@ -214,6 +218,9 @@ class FairQueue:
             class_queue.active[tenant.tenant] = tenant
         insort(tenant.pending, sequence, key=_turn)
         sequence.is_pending = True
+        if (key := sequence.prompt_key) is not None:
+            self._of_prompt.setdefault(key, {})[sequence] = None
+        sequence.num_shared = self._num_shared(sequence)
         self._count(tenant, 1, sequence)
 
     def _take_out(self, sequence: Sequence) -> None:
@@ -227,6 +234,33 @@ class FairQueue:
                 class_queue.floor = tenant.counter
             if not any(other.active for other in self.classes.values()):
                 self._floor = class_queue.counter
+        if (key := sequence.prompt_key) is not None:
+            self._forget_prompt(key, sequence)
+
+    def _forget_prompt(self, key: bytes, sequence: Sequence) -> None:
+        """Notes that the sequence is not pending any more. If it was the first with this prompt,
+        the next one counts with what is still to be computed of it."""
+        same = self._of_prompt[key]
+        was_first = next(iter(same)) is sequence
+        del same[sequence]
+        if not same:
+            del self._of_prompt[key]
+            return
+        following = next(iter(same))
+        if was_first and following.is_waiting:
+            self._count(following.tenant_queue, -1, following)
+            following.num_shared = self._num_shared(following)
+            self._count(following.tenant_queue, 1, following)
+
+    def _num_shared(self, sequence: Sequence) -> int:
+        """Returns the number of the sequence's tokens that are cached, or are computed for the
+        first pending sequence with its prompt."""
+        num_found = sequence.num_found()
+        key = sequence.prompt_key
+        is_first = key is None or next(iter(self._of_prompt[key])) is sequence
+        if is_first or not sequence.may_skip_cached:
+            return num_found
+        return max(num_found, (sequence.num_prompt - 1) // PAGE_TOKENS * PAGE_TOKENS)
 
     def _count(self, tenant: TenantQueue, sign: int, sequence: Sequence) -> None:
         load = load_of(sequence)
@@ -235,8 +269,11 @@ class FairQueue:
 
 
 def load_of(sequence: Sequence) -> Load:
-    """Returns the load of one waiting sequence."""
-    return Load(1, len(sequence.tokens), sequence.max_len - len(sequence.tokens))
+    """Returns the load of one waiting sequence: the tokens that will be computed for it."""
+    if sequence.num_shared is None:
+        sequence.num_shared = sequence.num_found()
+    num_tokens = len(sequence.tokens)
+    return Load(1, num_tokens - sequence.num_shared, sequence.max_len - num_tokens)
 
 
 def with_leeway(share: float) -> float:

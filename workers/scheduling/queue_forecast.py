@@ -3,8 +3,8 @@
 A fluid model of the scheduler: while sequences wait, each step has one token of every generating
 sequence and as many prompt tokens as the step budget permits. A sequence gets its first token once
 a slot is free for it, the prompts before it are computed, and its own is. Measured inputs are the
-seconds of a step, the length of an answer, the fraction of prompts that is cached, and how much
-longer than predicted a backlogged queue takes.
+seconds of a step, the length of an answer, the fraction of the expected prompt tokens that are
+computed, and how much longer than predicted a backlogged queue takes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunningWork:
 
 
 class _Request(NamedTuple):
-    """Mean waiting request in tokens. prompt: uncached part. length: prompt and answer."""
+    """Mean waiting request in tokens. prompt: computed part. length: prompt and answer."""
 
     prompt: float
     answer: float
@@ -78,17 +78,18 @@ class QueueForecast:
         self._max_token_gap_s = max_token_gap_s
         self._num_answers = ASSUMED_ANSWERS
         self._num_answer_tokens = ASSUMED_ANSWERS * ASSUMED_ANSWER
-        self._num_prompt_tokens = self._num_computed_tokens = 1.0
+        self._num_expected_tokens = self._num_computed_tokens = 1.0
         self._backlog = [0.0] * 4
         """Recent seconds of backlog, and the steps, tokens and attended positions in them."""
         self._is_backlogged = False
         """Whether sequences waited when the last step ended, so that the next one counts."""
         self._ended_s = 0.0
 
-    def note_start(self, num_tokens: int, num_cached: int) -> None:
-        """Records the start of a prompt, and how many of its tokens were found in the cache."""
-        self._num_prompt_tokens = KEPT * self._num_prompt_tokens + num_tokens
-        self._num_computed_tokens = KEPT * self._num_computed_tokens + num_tokens - num_cached
+    def note_start(self, num_expected: float, num_computed: int) -> None:
+        """Records the start of a prompt: the number of tokens that it was expected to compute, and
+        the number that it computes."""
+        self._num_expected_tokens = KEPT * self._num_expected_tokens + num_expected
+        self._num_computed_tokens = KEPT * self._num_computed_tokens + num_computed
 
     def note_answer(self, num_tokens: int) -> None:
         """Records the length of an answer that has ended, for any reason."""
@@ -176,7 +177,7 @@ class QueueForecast:
 
     def _mean_request(self, ahead: Load, answer: float) -> _Request:
         length = ahead.num_tokens / ahead.num_requests
-        prompt = length * self._num_computed_tokens / self._num_prompt_tokens
+        prompt = length * self._num_computed_tokens / self._num_expected_tokens
         answer = min(ahead.num_output / ahead.num_requests, answer)
         return _Request(prompt, answer, length + answer)
 

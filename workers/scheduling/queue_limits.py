@@ -145,7 +145,7 @@ class QueueLimits:
 
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
         """Returns refusals of fuller tenants' requests that make room, or the newcomer's."""
-        num_requests, num_tokens = 1, len(newcomer.tokens)
+        num_requests, num_tokens = 1, load_of(newcomer).num_tokens
         own = self._fullness(tenant, num_requests, num_tokens)
         victims: list[Sequence] = []
         while not self._has_room(num_requests, num_tokens):
@@ -153,11 +153,11 @@ class QueueLimits:
             if victim is None:
                 return [self._refusal(newcomer, tenant, "the queue is full", now)]
             victims.append(victim)
-            num_requests, num_tokens = num_requests - 1, num_tokens - len(victim.tokens)
+            num_requests, num_tokens = num_requests - 1, num_tokens - load_of(victim).num_tokens
         message = "the queue is full, and others have less than their share of it"
         return [self._refusal(victim, victim.tenant_queue, message, now) for victim in victims]
 
-    def _has_room(self, num_requests: int, num_tokens: int) -> bool:
+    def _has_room(self, num_requests: int, num_tokens: float) -> bool:
         """Whether this many more requests and tokens fit."""
         queue, bounds = self._queue, self._bounds
         return (
@@ -171,13 +171,13 @@ class QueueLimits:
         best: Sequence | None = None
         for tenant in self._tenants():
             own = [sequence for sequence in gone if sequence.tenant_queue is tenant]
-            num_tokens = sum(len(sequence.tokens) for sequence in own)
+            num_tokens = sum(load_of(sequence).num_tokens for sequence in own)
             fullness = self._fullness(tenant, -len(own), -num_tokens)
             if fullness > above and (newest := _newest(tenant, own)) is not None:
                 best, above = newest, fullness
         return best
 
-    def _fullness(self, tenant: TenantQueue, num_requests: int, num_tokens: int) -> float:
+    def _fullness(self, tenant: TenantQueue, num_requests: int, num_tokens: float) -> float:
         """Returns the used fraction of the tenant's share of the queue with these additions."""
         requests = (tenant.num_waiting + num_requests) / self._bounds.max_requests
         tokens = (tenant.waiting.num_tokens + num_tokens) / self._bounds.max_tokens

@@ -14,7 +14,7 @@ from adapters.pool.pool import AdapterPool
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
-from workers.scheduling.fair_queue import FairQueue, last_in_turn
+from workers.scheduling.fair_queue import FairQueue, last_in_turn, load_of
 from workers.scheduling.fairness_policy import MAX_TOKEN_GAP_S, FairnessPolicy
 from workers.scheduling.queue_forecast import QueueForecast
 from workers.scheduling.queue_limits import QueueBounds, QueueLimits, Refusal
@@ -458,7 +458,8 @@ class Scheduler:
         self.running.append(sequence)
         self._queue.start(sequence)
         self._adapters.note_not_waiting(sequence)
-        self.forecast.note_start(len(sequence.tokens), sequence.num_computed)
+        num_expected, num_uncomputed = load_of(sequence).num_tokens, sequence.num_uncomputed
+        self.forecast.note_start(num_expected, num_uncomputed)
         self._computing.add(sequence.next_page_key)
         return Admitted(num_tokens)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memory.block_table import BlockTable
-from memory.page_key import PageHasher
+from memory.page_key import PAGE_TOKENS, PageHasher
 from workers.scheduling.stage_times import StageTimes
 from workers.scheduling.tenant_queue import TERMS, TenantQueue
 from workers.scheduling.token_limits import TokenLimits
@@ -79,6 +80,9 @@ class Sequence:
         self.num_inflight_tokens = 0
         """Number of tokens that steps in flight draw for it, which are not in `tokens` yet."""
         self.num_cached = 0
+        self.num_shared: int | None = None
+        """Tokens that were found in the prefix cache when it was last queued, or are computed for
+        a pending sequence before it. None: not looked for yet."""
         self.num_reached = 0
         """Prompt positions computed or found by finished steps, also before a preemption."""
         self.status = SequenceStatus.WAITING
@@ -215,6 +219,26 @@ class Sequence:
         """Keys of all full pages of `tokens`, computed or not."""
         self._hasher.extend(self._page_keys, self.tokens)
         return self._page_keys
+
+    def num_found(self) -> int:
+        """Returns the number of its tokens that the prefix cache would spare it now."""
+        return self.block_table.num_found(self._keys_to_find())
+
+    @property
+    def prompt_key(self) -> bytes | None:
+        """Key of the last page of the prompt that another sequence can compute for it. None: the
+        prompt is too short."""
+        num_pages = (self.num_prompt - 1) // PAGE_TOKENS
+        return self.page_keys[num_pages - 1] if num_pages else None
+
+    def _keys_to_find(self) -> Iterator[bytes]:
+        """Keys of the pages that may be cached for it. Each is computed when it is asked for, so
+        that a prompt that is not cached costs one, however long it is."""
+        num_pages = (len(self.tokens) - 1) // PAGE_TOKENS if self.may_skip_cached else 0
+        for index in range(num_pages):
+            if index == len(self._page_keys):
+                self._hasher.append(self._page_keys, self.tokens)
+            yield self._page_keys[index]
 
     @property
     def next_page_key(self) -> bytes | None:
