@@ -24,7 +24,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def service(store: Path) -> Iterator[Service]:
-    service = Service(store)
+    # Many tests share it, and their refusals of large bodies come within one minute.
+    service = Service(store, tenant_refusals_per_minute=1_000_000)
     service.start()
     yield service
     service.stop()

@@ -80,7 +80,8 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
         assert sorted(entry.action for entry in rows) == sorted(actions), route
         assert {entry.key_id for entry in rows} == {key_id}, route
         logged.update(actions)
-        return answer.json()
+        is_json = answer.headers["content-type"].startswith("application/json")
+        return answer.json() if is_json else answer.text
 
     async def push(seed: int) -> None:
         folder = tmp_path / f"adapter-{seed}"
@@ -130,7 +131,15 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
     await call(f"PUT {alias}/pin", f"{staging}/pin", "alias.update", by=acme)
     await call(f"DELETE {alias}/pin", f"{staging}/pin", "alias.update", by=acme)
     await call(f"DELETE {alias}", staging, "alias.deleted", by=acme)
+    folder = tmp_path / "adapter-1"
+    files = {path.name: (path.name, path.read_bytes()) for path in folder.iterdir()}
+    live = {"lora_name": "live"}
+    made = {"adapter.create", "version.create"}
+    route, path = "POST /v1/load_lora_adapter", admin.base_url.join("/v1/load_lora_adapter")
+    await call(route, str(path), *made, by=acme, data=live, files=files)
     retired = ("version.retired",)
+    route, path = "POST /v1/unload_lora_adapter", admin.base_url.join("/v1/unload_lora_adapter")
+    await call(route, str(path), *retired, by=acme, json=live)
     await call("DELETE /adapters/x/versions/1", "adapters/bot/versions/2", *retired, by=acme)
     await call("DELETE /adapters/x", "adapters/bot", *retired, by=acme)
     await call("DELETE /tenants/x/quota", quota, "quota.delete", "tenant.update")

@@ -232,7 +232,7 @@ async def test_workers_hear_which_models_are_wanted(live: Live) -> None:
             await eventually(lambda wanted=wanted: worker.desired[-1].models == wanted)
         # Under another name it is to be had none the less.
         async with live.database.transaction() as connection:
-            values = (BASE.digest, BASE, 512)
+            values = (BASE.digest, BASE, 512, "")
             await connection.fetchrow(sql["model_insert"], "again", *values)
         wanted = [DesiredModel(BASE.digest, "again")]
         await eventually(lambda: worker.desired[-1].models == wanted)
