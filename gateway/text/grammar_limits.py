@@ -46,6 +46,8 @@ def check_lark(grammar: str, *, param: str) -> None:
 def _check_graph(schema: SchemaGraph, param: str) -> None:
     for pattern in schema.patterns:
         _check_length("A 'pattern' of a schema", pattern, MAX_PATTERN_BYTES, param)
+    everything = "".join(schema.patterns)
+    _check_length("All patterns of a schema together", everything, MAX_EXPRESSION_BYTES, param)
     if (length := schema.longest_path()) > MAX_PATH:
         raise InvalidRequest(
             f"A schema may have {MAX_PATH} lists, objects and references on one path; '{param}' "
@@ -57,5 +59,5 @@ def _check_graph(schema: SchemaGraph, param: str) -> None:
 def _check_length(what: str, text: str, most: int, param: str) -> None:
     if (num_bytes := len(text.encode(errors="surrogatepass"))) > most:
         raise InvalidRequest(
-            f"{what} may have {most} bytes; '{param}' has one of {num_bytes}.", param=param
+            f"{what} may have {most} bytes; '{param}' has {num_bytes}.", param=param
         )

@@ -90,7 +90,7 @@ def test_a_refusal_names_field_limit_and_length() -> None:
     assert "'guided_grammar' has 2702" in refused.value.message and "128" in refused.value.message
     with pytest.raises(InvalidRequest) as refused:
         check_expression("a?" * 20_000, param="guided_regex")
-    assert "'guided_regex' has one of 40000" in refused.value.message
+    assert "'guided_regex' has 40000" in refused.value.message
     assert str(MAX_EXPRESSION_BYTES) in refused.value.message
 
 
@@ -116,6 +116,17 @@ def test_expressions_inside_are_bounded() -> None:
     with pytest.raises(InvalidRequest, match="expression"):
         check_lark(f"start: /{long * 2}/", param="x")
     check_schema({"properties": {"pattern": INTEGERS}, "pattern": "a" * 4_000}, param="x")
+
+
+def test_patterns_of_a_schema_are_bounded_together() -> None:
+    """Each may be short, and their work adds up."""
+    for count, fits in ((8, True), (9, False)):
+        properties = {f"p{i}": {"type": "string", "pattern": "a?" * 1000} for i in range(count)}
+        if fits:
+            check_schema({"properties": properties}, param="x")
+            continue
+        with pytest.raises(InvalidRequest, match="patterns of a schema together"):
+            check_schema({"properties": properties}, param="x")
 
 
 @pytest.mark.parametrize(
