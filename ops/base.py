@@ -185,7 +185,9 @@ class LayerWeights:
     layer: its index in KV pages and adapter tables. rope, qk_norm, scale, window, softcap: as in
     `Ops.rope_write_kv` and `Ops.paged_attention`. post_attention_norm, post_mlp_norm: norms of a
     block's output before it is added to the residual (Gemma), if any. following_norm: the first
-    norm of the next layer, or the model's last.
+    norm of the next layer, or the model's last. mlp_norm and following_norm are None if the next
+    block reads the residual itself (OLMo). wide_qk_norm: norm over all heads of q, and of k, before
+    rope (OLMo), with weights float32 [heads * D].
     """
 
     layer: int
@@ -201,9 +203,10 @@ class LayerWeights:
     softcap: float | None
     activation: Activation
     post_attention_norm: Norm | None
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     post_mlp_norm: Norm | None
-    following_norm: Norm
+    following_norm: Norm | None
+    wide_qk_norm: QKNorm | None = None
 
 
 @dataclass(frozen=True, slots=True)

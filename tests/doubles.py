@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     *("llama", "llama3", "mistral", "smollm3", "granite", "qwen2", "qwen3"),
-    *("gemma", "gemma2", "gemma3_text"),
+    *("gemma", "gemma2", "gemma3_text", "olmo2", "olmo3"),
 )
 LAID_OUT_ANEW = ("phi3", "glm", "glm4")
 """Families whose weights are not canonical before they are imported."""
@@ -115,6 +115,16 @@ def make_model(folder: Path, family: str = "llama", *, seed: int = 0, **changes:
                     "long_factor": [2.0 + 0.3 * i for i in range(6)],
                 },
                 "original_max_position_embeddings": 16,
+            }
+        case "olmo3":
+            extra = {
+                "sliding_window": 24,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
             }
         case "gemma2":
             extra = {"sliding_window": 24, "query_pre_attn_scalar": 16}

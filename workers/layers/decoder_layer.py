@@ -13,14 +13,17 @@ from ops.base import (
     LoRABatch,
     Norm,
     Ops,
+    QKNorm,
     StacksLayers,
 )
 from workers.device.weight_image import Arrival
 
 
 def bind_layers(ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> LayerStack:
-    """Returns the backend's own layer stack if it has one, else one of single ops."""
-    if isinstance(ops, StacksLayers):
+    """Returns the backend's own layer stack if it has one for such layers, else one of single
+    ops."""
+    reads_norms = all(layer.mlp_norm and layer.following_norm for layer in layers)
+    if isinstance(ops, StacksLayers) and reads_norms:
         return ops.bind_layers(layers)
     return OpByOp(ops, layers, arrival)
 
@@ -58,7 +61,7 @@ def run_layer(
 ) -> Tensor:
     """Computes attention and MLP around the residual stream. Returns the following norm [T, K].
 
-    x [T, K] is the norm of the residual [T, K], which is changed in place.
+    x [T, K] is the norm of the residual [T, K], or the residual itself, which is changed in place.
     """
 
     def linear(x: Tensor, linear: AdaptedLinear) -> Tensor:
@@ -70,7 +73,13 @@ def run_layer(
     def norm(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
         return ops.rms_norm(x, norm.weight, norm.eps, residual)
 
+    def add(x: Tensor, following: Norm | None) -> Tensor:
+        """Adds x to the residual. Returns what the following block reads."""
+        return residual.add_(x) if following is None else norm(x, following, residual)
+
     qkv = linear(x, w.qkv)
+    if w.wide_qk_norm is not None:
+        _norm_wide(ops, qkv, w.wide_qk_norm)
     ops.rope_write_kv(qkv, w.rope, batch, kv, w.layer, w.num_heads, w.qk_norm)
     x = ops.paged_attention(
         *(qkv, batch, kv, w.layer, w.num_heads),
@@ -81,9 +90,18 @@ def run_layer(
     x = linear(x, w.output)
     if w.post_attention_norm is not None:
         x = norm(x, w.post_attention_norm)
-    x = norm(x, w.mlp_norm, residual)
+    x = add(x, w.mlp_norm)
     x = ops.gated_activation(linear(x, w.gate_up), w.activation)
     x = linear(x, w.down)
     if w.post_mlp_norm is not None:
         x = norm(x, w.post_mlp_norm)
-    return norm(x, w.following_norm, residual)
+    return add(x, w.following_norm)
+
+
+def _norm_wide(ops: Ops, qkv: Tensor, norm: QKNorm) -> None:
+    """Norms q and k over all of their heads, in place."""
+    start = 0
+    for weight in (norm.q_weight, norm.k_weight):
+        part = qkv[:, start : start + len(weight)]
+        part.copy_(ops.rms_norm(part.contiguous(), weight, norm.eps))
+        start += len(weight)

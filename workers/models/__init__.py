@@ -8,6 +8,7 @@ from typing import Any
 from workers.models.gemma import read_gemma, read_gemma2, read_gemma3_text
 from workers.models.glm import read_glm
 from workers.models.llama import read_granite, read_llama, read_mistral, read_smollm3
+from workers.models.olmo import read_olmo2, read_olmo3
 from workers.models.phi import read_phi3
 from workers.models.qwen import read_qwen2, read_qwen3
 from workers.models.spec import ModelSpec, UnsupportedModel
@@ -19,6 +20,8 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], ModelSpec]] = {
     "granite": read_granite,
     "qwen2": read_qwen2,
     "qwen3": read_qwen3,
+    "olmo2": read_olmo2,
+    "olmo3": read_olmo3,
     "phi3": read_phi3,
     "glm": read_glm,
     "glm4": read_glm,

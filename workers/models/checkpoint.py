@@ -55,9 +55,13 @@ def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q, kv = spec.q_width, spec.kv_width
     yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
-    norms = ["input_layernorm", "post_attention_layernorm"]
+    norms = ["post_attention_layernorm"]
+    if spec.pre_norms:
+        norms = ["input_layernorm", *norms]
+    if spec.pre_norms and spec.post_norms:
+        norms.append("pre_feedforward_layernorm")
     if spec.post_norms:
-        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        norms.append("post_feedforward_layernorm")
     for layer in range(spec.num_layers):
         prefix = f"model.layers.{layer}"
         for norm in norms:
@@ -66,9 +70,10 @@ def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{prefix}.self_attn.{projection}_proj.weight", (width, hidden)
             if spec.qkv_bias:
                 yield f"{prefix}.self_attn.{projection}_proj.bias", (width,)
-        if spec.qk_norm:
-            yield f"{prefix}.self_attn.q_norm.weight", (spec.head_dim,)
-            yield f"{prefix}.self_attn.k_norm.weight", (spec.head_dim,)
+        if spec.qk_norm or spec.wide_qk_norm:
+            for name, width in (("q", q), ("k", kv)):
+                size = width if spec.wide_qk_norm else spec.head_dim
+                yield f"{prefix}.self_attn.{name}_norm.weight", (size,)
         yield f"{prefix}.self_attn.o_proj.weight", (hidden, q)
         yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
         yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)

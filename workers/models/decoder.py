@@ -32,7 +32,7 @@ class Decoder:
         }
         self._ops = loader.ops
         self._table = loader.table("model.embed_tokens.weight")
-        self._input_norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
+        self._input_norm = load_input_norm(loader, spec, 0)
         loader.end_part()
         layers: list[LayerWeights] = []
         for layer, layer_spec in enumerate(spec.layers):
@@ -76,14 +76,27 @@ class Decoder:
         """Computes the hidden states [T, K] of the step's rows, after the final norm."""
         self.arrival.wait(0)
         residual = self._ops.embed(batch.input_ids, self._table, self.plan.spec.embed_scale)
-        norm = self._input_norm
-        x = self._ops.rms_norm(residual, norm.weight, norm.eps)
+        x = first_input(self._ops, residual, self._input_norm)
         return self._layers.forward(x, residual, batch.attention, batch.kv, batch.lora)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given."""
         self.arrival.wait(-1)
         return self._head.forward(hidden, out)
+
+
+def first_input(ops: Ops, residual: Tensor, norm: Norm | None) -> Tensor:
+    """Returns what the first layer reads: the norm of the embeddings, or they themselves."""
+    return residual if norm is None else ops.rms_norm(residual, norm.weight, norm.eps)
+
+
+def load_input_norm(loader: WeightLoader, spec: ModelSpec, layer: int) -> Norm | None:
+    """Returns the norm before the layer, or the model's last. Returns None if there is none."""
+    if layer == spec.num_layers:
+        return load_norm(loader, spec, "model.norm")
+    if not spec.pre_norms:
+        return None
+    return load_norm(loader, spec, f"model.layers.{layer}.input_layernorm")
 
 
 def load_norm(loader: WeightLoader, spec: ModelSpec, module: str) -> Norm:
@@ -97,8 +110,8 @@ def load_layer(loader: WeightLoader, spec: ModelSpec, layer: int, rope: Tensor) 
     hidden, inner, q, kv = spec.hidden_size, spec.intermediate_size, spec.q_width, spec.kv_width
     qkv = [f"{attention}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
     gate_up = [f"{mlp}.{name}" for name in ("gate_proj", "up_proj")]
-    last = layer == spec.num_layers - 1
-    following = "model.norm" if last else f"model.layers.{layer + 1}.input_layernorm"
+
+    mlp_norm = "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
 
     def norm(name: str) -> Norm:
         return load_norm(loader, spec, f"{prefix}.{name}")
@@ -126,11 +139,10 @@ def load_layer(loader: WeightLoader, spec: ModelSpec, layer: int, rope: Tensor) 
         softcap=spec.attention_softcap,
         activation=spec.activation,
         post_attention_norm=norm("post_attention_layernorm") if spec.post_norms else None,
-        mlp_norm=norm(
-            "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
-        ),
+        mlp_norm=norm(mlp_norm) if spec.pre_norms else None,
         post_mlp_norm=norm("post_feedforward_layernorm") if spec.post_norms else None,
-        following_norm=load_norm(loader, spec, following),
+        following_norm=load_input_norm(loader, spec, layer + 1),
+        wide_qk_norm=_load_qk_norm(loader, spec, attention) if spec.wide_qk_norm else None,
     )
 
 

@@ -35,8 +35,10 @@ class ModelSpec:
     """Decoder-only transformer of RMS norms, rotary grouped-query attention and a gated MLP.
 
     attention_scale   factor on q k^T            norm_offset   added to every stored norm weight
-    post_norms        norms also after attention and after the MLP (Gemma)
+    pre_norms         norms before attention and before the MLP
+    post_norms        norms after attention and after the MLP (Gemma, OLMo)
     qk_norm           RMS norm of each head of q and k before rope
+    wide_qk_norm      RMS norm over all heads of q, and of k, before rope
     """
 
     model_type: str
@@ -55,6 +57,8 @@ class ModelSpec:
     activation: Activation = "silu"
     qkv_bias: bool = False
     qk_norm: bool = False
+    wide_qk_norm: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     norm_offset: float = 0.0
     embed_scale: float = 1.0

@@ -19,7 +19,7 @@ from workers.layers.decoder_layer import run_layer
 from workers.layers.forward_batch import ForwardBatch
 from workers.layers.lm_head import LMHead
 from workers.models.checkpoint import Checkpoint
-from workers.models.decoder import load_layer, load_norm, rope_tables
+from workers.models.decoder import first_input, load_input_norm, load_layer, rope_tables
 from workers.models.loader import WeightLoader
 from workers.models.progress import ProgressMeter
 from workers.models.spec import ModelSpec
@@ -80,8 +80,7 @@ def score_tokens(
         table = densify([rows_of_table]).to(dtype)
         rows = torch.arange(len(tokens), dtype=torch.int32)
         residual = ops.embed(rows, table, spec.embed_scale)
-        norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
-        x = ops.rms_norm(residual, norm.weight, norm.eps)
+        x = first_input(ops, residual, load_input_norm(loader, spec, 0))
         ropes = rope_tables(spec, len(tokens))
         for layer, layer_spec in enumerate(spec.layers):
             weights = load_layer(loader, spec, layer, ropes[layer_spec.rope])

@@ -1,0 +1,33 @@
+"""OLMo 2 and 3: norms after each block alone, and over all heads of q and of k."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.models.rope_config import read_ropes
+from workers.models.spec import ModelSpec, common_fields, layer_specs, positive, require
+
+
+def read_olmo2(config: dict[str, Any]) -> ModelSpec:
+    pattern = ["full_attention"] * positive(config, "num_hidden_layers")
+    layers = layer_specs(config, read_ropes(config, 10_000.0), pattern, None)
+    return ModelSpec(**_fields(config), layers=layers)
+
+
+def read_olmo3(config: dict[str, Any]) -> ModelSpec:
+    """Every fourth layer sees everything. A scaled rope is that of these layers alone."""
+    config = {"sliding_window": 4096, **config}
+    pattern = [
+        "full_attention" if (layer + 1) % 4 == 0 else "sliding_attention"
+        for layer in range(positive(config, "num_hidden_layers"))
+    ]
+    ropes = read_ropes(config, 500_000.0, local_theta=500_000.0)
+    return ModelSpec(
+        **_fields(config), layers=layer_specs(config, ropes, pattern, config["sliding_window"])
+    )
+
+
+def _fields(config: dict[str, Any]) -> dict[str, Any]:
+    require(config, "hidden_act", "silu", "silu")
+    fields = common_fields({"rms_norm_eps": 1e-5, **config})
+    return fields | {"pre_norms": False, "post_norms": True, "wide_qk_norm": True}
