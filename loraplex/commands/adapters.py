@@ -66,7 +66,7 @@ PERCENT = click.IntRange(1, 99)
 completions_option = click.option(
     "--completions-only",
     is_flag=True,
-    help="Also if its chat template is not approved: chats are refused until it is.",
+    help="Accept a version whose chat template is not approved yet; chats are refused until it is.",
 )
 alias_option = click.option("--alias", default="prod", show_default=True)
 
@@ -98,7 +98,9 @@ def list_adapters(tenant: str | None, form: Form | None) -> None:
 
 @adapter_group.command("show")
 @click.argument("name")
-@click.option("--verify", is_flag=True, help="Read every byte that the store has of NAME@VERSION.")
+@click.option(
+    "--verify", is_flag=True, help="Read all files of NAME@VERSION in the store and check them."
+)
 @tenant_option
 @json_option
 def show_adapter(name: str, verify: bool, tenant: str | None, as_json: bool) -> None:
@@ -165,14 +167,16 @@ def promote(
 
 @adapter_group.command("canary")
 @click.argument("version", metavar="NAME@VERSION")
-@click.option("--weight", type=PERCENT, help="Percent of the requests that the version gets.")
-@click.option("--stop", is_flag=True, help="All requests to the stable version again; give NAME.")
+@click.option(
+    "--weight", type=PERCENT, help="Percentage of the requests that the version gets, 1 to 99."
+)
+@click.option("--stop", is_flag=True, help="Stop the canary; pass NAME instead of NAME@VERSION.")
 @click.option(
     "--policy",
     multiple=True,
     metavar="KEY=VALUE",
-    help="When it goes back by itself: window_s, min_requests, max_error_rate, max_ttft_ratio;"
-    " or none: never.",
+    help="Automatic rollback policy: window_s, min_requests, max_error_rate, max_ttft_ratio;"
+    " 'none' disables it.",
 )
 @alias_option
 @completions_option

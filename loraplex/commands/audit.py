@@ -36,8 +36,13 @@ def audit_group() -> None:
 
 
 @audit_group.command("list")
-@click.option("--tenant", help="Only this tenant's; its id, which outlives it, or its name.")
-@click.option("--object", help="Only of this: a tenant's or key's id, NAME@VERSION, NAME@ALIAS.")
+@click.option(
+    "--tenant", help="Only entries of this tenant, by name or id; a deleted tenant has its id."
+)
+@click.option(
+    "--object",
+    help="Only entries of this object: id of a tenant or key, NAME@VERSION or NAME@ALIAS.",
+)
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @list_options
 def list_entries(tenant: str | None, object: str | None, limit: int, form: Form | None) -> None:
@@ -53,8 +58,8 @@ def list_entries(tenant: str | None, object: str | None, limit: int, form: Form 
 @click.option(
     "--anchor",
     metavar="SEQ:HASH",
-    help="What an earlier verify printed: without it a chain that was cut short or rewritten as a"
-    " whole looks like any other.",
+    help="Line that an earlier verify printed. Only with it can a chain be recognised that was cut"
+    " short or rewritten as a whole.",
 )
 @json_option
 def verify(anchor: str | None, as_json: bool) -> None:

@@ -56,37 +56,54 @@ class Number(click.FloatRange):
 
 
 @click.command("bench")
-@click.option("--url", help="Of an OpenAI-compatible server; default: LORAPLEX_URL, or this box.")
-@click.option("--model", "models", multiple=True, required=True, help="Several: popular first.")
+@click.option(
+    "--url", help="URL of an OpenAI-compatible server (default: LORAPLEX_URL, or this machine)."
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    required=True,
+    help="Model to call; may be repeated, most popular first.",
+)
 @click.option(
     "--zipf",
     type=Number(0, 10),
     default=0.0,
     show_default=True,
-    help="The k-th model gets 1/k^ZIPF of what the first gets.",
+    help="The k-th model gets 1/k^ZIPF of the first model's requests.",
 )
 @click.option(
     "--class",
     "classes",
     multiple=True,
     metavar="NAME=VARIABLE",
-    help="Requests with the API key in this variable of the environment; several: in turn.",
+    help="Class of requests that use the API key in this environment variable; may be repeated,"
+    " classes then alternate.",
 )
-@click.option("--concurrency", type=click.IntRange(1, MAX_CONCURRENCY), help="Clients; 8.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, MAX_CONCURRENCY),
+    help="Number of concurrent clients (default: 8).",
+)
 @click.option(
     "--rate",
     type=Number(0, MAX_RATE, min_open=True),
-    help="Requests a second at random moments, in place of --concurrency.",
+    help="Requests per second at random times, instead of --concurrency.",
 )
-@click.option("--requests", type=click.IntRange(1, MAX_REQUESTS), help="In all; 100.")
+@click.option(
+    "--requests", type=click.IntRange(1, MAX_REQUESTS), help="Number of requests (default: 100)."
+)
 @click.option(
     "--duration",
     type=Number(0, MAX_DURATION_S, min_open=True),
-    help="Seconds in which requests are sent.",
+    help="Seconds during which requests are sent, instead of --requests.",
 )
 @click.option("--prompt-tokens", type=click.IntRange(1, MAX_TOKENS), default=64, show_default=True)
 @click.option("--output-tokens", type=click.IntRange(1, MAX_TOKENS), default=64, show_default=True)
-@click.option("--ignore-eos", is_flag=True, help="All answers as long; vLLM and loraplex know it.")
+@click.option(
+    "--ignore-eos", is_flag=True, help="Always generate max_tokens (vLLM and loraplex only)."
+)
 @click.option(
     "--endpoint", type=click.Choice(["chat", "completions"]), default="chat", show_default=True
 )
@@ -94,23 +111,23 @@ class Number(click.FloatRange):
     "--ttft-target",
     type=Number(0, min_open=True),
     metavar="MS",
-    help="Goodput: requests whose first token came within this time.",
+    help="Count as goodput only requests whose first token arrived within this time.",
 )
 @click.option(
     "--itl-target",
     type=Number(0, min_open=True),
     metavar="MS",
-    help="Goodput: requests whose mean time between tokens was this at most.",
+    help="Count as goodput only requests whose mean time between tokens was at most this.",
 )
 @click.option(
     "--timeout",
     type=Number(0, 3600, min_open=True),
     default=300.0,
     show_default=True,
-    help="Seconds for one answer.",
+    help="Maximum seconds for one answer.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--plot", is_flag=True, help="Show the times as bars.")
+@click.option("--plot", is_flag=True, help="Show the latencies as bars.")
 @json_option
 def bench_command(
     url: str | None,

@@ -40,11 +40,13 @@ Ctrl-C stops an answer."""
 @click.command("chat")
 @click.argument("model")
 @click.argument("prompt", nargs=-1)
-@click.option("--tenant", help="Whose models; with an admin key, which makes a key for the chat.")
-@click.option("--system", help="A system message.")
+@click.option(
+    "--tenant", help="Tenant to chat as, with an admin key, which creates a temporary key."
+)
+@click.option("--system", help="System message.")
 @click.option("--max-tokens", type=int)
 @click.option("--temperature", type=float)
-@click.option("--verbose", is_flag=True, help="After each answer its tokens, and how fast.")
+@click.option("--verbose", is_flag=True, help="Print tokens and speed after each answer.")
 def chat_command(
     model: str,
     prompt: tuple[str, ...],

@@ -62,10 +62,10 @@ def model_group() -> None:
     type=click.Choice(["bfloat16", "keep", "int8", "int4"]),
     default="bfloat16",
     show_default=True,
-    help="How matrices are stored: `keep` serves those of a .gguf file in its own format, `int8` "
-    "and `int4` quantise them.",
+    help="Storage format of matrices: `keep` serves a .gguf file in its own format, `int8` and "
+    "`int4` quantise.",
 )
-@click.option("--replace", is_flag=True, help="Give a name that is in use to these weights.")
+@click.option("--replace", is_flag=True, help="Replace the weights of a name that is in use.")
 @json_option
 @settings_options()
 def add(model: str, weight_format: str, replace: bool, as_json: bool, **flags: Any) -> None:

@@ -35,25 +35,40 @@ SERVING: tuple[tuple[str, dict[str, Any]], ...] = (
 TRANSPORT: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--insecure-transport",
-        {"is_flag": True, "default": None, "help": "tcp:// to workers without TLS"},
+        {"is_flag": True, "default": None, "help": "Connect to workers over tcp:// without TLS."},
     ),
 )
 WORKING: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--device", {"help": "auto, cpu or cuda"}),
-    ("--dtype", {"help": "bfloat16 or float32"}),
-    ("--ops", {"help": "cpu, reference or cuda; that of the device"}),
+    ("--device", {"help": "Device of the worker: auto, cpu or cuda."}),
+    ("--dtype", {"help": "Precision of weights and KV pages: bfloat16 or float32."}),
+    ("--ops", {"help": "Kernels: cpu, reference or cuda (default: those of --device)."}),
     ("--threads", {"type": int}),
-    ("--memory", {"metavar": "BYTES", "help": "KV pages and adapters, such as 512MiB"}),
-    ("--device-memory", {"metavar": "BYTES", "help": "all of it, weights too, if not all fit"}),
-    ("--adapter-memory", {"metavar": "MIN:MAX", "help": "of it, what adapters may take"}),
+    ("--memory", {"metavar": "BYTES", "help": "Memory for KV pages and adapters, such as 512MiB."}),
+    (
+        "--device-memory",
+        {
+            "metavar": "BYTES",
+            "help": "Total device memory, weights included; set it if the models do not all fit.",
+        },
+    ),
+    (
+        "--adapter-memory",
+        {
+            "metavar": "MIN:MAX",
+            "help": "Part of --memory that adapters may use, such as 64MiB:256MiB.",
+        },
+    ),
     ("--host-adapter-memory", {"metavar": "BYTES"}),
-    ("--adapter-cache", {"metavar": "BYTES", "help": "packed adapters on the worker's disk"}),
+    (
+        "--adapter-cache",
+        {"metavar": "BYTES", "help": "Disk space for packed adapters on the worker."},
+    ),
     ("--max-num-seqs", {"type": int}),
     ("--max-batched-tokens", {"type": int}),
     ("--max-model-len", {"type": int}),
 )
 UPLOADS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--max-lora-rank", {"type": int, "help": "of an adapter that is uploaded"}),
+    ("--max-lora-rank", {"type": int, "help": "Maximum rank of an uploaded adapter."}),
 )
 
 
@@ -65,7 +80,7 @@ def settings_options(*groups: tuple[tuple[str, dict[str, Any]], ...]) -> Callabl
             for name, details in reversed(group):
                 command = click.option(name, **details)(command)
         config = click.Path(path_type=Path, dir_okay=False)
-        return click.option("--config", type=config, help="A TOML file of settings.")(command)
+        return click.option("--config", type=config, help="TOML file with settings.")(command)
 
     return decorate
 
@@ -78,26 +93,33 @@ def settings_of(flags: dict[str, Any]) -> Settings:
 
 
 def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")(
+        command
+    )
 
 
 def list_options(command: F) -> F:
     """Adds the options of a list. The command takes `form` and passes it to `show_list`."""
     command = click.option(
-        "--wide", "form", flag_value="wide", help="All columns, whatever the terminal's width."
+        "--wide",
+        "form",
+        flag_value="wide",
+        help="Print all columns, whatever the width of the terminal.",
     )(command)
-    return click.option("--json", "form", flag_value="json", help="JSON instead of a table.")(
+    return click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")(
         command
     )
 
 
 def tenant_option(command: F) -> F:
-    return click.option("--tenant", help="Whose; a tenant's own key needs none.")(command)
+    return click.option("--tenant", help="Tenant name or id. Not needed with a tenant key.")(
+        command
+    )
 
 
 def yes_option(command: F) -> F:
     """Adds --yes. The command takes `yes` and passes it to `confirm`."""
-    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+    return click.option("--yes", is_flag=True, help="Do not ask for confirmation.")(command)
 
 
 def confirm(question: str, yes: bool) -> None:

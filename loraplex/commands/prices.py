@@ -32,9 +32,13 @@ def list_prices(form: Form | None) -> None:
 
 @price_group.command("set")
 @click.argument("model")
-@click.option("--input", required=True, metavar="DOLLARS", help="A million prompt tokens.")
-@click.option("--cached-input", metavar="DOLLARS", help="Those found in the cache; as --input.")
-@click.option("--output", required=True, metavar="DOLLARS", help="A million tokens of answers.")
+@click.option("--input", required=True, metavar="DOLLARS", help="Price per million prompt tokens.")
+@click.option(
+    "--cached-input",
+    metavar="DOLLARS",
+    help="Price per million cached prompt tokens (default: --input).",
+)
+@click.option("--output", required=True, metavar="DOLLARS", help="Price per million answer tokens.")
 @json_option
 def set_price(model: str, as_json: bool, **dollars: str | None) -> None:
     """Set the price of a base model for future requests."""

@@ -35,17 +35,25 @@ class Pushed(NamedTuple):
 
 @click.command("push")
 @click.argument("folders", metavar="[FOLDER]...", nargs=-1, type=FOLDER)
-@click.option("--name", help="Of one FOLDER; default: the folder's.")
+@click.option("--name", help="Adapter name (default: name of the folder).")
 @click.option(
     "--manifest",
     type=FILE,
-    help='JSON: a list of {"folder": ...}, beside the file, each with any of '
-    f"{', '.join(FIELDS)}; the options are for those that say nothing else.",
+    help='JSON file: a list of {"folder": ...}, relative to the file, each with any of '
+    f"{', '.join(FIELDS)}. The command's options are defaults for them.",
 )
-@click.option("--model", help="The base model; without it the configuration or the tensors decide.")
-@click.option("--alias", help="Point this alias to the version once it is ready.")
-@click.option("--serving", type=FILE, help="JSON: chat_template, stop, defaults, metadata.")
-@click.option("--chat-template", type=FILE, help="Jinja; runs when an admin has approved it.")
+@click.option(
+    "--model", help="Base model (default: found by the adapter's configuration or tensors)."
+)
+@click.option("--alias", help="Alias to point to the version once it is ready.")
+@click.option(
+    "--serving", type=FILE, help="JSON file with chat_template, stop, defaults and metadata."
+)
+@click.option(
+    "--chat-template",
+    type=FILE,
+    help="Jinja chat template. It is used once an admin has approved it.",
+)
 @click.option(
     "--approve-template", is_flag=True, help="Let the chat template run (admin keys only)."
 )
@@ -56,7 +64,11 @@ class Pushed(NamedTuple):
     "tokenizer_config.json and generation_config.json of FOLDER.",
 )
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE")
-@click.option("--wait/--no-wait", default=True, help="Until it is proved; the default.")
+@click.option(
+    "--wait/--no-wait",
+    default=True,
+    help="Wait until a worker has verified the version (default: wait).",
+)
 @tenant_option
 @json_option
 def push_command(

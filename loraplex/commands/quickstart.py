@@ -19,10 +19,12 @@ from loraplex.output import progress, tell, waiting
     "--adapter",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="What peft saved: the tenant's first adapter.",
+    help="Folder that peft saved: the tenant's first adapter.",
 )
-@click.option("--name", help="Of the adapter; default: that of its folder.")
-@click.option("--model", help="Its base model; without it the configuration or the tensors decide.")
+@click.option("--name", help="Adapter name (default: name of its folder).")
+@click.option(
+    "--model", help="Base model (default: found by the adapter's configuration or tensors)."
+)
 @json_option
 def quickstart_command(
     tenant: str, folder: Path | None, name: str | None, model: str | None, as_json: bool

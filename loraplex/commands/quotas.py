@@ -24,21 +24,26 @@ COLUMNS = (
     Column("ends_at", "renewed", Kind.AGE),
 )
 COUNTS = {
-    "requests_per_minute": "",
-    "tokens_per_minute": "Of prompts and answers.",
-    "concurrent_requests": "",
-    "tokens_per_day": "",
-    "tokens_per_month": "",
-    "adapters": "Of a tenant: how many names.",
+    "requests_per_minute": "Requests per minute.",
+    "tokens_per_minute": "Prompt and answer tokens per minute.",
+    "concurrent_requests": "Requests at the same time.",
+    "tokens_per_day": "Prompt and answer tokens per day (UTC).",
+    "tokens_per_month": "Prompt and answer tokens per month (UTC).",
+    "adapters": "Number of adapters of a tenant.",
 }
-DOLLARS = {"spend_per_day": "Such as 12.50.", "spend_per_month": ""}
+DOLLARS = {
+    "spend_per_day": "Dollars per day (UTC), such as 12.50.",
+    "spend_per_month": "Dollars per month (UTC).",
+}
 BYTES = {
-    "adapter_bytes": "Of a tenant: of all its versions, such as 2GiB.",
-    "pin_bytes": "Of a tenant: of adapters it may pin.",
+    "adapter_bytes": "Bytes of all versions of a tenant, such as 2GiB.",
+    "pin_bytes": "Bytes of adapters that a tenant may pin.",
 }
-WEIGHTS = {"cached_weight": "Of a tenant: what a cached prompt token counts of one."}
-SHARES = {"weight": "Of a tenant: its part of a busy worker, 1 to 1000."}
-CLASSES = {"class": "Of a tenant: interactive, standard or batch."}
+WEIGHTS = {
+    "cached_weight": "Percentage of each cached prompt token that counts against token limits."
+}
+SHARES = {"weight": "Scheduling weight of a tenant when workers are busy, 1 to 1000."}
+CLASSES = {"class": "Class of a tenant: interactive, standard or batch."}
 CLASS_NAMES = ("interactive", "standard", "batch")
 LIMITS = (*COUNTS, *DOLLARS, *BYTES, *WEIGHTS, *SHARES, *CLASSES)
 NONE = "none"
@@ -50,8 +55,8 @@ def quota_group() -> None:
 
 
 def whose_options(command: F) -> F:
-    command = click.option("--key", metavar="ID", help="Of this key.")(command)
-    return click.option("--tenant", help="Of this tenant as a whole.")(command)
+    command = click.option("--key", metavar="ID", help="Apply to this key.")(command)
+    return click.option("--tenant", help="Apply to this tenant as a whole.")(command)
 
 
 def limit_options(command: F) -> F:

@@ -28,13 +28,15 @@ from loraplex.settings import SECRETS, Settings, check_address
 
 
 @click.command("serve")
-@click.option("--demo", is_flag=True, help="With a small model, two tenants and their adapters.")
+@click.option(
+    "--demo", is_flag=True, help="Serve a small model with two tenants and their adapters."
+)
 @click.option(
     "--model",
     "models",
     multiple=True,
     metavar="[NAME=]PATH",
-    help="A base model; its name is that of its folder or file if none is given.",
+    help="Base model; without NAME it is named after its folder or file.",
 )
 @settings_options(SERVING, WORKING, UPLOADS)
 def serve_command(demo: bool, **flags: Any) -> None:
@@ -47,7 +49,7 @@ def serve_command(demo: bool, **flags: Any) -> None:
 
 
 @click.command("gateway")
-@click.option("--admin", is_flag=True, help="With the admin plane on the same port.")
+@click.option("--admin", is_flag=True, help="Serve the admin plane on the same port.")
 @click.option("--fd", type=int, hidden=True, help="An inherited listening socket.")
 @click.option("--management-fd", type=int, hidden=True, help="The same for management.")
 @click.option("--worker-health", hidden=True, help="A worker whose metrics are shown too.")
@@ -97,10 +99,20 @@ def admin_command(**flags: Any) -> None:
 
 
 @click.command("worker")
-@click.option("--model", "digests", multiple=True, metavar="NAME=DIGEST", help="To begin with.")
-@click.option("--listen", required=True, help="unix:PATH or tcp://HOST:PORT")
+@click.option(
+    "--model",
+    "digests",
+    multiple=True,
+    metavar="NAME=DIGEST",
+    help="Base model to load before a gateway connects.",
+)
+@click.option("--listen", required=True, help="Address to listen on: unix:PATH or tcp://HOST:PORT.")
 @click.option("--health", default="127.0.0.1:8001", show_default=True)
-@click.option("--advertise", metavar="ADDRESS", help="Register it: gateways find it there.")
+@click.option(
+    "--advertise",
+    metavar="ADDRESS",
+    help="Register the worker under this address, at which gateways reach it.",
+)
 @settings_options(TRANSPORT, WORKING)
 def worker_command(
     digests: tuple[str, ...], listen: str, health: str, advertise: str | None, **flags: Any
@@ -177,7 +189,9 @@ def _run_advertised(
 
 @click.command("migrate")
 @click.option(
-    "--post", is_flag=True, help="Also what must wait until nothing of the version before runs."
+    "--post",
+    is_flag=True,
+    help="Also run steps that must wait until no process of the previous version runs.",
 )
 @settings_options()
 def migrate_command(post: bool, **flags: Any) -> None:

@@ -38,7 +38,9 @@ KEYS = (
 )
 SCOPES = ("inference", "adapters:write", "usage:read")
 
-expiry_option = click.option("--expires-at", help="Such as 30d or 2027-01-31T00:00:00Z.")
+expiry_option = click.option(
+    "--expires-at", help="End of the key's lifetime, such as 30d or 2027-01-31T00:00:00Z."
+)
 
 
 @click.group("tenant")
@@ -48,7 +50,7 @@ def tenant_group() -> None:
 
 @tenant_group.command("create")
 @click.argument("name")
-@click.option("--sharing-group", help="Tenants of one group share cached prefixes.")
+@click.option("--sharing-group", help="Group of tenants that share cached prefixes.")
 @json_option
 def create_tenant(name: str, sharing_group: str | None, as_json: bool) -> None:
     """Create a tenant."""
@@ -76,7 +78,11 @@ def show_tenant(name: str, as_json: bool) -> None:
 
 @tenant_group.command("change")
 @click.argument("name")
-@click.option("--sharing-group", required=True, help="Group that shares cached prefixes; '': none.")
+@click.option(
+    "--sharing-group",
+    required=True,
+    help="Group of tenants that share cached prefixes; '' removes it.",
+)
 @json_option
 def change_tenant(name: str, sharing_group: str, as_json: bool) -> None:
     """Change the group of tenants with which a tenant shares cached prefixes."""
@@ -106,24 +112,26 @@ def key_group() -> None:
 
 @key_group.command("create")
 @click.option("--tenant", help="Tenant name or id.")
-@click.option("--admin", is_flag=True, help="Make a key for the whole admin plane.")
-@click.option("--name", help="For you to remember what it is for.")
+@click.option("--admin", is_flag=True, help="Create a key for the whole admin plane.")
+@click.option("--name", help="Note of what the key is for.")
 @click.option(
     "--scope",
     "scopes",
     multiple=True,
     type=click.Choice(SCOPES),
-    help="Of a tenant's key; may be repeated. Default: all.",
+    help="Scope of a tenant's key; may be repeated (default: all).",
 )
-@click.option("--not-before", help="Such as 7d or 2027-01-01T00:00:00Z.")
+@click.option(
+    "--not-before", help="Start of the key's lifetime, such as 7d or 2027-01-01T00:00:00Z."
+)
 @expiry_option
 @click.option(
     "--model",
     "models",
     multiple=True,
-    help="Only for this one: NAME, NAME@ALIAS, NAME@VERSION or NAME@*; may be repeated.",
+    help="Allow only this model: NAME, NAME@ALIAS, NAME@VERSION or NAME@*; may be repeated.",
 )
-@click.option("--cidr", "cidrs", multiple=True, help="Only from this network; may be repeated.")
+@click.option("--cidr", "cidrs", multiple=True, help="Allow only this network; may be repeated.")
 @json_option
 def create_key(
     tenant: str | None,
@@ -151,7 +159,7 @@ def create_key(
 
 
 @key_group.command("list")
-@click.option("--tenant", help="Whose keys; without it the admin keys.")
+@click.option("--tenant", help="Tenant whose keys are listed (default: admin keys).")
 @list_options
 def list_keys(tenant: str | None, form: Form | None) -> None:
     """List keys, including revoked ones."""
@@ -161,7 +169,12 @@ def list_keys(tenant: str | None, form: Form | None) -> None:
 
 @key_group.command("rotate")
 @click.argument("key_id")
-@click.option("--overlap", type=int, metavar="SECONDS", help="The old key goes on so long; 3600.")
+@click.option(
+    "--overlap",
+    type=int,
+    metavar="SECONDS",
+    help="Seconds for which the old key stays valid (default: 3600).",
+)
 @expiry_option
 @json_option
 def rotate_key(key_id: str, overlap: int | None, expires_at: str | None, as_json: bool) -> None:

@@ -33,13 +33,13 @@ QUIT = ("q", "\x03", "\x04")
 
 
 @click.command("top")
-@click.option("--once", is_flag=True, help="Print one screen, as into a pipe.")
+@click.option("--once", is_flag=True, help="Print one screen and end.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.5, 3600),
     default=2.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between updates.",
 )
 def top_command(once: bool, interval: float) -> None:
     """Watch workers, models, tenants, memory, latencies and refusals. Needs an admin key.

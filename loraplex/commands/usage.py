@@ -28,14 +28,16 @@ DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
 
 @click.command("usage")
 @tenant_option
-@click.option("--since", help="Such as 24h, 30d or 2027-01-31; default: 7 days before the end.")
-@click.option("--end", help="Before when, written the same way; default: now.")
+@click.option(
+    "--since", help="Start, such as 24h, 30d or 2027-01-31 (default: 7 days before the end)."
+)
+@click.option("--end", help="End, in the same form (default: now).")
 @click.option("--bucket", type=click.Choice(["1h", "1d"]), default="1d", show_default=True)
 @click.option(
     "--group-by",
     default="tenant,model,adapter",
     show_default=True,
-    help="Some of tenant, model, adapter, adapter_version, key.",
+    help="Comma-separated: tenant, model, adapter, adapter_version, key.",
 )
 @list_options
 def usage_command(

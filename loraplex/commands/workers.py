@@ -96,7 +96,7 @@ def show_worker(worker: str, as_json: bool) -> None:
 
 @workers_group.command("drain")
 @click.argument("worker", metavar="ID")
-@click.option("--wait", is_flag=True, help="Return when nothing is left there.")
+@click.option("--wait", is_flag=True, help="Wait until no request is left on the worker.")
 @json_option
 def drain(worker: str, wait: bool, as_json: bool) -> None:
     """Let a worker finish its requests, without accepting new ones."""
