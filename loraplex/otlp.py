@@ -44,7 +44,7 @@ def otlp_url(environ: Mapping[str, str], signal: Signal) -> str | None:
     variable = protocol if environ.get(protocol) else "OTEL_EXPORTER_OTLP_PROTOCOL"
     if (found := environ.get(variable) or PROTOCOL) != PROTOCOL:
         log.warning(
-            *("%s are not sent: %s is %r, and only %s is supported", signal, variable, found),
+            *("%s are not exported: %s is %r; supported: %s", signal, variable, found),
             PROTOCOL,
         )
         return None

@@ -114,7 +114,7 @@ async def _sweep(worker: Worker) -> None:
         try:
             await asyncio.to_thread(worker.remove_deleted_images)
         except OSError as error:
-            logging.warning("packed images of deleted adapters are kept: %s", error)
+            logging.warning("removing packed images of deleted adapters failed: %s", error)
 
 
 def _stop(stopping: asyncio.Event) -> None:

@@ -157,7 +157,7 @@ class ImageCache:
                 self._tier.drop((layout, digest))
             return None
         except (ImageCorrupt, OSError) as error:
-            log.warning("a cached image is removed: %s", error)
+            log.warning("removed a cached image: %s", error)
             self.delete(layout, digest)
             return None
         # The file may be gone by now, and a read-only disk can still be read.
@@ -178,7 +178,7 @@ class ImageCache:
             try:
                 _write(self._path(layout, image.digest), head, image)
             except OSError as error:
-                log.warning("the image of %s cannot be cached: %s", image.digest, error)
+                log.warning("caching the image of %s failed: %s", image.digest, error)
                 return
             self._tier.put((layout, image.digest), num_bytes)
 

@@ -68,7 +68,7 @@ class AdapterLoader:
         ImageCorrupt if the check fails twice.
         """
         if not self._arrives(image, target):
-            log.warning("the image of %s went bad on the host and is read again", image.digest)
+            log.warning("the host image of %s failed its checksum and is read again", image.digest)
             image = self.fetch(image.digest, image.checksum)
             if not self._arrives(image, target):
                 raise ImageCorrupt(f"image of {image.digest}: other bytes arrived")

@@ -517,7 +517,7 @@ class AdapterPool:
             self._take(entry, image)
         except Exception as error:
             # Otherwise the slot, half written, would be leased.
-            log.exception("adapter %s could not be taken", entry.digest)
+            log.exception("loading adapter %s failed", entry.digest)
             self._fail(entry, error)
 
     def _take(self, entry: AdapterEntry, image: AdapterImage) -> None:

@@ -30,7 +30,7 @@ async def keep_audit_days(database: Database, pepper: bytes, days: int) -> None:
             if await prune_old(database, pepper, days) == ROWS_AT_ONCE:
                 pause_s = PAUSE_S
         except AdminError as error:
-            log.error("the audit log is not pruned: %s", error)
+            log.error("pruning the audit log failed: %s", error)
         await asyncio.sleep(pause_s)
 
 

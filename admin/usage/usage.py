@@ -118,5 +118,5 @@ async def keep_days(database: Database, days: int) -> None:
                 await connection.execute(sql["usage_upkeep"], days)
             await asyncio.sleep(UPKEEP_INTERVAL_S)
         except AdminError as error:
-            log.warning("the days of usage stay as they are: %s", error)
+            log.warning("dropping old days of usage failed: %s", error)
             await asyncio.sleep(RETRY_INTERVAL_S)

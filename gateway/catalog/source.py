@@ -75,7 +75,7 @@ class PostgresSource:
                 snapshot = await self._load_if_not(generation)
             except AdminError as error:
                 if not self._is_away:
-                    log.warning("the catalog stays as it is: %s", error)
+                    log.warning("refreshing the catalog failed, serving the last one: %s", error)
                 self._is_away = True
             else:
                 if snapshot is not None:
@@ -106,5 +106,5 @@ class PostgresSource:
             try:
                 return await self._database.listen(CATALOG_CHANNEL, lambda _: changed.set())
             except AdminError as error:
-                log.warning("the catalog cannot be loaded yet: %s", error)
+                log.warning("loading the catalog failed, trying again: %s", error)
                 await asyncio.sleep(1.0)

@@ -479,7 +479,7 @@ class Generation:
                 self.moves.append(
                     Move(run.sent_at, left, run.worker_id, case.reason, len(run.tokens))
                 )
-            log.info("%s goes on at worker %s", run.request.request_id, run.worker_id)
+            log.info("%s moved to worker %s", run.request.request_id, run.worker_id)
             return True
         if case.gives_up():
             raise case.failure

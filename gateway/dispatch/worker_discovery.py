@@ -56,7 +56,7 @@ class WorkerDiscovery:
 
     def _meet(self, connections: asyncio.TaskGroup) -> None:
         for address in sorted(self._registered - {client.address for client in self.clients}):
-            log.info("a worker has registered at %s", address)
+            log.info("worker registered at %s", address)
             client = self._connect(address)
             self.clients.append(client)
             self._connecting[client] = connections.create_task(client.run())
@@ -65,7 +65,7 @@ class WorkerDiscovery:
         for client in list(self._connecting):
             is_connected = client.models or client.status
             if client.address not in self._registered and not is_connected:
-                log.info("the worker at %s is registered no more", client.address)
+                log.info("worker at %s deregistered", client.address)
                 self.clients.remove(client)
                 self._connecting.pop(client).cancel()
 

@@ -211,7 +211,9 @@ class StreamResponse(GenerationResponse):
             if self._patience() > 0:
                 continue
             if self._write_lock.locked() or not await self._ping(send):
-                log.warning("a client did not read for %s s and was cut", self.slow_client_s)
+                log.warning(
+                    "a client did not read for %s s and was disconnected", self.slow_client_s
+                )
                 client.leave()
                 return
 

@@ -58,6 +58,6 @@ class DatabaseClock:
             return
         ahead_s = self.difference_s
         log.warning(
-            "this machine's clock is %.1f s %s the database's, by which limits and keys go",
+            "this machine's clock is %.1f s %s the database's, which limits and keys follow",
             *(abs(ahead_s), "ahead of" if ahead_s > 0 else "behind"),
         )

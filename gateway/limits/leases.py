@@ -290,7 +290,9 @@ class Leases:
                     unforeseen = None if isinstance(error, AdminError | TimeoutError) else error
                     reason = str(error) or "the database does not answer"
                     log.warning(
-                        "limits go on with what is held of them: %s", reason, exc_info=unforeseen
+                        "renewing the leases of limits failed, using the leases held: %s",
+                        reason,
+                        exc_info=unforeseen,
                     )
                     self._book.see_nothing()
                 self._is_away = True
@@ -302,7 +304,7 @@ class Leases:
         return responses, sent_at
 
     def _lose(self) -> None:
-        log.warning("the leases of limits are lost: the database was away for too long")
+        log.warning("leases of limits expired: the database was unavailable for too long")
         self._book.lose()
         self._num_losses += 1
         self.holder = f"{self._gateway_id}#{self._num_losses}"
@@ -354,5 +356,5 @@ class Leases:
             try:
                 return await self._renewal.listen(hear)
             except AdminError as error:
-                log.warning("recalls of leases are not heard: %s", error)
+                log.warning("listening for recalls of leases failed: %s", error)
                 await asyncio.sleep(SWEEP_INTERVAL_S)

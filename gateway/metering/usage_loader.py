@@ -91,7 +91,7 @@ class UsageLoader:
             self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LAST_PAUSE_S)
             self._again_at = time.monotonic() + self._pause_s
             log.error(
-                "%d segments are read again in %g s: what cannot be loaded cannot be set aside: %s",
+                "setting records aside failed, reading %d segments again in %g s: %s",
                 *(len(self._waiting), self._pause_s, failure),
             )
         elif not self._waiting:
@@ -118,7 +118,7 @@ class UsageLoader:
             await connection.execute(sql["usage_load"], rows)
             num_late: int = await connection.fetchval(sql["usage_late"], rows)
         if num_late:
-            log.error("%d requests of days that are not kept any more are not counted", num_late)
+            log.error("%d requests of days that are no longer kept were not counted", num_late)
 
 
 def _read(segment: Path, num_synced: int) -> tuple[list[list[_Record]], list[bytes]]:

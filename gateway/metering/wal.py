@@ -92,7 +92,7 @@ class WriteAheadLog:
             await asyncio.wait([self._committing], timeout=CLOSE_TIMEOUT_S)
         if self._committing is not None:
             self._committing.cancel()
-            log.error("records that the disk did not take are lost: %s", self.failure)
+            log.error("writing the last usage records failed, they are lost: %s", self.failure)
         await self.on_thread(self.files.close)
         self._thread.shutdown()
 
@@ -106,7 +106,7 @@ class WriteAheadLog:
                 self.failure = None
             except Exception as error:
                 # Whatever it is, the requests that wait for the batch must not wait for ever.
-                log.error("a write to the log of usage failed: %r", error)
+                log.error("writing usage records failed: %r", error)
                 self.failure = batch.failure = (
                     error if isinstance(error, OSError) else OSError(str(error))
                 )

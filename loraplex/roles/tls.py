@@ -48,9 +48,13 @@ async def follow_files(
             # Tested first, because a key that does not match would leave the context inconsistent.
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *files)
             _load(context, *files)
-            log.info("%s is read again", files[0])
+            log.info("%s was read again", files[0])
         except OSError as error:
-            log.error("the TLS certificate stays as it is: %s: %s", files[0], error)
+            log.error(
+                "reading the TLS certificate again failed, using the last one: %s: %s",
+                files[0],
+                error,
+            )
 
 
 def _files(settings: Settings) -> tuple[Path, Path] | None:

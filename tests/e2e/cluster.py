@@ -118,7 +118,7 @@ class ProductGateway(ServerProcess):
     @property
     def num_moves(self) -> int:
         """Sequences that it sent to another worker than before, by its log."""
-        return self.log.read_text().count(" goes on at worker ") if self.log else 0
+        return self.log.read_text().count(" moved to worker ") if self.log else 0
 
 
 class Cluster:

@@ -195,7 +195,7 @@ async def test_from_nothing_to_a_first_answer(stack: AsyncExitStack, tmp_path: P
 def num_moves(pods: Installation) -> int:
     """Streams that gateways went on with at another worker, by their logs."""
     logs = [path.read_text() for path in pods.folder.glob("gateway-*.log")]
-    return sum(log.count(" goes on at worker ") for log in logs)
+    return sum(log.count(" moved to worker ") for log in logs)
 
 
 @pytest.mark.chaos

@@ -116,6 +116,6 @@ def _discard(digest: str, held: list[object]) -> None:
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
     log.info(
-        "model %s: left, the process went from %d to %d MiB",
+        "model %s: unloaded, the process went from %d to %d MiB",
         *(digest[:12], before >> 20, resident_bytes() >> 20),
     )

@@ -252,7 +252,7 @@ class ModelPool:
         try:
             work()
         except Exception as error:
-            log.exception("model %s could not be loaded", model.plan.digest[:12])
+            log.exception("loading model %s failed", model.plan.digest[:12])
             # The frames hold the tensors read so far, and each other by way of the load.
             traceback.clear_frames(error.__traceback__)
             return self._fail(model, f"{type(error).__name__}: {error}")

@@ -196,7 +196,7 @@ class GraphRunner:
             except Exception as error:
                 self._captures = False
                 log.warning(
-                    "no more graphs are captured, other steps are computed op by op: that of %d"
+                    "capturing a graph failed, other steps run op by op: that of %d"
                     " tokens, %d adapters and rank %d failed: %s: %s",
                     *(*key, type(error).__name__, error),
                 )

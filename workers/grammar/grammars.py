@@ -109,7 +109,7 @@ class Grammars:
             else:
                 opened.begin(compiled)
         except BaseException as error:  # a panic of the library is no Exception
-            log.exception("a grammar could not be compiled")
+            log.exception("compiling a grammar failed")
             opened.fail(type(error).__name__)
 
     def _find(self, key: bytes) -> CompiledGrammar | None:

@@ -135,7 +135,7 @@ class SequenceGrammar:
         try:
             self._go_on()
         except BaseException as error:  # a panic of the library is no Exception
-            log.exception("a grammar could not be followed")
+            log.exception("following a grammar failed")
             self.failure = type(error).__name__
         if self._compiled is not None and thread_time() - begun_s >= SLOW_S:
             self._compiled.is_slow = True

@@ -252,7 +252,9 @@ class Server:
         for number, gateway in list(self._gateways.items()):
             unsent = gateway.connection.num_unsent_bytes
             if unsent > self._outbox_bytes:
-                log.warning("gateway %s is cut: %d bytes unread", gateway.instance_id, unsent)
+                log.warning(
+                    "gateway %s was disconnected with %d bytes unread", gateway.instance_id, unsent
+                )
                 self._drop(number)
 
     def _send(self, number: int, message: WorkerMessage | Pulse) -> None:

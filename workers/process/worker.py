@@ -246,8 +246,8 @@ class Worker:
         except CannotServe:
             raise
         except Exception as error:
-            log.exception("a step that warms the worker up failed", exc_info=error)
-            raise CannotServe(f"a step that warms the worker up failed: {error}") from error
+            log.exception("a warm-up step failed", exc_info=error)
+            raise CannotServe(f"a warm-up step failed: {error}") from error
 
     def _virtual_memory(self) -> VirtualMemory | None:
         """Returns virtual memory for weights, or None if they are reloaded into ordinary

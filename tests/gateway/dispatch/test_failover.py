@@ -144,7 +144,7 @@ def test_before_its_first_token_a_request_is_sent_again(
     (line,) = [record for record in caplog.records if record.message == "answered"]
     assert line.__dict__["worker"] == second.name
     assert line.__dict__["request_id"] == found.headers["x-request-id"]
-    moved = f"{found.headers['x-request-id']} goes on at worker {second.name}"
+    moved = f"{found.headers['x-request-id']} moved to worker {second.name}"
     assert moved in caplog.messages
     if not stream:
         assert found.headers["loraplex-worker"] == lost.name, "it was told when it was chosen"

@@ -482,7 +482,7 @@ async def test_what_comes_too_late_to_be_counted_is_told(
         (row,) = await rows(live, 1)
         late = (datetime.now(UTC) - timedelta(days=10)).timestamp()
         served.gateway.wal.append(encoded(row, request_id="late", admitted_at=late))
-        await eventually(lambda: "1 requests of days that are not kept" in caplog.text)
+        await eventually(lambda: "1 requests of days that are no longer kept" in caplog.text)
         await eventually(lambda: served.gateway.wal.num_bytes == 0)
         await rows(live, 1)
 

@@ -59,7 +59,11 @@ class ServerContext:
                 self._context = self._tls.server_context()
                 log.info("the certificate %s was read again", self._tls.certificate)
         except OSError as error:
-            log.error("the certificate %s stays as it was: %s", self._tls.certificate, error)
+            log.error(
+                "reading the certificate %s again failed, using the last one: %s",
+                self._tls.certificate,
+                error,
+            )
         return self._context
 
 
@@ -87,7 +91,7 @@ class TlsListener:
             try:
                 sock, peer = await loop.sock_accept(self._sock)
             except OSError as error:
-                log.warning("no connection is accepted: %s", error)
+                log.warning("accepting connections failed: %s", error)
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             task = asyncio.create_task(self._handle(sock, peer[0]))
