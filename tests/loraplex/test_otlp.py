@@ -68,7 +68,7 @@ def test_another_protocol_sends_nothing_and_stops_nothing(
     own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
     for name, value in (("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), (own, "http/json")):
         assert otlp_url(ENDPOINT | {name: value}, signal) is None
-        assert f"{signal} are not sent: {name} is {value!r}" in caplog.text
+        assert f"{signal} are not exported: {name} is {value!r}" in caplog.text
     own_is_right = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", own: "http/protobuf"}
     assert otlp_url(ENDPOINT | own_is_right, signal) is not None
 

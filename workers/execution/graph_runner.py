@@ -196,8 +196,8 @@ class GraphRunner:
             except Exception as error:
                 self._captures = False
                 log.warning(
-                    "capturing a graph failed, other steps run op by op: that of %d"
-                    " tokens, %d adapters and rank %d failed: %s: %s",
+                    "capturing a graph of %d tokens, %d adapters and rank %d failed, all steps"
+                    " without a graph run op by op from now on: %s: %s",
                     *(*key, type(error).__name__, error),
                 )
                 return None

@@ -274,7 +274,7 @@ def test_a_graph_that_cannot_be_captured_leaves_steps_to_be_computed_op_by_op(
     assert run is not None, "captured before"
     steps.assert_same(large, run)
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "computed op by op" in said and "not permitted when stream is capturing" in said
+    assert "run op by op" in said and "not permitted when stream is capturing" in said
 
 
 @torch.inference_mode()
