@@ -97,6 +97,11 @@ class Traffic:
                     self.num_refused += 1
                 else:
                     self.num_cut += 1
+            except openai.InternalServerError as error:
+                # A gateway that ends says so on connections that are open already.
+                if error.code != "draining":
+                    raise
+                self.num_refused += 1
         else:
             raise ConnectionError("no gateway took the request")
         if not answer.says(undisturbed):
