@@ -260,7 +260,8 @@ async def test_all_are_replaced_one_after_the_other(cluster: Cluster, rng: rando
         f"\n{len(traffic.told)} answers through {NUM_STREAMS} streams; ended within {ends}; "
         f"connections: {traffic.num_refused} refused, {traffic.num_cut} not answered"
     )
-    assert traffic.num_refused > 0, "no client met a gateway that was away"
+    # In the short form a gateway is back before every client has asked it.
+    assert traffic.num_refused > 0 or not IS_FULL, "no client met a gateway that was away"
 
 
 @pytest.mark.skipif(not IS_FULL, reason="scripted workers have it in the suite")
