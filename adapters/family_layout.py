@@ -13,7 +13,7 @@ JOINED: dict[str, dict[str, tuple[str, ...]]] = {
     "glm": {"gate_up_proj": ("gate_proj", "up_proj")},
     "glm4": {"gate_up_proj": ("gate_proj", "up_proj")},
 }
-"""By family, the modules whose rows are those of several projections, one after the other."""
+"""Joined modules of each family, with the projections whose rows they contain, in order."""
 
 NEIGHBOURS = ("glm", "glm4")
 """Families that rotate row 2 j with row 2 j + 1."""

@@ -11,7 +11,7 @@ HELD_BODY = "held_body"
 ALL = 256 << 20
 """Default total in bytes: 25 bodies of the largest size, or thousands of usual ones."""
 TENANT_PART = 8
-"""One tenant may use 1 in TENANT_PART of the total. So may all bodies without a valid key."""
+"""Divisor of the total: the share of one tenant, and that of all bodies without a valid key."""
 GRACE_S = 30.0
 MIN_BYTES_PER_S = 32 << 10
 """A body may take 30 s after its head, plus 1 s for each 32 KiB: at most 350 s for 10 MiB. A mobile

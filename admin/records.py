@@ -384,8 +384,8 @@ class ModelState(msgspec.Struct, frozen=True):
 
     worker: str
     tier: str
-    """One of device; host or cold (must be loaded); loading or draining (in transition);
-    unsatisfiable (the worker's settings cannot serve it)."""
+    """State on the worker: device; host or cold (must be loaded); loading or draining (in
+    transition); unsatisfiable (the worker's settings cannot serve it)."""
     num_bytes: int
     """Bytes of its weights on the device, now or when it was last there."""
     num_swaps: int

@@ -262,7 +262,7 @@ class Cases:
         )
 
     def lora(self) -> Iterator[Case]:
-        """In the form by row, and by tiles of 16 and of 64 rows; the last rows have no adapter."""
+        """Checks LoRA by row and by tiles of 16 and 64 rows; the last rows have no adapter."""
         model = ShapedModel(self.ops, replace(self.sizes.shape, vocab=1), self.sizes.dtype, 1)
         for num_rows, count, ranks in self.sizes.lora:
             lora = model.assign(model.adapters(count, ranks), num_rows, count)

@@ -1,4 +1,4 @@
-"""What a worker does before its first request: kernels, graphs, and the memory that they take."""
+"""Measures the start of a worker: kernels, graphs, and the memory that they need."""
 
 from __future__ import annotations
 

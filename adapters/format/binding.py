@@ -20,10 +20,10 @@ from adapters.manifest import PROJECTIONS, BaseModelShape
 
 
 class BoundModule(msgspec.Struct, frozen=True):
-    """One adapted projection.
+    """Projection that an adapter changes.
 
-    a [rank, in] and b [out, rank] lie in the file at these entries, in the family's layout; the
-    projection's rows of b begin at first_row. scale belongs to the product.
+    a, b: entries in the file of A [rank, in] and B [out, rank], in the family's layout. first_row:
+    row of B at which the projection's rows begin. scale: factor of the product B A.
     """
 
     layer: int

@@ -72,7 +72,7 @@ STORED = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
 
 
 class Validated(msgspec.Struct, frozen=True, tag=True):
-    """What validation finds of an adapter that can be served."""
+    """Result of validating an adapter that can be served."""
 
     manifest: AdapterManifest
     modules: tuple[ListedModule, ...]

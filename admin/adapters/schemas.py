@@ -77,7 +77,7 @@ class FaultView(msgspec.Struct, frozen=True):
 class TierView(msgspec.Struct, frozen=True):
     worker: str
     tier: str
-    """One of device, host, or loading."""
+    """Tier of the adapter: device, host, or loading."""
 
 
 class VersionTierView(TierView, frozen=True):

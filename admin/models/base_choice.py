@@ -24,7 +24,7 @@ _QUANTISED = re.compile(
     r"([-_.].*)?$",
     re.IGNORECASE,
 )
-"""What the name of a quantised model ends with."""
+"""Endings of the names of quantised models."""
 
 
 class _Configuration(msgspec.Struct):

@@ -59,8 +59,8 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Lets the chat template run. Admin keys only."""
     serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     folder_serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    """What files beside the adapter say of it: taken where `serving` says nothing and the base
-    model has another."""
+    """Serving data from files in the adapter's folder. A field is used if `serving` does not set it
+    and the base model has another value."""
 
     def fields(self) -> VersionFields:
         """Raises Invalid."""

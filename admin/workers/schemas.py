@@ -66,7 +66,7 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
     """Adapters by tier: device, host, loading. Elsewhere, only those that could not be loaded."""
     arena_bytes: int
     extents: str
-    """One character per extent of the arena: '.' free, 'k' KV pages, 'a' adapters, 'w' weights."""
+    """Map of extents, a character each: '.' free, 'k' KV pages, 'a' adapters, 'w' weights."""
     tenants: list[WorkerTenant]
     """Tenants by the memory of their KV pages and adapters, the most first."""
     step: int

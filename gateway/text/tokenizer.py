@@ -34,7 +34,7 @@ from gateway.text.template_budget import steps_for
 log = logging.getLogger(__name__)
 
 MAX_TOKENIZERS = 32
-"""Tokenizers in memory. A model that was not called for longest loses its own."""
+"""Maximum number of tokenizers in memory. The one used least recently is dropped."""
 RETRY_S = 1.0
 """Seconds before a tokenizer that could not be loaded is loaded again."""
 

@@ -40,7 +40,7 @@ from admin.uploads.upload import MULTIPART, FormFields, media_type, receive_form
 JSON = "application/json"
 MAX_JSON_BYTES = 64 << 10
 TYPES = {400: "InvalidUserInput", 404: "NotFoundError", 500: "InternalServerError"}
-"""What vLLM calls errors of a status."""
+"""Names that vLLM gives to errors, by status."""
 SKIPPED = {"loraplex-effect-proof": "skipped"}
 
 
@@ -111,7 +111,7 @@ class _Load(msgspec.Struct, frozen=True):
 
 
 class _Stages:
-    """How long each stage of a load took."""
+    """Durations of the stages of a load."""
 
     def __init__(self) -> None:
         self._stages: list[str] = []
@@ -125,7 +125,7 @@ class _Stages:
 
     @property
     def header(self) -> str:
-        """The stages as the header `server-timing` has them, in milliseconds."""
+        """Returns the durations as the value of the header `server-timing`, in milliseconds."""
         return ", ".join(self._stages)
 
 

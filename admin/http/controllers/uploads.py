@@ -206,7 +206,7 @@ async def _make(
 
 
 async def _check_first(request: AdminRequest, given: VersionFields) -> None:
-    """Before the files come. Fields may come behind them: what is missing may be among those."""
+    """Checks the fields that precede the files. A missing one may follow them."""
     try:
         await _check(request, given)
     except Invalid as error:
@@ -217,8 +217,8 @@ async def _check_first(request: AdminRequest, given: VersionFields) -> None:
 async def _check(
     request: AdminRequest, given: VersionFields
 ) -> tuple[str, Tenant, list[BaseModel], ServingData, ServingData]:
-    """What can be refused without the files. Its name, whose it is, what it may be made for, how it
-    is served, and how files beside it say that it is."""
+    """Checks the fields that need no files. Returns name, tenant, base models, serving data, and
+    the serving data of the folder. Raises Invalid."""
     if not given.name:
         raise Invalid("the field name is missing", "name_missing", "name")
     check_names(given.name, given.model, given.alias)

@@ -37,8 +37,8 @@ SUMS = ("requests", *TOKENS, *COSTS)
 
 
 class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sum. It has the dimensions that it was grouped by. An adapter of null is the base model
-    alone."""
+    """Sum of usage, with the dimensions that it was grouped by. `adapter` is null for requests to
+    the base model itself."""
 
     start: datetime
     requests: int
