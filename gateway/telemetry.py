@@ -13,7 +13,7 @@ from gateway.error_codes import CODES
 from gateway.last_errors import LastErrors
 from gateway.quota_types import Kind
 from gateway.top_use import TopUse
-from workers.tallies import Counter, Histogram
+from telemetry.tallies import Counter, Histogram
 
 REQUEST = ("model_name", "class")
 """Base model and class of service."""

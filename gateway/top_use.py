@@ -10,7 +10,7 @@ from threading import Lock
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from workers.tallies import Totals
+from telemetry.tallies import Totals
 
 OTHER = "other"
 MAX_NAMED = 100

@@ -10,7 +10,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Exemplar, Sample
 
-from workers.tallies import LE, Histogram
+from telemetry.tallies import LE, Histogram
 
 VLLM = "vllm"
 """Prefix of names that have a colon after it on the page. The API allows no colons."""

@@ -24,7 +24,7 @@ from opentelemetry.sdk.metrics.export import (
 from loraplex.errors import BadSettings
 from loraplex.exposition import BUCKET, PARTS, Traced, page_name
 from loraplex.otlp import SEND_TIMEOUT_S, otlp_url
-from workers.tallies import LE
+from telemetry.tallies import LE
 
 DEFAULT_INTERVAL_MS = 60_000.0
 """Default of the OpenTelemetry specification."""

@@ -23,7 +23,7 @@ from admin.body_budget import ALL
 from admin.choices import list_choices
 from loraplex.errors import BadSettings, NotPrivate
 from loraplex.private import check_owner
-from workers.process.logs import LogFormat, LogLevel
+from telemetry.logs import LogFormat, LogLevel
 from workers.wire.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")

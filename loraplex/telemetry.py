@@ -22,7 +22,7 @@ from loraplex.certificates import expiry_of
 from loraplex.exposition import Traced, families, joined
 from loraplex.metric_sending import MetricSender, send_interval_s
 from loraplex.otlp import otlp_url, resource
-from workers.tallies import Histogram
+from telemetry.tallies import Histogram
 
 _reader = InMemoryMetricReader()
 _traced: Traced = {}

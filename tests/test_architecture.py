@@ -15,8 +15,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "memory": (),
     "migrations": (),
     "sandbox": (),
+    "telemetry": (),
     "adapters": ("memory", "ops", "sandbox"),
-    "workers": ("adapters", "memory", "ops", "sandbox"),
+    "workers": ("adapters", "memory", "ops", "sandbox", "telemetry"),
     "admin": (
         "sandbox",
         "adapters.manifest",
@@ -30,7 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "gateway": (
         "workers.wire",
-        "workers.tallies",
+        "telemetry",
         "adapters.manifest",
         "admin.gateway_load",
         "admin.records",
@@ -50,6 +51,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "workers": {
         "wire": (),
+        "observe": ("wire",),
         "grammar": ("wire",),
         "scheduling": ("grammar",),
         "device": (),
@@ -59,7 +61,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "execution": ("models", "scheduling"),
         "verification": ("execution",),
         "base_models": ("verification",),
-        "process": ("base_models", "importer"),
+        "process": ("base_models", "importer", "observe"),
     },
     "gateway": {
         "catalog": (),

@@ -19,7 +19,7 @@ from statistics import quantiles
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    *("ops", "memory", "adapters", "sandbox", "workers"),
+    *("ops", "memory", "telemetry", "adapters", "sandbox", "workers"),
     *("admin", "gateway", "loraplex", "migrations"),
 )
 LARGE = ("gateway", "admin", "workers", "adapters", "loraplex")

@@ -19,11 +19,11 @@ from pathlib import Path
 import msgspec
 
 from adapters.store.folder import NotInStore
-from workers.process.collector import look_for_cycles_less
+from telemetry.garbage_collection import look_for_cycles_less
+from telemetry.logs import set_up_logging
+from workers.observe.metrics import show
 from workers.process.config import WorkerConfig
 from workers.process.health import HealthServer
-from workers.process.logs import set_up_logging
-from workers.process.metrics import show
 from workers.process.server import Server
 from workers.process.worker import CannotServe, Worker
 

@@ -12,7 +12,7 @@ from admin.queries import sql
 from gateway import telemetry
 from gateway.dispatch.inflight import InFlightRequests
 from gateway.metering.usage import Status
-from workers.tallies import Labels, Recent, Totals
+from telemetry.tallies import Labels, Recent, Totals
 
 MAX_MODELS = 64
 MAX_TENANTS = 32

@@ -13,7 +13,7 @@ from gateway.exceptions import UsageUnavailable
 from gateway.limits.admission import Reservation
 from gateway.metering.usage import Status, UsageRecord, UsageRecorder
 from gateway.metering.wal import Batch
-from workers.tallies import Exemplar, Histogram
+from telemetry.tallies import Exemplar, Histogram
 
 PICO = 1e-12
 """Dollars in a pico-dollar, the unit of costs."""

@@ -54,7 +54,7 @@ from loraplex.roles.worker import worker_config
 from loraplex.running import RunningServer, announced, server_of
 from loraplex.settings import Settings
 from loraplex.tracing import trace_destination
-from workers.process.logs import set_up_logging
+from telemetry.logs import set_up_logging
 from workers.wire.protocol import UNSATISFIABLE
 
 END_S = 10.0

@@ -126,7 +126,7 @@ def worker_command(
     from loraplex.box.worker_process import check_torch, run_worker
     from loraplex.metric_sending import check_metric_sending
     from loraplex.roles.worker import worker_config
-    from workers.process.logs import set_up_logging
+    from telemetry.logs import set_up_logging
 
     check_torch()
     check_metric_sending(os.environ)

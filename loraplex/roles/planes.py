@@ -49,8 +49,8 @@ from loraplex.roles.waiting import serving_beside, until_there
 from loraplex.settings import Settings
 from loraplex.telemetry import set_up_telemetry, show_certificates
 from loraplex.tracing import trace_destination, tracing_to
-from workers.process.collector import look_for_cycles_less
-from workers.process.logs import set_up_logging
+from telemetry.garbage_collection import look_for_cycles_less
+from telemetry.logs import set_up_logging
 from workers.wire.client import WorkerClient
 
 DRAIN_S = 30.0

@@ -9,8 +9,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from loraplex.errors import BadSettings
 from loraplex.metric_sending import MetricSender, check_metric_sending, send_interval_s
 from loraplex.otlp import Signal, otlp_url, resource
+from telemetry.tallies import Counter, Exemplar, Histogram
 from tests.otlp_receiver import ReceivedMetric, otlp_receiver
-from workers.tallies import Counter, Exemplar, Histogram
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/"}
 HOUR_S = 3600.0

@@ -38,7 +38,8 @@ INSTALLED = {
     *("pygments", "sympy", "mpmath", "typing_extensions", "filelock", "networkx", "jinja2"),
     *("markupsafe", "fsspec", "setuptools", "pkg_resources", "hypothesis", "sortedcontainers"),
     *("attr", "attrs", "safetensors", "transformers", "peft", "pytest_timeout", "xdist", "psutil"),
-    *("py", "yaml", "ops", "memory", "adapters", "workers", "tests", "benchmarks", "tools"),
+    *("py", "yaml", "ops", "memory", "telemetry", "adapters", "workers"),
+    *("tests", "benchmarks", "tools"),
 }
 """Packages of an image made for training, and this checkout's."""
 

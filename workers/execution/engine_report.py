@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
-from workers import telemetry
+from telemetry import engine_metrics
+from telemetry.tallies import Recent
 from workers.execution.step_input import StepOutput
 from workers.execution.step_ring import StepRing
 from workers.scheduling.schedule import Schedule
 from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.step_cost import RecentRatio
-from workers.tallies import Recent
 from workers.wire.prefix_index import changed_pages
 from workers.wire.protocol import AdapterStatus, CachedPages, ModelInfo, ModelStatus
 
@@ -45,7 +45,7 @@ class EngineReport:
         """Time when the last step ended."""
         self._decode_steps = RecentRatio()
         """Seconds of a step without prefill."""
-        self._recent_itl = Recent(telemetry.inter_token_latency)
+        self._recent_itl = Recent(engine_metrics.inter_token_latency)
         self.num_integrity_failures = 0
 
     def note_duration(self, schedule: Schedule, launched_s: float, ended_s: float) -> None:
@@ -64,11 +64,11 @@ class EngineReport:
     ) -> None:
         """Appends the step's record after its results were applied, and counts it. parts_us: host
         times in microseconds by part; the device times are in the output."""
-        labels = self._info.name, telemetry.ENGINE
+        labels = self._info.name, engine_metrics.ENGINE
         parts_us = {**parts_us, "forward": output.forward_us, "sample": output.sample_us}
-        telemetry.step_tokens.record(schedule.num_tokens, *labels)
+        engine_metrics.step_tokens.record(schedule.num_tokens, *labels)
         for part, us in parts_us.items():
-            telemetry.step_seconds.add(us * 1e-6, *labels, part)
+            engine_metrics.step_seconds.add(us * 1e-6, *labels, part)
         adapters = {item.adapter_slot for item in schedule.items if item.adapter_slot >= 0}
         self._ring.append(
             start_s=start_s,
@@ -107,8 +107,8 @@ class EngineReport:
             adapter_loads={tier: loads.number for tier, loads in self._pool.loads.items()},
             adapter_load_s={tier: loads.seconds for tier, loads in self._pool.loads.items()},
             num_failed_adapter_loads=self._pool.num_failed_loads,
-            itl=telemetry.inter_token_latency.buckets(
-                itl.get((self._info.name, telemetry.ENGINE), ())
+            itl=engine_metrics.inter_token_latency.buckets(
+                itl.get((self._info.name, engine_metrics.ENGINE), ())
             ),
         )
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from workers.process.logs import LogFormat, LogLevel
+from telemetry.logs import LogFormat, LogLevel
 from workers.wire.transport.base import Security
 
 DType = Literal["bfloat16", "float32"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.process.metrics import OF_WORKER
+from workers.observe.metrics import OF_WORKER
 from workers.wire.protocol import AdapterStatus, WorkerStatus
 
 

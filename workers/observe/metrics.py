@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from memory.page_key import PAGE_TOKENS
-from workers.telemetry import ENGINE, meter
+from telemetry.engine_metrics import ENGINE, meter
 from workers.wire.protocol import ModelStatus, WorkerStatus
 
 EXTENTS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from opentelemetry import metrics
 
-from workers.tallies import Counter, Histogram
+from telemetry.tallies import Counter, Histogram
 
 MODEL = ("model_name", "engine")
 ENGINE = "0"

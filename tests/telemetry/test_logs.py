@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 PROGRAM = """
 import logging, warnings
-from workers.process.logs import set_up_logging
+from telemetry.logs import set_up_logging
 
 set_up_logging(FORMAT)
 log = logging.getLogger("gateway.http.routes")
@@ -64,7 +64,7 @@ def test_lines_for_people_say_what_a_record_was_given() -> None:
 def test_lines_for_a_terminal_say_little() -> None:
     program = """
 import logging
-from workers.process.logs import set_up_logging
+from telemetry.logs import set_up_logging
 
 set_up_logging("short", "warning")
 log = logging.getLogger("gateway")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opentelemetry import metrics
 
-from workers.tallies import SPAN_S, Counter, Histogram, Recent, Totals
+from telemetry.tallies import SPAN_S, Counter, Histogram, Recent, Totals
 
 METER = metrics.get_meter("test")
 
