@@ -1,7 +1,7 @@
 """Sizes and imports of the product's source, for people: `python -m tools.source_tree [CHECKOUT]`.
 
 Prints one column for the checkout, if one is given, and one for this tree, as a Markdown table.
-`test_architecture.py` asserts circles and edges; sizes are printed only.
+`test_architecture.py` asserts circles and edges, `test_ratchets.py` the sizes of the engine.
 
 The engine's reading path is what `Engine` and `ModelRunner` import, directly or not, without model
 families, layers and kernels.
@@ -94,6 +94,14 @@ class SourceTree:
                 return module
         raise LookupError(class_name)
 
+    def class_node(self, name: str) -> ast.ClassDef:
+        (node,) = [
+            node
+            for node in self.trees[self.home_of(name)].body
+            if isinstance(node, ast.ClassDef) and node.name == name
+        ]
+        return node
+
     def with_one_importer(self, package: str) -> list[str]:
         importers = Counter(name for names in self.imports.values() for name in names)
         return [name for name in self.sources if is_within(name, package) and importers[name] == 1]
@@ -103,7 +111,7 @@ def is_within(name: str, *places: str) -> bool:
     return any(name == place or name.startswith(place + ".") for place in places)
 
 
-def attributes(node: ast.ClassDef) -> set[str]:
+def class_attributes(node: ast.ClassDef) -> set[str]:
     """Names that its methods assign to `self`."""
     return {
         target.attr
@@ -126,14 +134,13 @@ def num_lines_of(nodes: Iterable[ast.AST]) -> list[int]:
     return [node.end_lineno - node.lineno + 1 for node in nodes]  # pyright: ignore
 
 
+def class_methods(node: ast.ClassDef) -> list[Function]:
+    return [each for each in node.body if isinstance(each, Function)]
+
+
 def class_size(tree: SourceTree, name: str) -> str:
-    (node,) = [
-        node
-        for node in tree.trees[tree.home_of(name)].body
-        if isinstance(node, ast.ClassDef) and node.name == name
-    ]
-    methods = [each for each in node.body if isinstance(each, Function)]
-    return f"{len(attributes(node))} / {len(methods)}"
+    node = tree.class_node(name)
+    return f"{len(class_attributes(node))} / {len(class_methods(node))}"
 
 
 def reading_path(tree: SourceTree) -> str:

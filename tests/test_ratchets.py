@@ -1,0 +1,76 @@
+"""Sizes of the engine that may only fall. A change that lowers one lowers its number here too."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tools.source_tree import NOT_READ, class_attributes, class_methods, source_tree
+
+CORE = (
+    *("workers.scheduling.sequence", "workers.scheduling.schedule"),
+    *("workers.scheduling.scheduler", "workers.execution.engine", "workers.execution.step_input"),
+    *("workers.execution.batch_builder", "workers.execution.block_tables"),
+    *("workers.execution.token_buffer", "workers.execution.upload"),
+    *("workers.execution.model_runner", "workers.execution.sampler"),
+    *("memory.page_key", "memory.pages", "memory.block_table", "memory.kv_cache"),
+    *("memory.prefix_cache", "adapters.pool.pool", "adapters.pool.tiers", "adapters.pool.slots"),
+)
+"""Modules that a newcomer reads first: scheduler, memory, pool and model runner."""
+CORE_LINES = 4_128
+
+CLOSURES = {"Scheduler": 60, "AdapterPool": 39, "ModelRunner": 63, "Engine": 75}
+"""Number of modules that the class's module imports, directly or not, itself included. Kernels,
+layers and model families do not count."""
+
+CLASSES = {
+    "AdapterPool": (24, 45),
+    "Scheduler": (20, 40),
+    "Engine": (22, 32),
+    "Worker": (23, 18),
+    "ModelPool": (11, 26),
+    "PrefixCache": (12, 29),
+    "Sequence": (33, 26),
+    "WorkerClient": (23, 20),
+}
+"""Number of attributes and methods of the largest classes."""
+
+FOLDERS = {
+    "workers/execution": 17,
+    "workers/scheduling": 15,
+    "memory": 15,
+    "adapters/pool": 13,
+}
+"""Number of files of the folders that hold the core, without empty ones."""
+
+
+def test_lines_of_the_core() -> None:
+    assert source_tree().num_lines(CORE) <= CORE_LINES
+
+
+@pytest.mark.parametrize("name", CLOSURES)
+def test_import_closures(name: str) -> None:
+    tree = source_tree()
+    modules = tree.reach(tree.home_of(name), without=NOT_READ)
+    print(f"{name}: {tree.num_lines(modules):,} lines in {len(modules)} modules")
+    assert len(modules) <= CLOSURES[name], sorted(modules)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_sizes_of_classes(name: str) -> None:
+    node = source_tree().class_node(name)
+    most_attributes, most_methods = CLASSES[name]
+    assert len(class_attributes(node)) <= most_attributes
+    assert len(class_methods(node)) <= most_methods
+
+
+def test_files_of_folders() -> None:
+    tree = source_tree()
+    sizes = Counter(
+        str(path.parent.relative_to(tree.root))
+        for path in tree.sources.values()
+        if path.stat().st_size
+    )
+    too_large = {name: sizes[name] for name, most in FOLDERS.items() if sizes[name] > most}
+    assert not too_large
