@@ -9,31 +9,31 @@ from litestar import Litestar, Router
 from litestar.datastructures import State
 
 from adapters.store.folder import Store
-from admin.database import Database
+from admin.adapters.alias_routes import AliasController
+from admin.adapters.load_routes import LoadLoraAdapter, LoraAdapterController
+from admin.adapters.routes import AdapterController
+from admin.audit.routes import AuditController
 from admin.http import problems
-from admin.http.controllers.adapters import AdapterController
-from admin.http.controllers.aliases import AliasController
-from admin.http.controllers.audit import AuditController
-from admin.http.controllers.keys import KeyController
-from admin.http.controllers.lora_adapters import LoadLoraAdapter, LoraAdapterController
-from admin.http.controllers.models import ModelController
-from admin.http.controllers.organization import OrganizationController
-from admin.http.controllers.overview import show_overview
-from admin.http.controllers.prices import PriceController
-from admin.http.controllers.quotas import (
-    KeyQuotaController,
-    OwnQuotaController,
-    TenantQuotaController,
-)
-from admin.http.controllers.tenants import TenantController
-from admin.http.controllers.uploads import UploadController
-from admin.http.controllers.usage import UsageController
-from admin.http.controllers.workers import WorkerController
 from admin.http.openapi import describe, document
 from admin.http.parameters import check_parameters
 from admin.http.plane import AdminConfig, AdminPlane
 from admin.http.request import AdminRequest, add_request_id
-from admin.openapi import REFERENCE, Requirements, StructSchemas
+from admin.keys.routes import KeyController
+from admin.models.routes import ModelController
+from admin.overview.routes import show_overview
+from admin.prices.routes import PriceController
+from admin.quotas.routes import (
+    KeyQuotaController,
+    OwnQuotaController,
+    TenantQuotaController,
+)
+from admin.tenants.routes import TenantController
+from admin.uploads.routes import UploadController
+from admin.usage.organization_routes import OrganizationController
+from admin.usage.routes import UsageController
+from admin.workers.routes import WorkerController
+from store.database import Database
+from web.openapi import REFERENCE, Requirements, StructSchemas
 
 MAX_BODY_BYTES = 64 << 10
 """Maximum bytes of request bodies, except uploads."""

@@ -19,9 +19,9 @@ from datetime import timedelta
 
 import msgspec
 
-from admin.database import EVERYTHING, Connection, Database
-from admin.errors import IdempotencyKeyReused
-from admin.queries import sql
+from store.database import EVERYTHING, Connection, Database
+from store.errors import IdempotencyKeyReused
+from store.queries import sql
 
 KEPT = timedelta(hours=24)
 CLEANING_INTERVAL_S = 600.0

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 import migrations
-from admin.database import Connection, Database
-from admin.errors import MigrationError
+from store.database import Connection, Database
+from store.errors import MigrationError
 
 LOCK_ID = 0x6C6F7261
 """Key of the advisory lock: the letters "lora"."""

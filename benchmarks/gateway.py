@@ -34,13 +34,11 @@ from adapters.manifest import AdapterManifest, BaseModelShape
 from adapters.store.folder import LocalStore
 from admin.adapters import versions
 from admin.adapters.versions import NewVersion
-from admin.database import EVERYTHING, Database
 from admin.keys import keys
 from admin.models import models
 from admin.prices import prices
 from admin.quotas import quotas
 from admin.quotas.quotas import QuotaDetails
-from admin.records import TENANT_SCOPES, Price
 from admin.tenants import tenants
 from benchmarks.frame_load import frame_streams
 from benchmarks.frame_worker import LAYOUT, FrameWorker
@@ -56,6 +54,8 @@ from benchmarks.http_load import (
 from benchmarks.machine import describe
 from gateway.http.server import bind
 from loraplex.roles.bootstrap import migrate_database
+from store.database import EVERYTHING, Database
+from store.records import TENANT_SCOPES, Price
 from tests.e2e.demo import gguf
 from tests.postgres import own_server
 from workers.importer import import_model

@@ -18,7 +18,6 @@ from litestar import Litestar, post
 from litestar.datastructures import State
 from litestar.params import JSONBody
 
-from admin.body_budget import HELD_BODY, BodyBudget, HeldBody
 from benchmarks.http_floors import PATH, Canned
 from gateway.dialects.chat_completions import ChatCompletionRequest
 from gateway.exceptions import InvalidRequest
@@ -27,6 +26,7 @@ from gateway.http.handlers import DataPlane, HotRoute
 from gateway.http.request import GatewayRequest, add_request_headers
 from gateway.limits.body_pace import BodyPace
 from gateway.tracing import Tracing
+from web.body_budget import HELD_BODY, BodyBudget, HeldBody
 
 BODY = b'{"model": "bot", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}'
 CANNED = Canned(b"{}")

@@ -10,9 +10,6 @@ from contextlib import asynccontextmanager
 from litestar import Litestar
 from litestar.datastructures import State
 
-from admin.database import Database
-from admin.openapi import Requirements, StructSchemas
-from admin.periodic import repeat
 from gateway import telemetry
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
@@ -33,6 +30,9 @@ from gateway.http.routes import (
     tokens,
 )
 from gateway.http.services import Gateway
+from store.database import Database
+from store.periodic import repeat
+from web.openapi import Requirements, StructSchemas
 from workers.wire.client import WorkerClient
 
 ROUTES = [

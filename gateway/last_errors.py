@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from admin.gateway_load import LastError
+from store.gateway_load import LastError
 
 MAX_CODES = 16
 

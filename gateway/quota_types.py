@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
-from admin.records import Price, Quota
+from store.records import Price, Quota
 from workers.wire.protocol import ServiceClass
 
 FREE = Price(model="", input=0, cached_input=0, output=0)
@@ -24,7 +24,7 @@ class Span(Enum):
 
 
 class Kind(StrEnum):
-    """Limits, by their names in admin.records.Quota."""
+    """Limits, by their names in store.records.Quota."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"

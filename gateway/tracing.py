@@ -26,8 +26,8 @@ from opentelemetry.trace import (
     Tracer,
 )
 
-from gateway.headers import find_header, find_headers
 from gateway.trace_state import read_trace_state
+from web.headers import find_header, find_headers
 
 REQUEST_IDS = "loraplex-request-ids"
 """Key in the current context while a request's span is created: the (trace id, span id) that the

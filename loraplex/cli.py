@@ -12,7 +12,6 @@ import sys
 
 import click
 
-from admin.errors import AdminError
 from loraplex.commands.adapters import adapter_group
 from loraplex.commands.audit import audit_group
 from loraplex.commands.bench import bench_command
@@ -38,6 +37,7 @@ from loraplex.commands.usage import usage_command
 from loraplex.commands.workers import workers_group
 from loraplex.errors import LoraplexError, OutputLost
 from loraplex.output import watch_output
+from store.errors import AdminError
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
 from admin.adapters.serving_data import check_names, parse_serving
-from admin.errors import Invalid
 from loraplex.adapter_folder import check_folder
 from loraplex.api import Api
 from loraplex.converted_folder import converted
 from loraplex.errors import ApiFailure, NoAnswer, Refused
 from loraplex.output import ProgressCallback, tell
 from loraplex.tar import Tar
+from store.errors import Invalid
 
 IN_PIECES_ABOVE = 64 << 20
 PIECE_BYTES = 8 << 20

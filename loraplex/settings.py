@@ -19,11 +19,11 @@ import msgspec
 
 from adapters.store.folder import Store
 from adapters.store.opening import open_store
-from admin.body_budget import ALL
-from admin.choices import list_choices
 from loraplex.errors import BadSettings, NotPrivate
 from loraplex.private import check_owner
 from telemetry.logs import LogFormat, LogLevel
+from web.body_budget import ALL
+from web.choices import list_choices
 from workers.wire.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")

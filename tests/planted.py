@@ -6,7 +6,13 @@ from pathlib import Path
 
 NAMES = (
     *("sitecustomize.py", "usercustomize.py", "torch.py", "numpy.py", "msgspec.py", "click.py"),
-    *("asyncpg.py", "litestar/__init__.py", "gateway/__init__.py", "admin/__init__.py"),
+    *(
+        "asyncpg.py",
+        "litestar/__init__.py",
+        "gateway/__init__.py",
+        "admin/__init__.py",
+        "store/__init__.py",
+    ),
     *("workers/__init__.py", "adapters/__init__.py", "ops/__init__.py", "embedded_postgres.py"),
 )
 """Libraries and packages of every role, and what Python itself looks for when it starts."""

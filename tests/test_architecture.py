@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -18,7 +19,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "telemetry": (),
     "adapters": ("memory", "ops", "sandbox"),
     "workers": ("adapters", "memory", "ops", "sandbox", "telemetry"),
+    "store": ("adapters.format.strict_json", "adapters.manifest"),
+    "web": ("store",),
     "admin": (
+        "store",
+        "web",
         "sandbox",
         "adapters.manifest",
         "adapters.format.module_list",
@@ -33,16 +38,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "workers.wire",
         "telemetry",
         "adapters.manifest",
-        "admin.gateway_load",
-        "admin.records",
-        "admin.database",
-        "admin.queries",
-        "admin.periodic",
-        "admin.keys",
-        "admin.body_budget",
-        "admin.choices",
-        "admin.client_address",
-        "admin.openapi",
+        "store",
+        "web",
     ),
     "loraplex": PACKAGES,
 }
@@ -103,6 +100,7 @@ ABOVE_ROOMS = {
     "admin.app",
     "loraplex.__main__",
     "loraplex.cli",
+    *(name for name in source_tree().sources if re.fullmatch(r"admin\.\w+\.(\w+_)?routes", name)),
 }
 """They put the rooms together."""
 

@@ -58,7 +58,7 @@ def is_constant(statement: ast.expr, known: set[str]) -> bool:
             return False
 
 
-@pytest.mark.parametrize("package", ["admin", "gateway", "loraplex"])
+@pytest.mark.parametrize("package", ["store", "web", "admin", "gateway", "loraplex"])
 def test_statements_are_constants(package: str) -> None:
     for module, tree in source_tree().trees.items():
         if not module.startswith(f"{package}."):
@@ -69,12 +69,12 @@ def test_statements_are_constants(package: str) -> None:
             assert is_constant(statement, known) or (module, shown) in EXCEPTIONS, (
                 f"{module}:{statement.lineno} sends {shown}"
             )
-        if module != "admin.queries":
+        if module != "store.queries":
             assert "sql" not in {
                 node.id
                 for node in ast.walk(tree)
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            }, f"{module} has another `sql` than admin.queries"
+            }, f"{module} has another `sql` than store.queries"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from litestar import Litestar
 
-from admin.openapi import Requirements, StructSchemas
 from gateway.app import ROUTES
 from gateway.error_codes import CODES
 from gateway.http.examples import curl, python
@@ -17,6 +16,7 @@ from gateway.http.openapi import describe, document
 from gateway.http.reference import Fields, Reference, Route, reference
 from gateway.http.request import GatewayRequest
 from tools.source_tree import ROOT
+from web.openapi import Requirements, StructSchemas
 
 PAGE = ROOT / "docs/use/api.md"
 MARK = "<!-- What follows is written by `make api`. -->\n"

@@ -20,7 +20,7 @@ from statistics import quantiles
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
     *("ops", "memory", "telemetry", "adapters", "sandbox", "workers"),
-    *("admin", "gateway", "loraplex", "migrations"),
+    *("store", "web", "admin", "gateway", "loraplex", "migrations"),
 )
 LARGE = ("gateway", "admin", "workers", "adapters", "loraplex")
 NOT_READ = ("ops", "workers.models", "workers.layers")

@@ -7,9 +7,9 @@ from datetime import datetime
 
 import msgspec
 
-from admin.database import Connection
-from admin.errors import NotFound
-from admin.queries import fetch_all, fetch_one, sql
+from store.database import Connection
+from store.errors import NotFound
+from store.queries import fetch_all, fetch_one, sql
 
 HEARD_S = 5.0
 """Seconds after which a worker's report is no longer used."""

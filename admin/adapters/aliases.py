@@ -10,10 +10,10 @@ from datetime import datetime
 
 import msgspec
 
-from admin.database import Connection
-from admin.errors import Conflict, Invalid, NotFound
-from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
-from admin.records import AdapterState, Alias, CanaryPolicy
+from store.database import Connection
+from store.errors import Conflict, Invalid, NotFound
+from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
+from store.records import AdapterState, Alias, CanaryPolicy
 
 PRODUCTION = "prod"
 """Alias that a plain adapter name stands for."""

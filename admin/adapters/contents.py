@@ -13,9 +13,9 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from admin.database import Connection, Database
-from admin.errors import DatabaseUnavailable, Overtaken
-from admin.queries import lock_catalog, sql
+from store.database import Connection, Database
+from store.errors import DatabaseUnavailable, Overtaken
+from store.queries import lock_catalog, sql
 
 RENEW_S = 15.0
 """Seconds between renewals of a hold: a third of its lifetime."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from admin.adapters import adapters, aliases, versions
 from admin.adapters.schemas import AdapterSummaryView, AdapterView, AliasView, VersionView
 from admin.adapters.versions import VersionDetails
-from admin.database import Connection
-from admin.records import Alias, Tenant
 from admin.schemas import shown
+from store.database import Connection
+from store.records import Alias, Tenant
 
 
 async def describe_adapter(connection: Connection, tenant: Tenant, name: str) -> AdapterView:

@@ -14,9 +14,9 @@ from admin.adapters import retirement, versions
 from admin.adapters.aliases import PRODUCTION
 from admin.adapters.retirement import Retirement
 from admin.adapters.versions import NewVersion, VersionDetails
-from admin.database import Connection
-from admin.errors import Conflict, Invalid, NotFound
-from admin.queries import lock_catalog, sql
+from store.database import Connection
+from store.errors import Conflict, Invalid, NotFound
+from store.queries import lock_catalog, sql
 
 
 class Retention(msgspec.Struct, frozen=True):

@@ -10,9 +10,9 @@ import msgspec
 
 from admin.adapters import aliases, versions
 from admin.adapters.adapters import find_adapter
-from admin.database import Connection
-from admin.errors import Conflict
-from admin.queries import fetch_one, lock_catalog, sql
+from store.database import Connection
+from store.errors import Conflict
+from store.queries import fetch_one, lock_catalog, sql
 
 
 class Retirement(msgspec.Struct, frozen=True):

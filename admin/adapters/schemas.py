@@ -11,8 +11,8 @@ from admin.adapters.adapters import Adapter, ContentTier
 from admin.adapters.aliases import AliasMove
 from admin.adapters.stored import StoredContent
 from admin.adapters.versions import MAX_VERSION, Fault, Proof, VersionDetails
-from admin.records import AdapterState, Alias, CanaryPolicy, GenerationDefaults
 from admin.schemas import shown
+from store.records import AdapterState, Alias, CanaryPolicy, GenerationDefaults
 
 VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]

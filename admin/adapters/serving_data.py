@@ -11,11 +11,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from admin.database import FORMS
-from admin.errors import Invalid
-from admin.records import GenerationDefaults, ServingData
 from admin.schemas import AliasName, EntityName
-from admin.stored_text import check_json
+from store.database import FORMS
+from store.errors import Invalid
+from store.records import GenerationDefaults, ServingData
+from store.stored_text import check_json
 
 
 class _GivenDefaults(

@@ -13,10 +13,10 @@ import msgspec
 
 from adapters.manifest import AdapterManifest
 from admin.adapters import aliases
-from admin.database import Connection
-from admin.errors import Conflict, NotFound
-from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
-from admin.records import AdapterState, Quota, ServingData
+from store.database import Connection
+from store.errors import Conflict, NotFound
+from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
+from store.records import AdapterState, Quota, ServingData
 
 MAX_VERSION = 2**31 - 1
 """Largest integer of the database column."""

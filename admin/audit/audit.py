@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 
-from admin.database import EVERYTHING, Connection, Database, Row
-from admin.errors import Invalid
-from admin.queries import fetch_all, sql
-from admin.records import ApiKey
+from store.database import EVERYTHING, Connection, Database, Row
+from store.errors import Invalid
+from store.queries import fetch_all, sql
+from store.records import ApiKey
 
 BEGINNING = bytes(32)
 """Hash before the first row."""

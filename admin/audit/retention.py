@@ -7,8 +7,8 @@ import logging
 from datetime import UTC, datetime, timedelta
 
 from admin.audit.audit import prune
-from admin.database import EVERYTHING, Database
-from admin.errors import AdminError
+from store.database import EVERYTHING, Database
+from store.errors import AdminError
 
 log = logging.getLogger(__name__)
 

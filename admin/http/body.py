@@ -12,10 +12,10 @@ import msgspec
 from litestar.exceptions import InternalServerException
 from msgspec.structs import fields
 
-from admin.body_budget import HeldBody
-from admin.choices import list_choices
-from admin.errors import Invalid, Overloaded, Stalled, TooLarge
-from admin.stored_text import check_json
+from store.errors import Invalid, Overloaded, Stalled, TooLarge
+from store.stored_text import check_json
+from web.body_budget import HeldBody
+from web.choices import list_choices
 
 _PLACE = re.compile(r"^(?P<reason>.*) - at (?:`key` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
 _DECIMAL = re.compile(rb"""null|"?[0-9.eE+-]+"?""")

@@ -15,12 +15,12 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import HTTPScope
 
-from admin.client_address import client_address
-from admin.database import Connection
-from admin.errors import Forbidden, Invalid, NotFound, Unauthenticated
 from admin.keys.lookup import KeyLookup
-from admin.records import ApiKey, Tenant, hash_key, parse_key
 from admin.tenants import tenants
+from store.database import Connection
+from store.errors import Forbidden, Invalid, NotFound, Unauthenticated
+from store.records import ApiKey, Tenant, hash_key, parse_key
+from web.client_address import client_address
 
 Guard = Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]
 

@@ -20,7 +20,7 @@ from admin.http.guards import ADMIN, requires
 from admin.http.parameters import check_parameters, parameters
 from admin.http.preconditions import Tagged
 from admin.http.problems import HEADERS
-from admin.openapi import PlaneOperation, components, header, refusal, refused
+from web.openapi import PlaneOperation, components, header, refusal, refused
 
 REFUSALS = {
     400: "The request breaks a rule; `param` names what.",

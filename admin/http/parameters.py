@@ -9,8 +9,8 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import HeaderParameter, ParameterKwarg, PathParameter, QueryParameter
 from litestar.typing import FieldDefinition
 
-from admin.errors import Invalid
-from admin.stored_text import check_text
+from store.errors import Invalid
+from store.stored_text import check_text
 
 TenantName = Annotated[
     str | None,

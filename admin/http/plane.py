@@ -27,23 +27,23 @@ from admin.adapters.stored import StoredContent, inspect
 from admin.adapters.versions import NewVersion, VersionDetails
 from admin.audit.audit import Actor, changing
 from admin.audit.retention import keep_audit_days
-from admin.database import Connection, Database
-from admin.errors import AdminError, DatabaseUnavailable, Invalid, Overloaded
 from admin.http.tenant_rates import TenantRates
-from admin.keys.last_use import KeyUses
 from admin.keys.lookup import KeyLookup
 from admin.models import base_choice
 from admin.models.own_serving import add_found, read_own_serving
-from admin.periodic import repeat
-from admin.queries import catalog_generation, sql
 from admin.quotas.schemas import TenantLimits
-from admin.records import AdapterState, BaseModel, ServingData, Tenant
 from admin.upkeep.reaper import PRUNE_INTERVAL_S, REAP_INTERVAL_S, Reaper
 from admin.uploads.opened_folders import OpenedFolders
 from admin.uploads.resumable import ResumableUploads
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from admin.uploads.validation import Validation
 from admin.usage.usage import keep_days
+from store.database import Connection, Database
+from store.errors import AdminError, DatabaseUnavailable, Invalid, Overloaded
+from store.key_uses import KeyUses
+from store.periodic import repeat
+from store.queries import catalog_generation, sql
+from store.records import AdapterState, BaseModel, ServingData, Tenant
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import msgspec
 from litestar import Response
 from litestar.params import HeaderParameter
 
-from admin.errors import Invalid, PreconditionFailed
+from store.errors import Invalid, PreconditionFailed
 
 IfMatch = Annotated[
     str | None,

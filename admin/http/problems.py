@@ -12,7 +12,7 @@ from litestar.exceptions import HTTPException, ValidationException
 
 from adapters.errors import AdapterRejected
 from adapters.store.folder import StoreUnavailable, is_disk_full, is_read_only
-from admin import errors
+from store import errors
 
 log = logging.getLogger(__name__)
 

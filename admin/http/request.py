@@ -13,13 +13,13 @@ from litestar.datastructures import State
 from litestar.types import Message, Scope
 
 from admin.audit.audit import Actor, changing
-from admin.body_budget import held_body
-from admin.client_address import client_address
-from admin.database import Connection
-from admin.errors import Stalled
 from admin.http.body import UploadPace, decode_json, held_chunks, released_chunks
 from admin.http.plane import AdminPlane
-from admin.records import ApiKey
+from store.database import Connection
+from store.errors import Stalled
+from store.records import ApiKey
+from web.body_budget import held_body
+from web.client_address import client_address
 
 ADMIN = "admin"
 """Owner of the bytes of admin keys, which have no tenant."""

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from admin.database import Connection
-from admin.errors import Conflict, NotFound
-from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
-from admin.records import ADMIN_SCOPES, ApiKey, hash_key, new_key
+from store.database import Connection
+from store.errors import Conflict, NotFound
+from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
+from store.records import ADMIN_SCOPES, ApiKey, hash_key, new_key
 
 
 class KeyRights(msgspec.Struct, frozen=True):

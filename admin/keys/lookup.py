@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from itertools import islice
 
-from admin.database import Database
 from admin.keys import keys
-from admin.records import ApiKey
+from store.database import Database
+from store.records import ApiKey
 
 LOOKUP_TIMEOUT_S = 2.0
 """Maximum seconds of one query."""

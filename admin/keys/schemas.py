@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from admin.keys.keys import KeyDetails
-from admin.records import ApiKey
 from admin.schemas import shown
+from store.records import ApiKey
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 ModelName = Annotated[

@@ -12,7 +12,7 @@ import msgspec
 
 from adapters.errors import AdapterRejected
 from adapters.format.validator import MAX_CONFIG_BYTES
-from admin.records import BaseModel
+from store.records import BaseModel
 
 AMBIGUOUS, MISMATCH = "adapter.base.ambiguous", "adapter.base.mismatch"
 FIELD = "base_model_name_or_path"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from adapters.manifest import BaseModelShape
-from admin.database import Connection
-from admin.errors import AlreadyExists, Conflict, Invalid, NotFound
-from admin.queries import fetch_all, fetch_one, sql
-from admin.records import BaseModel, Residency
+from store.database import Connection
+from store.errors import AlreadyExists, Conflict, Invalid, NotFound
+from store.queries import fetch_all, fetch_one, sql
+from store.records import BaseModel, Residency
 
 
 async def register_model(

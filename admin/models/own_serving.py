@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from admin.records import GenerationDefaults, ServingData
+from store.records import GenerationDefaults, ServingData
 
 
 class OwnServing(msgspec.Struct, frozen=True):

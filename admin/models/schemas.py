@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from admin.records import BaseModel, ModelState, Residency
 from admin.schemas import EntityName, shown
+from store.records import BaseModel, ModelState, Residency
 
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Length = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]

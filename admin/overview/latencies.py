@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from admin.gateway_load import Latencies
+from store.gateway_load import Latencies
 
 
 class Percentiles(msgspec.Struct, frozen=True):

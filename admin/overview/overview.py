@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from admin.database import Connection
-from admin.gateway_load import GatewayLoad, ModelLoad
 from admin.overview.latencies import merged, percentiles
 from admin.overview.schemas import (
     Held,
@@ -23,8 +21,10 @@ from admin.overview.schemas import (
     Trouble,
     WorkerOverview,
 )
-from admin.queries import sql
 from admin.workers.workers import Worker, WorkerModel, WorkerStatus, list_workers
+from store.database import Connection
+from store.gateway_load import GatewayLoad, ModelLoad
+from store.queries import sql
 
 MAX_WORKERS = 100
 MAX_GATEWAYS = 100

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from admin.database import Connection
-from admin.errors import NotFound
-from admin.queries import fetch_all, fetch_one, sql
-from admin.records import Price
+from store.database import Connection
+from store.errors import NotFound
+from store.queries import fetch_all, fetch_one, sql
+from store.records import Price
 
 
 class PriceDetails(Price, frozen=True, kw_only=True):

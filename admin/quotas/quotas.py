@@ -11,9 +11,9 @@ from datetime import datetime
 import msgspec
 
 from admin.adapters.aliases import check_pins
-from admin.database import Connection
-from admin.queries import from_row, sql
-from admin.records import Quota
+from store.database import Connection
+from store.queries import from_row, sql
+from store.records import Quota
 
 
 class QuotaDetails(Quota, frozen=True, kw_only=True):

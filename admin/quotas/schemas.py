@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from admin.money import PICO, count_dollars, format_dollars
 from admin.quotas.quotas import LimitUse, QuotaDetails
-from admin.records import ServiceClassName
+from store.money import PICO, count_dollars, format_dollars
+from store.records import ServiceClassName
 
 MAX_DOLLARS = 9_000_000
 SPENDS = ("spend_per_day", "spend_per_month")

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from admin.records import Tenant
 from admin.schemas import EntityName, shown
+from store.records import Tenant
 
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

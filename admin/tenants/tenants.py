@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from admin.database import Connection
-from admin.errors import AlreadyExists, NotFound
-from admin.queries import fetch_all, fetch_one, sql
-from admin.records import Tenant, random_base62
+from store.database import Connection
+from store.errors import AlreadyExists, NotFound
+from store.queries import fetch_all, fetch_one, sql
+from store.records import Tenant, random_base62
 
 
 async def create_tenant(

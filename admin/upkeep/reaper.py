@@ -8,9 +8,9 @@ import asyncio
 
 from adapters.store.folder import Store
 from admin.adapters import contents, versions
-from admin.database import EVERYTHING, Database
-from admin.queries import lock_catalog, sql
 from admin.workers import workers
+from store.database import EVERYTHING, Database
+from store.queries import lock_catalog, sql
 
 REAP_INTERVAL_S = 2.0
 PRUNE_INTERVAL_S = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from admin.errors import TooLarge
+from store.errors import TooLarge
 
 BLOCK_BYTES = 1 << 20
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adapters.format.validator import CONFIG_NAME, PICKLE_NAMES
-from admin.errors import Invalid, NotFound, TooLarge
 from admin.uploads.archive import KNOWN_FILES, max_file_bytes
+from store.errors import Invalid, NotFound, TooLarge
 
 CHUNK_BYTES = 4 << 20
 

@@ -14,9 +14,9 @@ from adapters.format.patterns import CPU_S
 from adapters.format.validator import AdapterFiles, Limits, Validated, validate_and_list
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import check_free_space
-from admin.errors import Invalid, TooLarge
 from admin.uploads.archive import ExtractionTarget, extract
 from sandbox.server import serve
+from store.errors import Invalid, TooLarge
 
 NICENESS = 10
 """Tokens that stream go first."""

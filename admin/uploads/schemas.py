@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from admin.adapters.versions import RejectedUpload
-from admin.errors import Invalid
 from admin.schemas import shown
 from admin.uploads.upload import VersionFields
+from store.errors import Invalid
 
 
 class UploadCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

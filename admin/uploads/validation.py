@@ -14,10 +14,10 @@ from adapters.errors import AdapterRejected
 from adapters.format.module_list import write_module_list
 from adapters.format.validator import Validated
 from adapters.manifest import AdapterManifest, BaseModelShape
-from admin.errors import Invalid, TooLarge
 from admin.uploads.sandbox import DiskFailed, Outcome, Refused, Rejected, Upload
 from sandbox.sandboxes import Sandboxes
 from sandbox.task import Bounds, Died
+from store.errors import Invalid, TooLarge
 
 MAX_VALIDATIONS = 2
 BOUNDS = Bounds(memory_bytes=64 << 20, cpu_s=60.0, wall_s=120.0)

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import msgspec
 
-from admin.database import Connection, Database
-from admin.errors import AdminError
-from admin.queries import fetch_all, sql
+from store.database import Connection, Database
+from store.errors import AdminError
+from store.queries import fetch_all, sql
 
 log = logging.getLogger(__name__)
 

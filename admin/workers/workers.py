@@ -11,11 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from admin.database import EVERYTHING, Connection, Database
-from admin.errors import NotFound
-from admin.gateway_load import Latencies
-from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
-from admin.records import ModelState
+from store.database import EVERYTHING, Connection, Database
+from store.errors import NotFound
+from store.gateway_load import Latencies
+from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
+from store.records import ModelState
 
 LOST_S = 5.0
 """Seconds without a report from any gateway after which a worker counts as lost."""

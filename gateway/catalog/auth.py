@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from admin.records import ApiKey, hash_key, parse_key
 from gateway.catalog.catalog import CatalogView
 from gateway.catalog.principal import Principal
 from gateway.exceptions import Forbidden, Unauthenticated
+from store.records import ApiKey, hash_key, parse_key
 
 INCORRECT = "Incorrect API key provided."
 

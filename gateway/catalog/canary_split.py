@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from admin.records import Alias
+from store.records import Alias
 
 
 def pick_version(alias: Alias, subject: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from admin.records import GenerationDefaults
+from store.records import GenerationDefaults
 
 
 class AdapterCard(msgspec.Struct, frozen=True):

@@ -13,8 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from admin.database import AdminError
-from admin.records import (
+from gateway.catalog.canary_split import pick_version
+from gateway.catalog.cards import AdapterCard, ModelCard
+from gateway.catalog.parts import AdapterPart, TenantPart, adapters_of, tenants_of
+from gateway.catalog.principal import Principal
+from gateway.catalog.source import SnapshotSource
+from gateway.exceptions import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
+from gateway.quota_types import FREE, ORDINARY, Limit, Service, Tariff
+from store.database import AdminError
+from store.records import (
     AdapterPlace,
     Alias,
     ApiKey,
@@ -25,13 +32,6 @@ from admin.records import (
     ServingData,
     Tenant,
 )
-from gateway.catalog.canary_split import pick_version
-from gateway.catalog.cards import AdapterCard, ModelCard
-from gateway.catalog.parts import AdapterPart, TenantPart, adapters_of, tenants_of
-from gateway.catalog.principal import Principal
-from gateway.catalog.source import SnapshotSource
-from gateway.exceptions import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
-from gateway.quota_types import FREE, ORDINARY, Limit, Service, Tariff
 from workers.wire.protocol import AdapterRef, DesiredModel, ServiceClass
 
 DEFAULT_ALIAS = "prod"

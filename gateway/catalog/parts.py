@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from admin.records import (
+from gateway.quota_types import Limit, limits_of
+from store.records import (
     AdapterPlace,
     AdapterProof,
     Alias,
@@ -16,7 +17,6 @@ from admin.records import (
     ServedVersion,
     Tenant,
 )
-from gateway.quota_types import Limit, limits_of
 
 
 class TenantPart:

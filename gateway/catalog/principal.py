@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from admin.records import ApiKey, Tenant
+from store.records import ApiKey, Tenant
 
 
 class Principal(msgspec.Struct, frozen=True):

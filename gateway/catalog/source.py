@@ -9,9 +9,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from admin.database import AdminError, Database
-from admin.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, sql
-from admin.records import CatalogSnapshot
+from store.database import AdminError, Database
+from store.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, sql
+from store.records import CatalogSnapshot
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from admin.database import Connection, Database
-from admin.periodic import repeat
-from admin.queries import from_row, sql
-from admin.records import Alias
 from gateway.catalog.catalog import Catalog
 from gateway.dispatch.outcomes import Outcomes, Tally, median_ms
+from store.database import Connection, Database
+from store.periodic import repeat
+from store.queries import from_row, sql
+from store.records import Alias
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from admin.database import Database
-from admin.queries import sql
 from gateway.catalog.catalog import Catalog
 from gateway.dispatch.inflight import InFlightRequests
+from store.database import Database
+from store.queries import sql
 
 INTERVAL_S = 1.0
 

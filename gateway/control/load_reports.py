@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import nlargest
 
-from admin.database import Database
-from admin.gateway_load import GatewayLoad, ModelLoad, TenantLoad
-from admin.queries import sql
 from gateway import telemetry
 from gateway.dispatch.inflight import InFlightRequests
 from gateway.metering.usage import Status
+from store.database import Database
+from store.gateway_load import GatewayLoad, ModelLoad, TenantLoad
+from store.queries import sql
 from telemetry.tallies import Labels, Recent, Totals
 
 MAX_MODELS = 64

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from admin.database import AdminError, Database
-from admin.keys.last_use import KeyUses
-from admin.periodic import repeat
 from gateway.catalog.catalog import Catalog
 from gateway.control.canary_judge import CanaryJudge
 from gateway.control.heartbeat import INTERVAL_S, Heartbeat
@@ -19,6 +16,9 @@ from gateway.dispatch.inflight import InFlightRequests
 from gateway.limits.leases import Leases
 from gateway.metering.usage_loader import UsageLoader
 from gateway.metering.wal import WriteAheadLog
+from store.database import AdminError, Database
+from store.key_uses import KeyUses
+from store.periodic import repeat
 
 LOAD_INTERVAL_S = 2.0
 """Seconds between two load reports."""

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from admin.database import AdminError, Database
-from admin.periodic import repeat
-from admin.queries import from_row, sql
 from gateway.catalog.catalog import Catalog
 from gateway.dispatch.fleet import Fleet
+from store.database import AdminError, Database
+from store.periodic import repeat
+from store.queries import from_row, sql
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import AdapterRef, ErrorCode, ProbeResult
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from admin.database import Database
-from admin.queries import sql
 from gateway.dispatch.fleet import Fleet
+from store.database import Database
+from store.queries import sql
 from workers.wire.protocol import WorkerStatus
 
 REPORTS_TO_REPEAT = 60

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from admin.database import Database
-from admin.queries import sql
 from gateway.catalog.catalog import ResolvedModel
 from gateway.exceptions import TemplateNotApproved, is_our_fault
+from store.database import Database
+from store.queries import sql
 
 STEPS_PER_OCTAVE = 4
 SHORTEST_MS = 0.25

@@ -7,7 +7,6 @@ import time
 
 import msgspec
 
-from admin.records import GenerationDefaults, ServedVersion
 from gateway.catalog.catalog import ResolvedModel
 from gateway.catalog.principal import Principal
 from gateway.dispatch.choice import Choice
@@ -22,6 +21,7 @@ from gateway.quota_types import ORDINARY, Service
 from gateway.text.parsers.parser import IdentityParser, Parser
 from gateway.text.tokenizer import ModelTokenizer, SamplingDefaults
 from gateway.tracing import Untraced
+from store.records import GenerationDefaults, ServedVersion
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from litestar.types import HTTPScope, Message, Scope, Send
 
-from gateway.headers import find_header
 from gateway.http.request import add_request_headers, number_request
+from web.headers import find_header
 
 EXPOSED = b", ".join(
     [

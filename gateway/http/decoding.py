@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
-from admin.choices import list_choices
 from gateway.dialects.history import is_absent
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
+from web.choices import list_choices
 
 MAX_BODY_BYTES = 10 << 20
 MAX_NESTED = 1 << 16

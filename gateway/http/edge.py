@@ -7,14 +7,14 @@ import time
 
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from admin.client_address import client_address
 from gateway.exceptions import ApiError, InvalidRequest, Overloaded, TooManyRequests
-from gateway.http.ambiguous_headers import find_ambiguous_header
-from gateway.http.anonymous import AnonymousLimit
 from gateway.http.error_answers import ErrorAnswer
 from gateway.http.paths import find_ambiguity
 from gateway.http.refusals import Refusals
 from gateway.http.request import add_request_headers
+from web.ambiguous_headers import find_ambiguous_header
+from web.anonymous import AnonymousLimit
+from web.client_address import client_address
 
 PUBLIC = ("/docs", "/schema", "/version")
 """Routes without a key, with those below them. Probes are not included, because they have a fixed

@@ -12,9 +12,9 @@ from litestar.types import Receive, Scope, Send
 from gateway.dialects.messages_errors import OVERLOADED, messages_error
 from gateway.exceptions import code_of, error_body, problem_of, retry_headers
 from gateway.http.guards import CLOSES
-from gateway.http.meant_path import find_meant_path
 from gateway.http.paths import is_of_messages
 from gateway.http.request import IS_OURS, number_request
+from web.meant_path import find_meant_path
 
 MAX_SHOWN = 100
 """Maximum characters of an unknown path that are repeated in the answer."""

@@ -9,13 +9,13 @@ from typing import Any
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from admin.body_budget import held_body
-from admin.client_address import client_address
 from gateway.catalog.auth import authenticate, authorize, check_address, may_be_newer
 from gateway.exceptions import ApiError, Overloaded, Unauthenticated
-from gateway.headers import announced_bytes, find_header
 from gateway.http.services import Gateway
 from gateway.limits.refusal_limit import MAX_DELAY_S
+from web.body_budget import held_body
+from web.client_address import client_address
+from web.headers import announced_bytes, find_header
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]

@@ -9,7 +9,6 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
-from admin.body_budget import held_body
 from gateway.exceptions import error_type, forget_frames
 from gateway.http.cross_origin import CrossOrigin, Headers
 from gateway.http.error_answers import ErrorAnswer
@@ -20,6 +19,7 @@ from gateway.http.request import (
     decoder_of,
     end_charge,
 )
+from web.body_budget import held_body
 
 
 class HotRoute(HTTPRouteHandler):

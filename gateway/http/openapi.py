@@ -22,7 +22,6 @@ from litestar.openapi.spec import (
 )
 from litestar.routes import HTTPRoute
 
-from admin.openapi import Headers, PlaneOperation, components, header, refusal, refused
 from gateway.dialects.messages_errors import OVERLOADED
 from gateway.dialects.messages_fields import MessageAnswer, MessagesErrorBody
 from gateway.dialects.responses_fields import ResponseAnswer
@@ -31,6 +30,7 @@ from gateway.http.guards import INFERENCE, public
 from gateway.http.handlers import HotRoute
 from gateway.http.paths import is_of_messages
 from gateway.http.request import MAX_TIMEOUT_S
+from web.openapi import Headers, PlaneOperation, components, header, refusal, refused
 
 REFUSALS = {
     400: "The request is wrong or asks for what is not supported; `param` names the field.",

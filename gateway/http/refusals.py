@@ -7,10 +7,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from admin.client_address import address_prefix, client_address
 from gateway import telemetry
 from gateway.catalog.principal import Principal
 from gateway.http.error_answers import CODE
+from web.client_address import address_prefix, client_address
 
 INTERVAL_S = 10.0
 """Seconds between two log lines for the same reason and address prefix."""

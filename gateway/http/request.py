@@ -15,15 +15,15 @@ from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Message, Scope
 
-from admin.body_budget import Excess, held_body
 from gateway.catalog.principal import Principal
 from gateway.exceptions import BodyTimeout, InvalidRequest, Overloaded
-from gateway.headers import announced_bytes, find_header
 from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.guards import CHARGE
 from gateway.http.paths import is_of_messages
 from gateway.http.services import Gateway
 from gateway.limits.request_charge import RequestCharge
+from web.body_budget import Excess, held_body
+from web.headers import announced_bytes, find_header
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from functools import partial
 import uvicorn
 from litestar.types import ASGIApp
 
-from admin.body_budget import BodyBudget
-from gateway.http.connections import Connections
 from gateway.http.edge import Draining
 from gateway.http.http_protocol import KEEP_ALIVE_S, Config, HttpProtocol
 from gateway.http.refusals import Refusals
+from web.body_budget import BodyBudget
+from web.connections import Connections
 
 BACKLOG = 2048
 ACCEPTED_AT_ONCE = 8

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from admin.database import Database
-from admin.keys.last_use import KeyUses
 from gateway.catalog.auth import is_valid
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.source import SnapshotSource
@@ -26,6 +24,8 @@ from gateway.metering.wal import WriteAheadLog
 from gateway.telemetry import Standing
 from gateway.text.grammars import Grammars
 from gateway.text.tokenizer import Tokenizers
+from store.database import Database
+from store.key_uses import KeyUses
 from workers.wire.client import WorkerClient
 
 

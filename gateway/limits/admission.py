@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from admin.body_budget import HeldBody
 from gateway.catalog.catalog import CatalogView
 from gateway.catalog.principal import Principal
 from gateway.exceptions import ApiError, QuotaUnavailable
@@ -19,6 +18,7 @@ from gateway.limits.quota import Hold
 from gateway.limits.refusal_limit import RefusalLimit
 from gateway.limits.request_charge import RequestCharge
 from gateway.quota_types import Cost, Kind, Limit, Tariff, leased_bits
+from web.body_budget import HeldBody
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,6 @@ from typing import Protocol
 
 import msgspec
 
-from admin.database import AdminError, Database
-from admin.periodic import repeat
-from admin.queries import sql
 from gateway import telemetry
 from gateway.exceptions import QuotaExceeded, QuotaUnavailable
 from gateway.limits.database_clock import DatabaseClock
@@ -27,6 +24,9 @@ from gateway.limits.lease_book import (
 from gateway.limits.quota import Hold
 from gateway.limits.rate_headers import exceeded, rate_limit_headers
 from gateway.quota_types import BUDGETS, Limit
+from store.database import AdminError, Database
+from store.periodic import repeat
+from store.queries import sql
 
 log = logging.getLogger(__name__)
 

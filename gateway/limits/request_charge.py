@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from admin.body_budget import HeldBody
 from gateway.limits.leases import Leases
 from gateway.limits.quota import Hold
 from gateway.limits.rate_headers import is_shown
 from gateway.limits.refusal_limit import RefusalLimit
 from gateway.quota_types import Kind, Limit
+from web.body_budget import HeldBody
 
 
 class RequestCharge:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from admin.database import Database, Invalid
-from admin.queries import sql
 from gateway.metering.usage import UsageRecord
 from gateway.metering.wal import WriteAheadLog
 from gateway.segments import frame, split_damaged
+from store.database import Database, Invalid
+from store.queries import sql
 
 log = logging.getLogger(__name__)
 

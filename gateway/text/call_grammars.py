@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from admin.records import ToolFormat
 from gateway.generation_request import (
     AllowedTools,
     GenerationRequest,
@@ -25,6 +24,7 @@ from gateway.text.json_schemas import held_schema
 from gateway.text.parsers import llama_json, mistral, pythonic, qwen_xml, thoughts
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4
+from store.records import ToolFormat
 from workers.wire import grammars
 
 HELD: dict[ToolFormat, tuple[str, str, str, str]] = {

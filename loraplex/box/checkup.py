@@ -21,8 +21,6 @@ from typing import Any, Literal, NamedTuple
 
 import httpx
 
-from admin.database import Database
-from admin.errors import AdminError
 from admin.migrate import check_schema
 from loraplex.api import connect
 from loraplex.box.postgres import EmbeddedPostgres, find_binaries
@@ -33,6 +31,8 @@ from loraplex.roles.tls import load_tls
 from loraplex.settings import Settings
 from ops.build import COMPILED, BuildError, find_compiler, find_shipped
 from ops.processor import Processor
+from store.database import Database
+from store.errors import AdminError
 
 MIN_DESCRIPTORS = 4096
 MIN_PYTHON = (3, 11)

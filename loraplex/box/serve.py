@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 
-from admin.database import EVERYTHING, Database
 from admin.models.base_choice import source_of
 from loraplex.api import Api
 from loraplex.box import demo
@@ -54,6 +53,7 @@ from loraplex.roles.worker import worker_config
 from loraplex.running import RunningServer, announced, server_of
 from loraplex.settings import Settings
 from loraplex.tracing import trace_destination
+from store.database import EVERYTHING, Database
 from telemetry.logs import set_up_logging
 from workers.wire.protocol import UNSATISFIABLE
 

@@ -14,18 +14,18 @@ import msgspec
 
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import Store
-from admin.database import EVERYTHING, Connection, Database
-from admin.errors import Invalid, NotFound
 from admin.keys import keys as api_keys
 from admin.migrate import check_schema, migrate
 from admin.models import models
 from admin.quotas import quotas
 from admin.quotas.schemas import TenantLimits, quota_of
-from admin.records import TENANT_SCOPES, hash_key, parse_key
 from admin.tenants import tenants
 from loraplex.errors import AdminKeyExists, BadSettings
 from loraplex.private import make_private, read_private, write_private
 from loraplex.settings import Settings
+from store.database import EVERYTHING, Connection, Database
+from store.errors import Invalid, NotFound
+from store.records import TENANT_SCOPES, hash_key, parse_key
 
 PAGE = 1000
 """Number of admin keys read at a time."""

@@ -10,20 +10,20 @@ import httpx
 from litestar import Litestar, Request, Response, post
 from litestar.handlers import BaseRouteHandler
 
-from admin.body_budget import held_body
-from admin.client_address import client_address
-from admin.errors import AdminError, Forbidden, Overloaded, TooLarge, Unauthenticated
+from admin.adapters.load_routes import to_vllm_response
 from admin.http.body import UploadPace, held_chunks, released_chunks
-from admin.http.controllers.lora_adapters import to_vllm_response
 from admin.http.guards import ADAPTERS_WRITE
 from admin.http.plane import AdminConfig
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from gateway import exceptions
 from gateway.catalog.auth import authenticate, check_address
-from gateway.headers import find_header
 from gateway.http.guards import Connection
 from gateway.http.services import Gateway
 from loraplex.roles.management import LOAD_PATHS
+from store.errors import AdminError, Forbidden, Overloaded, TooLarge, Unauthenticated
+from web.body_budget import held_body
+from web.client_address import client_address
+from web.headers import find_header
 
 CONNECT_S = 5.0
 ANSWER_S = 180.0

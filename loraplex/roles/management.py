@@ -10,15 +10,15 @@ from litestar import Litestar, Request, Response, get
 from litestar.exceptions import NotFoundException
 from litestar.handlers import BaseRouteHandler
 
-from admin.client_address import client_address
 from admin.http.problems import to_response
 from gateway.catalog.auth import authenticate, check_address
-from gateway.headers import find_header
 from gateway.http import error_answers
 from gateway.http.guards import Connection, public
 from gateway.http.services import Gateway
 from loraplex.probe import answer_of
 from loraplex.telemetry import content_type, render_metrics
+from web.client_address import client_address
+from web.headers import find_header
 
 METRICS = "/metrics"
 MAX_PAGE_BYTES = 16 << 20

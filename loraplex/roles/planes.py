@@ -25,8 +25,6 @@ import admin.app
 import gateway.app
 from adapters.store.folder import Store
 from admin.adapters.ephemeral import Retention
-from admin.body_budget import BodyBudget
-from admin.database import EVERYTHING, Database
 from admin.http.plane import AdminConfig, AdminPlane
 from admin.migrate import check_schema
 from gateway.catalog.source import PostgresSource
@@ -49,8 +47,10 @@ from loraplex.roles.waiting import serving_beside, until_there
 from loraplex.settings import Settings
 from loraplex.telemetry import set_up_telemetry, show_certificates
 from loraplex.tracing import trace_destination, tracing_to
+from store.database import EVERYTHING, Database
 from telemetry.garbage_collection import look_for_cycles_less
 from telemetry.logs import set_up_logging
+from web.body_budget import BodyBudget
 from workers.wire.client import WorkerClient
 
 DRAIN_S = 30.0

@@ -9,12 +9,12 @@ from typing import Any
 
 from litestar import Litestar, Response, get
 
-from admin.database import Database
-from admin.errors import AdminError
 from admin.http.problems import to_response
-from admin.queries import catalog_generation
 from gateway.http.guards import public
 from gateway.http.routes.health import get_version, livez
+from store.database import Database
+from store.errors import AdminError
+from store.queries import catalog_generation
 
 FRESH_S = 1.0
 """Seconds for which the database's answer is reused, because probes have no limit."""

@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from admin.database import EVERYTHING, Database
-from admin.errors import AdminError
 from admin.workers import workers
 from loraplex.output import tell
 from loraplex.roles.retrying import retry
+from store.database import EVERYTHING, Database
+from store.errors import AdminError
 
 LEASE_S = 15.0
 RENEWALS = 4

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from admin.errors import DatabaseMisconfigured, DatabaseUnavailable
+from store.errors import DatabaseMisconfigured, DatabaseUnavailable
 
 T = TypeVar("T")
 

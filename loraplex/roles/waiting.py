@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from litestar import Request, Response
 from litestar.types import Message, Scope
 
-from admin.errors import DatabaseUnavailable
 from admin.http import problems
 from gateway.http import server
 from gateway.http.http_protocol import Config
 from loraplex.roles.probes import make_probes
 from loraplex.roles.retrying import retry
+from store.errors import DatabaseUnavailable
 
 T = TypeVar("T")
 

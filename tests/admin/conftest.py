@@ -14,9 +14,9 @@ from litestar import Litestar
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.database import EVERYTHING, Database
 from admin.http.plane import AdminConfig, AdminPlane
 from admin.keys.keys import create_key
+from store.database import EVERYTHING, Database
 from tests.adapters.files import BASE
 from tests.postgres import fresh_database
 from tests.serving import serving

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from admin.database import EVERYTHING, Database
+from store.database import EVERYTHING, Database
 
 
 async def dump(database: Database, *, but: tuple[str, ...] = ()) -> dict[str, list[str]]:

@@ -9,11 +9,11 @@ import msgspec
 from adapters.manifest import AdapterManifest
 from admin.adapters import versions
 from admin.adapters.versions import NewVersion
-from admin.database import EVERYTHING, Connection, Database
 from admin.models import models
-from admin.queries import from_row, sql
-from admin.records import ServingData
 from admin.tenants import tenants
+from store.database import EVERYTHING, Connection, Database
+from store.queries import from_row, sql
+from store.records import ServingData
 from tests.adapters.files import BASE
 
 MANIFEST = AdapterManifest(

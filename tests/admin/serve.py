@@ -13,8 +13,8 @@ from pathlib import Path
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.database import Database
 from admin.http.plane import AdminConfig
+from store.database import Database
 from tests.serving import serving
 
 PEPPER = b"pepper of the tests"

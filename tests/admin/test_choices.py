@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from admin.choices import list_choices
+from web.choices import list_choices
 
 
 class Color(Enum):

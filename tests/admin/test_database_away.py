@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from admin.database import Database
 from admin.keys.keys import create_key
-from admin.records import new_key
 from loraplex.roles.planes import ADMIN_ACQUIRE_S
+from store.database import Database
+from store.records import new_key
 from tests.admin.serve import PEPPER, served
 from tests.proxy import PostgresProxy, Way, everything
 

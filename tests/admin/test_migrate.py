@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from admin.database import EVERYTHING, Connection, Database
-from admin.errors import AdminError, DatabaseUnavailable, MigrationError
 from admin.migrate import Migration, check_schema, load_migrations, migrate
 from admin.tenants import tenants
 from loraplex.roles.bootstrap import migrate_database
+from store.database import EVERYTHING, Connection, Database
+from store.errors import AdminError, DatabaseUnavailable, MigrationError
 from tests.postgres import SETTINGS, fresh_database, own_server, server
 from tests.stack import ROOT
 from tools.schema import FILE, dump, schema
@@ -27,7 +27,7 @@ TABLES = (
 
 ONE_OF_FIVE = """
 import asyncio, sys
-from admin.database import Database
+from store.database import Database
 from admin.migrate import Migration, load_migrations, migrate
 
 async def main(dsn):

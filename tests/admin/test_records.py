@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.records import BASE62, ApiKey, hash_key, new_key, parse_key
+from store.records import BASE62, ApiKey, hash_key, new_key, parse_key
 
 POSITIONS = st.integers(0, 65)
 

@@ -18,11 +18,11 @@ from openai import AsyncOpenAI
 from adapters.format.validator import AdapterFiles, validate
 from admin.adapters import versions
 from admin.adapters.versions import NewVersion
-from admin.database import EVERYTHING, Database
 from admin.keys import keys
 from admin.models import models
-from admin.records import TENANT_SCOPES
 from admin.tenants import tenants
+from store.database import EVERYTHING, Database
+from store.records import TENANT_SCOPES
 from tests.e2e.fleet import WORKER, House, WorkerProcess
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME
 from tests.gateway.live import eventually

@@ -16,13 +16,13 @@ import msgspec
 from openai import AsyncOpenAI
 
 from adapters.store.folder import LocalStore
-from admin.records import Alias, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.routing import Work
 from gateway.http.services import Gateway
 from gateway.tracing import Tracing
+from store.records import Alias, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from tests.doubles import make_model, write_adapter
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME, Tiny
 from tests.gateway.live import eventually

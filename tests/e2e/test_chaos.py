@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from admin.database import EVERYTHING, Database
 from admin.quotas.quotas import QuotaDetails, set_quota
+from store.database import EVERYTHING, Database
 from tests.e2e.chaos_checker import RECOVERY_S, broken_promises
 from tests.e2e.chaos_faults import Faults
 from tests.e2e.chaos_log import (

@@ -21,9 +21,9 @@ import asyncpg
 import httpx
 import pytest
 
-from admin.records import new_key
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.private import socket_folder
+from store.records import new_key
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.s3 import BUCKET, s3_server

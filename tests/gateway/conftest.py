@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from admin.database import EVERYTHING, Database
+from store.database import EVERYTHING, Database
 from tests.gateway.live import Live
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.service import Service, make_store

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from admin.errors import DatabaseUnavailable
 from gateway.limits.lease_book import LeaseRecall, LeaseRequest, LeaseResponse
 from gateway.limits.quota import Key
 from gateway.quota_types import Kind, Span
+from store.errors import DatabaseUnavailable
 
 GONE = ""
 """Holder of what gateways that are gone held of minutes."""

@@ -12,15 +12,14 @@ from typing import Any
 import asyncpg
 import httpx
 
-from admin.body_budget import BodyBudget
-from admin.database import Database
 from admin.keys import keys
-from admin.records import TENANT_SCOPES
 from gateway.app import create_app
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig
 from gateway.http.services import Gateway
 from gateway.tracing import Tracing
+from store.database import Database
+from store.records import TENANT_SCOPES
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import make_ready, make_tenant
 from tests.doubles import make_tokenizer
@@ -29,6 +28,7 @@ from tests.gateway.process import GatewayProcess, Options
 from tests.postgres import server
 from tests.serving import serving
 from tests.stub_worker import Reply, Script, StubWorker
+from web.body_budget import BodyBudget
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import Generate
 from workers.wire.transport.base import Security

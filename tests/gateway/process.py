@@ -12,11 +12,11 @@ import httpx
 import msgspec
 import uvloop
 
-from admin.database import EVERYTHING, Database
 from gateway.app import create_app
 from gateway.catalog.source import POLL_INTERVAL_S, PostgresSource
 from gateway.config import GatewayConfig
 from gateway.http.server import bind, make_server
+from store.database import EVERYTHING, Database
 from tests.gateway.pepper import PEPPER
 from tests.server_process import ServerProcess
 from tests.stack import free_port

@@ -16,7 +16,11 @@ import uvicorn
 import uvloop
 
 from adapters.manifest import BaseModelShape
-from admin.records import (
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from gateway.http.server import bind, make_server
+from gateway.http.services import Gateway
+from store.records import (
     Alias,
     ApiKey,
     BaseModel,
@@ -26,10 +30,6 @@ from admin.records import (
     hash_key,
     new_key,
 )
-from gateway.app import create_app
-from gateway.config import GatewayConfig
-from gateway.http.server import bind, make_server
-from gateway.http.services import Gateway
 from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.pepper import PEPPER
 from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker

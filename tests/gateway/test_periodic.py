@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from admin.periodic import repeat
-from admin.records import CatalogSnapshot
 from gateway.catalog.catalog import CatalogView
 from gateway.dispatch.worker_discovery import WorkerDiscovery
+from store.periodic import repeat
+from store.records import CatalogSnapshot
 from workers.wire.client import WorkerClient
 
 Work = tuple[Coroutine[Any, Any, None], Callable[[], None]]

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from admin.records import Quota
 from gateway.quota_types import Kind, Limit, Span, leased_bits, limits_of, window
+from store.records import Quota
 
 
 def moment(text: str) -> float:

@@ -11,7 +11,6 @@ import msgspec
 from litestar.params import JSONBody
 from litestar.types import ASGIApp
 
-from admin.client_address import client_address
 from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
@@ -37,6 +36,7 @@ from gateway.quota_types import Service
 from gateway.text.call_grammars import HeldGrammar, rules_of
 from gateway.text.grammars import GrammarUser
 from gateway.text.tokenizer import ModelTokenizer
+from web.client_address import client_address
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import ModelInfo, SamplingParams
 

@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from litestar import Response, get, head
 from litestar.openapi import ResponseSpec
 
-from admin.openapi import refused
 from gateway.http.guards import public
 from gateway.http.request import GatewayRequest
+from web.openapi import refused
 
 
 @get("/livez", guards=[public])

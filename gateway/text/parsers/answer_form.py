@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from admin.records import ToolFormat
 from gateway.generation_request import Tool
 from gateway.text.parsers import gemma, hermes, llama_json, mistral, pythonic, thoughts
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaParser
@@ -22,6 +21,7 @@ from gateway.text.parsers.parser import (
 from gateway.text.parsers.pythonic import PythonicParser
 from gateway.text.parsers.qwen_xml import QwenXmlParser
 from gateway.text.parsers.thoughts import ThoughtParser
+from store.records import ToolFormat
 
 FINGERPRINTS: tuple[tuple[str, ToolFormat], ...] = (
     ("<function=", "qwen_xml"),

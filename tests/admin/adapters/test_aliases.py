@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from admin.adapters import aliases
-from admin.database import Database
-from admin.errors import AdminError, Conflict, Invalid, NotFound
-from admin.queries import load_catalog
-from admin.records import CanaryPolicy
+from store.database import Database
+from store.errors import AdminError, Conflict, Invalid, NotFound
+from store.queries import load_catalog
+from store.records import CanaryPolicy
 from tests.admin.conftest import Plane
 from tests.admin.http.test_routes import problem
 from tests.admin.lifecycle import MANIFEST, add, make_ready, make_tenant, prove_all

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from admin.adapters import contents, versions
-from admin.database import EVERYTHING, Database
-from admin.errors import AlreadyExists, DatabaseUnavailable, Invalid
 from admin.keys import keys
 from admin.models import models
-from admin.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, load_queries, sql
-from admin.records import TENANT_SCOPES, GenerationDefaults, ServingData, hash_key
 from admin.tenants import tenants
+from store.database import EVERYTHING, Database
+from store.errors import AlreadyExists, DatabaseUnavailable, Invalid
+from store.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, load_queries, sql
+from store.records import TENANT_SCOPES, GenerationDefaults, ServingData, hash_key
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import add, make_ready, make_tenant, prove_all
 from tests.proxy import PostgresProxy, Way, everything

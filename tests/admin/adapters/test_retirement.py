@@ -10,12 +10,12 @@ import pytest
 from adapters.store.folder import Kind, LocalStore, StoreUnavailable
 from admin.adapters import contents, retirement
 from admin.app import create_app
-from admin.database import Database
-from admin.errors import Conflict, NotFound
 from admin.http.plane import AdminConfig
 from admin.keys.keys import create_key
-from admin.queries import catalog_generation, load_catalog
 from admin.upkeep.reaper import Reaper
+from store.database import Database
+from store.errors import Conflict, NotFound
+from store.queries import catalog_generation, load_catalog
 from tests.adapters.files import BASE, write_adapter
 from tests.admin.conftest import PEPPER, Plane, write_model
 from tests.admin.http.test_routes import problem

@@ -11,9 +11,9 @@ import pytest
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.database import Connection, Database
 from admin.http.plane import AdminConfig
-from admin.queries import catalog_generation, load_catalog
+from store.database import Connection, Database
+from store.queries import catalog_generation, load_catalog
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import PEPPER, Plane
 from tests.admin.http.test_routes import problem

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from admin.adapters import aliases, versions
-from admin.database import Database
-from admin.errors import Invalid, NotFound
-from admin.queries import catalog_generation, load_catalog, sql
-from admin.records import AdapterState, ServingData
+from store.database import Database
+from store.errors import Invalid, NotFound
+from store.queries import catalog_generation, load_catalog, sql
+from store.records import AdapterState, ServingData
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import (
     FINGERPRINT,

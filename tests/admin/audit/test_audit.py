@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from admin.audit import audit
 from admin.audit.audit import AuditEntry, Verification
-from admin.database import Connection, Database
-from admin.errors import AdminError, Invalid
 from admin.keys import keys
-from admin.queries import sql
 from admin.tenants import tenants
+from store.database import Connection, Database
+from store.errors import AdminError, Invalid
+from store.queries import sql
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import PEPPER, Plane, write_model
 from tests.admin.keys.test_keys import routes

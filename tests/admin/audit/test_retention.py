@@ -7,9 +7,9 @@ import pytest
 
 from admin.audit import audit
 from admin.audit.retention import prune_old
-from admin.database import Connection, Database
-from admin.errors import AdminError
 from admin.tenants import tenants
+from store.database import Connection, Database
+from store.errors import AdminError
 from tests.admin.audit.test_audit import entries, unlocked, verified
 from tests.admin.conftest import PEPPER, Plane
 

@@ -14,10 +14,10 @@ import pytest
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
-from admin.database import EVERYTHING
-from admin.http.controllers.lora_adapters import LoadLoraAdapter
+from admin.adapters.load_routes import LoadLoraAdapter
 from admin.http.parameters import parameters
-from admin.records import TENANT_SCOPES
+from store.database import EVERYTHING
+from store.records import TENANT_SCOPES
 from tests.admin.conftest import Plane
 from tests.admin.dump import dump
 from tests.admin.http.test_fuzz import make_app

@@ -24,10 +24,10 @@ from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi import checks
 
 from admin.app import create_app
-from admin.database import EVERYTHING, Database
 from admin.http.plane import AdminConfig
 from admin.keys.keys import create_key
-from admin.records import TENANT_SCOPES
+from store.database import EVERYTHING, Database
+from store.records import TENANT_SCOPES
 from tests.admin.conftest import PEPPER, write_model
 from tests.admin.dump import dump
 from tests.admin.lifecycle import make_ready, report_worker

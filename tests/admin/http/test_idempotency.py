@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from admin import idempotency
-from admin.database import EVERYTHING, Database
 from admin.keys.keys import create_key
+from store.database import EVERYTHING, Database
 from tests.admin.conftest import PEPPER, Plane, write_model
 from tests.admin.dump import dump
 from tests.admin.http.test_routes import problem

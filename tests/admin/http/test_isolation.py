@@ -15,14 +15,14 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from admin import queries
 from admin.adapters import versions
 from admin.adapters.retirement import retire_version
-from admin.database import APP_ROLE, EVERYTHING, NOTHING, Connection, Database
-from admin.errors import AdminError, DatabaseUnavailable
 from admin.keys import keys
 from admin.migrate import load_migrations
-from admin.queries import sql
+from store import queries
+from store.database import APP_ROLE, EVERYTHING, NOTHING, Connection, Database
+from store.errors import AdminError, DatabaseUnavailable
+from store.queries import sql
 from tests.admin.audit.test_audit import verified
 from tests.admin.conftest import PEPPER, Plane
 from tests.admin.lifecycle import add, make_ready, make_tenant, report

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.database import EVERYTHING
-from admin.keys.last_use import KeyUses
+from store.database import EVERYTHING
+from store.key_uses import KeyUses
 from tests.admin.conftest import Plane
 from tests.admin.http.test_routes import problem
 from tests.admin.lifecycle import make_ready

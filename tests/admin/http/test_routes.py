@@ -11,8 +11,8 @@ from litestar.handlers import HTTPRouteHandler
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.database import Database
 from admin.http.plane import AdminConfig
+from store.database import Database
 from tests.admin.conftest import PEPPER, Plane, write_model
 
 

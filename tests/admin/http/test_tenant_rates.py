@@ -10,13 +10,13 @@ import pytest
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.database import Database
-from admin.errors import RateExceeded
 from admin.http.plane import AdminConfig
 from admin.http.tenant_rates import BURST_MINUTES, READS_PER_WRITE, TenantRates
 from admin.keys.keys import ADMIN_SCOPES, create_key
-from admin.records import TENANT_SCOPES
 from admin.tenants.tenants import create_tenant
+from store.database import Database
+from store.errors import RateExceeded
+from store.records import TENANT_SCOPES
 from tests.admin.audit.test_audit import entries
 from tests.admin.conftest import PEPPER
 from tests.admin.lifecycle import make_ready, make_tenant

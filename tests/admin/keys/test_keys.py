@@ -13,14 +13,14 @@ from litestar.routes import HTTPRoute
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.database import Database
 from admin.http.plane import AdminConfig
 from admin.keys.keys import create_key
-from admin.keys.last_use import KeyUses
 from admin.keys.lookup import KeyLookup
-from admin.queries import sql
-from admin.records import TENANT_SCOPES, Tenant
 from admin.tenants.tenants import create_tenant, delete_tenant
+from store.database import Database
+from store.key_uses import KeyUses
+from store.queries import sql
+from store.records import TENANT_SCOPES, Tenant
 from tests.admin.conftest import PEPPER, Plane
 from tests.admin.http.test_routes import problem
 

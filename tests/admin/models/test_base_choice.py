@@ -12,7 +12,7 @@ import pytest
 
 from adapters.format.validator import CONFIG_NAME
 from admin.models.base_choice import quantisation_warning, read_trained_on, source_of
-from admin.records import BaseModel
+from store.records import BaseModel
 from tests.adapters.files import BASE, write_adapter
 from tests.admin.conftest import Plane, write_model
 from tests.admin.http.test_routes import problem

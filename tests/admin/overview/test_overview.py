@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from admin.gateway_load import Latencies
 from admin.overview.latencies import merged, percentiles
-from admin.queries import sql
+from store.gateway_load import Latencies
+from store.queries import sql
 from tests.admin.conftest import Plane
 from tests.admin.http.test_routes import problem
 from tests.admin.lifecycle import report, report_worker

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from admin.queries import catalog_generation, load_catalog
-from admin.records import Price
+from store.queries import catalog_generation, load_catalog
+from store.records import Price
 from tests.admin.audit.test_audit import entries
 from tests.admin.conftest import Plane, write_model
 from tests.admin.http.test_routes import problem

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from admin.database import Connection
-from admin.queries import catalog_generation, load_catalog, sql
+from store.database import Connection
+from store.queries import catalog_generation, load_catalog, sql
 from tests.adapters.files import write_adapter
 from tests.admin.audit.test_audit import entries
 from tests.admin.conftest import Plane

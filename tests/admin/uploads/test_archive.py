@@ -13,9 +13,9 @@ import pytest
 
 from adapters.errors import AdapterRejected
 from adapters.format.validator import CONFIG_NAME, MAX_CONFIG_BYTES, PICKLE_NAMES, WEIGHTS_NAME
-from admin.errors import Invalid, TooLarge
 from admin.uploads.archive import CHUNK_BYTES, ExtractionTarget, extract
 from admin.uploads.validation import Validation
+from store.errors import Invalid, TooLarge
 from tests.adapters.files import BASE
 
 MAX_BYTES = 4 << 20

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from adapters.format.validator import WEIGHTS_NAME
-from admin.database import Database
 from admin.keys.keys import create_key
+from store.database import Database
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import PEPPER, write_model
 from tests.admin.http.test_routes import problem

@@ -16,8 +16,8 @@ from litestar import Litestar
 
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from admin.adapters.ephemeral import Retention
-from admin.errors import Invalid
 from admin.uploads.opened_folders import OpenedFolders
+from store.errors import Invalid
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import MAX_UPLOAD_BYTES, Plane
 from tests.admin.http.test_routes import problem

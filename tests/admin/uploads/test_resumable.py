@@ -18,9 +18,9 @@ import pytest
 
 from adapters.format.validator import CONFIG_NAME, AdapterFiles, content_digest
 from adapters.store.folder import LocalStore
-from admin.database import Database
 from admin.keys.keys import create_key
 from admin.uploads.resumable import MAX_OPEN
+from store.database import Database
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import MAX_UPLOAD_BYTES, PEPPER, Plane, write_model
 from tests.admin.http.test_routes import problem

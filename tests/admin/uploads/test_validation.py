@@ -21,8 +21,8 @@ from adapters.errors import AdapterRejected
 from adapters.format.module_list import read_module_list
 from adapters.format.validator import AdapterFiles, validate, validate_and_list
 from adapters.manifest import BaseModelShape
-from admin.errors import Invalid, TooLarge
 from admin.uploads.validation import BOUNDS, MAX_VALIDATIONS, Validation
+from store.errors import Invalid, TooLarge
 from tests.adapters.files import BASE, CONFIG, encode, tensor_name, write, write_adapter
 from tests.adapters.format.test_malformed import CONFIGS, GOOD, WEIGHTS
 from tests.stack import ROOT

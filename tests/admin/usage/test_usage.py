@@ -20,9 +20,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from admin.database import EVERYTHING, Database
-from admin.queries import sql
 from admin.usage.usage import Cursor, UsageQuestion, Width, report
+from store.database import EVERYTHING, Database
+from store.queries import sql
 from tests.admin.conftest import Plane
 from tests.scale import scaled
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from adapters.store.folder import LocalStore
-from admin.database import EVERYTHING, Database
-from admin.queries import catalog_generation, load_catalog, sql
 from admin.upkeep.reaper import Reaper
 from admin.workers.workers import FORGOTTEN_S, LOST_S, leave, register_worker
+from store.database import EVERYTHING, Database
+from store.queries import catalog_generation, load_catalog, sql
 from tests.admin.audit.test_audit import entries
 from tests.admin.conftest import Plane
 from tests.admin.http.test_routes import problem

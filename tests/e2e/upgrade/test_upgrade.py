@@ -17,9 +17,9 @@ from typing import Any
 import openai
 import pytest
 
-from admin.database import Database
 from admin.migrate import load_migrations, migrate
 from loraplex.box.postgres import find_binaries
+from store.database import Database
 from tests.e2e import demo
 from tests.postgres import fresh_database
 from tests.stack import Stack, running

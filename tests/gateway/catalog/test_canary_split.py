@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.records import Alias, Tenant
 from gateway.catalog.canary_split import pick_version
 from gateway.catalog.catalog import CatalogView
+from store.records import Alias, Tenant
 from tests.gateway.service import snapshot
 
 ACME = Tenant(id="ten_acme", name="acme")

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from admin.adapters import aliases, retirement, versions
-from admin.database import EVERYTHING, Connection, Database
-from admin.errors import AdminError
 from admin.keys import keys
 from admin.models import models
 from admin.prices import prices
-from admin.queries import load_catalog
 from admin.quotas import quotas
 from admin.quotas.quotas import QuotaDetails
-from admin.records import TENANT_SCOPES, Changed, Price, Residency, ServingData
 from admin.tenants import tenants
 from gateway.catalog.catalog import CatalogView
 from gateway.exceptions import ModelNotFound
+from store.database import EVERYTHING, Connection, Database
+from store.errors import AdminError
+from store.queries import load_catalog
+from store.records import TENANT_SCOPES, Changed, Price, Residency, ServingData
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.pepper import PEPPER

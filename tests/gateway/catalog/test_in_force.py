@@ -13,9 +13,9 @@ import pytest
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.database import Database
 from admin.http.plane import AdminConfig
 from admin.keys.keys import create_key
+from store.database import Database
 from tests.adapters.files import write_adapter
 from tests.gateway.live import Live, Served, eventually
 from tests.gateway.pepper import PEPPER

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from admin.records import Tenant
 from gateway.catalog.catalog import Catalog, CatalogView
 from gateway.exceptions import ModelNotFound
+from store.records import Tenant
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import THEN, FedSource, Service, snapshot

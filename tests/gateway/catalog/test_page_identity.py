@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
-from admin.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from gateway.catalog.catalog import CatalogView
 from gateway.catalog.principal import Principal
 from gateway.dispatch.prompts import make_prompt
 from gateway.dispatch.sequences import Call, _generate, work_of
 from gateway.generation_request import GenerationRequest
 from memory.page_key import PAGE_TOKENS
+from store.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from tests.adapters.files import BASE
 from workers.scheduling.sequence import Sequence
 from workers.wire.prefix_index import KEY_BYTES

@@ -13,17 +13,17 @@ import pytest
 
 from adapters.manifest import BaseModelShape
 from admin.adapters import aliases
-from admin.database import EVERYTHING, Database
-from admin.errors import DatabaseUnavailable
 from admin.keys import keys
 from admin.models import models
-from admin.records import TENANT_SCOPES, CatalogSnapshot, Tenant
 from admin.tenants import tenants
 from gateway.catalog.auth import authenticate, authorize
 from gateway.catalog.catalog import Catalog, CatalogView
 from gateway.catalog.source import LOAD_INTERVAL_S, PostgresSource
 from gateway.exceptions import Unauthenticated
 from loraplex.roles.bootstrap import migrate_database
+from store.database import EVERYTHING, Database
+from store.errors import DatabaseUnavailable
+from store.records import TENANT_SCOPES, CatalogSnapshot, Tenant
 from tests.doubles import SIZES
 from tests.gateway.live import Live
 from tests.gateway.pepper import PEPPER

@@ -16,9 +16,9 @@ import pytest
 
 from admin.keys import keys
 from admin.keys.keys import KeyRights
-from admin.records import TENANT_SCOPES
 from admin.tenants import tenants
 from gateway.catalog.source import POLL_INTERVAL_S
+from store.records import TENANT_SCOPES
 from tests.gateway.live import WAIT_S, Live, eventually
 from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess

@@ -11,12 +11,12 @@ import msgspec
 import openai
 import pytest
 
-from admin.records import CatalogSnapshot, GenerationDefaults, ServingData
 from gateway.dispatch.sequences import sampling_params
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.text.chat_template import CompiledTemplates
 from gateway.text.tokenizer import SamplingDefaults
+from store.records import CatalogSnapshot, GenerationDefaults, ServingData
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service, snapshot
 

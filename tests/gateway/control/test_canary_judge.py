@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.adapters import aliases
-from admin.database import EVERYTHING, Database
-from admin.queries import sql
-from admin.records import Alias, CanaryPolicy
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.source import PostgresSource
 from gateway.control.canary_judge import CanaryJudge, judge
 from gateway.dispatch.outcomes import NUM_STEPS, Outcomes, Tally, median_ms, ttft_step
+from store.database import EVERYTHING, Database
+from store.queries import sql
+from store.records import Alias, CanaryPolicy
 from tests.gateway.live import Live, Served, answer, eventually
 from tests.stub_worker import Reply
 from workers.wire.protocol import ErrorCode, Generate

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from admin.database import EVERYTHING, Database
 from gateway.control import verification
+from store.database import EVERYTHING, Database
 from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.live import Live, eventually
 from tests.proxy import PostgresProxy

@@ -10,11 +10,11 @@ import httpx
 import msgspec
 import pytest
 
-from admin.records import Alias
 from gateway.dialects.chat_completions import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.messages_fields import MessagesRequest
 from gateway.dialects.responses_fields import ResponsesRequest
+from store.records import Alias
 from tests.gateway.dialects import test_usage_and_limits
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service, snapshot

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.database import EVERYTHING, Database
 from admin.keys import keys
-from admin.records import TENANT_SCOPES, new_key
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.roles.bootstrap import migrate_database
+from store.database import EVERYTHING, Database
+from store.records import TENANT_SCOPES, new_key
 from tests.gateway.live import Live, eventually
 from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess

@@ -11,9 +11,9 @@ import msgspec
 import openai
 import pytest
 
-from admin.records import AdapterProof, CatalogSnapshot
 from gateway.dispatch.routing import Work
 from gateway.exceptions import NoWorker
+from store.records import AdapterProof, CatalogSnapshot
 from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
 from tests.gateway.scripts import endless
 from tests.gateway.service import Service, snapshot

@@ -7,9 +7,9 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import Any
 
-from admin.database import Database
-from admin.queries import sql
 from admin.workers.workers import leave, register_worker
+from store.database import Database
+from store.queries import sql
 from tests.adapters.files import BASE
 from tests.gateway.conftest import REPORT_INTERVAL_S
 from tests.gateway.live import Live, Served, answer, eventually

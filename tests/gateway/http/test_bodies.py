@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from admin.body_budget import GRACE_S, MIN_BYTES_PER_S, BodyBudget, HeldBody
 from gateway.text.long_texts import LONG, LongTexts
 from gateway.text.tokenizer import MANY_MESSAGES
 from tests.gateway.live import Live, Served, eventually
+from web.body_budget import GRACE_S, MIN_BYTES_PER_S, BodyBudget, HeldBody
 
 TENANT_BYTES = 1 << 20
 BUDGET = 8 * TENANT_BYTES

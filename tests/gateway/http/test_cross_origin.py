@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.http.anonymous import ALL_BURST
 from loraplex.errors import BadSettings
 from loraplex.settings import load_settings
 from tests.gateway.scripts import say
 from tests.gateway.service import Service
+from web.anonymous import ALL_BURST
 
 APP, OTHER = "https://app.example.com", "https://evil.example.com"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

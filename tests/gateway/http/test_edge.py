@@ -13,18 +13,18 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from gateway.http.anonymous import (
+from gateway.http.paths import find_ambiguity
+from gateway.http.refusals import MAX_SERIES, Refusals
+from loraplex.roles.management import public_app
+from tests.gateway.service import Service
+from tests.serving import serving
+from web.anonymous import (
     ADDRESS_BURST,
     ALL_BURST,
     ALL_PER_S,
     MAX_ADDRESSES,
     AnonymousLimit,
 )
-from gateway.http.paths import find_ambiguity
-from gateway.http.refusals import MAX_SERIES, Refusals
-from loraplex.roles.management import public_app
-from tests.gateway.service import Service
-from tests.serving import serving
 
 PLAIN = [
     "/",

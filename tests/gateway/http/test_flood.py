@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from admin.records import new_key
+from store.records import new_key
 from tests.gateway.live import Live
 from tests.proxy import PostgresProxy
 from tests.scale import scaled

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from admin.records import BASE62, ApiKey, CatalogSnapshot, hash_key, new_key
 from gateway.catalog.auth import INCORRECT, authenticate
 from gateway.catalog.catalog import CatalogView
 from gateway.exceptions import Unauthenticated
+from store.records import BASE62, ApiKey, CatalogSnapshot, hash_key, new_key
 from tests.gateway.pepper import PEPPER
 from tests.scale import IS_FULL
 

@@ -16,10 +16,10 @@ import uvloop
 from litestar import Litestar
 from litestar.types import ASGIApp
 
-from admin.database import translated_errors
-from admin.errors import DatabaseUnavailable
 from gateway.http.http_protocol import connection_lost
 from gateway.http.server import bind, make_server
+from store.database import translated_errors
+from store.errors import DatabaseUnavailable
 from tests.serving import serving
 
 

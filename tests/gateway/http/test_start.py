@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 
-from admin.records import CatalogSnapshot
 from gateway.app import START_WAIT_S, create_app
 from gateway.config import GatewayConfig
+from store.records import CatalogSnapshot
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import FedSource, Keys, snapshot
 from tests.serving import serving

@@ -8,12 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from admin.records import Price
 from gateway.exceptions import QuotaExceeded
 from gateway.limits.admission import AT_ONCE, Reservation, Usage
 from gateway.limits.leases import Leases
 from gateway.limits.quota import Hold
 from gateway.quota_types import Kind, Limit, Tariff
+from store.records import Price
 from tests.gateway.lease_renewals import LeaseModel, Wire
 from tests.gateway.live import eventually
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.records import ApiKey, ServedVersion, Tenant
 from gateway.catalog.catalog import CatalogView
 from gateway.catalog.principal import Principal
 from gateway.dialects.completions import CompletionRequest, Completions
@@ -24,6 +23,7 @@ from gateway.http.routes.tokens import MAX_TEXT_BYTES, MIN_COUNTED
 from gateway.limits.bounds import MAX_DEPTH, MAX_REQUEST_TOKENS, check_nested
 from gateway.text.long_texts import LongTexts
 from gateway.text.tokenizer import ModelTokenizer
+from store.records import ApiKey, ServedVersion, Tenant
 from tests.doubles import make_tokenizer
 from tests.gateway.scripted import MAX_MODEL_LEN
 from tests.gateway.scripts import say

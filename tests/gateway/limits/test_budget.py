@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.database import EVERYTHING, Database
 from gateway.limits.leases import REFUSED_S
+from store.database import EVERYTHING, Database
 from tests.gateway.live import Live, eventually
 from tests.postgres import fresh_database
 from tests.scale import IS_FULL, scaled

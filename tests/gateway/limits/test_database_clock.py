@@ -13,8 +13,8 @@ import pytest
 
 from admin.keys import keys
 from admin.keys.keys import KeyRights
-from admin.records import TENANT_SCOPES
 from gateway.limits.database_clock import DatabaseClock
+from store.records import TENANT_SCOPES
 from tests.gateway.limits.test_quotas import limited
 from tests.gateway.live import Live, Served, eventually
 from tests.gateway.metering.test_usage import rows

@@ -9,7 +9,7 @@ import pytest
 
 from admin.keys import keys
 from admin.keys.keys import KeyRights
-from admin.records import TENANT_SCOPES, new_key
+from store.records import TENANT_SCOPES, new_key
 from tests.gateway.live import Live, Served, eventually
 from tests.gateway.pepper import PEPPER
 

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from admin.database import EVERYTHING, Database
-from admin.queries import sql
 from admin.tenants.tenants import delete_tenant, find_tenant
 from gateway.limits.admission import AT_ONCE, Reservation, Usage
 from gateway.limits.lease_book import LeaseRecall, LeaseRequest
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
 from gateway.limits.quota import IDLE_S
 from gateway.quota_types import Kind, Limit, Span, Tariff, window
+from store.database import EVERYTHING, Database
+from store.queries import sql
 from tests.admin.usage.test_usage import load, row
 from tests.gateway.lease_renewals import LeaseModel
 from tests.gateway.live import WAIT_S, Live, eventually

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from admin.errors import DatabaseUnavailable
 from gateway import telemetry
 from gateway.exceptions import QuotaExceeded, QuotaUnavailable
 from gateway.limits.lease_book import AHEAD_S, LeaseRequest, LeaseResponse
 from gateway.limits.leases import REFUSED_S, SWEEP_INTERVAL_S, Leases
 from gateway.limits.quota import Hold
 from gateway.quota_types import Kind, Limit
+from store.errors import DatabaseUnavailable
 from tests.gateway.lease_renewals import LeaseModel, Wire
 from tests.gateway.live import eventually
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from admin.keys import keys
-from admin.records import TENANT_SCOPES
+from store.records import TENANT_SCOPES
 from tests.adapters.files import BASE
 from tests.gateway.live import Live, Served, answer, eventually
 from tests.gateway.pepper import PEPPER

@@ -14,9 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.body_budget import BodyBudget
 from admin.keys import keys
-from admin.records import TENANT_SCOPES
 from gateway.exceptions import TooManyRefusals
 from gateway.http import guards
 from gateway.limits.refusal_limit import (
@@ -30,6 +28,7 @@ from gateway.limits.refusal_limit import (
     UNREAD_PER_S,
     RefusalLimit,
 )
+from store.records import TENANT_SCOPES
 from tests.admin.lifecycle import make_tenant
 from tests.gateway.http.test_bodies import posting
 from tests.gateway.limits.test_quotas import limited
@@ -37,6 +36,7 @@ from tests.gateway.limits.test_request_charge import CALLS, ON_WORKER, call
 from tests.gateway.live import Live, Served, eventually
 from tests.gateway.pepper import PEPPER
 from tests.stub_worker import Reply
+from web.body_budget import BodyBudget
 from workers.wire.protocol import ErrorCode
 
 MANY = 5

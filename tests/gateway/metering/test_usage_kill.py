@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.database import EVERYTHING, Database
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.roles.bootstrap import migrate_database
+from store.database import EVERYTHING, Database
 from tests.gateway.live import Live
 from tests.postgres import own_server
 from tests.scale import scaled

@@ -9,9 +9,9 @@ from contextlib import suppress
 import httpx
 
 from admin.keys import keys
-from admin.records import TENANT_SCOPES
 from gateway.http.routes.tokens import MIN_COUNTED
 from gateway.text.long_texts import LONG, LongTexts
+from store.records import TENANT_SCOPES
 from tests.admin.lifecycle import make_tenant
 from tests.gateway.live import Live, Served, eventually
 from tests.gateway.pepper import PEPPER

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admin.records import ToolFormat
 from gateway.generation_request import Tool
 from gateway.text.parsers.answer_form import AnswerForm, form_of
 from gateway.text.parsers.parser import IdentityParser, Parser, Part, Reasoning, Text, ToolCall
+from store.records import ToolFormat
 
 TOOLS = [
     Tool(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admin.records import ToolFormat
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall, join_parts
 from gateway.text.parsers.stopping import StoppingParser
 from gateway.text.parsers.thoughts import ThoughtParser
+from store.records import ToolFormat
 from tests.gateway.text.test_parsers import BOTH, FORMATS, MARKS, make, parse, write
 from tests.gateway.text.test_stop_strings import oracle
 

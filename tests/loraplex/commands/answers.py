@@ -14,14 +14,14 @@ from admin.adapters.schemas import (
     AliasView,
     VersionView,
 )
-from admin.http.controllers.audit import AuditView
-from admin.http.controllers.prices import PriceView
-from admin.http.controllers.usage import UsageView
+from admin.audit.routes import AuditView
 from admin.keys.schemas import KeyView
 from admin.models.schemas import ModelDetails
+from admin.prices.routes import PriceView
 from admin.quotas.schemas import TenantQuotaView
 from admin.tenants.schemas import TenantView
 from admin.uploads.schemas import RejectedUploadView
+from admin.usage.routes import UsageView
 from admin.workers.schemas import WorkerDetails, WorkerView
 
 GIB = 1 << 30

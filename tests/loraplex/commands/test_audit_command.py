@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from admin.audit import audit
-from admin.database import Database
+from store.database import Database
 from tests.admin.audit.test_audit import unlocked
 from tests.admin.conftest import PEPPER, Plane
 from tests.loraplex.commands.test_cli import run

@@ -12,13 +12,13 @@ from pathlib import Path
 import click
 import pytest
 
-from admin.queries import sql
 from admin.tenants.tenants import create_tenant
 from loraplex.cli import cli
 from loraplex.errors import LoraplexError
 from loraplex.private import path_digest
 from loraplex.running import RunningServer, announced
 from loraplex.settings import load_settings
+from store.queries import sql
 from tests import preloaded
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane

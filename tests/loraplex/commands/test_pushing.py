@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
-from admin.records import ServingData
 from admin.uploads.upload import MAX_FORMS_OF_TENANT as MAX_OF_TENANT
 from loraplex.api import Api
 from loraplex.errors import ApiFailure, NoAnswer, Refused
 from loraplex.pushing import push, push_in_pieces
 from loraplex.tar import Tar
+from store.records import ServingData
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import add

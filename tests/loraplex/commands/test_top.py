@@ -28,8 +28,8 @@ from admin.overview.schemas import (
     Trouble,
     WorkerOverview,
 )
-from admin.queries import sql
 from loraplex.commands.overview_screen import ORDERS, draw
+from store.queries import sql
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import report, report_worker
 from tests.admin.workers.test_workers import STATUS

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from admin.database import EVERYTHING, Database
 from admin.keys.keys import create_key
+from store.database import EVERYTHING, Database
 from tests.stack import free_port
 
 

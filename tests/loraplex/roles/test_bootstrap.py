@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from admin.database import EVERYTHING, Database
-from admin.records import parse_key
 from loraplex.errors import AdminKeyExists
 from loraplex.roles.bootstrap import load_pepper, make_first_admin_key
 from loraplex.settings import Settings
+from store.database import EVERYTHING, Database
+from store.records import parse_key
 
 NUM_PROCESSES = 2
 NUM_FOLDERS = 20

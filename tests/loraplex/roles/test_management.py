@@ -15,9 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from admin.database import EVERYTHING, Database
 from admin.keys import keys
-from admin.records import TENANT_SCOPES
 from admin.tenants import tenants
 from loraplex.errors import BadSettings
 from loraplex.roles import tls
@@ -25,6 +23,8 @@ from loraplex.roles.bootstrap import default_quota
 from loraplex.roles.listener import listen, listen_for_management, serves_apart
 from loraplex.roles.precautions import warnings_of
 from loraplex.settings import Settings, load_settings
+from store.database import EVERYTHING, Database
+from store.records import TENANT_SCOPES
 from tests.server_process import ServerProcess
 from tests.stack import free_port
 

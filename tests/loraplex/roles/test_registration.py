@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from admin.database import EVERYTHING, Database
 from admin.workers import workers
 from loraplex.settings import check_address
+from store.database import EVERYTHING, Database
 from tests.gateway.dispatch.test_worker_discovery import connected
 from tests.gateway.live import Live, eventually
 from tests.stack import ROOT

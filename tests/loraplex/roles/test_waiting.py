@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from admin.database import Database
+from store.database import Database
 from tests.doubles import make_model
 from tests.gateway.live import eventually
 from tests.proxy import PostgresProxy, Way, everything

@@ -25,7 +25,6 @@ from adapters.errors import AdapterRejected
 from admin.adapters import ephemeral
 from admin.adapters.serving_data import check_entity_name
 from admin.adapters.versions import NewVersion, VersionDetails
-from admin.errors import Invalid, NotFound
 from admin.http import problems
 from admin.http.body import decode_json, read_all
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
@@ -33,9 +32,10 @@ from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
 from admin.models import models
-from admin.openapi import flat
-from admin.records import BaseModel, Tenant
 from admin.uploads.upload import MULTIPART, FormFields, media_type, receive_form
+from store.errors import Invalid, NotFound
+from store.records import BaseModel, Tenant
+from web.openapi import flat
 
 JSON = "application/json"
 MAX_JSON_BYTES = 64 << 10

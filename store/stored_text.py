@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from adapters.format.strict_json import find_nul
-from admin.errors import Invalid
+from store.errors import Invalid
 
 REASON = "text may not have the character U+0000"
 

@@ -1,4 +1,4 @@
-"""Named queries of admin/**/*.sql, and the catalog that gateways load.
+"""Named queries of the `.sql` files in store/ and admin/, and the catalog that gateways load.
 
 A file consists of blocks: a line `-- name: <name>` and the statement after it. Names are unique.
 """
@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from admin.database import Connection, Row
-from admin.errors import AdminError
-from admin.records import (
+from store.database import Connection, Row
+from store.errors import AdminError
+from store.records import (
     AdapterProof,
     Alias,
     ApiKey,
@@ -39,10 +39,10 @@ T = TypeVar("T")
 _HEADER = re.compile(r"^-- name: (\w+)[ \t]*$", re.MULTILINE)
 
 
-def load_queries(folder: Path) -> dict[str, str]:
+def load_queries(*folders: Path) -> dict[str, str]:
     """Returns SQL text by name. Raises ValueError for a name used twice."""
     queries: dict[str, str] = {}
-    for file in sorted(folder.rglob("*.sql")):
+    for file in sorted(file for folder in folders for file in folder.rglob("*.sql")):
         parts = _HEADER.split(file.read_text())
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             if name in queries:
@@ -51,7 +51,8 @@ def load_queries(folder: Path) -> dict[str, str]:
     return queries
 
 
-sql = load_queries(Path(__file__).parent)
+_HERE = Path(__file__).parent
+sql = load_queries(_HERE, _HERE.parent / "admin")
 
 
 def from_row(kind: type[T], row: Row) -> T:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from admin.errors import AdminError
+from store.errors import AdminError
 
 log = logging.getLogger(__name__)
 

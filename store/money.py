@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from admin.errors import Invalid
+from store.errors import Invalid
 
 PICO = 12
 """Decimals of spend and its limits."""

@@ -9,8 +9,6 @@ import msgspec
 from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, JSONBody
 
-from admin.database import Connection
-from admin.errors import Invalid
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, once
@@ -20,10 +18,12 @@ from admin.http.request import AdminRequest
 from admin.keys import keys
 from admin.keys.keys import KeyRights
 from admin.keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView
-from admin.queries import lock_catalog
-from admin.records import ADMIN_SCOPES, TENANT_SCOPES, new_key, plain_model
 from admin.schemas import Page, page
 from admin.tenants import tenants
+from store.database import Connection
+from store.errors import Invalid
+from store.queries import lock_catalog
+from store.records import ADMIN_SCOPES, TENANT_SCOPES, new_key, plain_model
 
 
 class KeyController(Controller):

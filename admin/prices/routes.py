@@ -10,20 +10,20 @@ import msgspec
 from litestar import Controller, delete, get, put
 from litestar.params import FromPath, JSONBody
 
-from admin.database import Connection
-from admin.errors import Invalid, NotFound
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.models import models
-from admin.money import MICRO, count_dollars, format_dollars
 from admin.prices import prices
 from admin.prices.prices import PriceDetails
-from admin.queries import lock_catalog
-from admin.records import Price
 from admin.schemas import Deleted, Page, page
+from store.database import Connection
+from store.errors import Invalid, NotFound
+from store.money import MICRO, count_dollars, format_dollars
+from store.queries import lock_catalog
+from store.records import Price
 
 MAX_DOLLARS = 1_000_000
 

@@ -6,7 +6,6 @@ from litestar import Controller, delete, get, post
 from litestar.params import FromPath
 
 from admin.adapters.adapters import content_names
-from admin.database import Connection
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import After, Limit
 from admin.http.request import AdminRequest
@@ -14,6 +13,7 @@ from admin.schemas import Page, page
 from admin.workers import workers
 from admin.workers.schemas import WorkerDetails, WorkerView
 from admin.workers.workers import Worker
+from store.database import Connection
 
 
 class WorkerController(Controller):

@@ -8,8 +8,6 @@ from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
 from adapters.manifest import BaseModelShape
-from admin.database import Connection
-from admin.errors import Invalid, Overtaken
 from admin.http import preconditions
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, once
@@ -18,10 +16,12 @@ from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.models import models
 from admin.models.schemas import ModelChange, ModelDetails, ModelRegister, ModelView
-from admin.queries import lock_catalog
-from admin.records import BaseModel
 from admin.schemas import Deleted, Page, page
 from admin.workers import workers
+from store.database import Connection
+from store.errors import Invalid, Overtaken
+from store.queries import lock_catalog
+from store.records import BaseModel
 
 
 class ModelController(Controller):

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, cast
 import asyncpg
 import msgspec
 
-from admin.errors import (
+from store.errors import (
     AdminError,
     AlreadyExists,
     Conflict,
@@ -26,7 +26,7 @@ from admin.errors import (
     NotFound,
     Overtaken,
 )
-from admin.stored_text import REASON
+from store.stored_text import REASON
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Connection(Protocol):
 
 
 class Database:
-    """Pool of connections, and one connection for each listener. Raises only `admin.errors`.
+    """Pool of connections, and one connection for each listener. Raises only `store.errors`.
 
     Row-level security limits what a connection sees: the rows of one tenant by its id, EVERYTHING
     or NOTHING. The pool has a default, which a transaction may override.
@@ -258,7 +258,7 @@ class Database:
 
 @contextlib.contextmanager
 def translated_errors() -> Generator[None, None, None]:
-    """Translates the driver's errors to `admin.errors`."""
+    """Translates the driver's errors to `store.errors`."""
     try:
         yield
     except asyncpg.PostgresError as error:

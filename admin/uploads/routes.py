@@ -26,19 +26,19 @@ from admin.adapters.describe import describe_version
 from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_names, parse_serving
 from admin.adapters.versions import NewVersion
-from admin.errors import Forbidden, Invalid
 from admin.http.body import decode_json, read_all
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
 from admin.models import models
-from admin.openapi import flat, refused
-from admin.records import BaseModel, ServingData, Tenant
 from admin.schemas import Deleted, Page, page
 from admin.uploads.resumable import PartialUpload
 from admin.uploads.schemas import RejectedUploadView, UploadCreate, UploadView, VersionCreate
 from admin.uploads.upload import MULTIPART, VersionFields, media_type, receive_form
+from store.errors import Forbidden, Invalid
+from store.records import BaseModel, ServingData, Tenant
+from web.openapi import flat, refused
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 PARTS = [requires(ADMIN, ADAPTERS_WRITE, changes_rows=False)]

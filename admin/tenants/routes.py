@@ -7,20 +7,20 @@ from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
 from admin.adapters import contents
-from admin.database import Connection
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
-from admin.queries import lock_catalog
 from admin.quotas import quotas
 from admin.quotas.schemas import quota_of
-from admin.records import Tenant
 from admin.schemas import Deleted, Page, page
 from admin.tenants import tenants
 from admin.tenants.schemas import TenantChange, TenantCreate, TenantView
+from store.database import Connection
+from store.queries import lock_catalog
+from store.records import Tenant
 
 
 class TenantController(Controller):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from admin.database import EVERYTHING, Database
-from admin.periodic import repeat
-from admin.queries import sql
+from store.database import EVERYTHING, Database
+from store.periodic import repeat
+from store.queries import sql
 
 WRITE_INTERVAL_S = 60.0
 

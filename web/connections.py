@@ -11,7 +11,7 @@ import ipaddress
 import resource
 from typing import Protocol
 
-from admin.client_address import address_prefix, canonical
+from web.client_address import address_prefix, canonical
 
 MAX_DEFAULT = 16_384
 """Default maximum of connections, however many descriptors there are. An idle one takes 20 KiB."""

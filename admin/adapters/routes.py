@@ -17,11 +17,11 @@ from admin.adapters.describe import (
 )
 from admin.adapters.schemas import AdapterSummaryView, AdapterView, Retired, VersionView
 from admin.audit.audit import changing
-from admin.errors import NotFound
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.parameters import After, Limit, TenantName
 from admin.http.request import AdminRequest
 from admin.schemas import Page, page
+from store.errors import NotFound
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 

@@ -17,17 +17,17 @@ from litestar.openapi import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Schema
 from litestar.params import FromQuery, QueryParameter
 
-from admin.database import Connection
-from admin.errors import Invalid
 from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import After, TenantName
 from admin.http.request import AdminRequest
-from admin.money import PICO, format_dollars
-from admin.records import ApiKey
-from admin.stored_text import check_json
 from admin.tenants import tenants
 from admin.usage.usage import DIMENSIONS, Cursor, UsageQuestion, UsageSum, Width, report
+from store.database import Connection
+from store.errors import Invalid
+from store.money import PICO, format_dollars
+from store.records import ApiKey
+from store.stored_text import check_json
 
 DEFAULT_SPAN = timedelta(days=7)
 WIDTHS = {"1h": Width.HOUR, "1d": Width.DAY}

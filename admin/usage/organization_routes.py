@@ -17,13 +17,13 @@ from litestar import Controller, get
 from litestar.enums import ParamType
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 
-from admin.errors import Invalid
 from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import READS_QUERY
 from admin.http.request import AdminRequest
-from admin.money import PICO
 from admin.usage.usage import UsageQuestion, UsageSum, Width, report
+from store.errors import Invalid
+from store.money import PICO
 
 T = TypeVar("T")
 

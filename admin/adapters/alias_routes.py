@@ -14,16 +14,16 @@ from litestar.params import FromPath, JSONBody
 from admin.adapters import aliases
 from admin.adapters.describe import describe_alias
 from admin.adapters.schemas import AliasSet, AliasView
-from admin.database import Connection
-from admin.errors import Invalid, NotFound
 from admin.http import preconditions
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.parameters import TenantName
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
-from admin.queries import lock_catalog
-from admin.records import CanaryPolicy, Tenant
 from admin.schemas import Deleted
+from store.database import Connection
+from store.errors import Invalid, NotFound
+from store.queries import lock_catalog
+from store.records import CanaryPolicy, Tenant
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from litestar import Controller, delete, get, put
 from litestar.params import FromPath, JSONBody
 
-from admin.database import Connection
-from admin.errors import Invalid, NotFound
 from admin.http import preconditions
 from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.keys import keys
-from admin.queries import lock_catalog
 from admin.quotas import quotas
 from admin.quotas.schemas import (
     KeyLimits,
@@ -23,9 +20,12 @@ from admin.quotas.schemas import (
     limits_of,
     quota_of,
 )
-from admin.records import ApiKey, Tenant
 from admin.schemas import Deleted
 from admin.tenants import tenants
+from store.database import Connection
+from store.errors import Invalid, NotFound
+from store.queries import lock_catalog
+from store.records import ApiKey, Tenant
 
 OWN = [requires(ADMIN, USAGE_READ)]
 

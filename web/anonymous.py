@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 
-from admin.client_address import address_prefix
+from web.client_address import address_prefix
 
 ADDRESS_PER_S, ADDRESS_BURST = 5.0, 50
 """Requests per second, and at once, of one address prefix. A reader of the API's description needs
