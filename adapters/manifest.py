@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -9,9 +10,32 @@ import msgspec
 from adapters.family_layout import JOINED, NEIGHBOURS, head_order
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Projections of a native family."""
+RECORDED = "loraplex"
+"""Field of a canonical config.json with what the import of a model that transformers computes
+found out about it."""
 
 
-class BaseModelShape(msgspec.Struct, frozen=True):
+class ModelLinear(msgspec.Struct, frozen=True, array_like=True):
+    """Linear of a model that transformers computes, to which adapters add.
+
+    path: of the module, in a causal language model. layer: index of its decoder layer, or the
+    number of layers if it is outside of them.
+    """
+
+    path: str
+    layer: int
+    in_features: int
+    out_features: int
+
+    @property
+    def name(self) -> str:
+        """The path within the layer."""
+        _, separator, name = self.path.partition(f".{self.layer}.")
+        return name if separator else self.path
+
+
+class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
     """The modules of a base model that an adapter can bind to, from its canonical config.json."""
 
     digest: str
@@ -26,10 +50,19 @@ class BaseModelShape(msgspec.Struct, frozen=True):
     tie_word_embeddings: bool
     rotary_dim: int = 0
     """Rows of each head that are rotated; 0 = all."""
+    linears: tuple[ModelLinear, ...] = ()
+    """Linears of a model that transformers computes; empty for a native family. `num_layers` then
+    includes one more layer if there are linears outside of the layers."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], digest: str) -> BaseModelShape:
-        """`config` is a Hugging Face config.json of one of the supported families."""
+        """Returns the shape that a canonical config.json describes.
+
+        config: of a native family, or with the shape that was recorded when transformers' model was
+        imported.
+        """
+        if (recorded := config.get(RECORDED)) is not None:
+            return msgspec.convert({**recorded["shape"], "digest": digest}, cls)
         heads: int = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
         return cls(
@@ -46,8 +79,23 @@ class BaseModelShape(msgspec.Struct, frozen=True):
             rotary_dim=config.get("rotary_dim", 0),
         )
 
-    def projection_shape(self, projection: str) -> tuple[int, int]:
-        """(in_features, out_features) of a projection; the same in every layer."""
+    @property
+    def served_by(self) -> str:
+        """What computes the model: `native` code, or the modelling file of `transformers`."""
+        return "transformers" if self.linears else "native"
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names on the `projection` axis of the adapter tables."""
+        if not self.linears:
+            return PROJECTIONS
+        return tuple(dict.fromkeys(linear.name for linear in self.linears))
+
+    def projection_shape(self, layer: int, projection: str) -> tuple[int, int]:
+        """Returns (in_features, out_features) of a projection that the layer has."""
+        if self.linears:
+            linear = self._by_site[layer, projection]
+            return linear.in_features, linear.out_features
         q_width = self.num_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
         return {
@@ -63,11 +111,15 @@ class BaseModelShape(msgspec.Struct, frozen=True):
     def module_path(self, layer: int, projection: str) -> str:
         """The module's name in a canonical folder: that of transformers, unless the family joins
         projections."""
+        if self.linears:
+            return self._by_site[layer, projection].path
         return f"model.layers.{layer}.{_block(projection)}.{projection}"
 
     def trained_modules(self, layer: int) -> dict[str, tuple[str, ...]]:
         """Returns the projections of each linear of a layer, by the linear's name in transformers
         and peft."""
+        if self.linears:
+            return {each.path: (each.name,) for each in self.linears if each.layer == layer}
         joined = JOINED.get(self.model_type, {})
         apart = {name: (name,) for name in PROJECTIONS}
         for names in joined.values():
@@ -87,8 +139,13 @@ class BaseModelShape(msgspec.Struct, frozen=True):
         order = head_order(self.head_dim, self.rotary_dim or self.head_dim, are_neighbours)
         if order is None:
             return None
-        _, num_rows = self.projection_shape(projection)
+        heads = self.num_heads if projection == "q_proj" else self.num_kv_heads
+        num_rows = heads * self.head_dim
         return [start + row for start in range(0, num_rows, self.head_dim) for row in order]
+
+    @cached_property
+    def _by_site(self) -> dict[tuple[int, str], ModelLinear]:
+        return {(linear.layer, linear.name): linear for linear in self.linears}
 
 
 def _block(projection: str) -> str:

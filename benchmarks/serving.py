@@ -219,7 +219,7 @@ def show_lora_cost(results: list[Result], shape: BaseModelShape, bandwidth: floa
 
 def adapter_bytes(shape: BaseModelShape, rank: int) -> int:
     """Bytes of one such adapter in bfloat16 on the device."""
-    widths = sum(sum(shape.projection_shape(projection)) for projection in PROJECTIONS)
+    widths = sum(sum(shape.projection_shape(0, projection)) for projection in PROJECTIONS)
     return 2 * rank * widths * shape.num_layers
 
 

@@ -29,7 +29,8 @@ PAGE_TOKENS = 16
 """Tokens in a KV page, on every backend."""
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Projections an adapter may touch; an index here is the `projection` axis of the tables."""
+"""Projections of a native family that an adapter may touch. An index here is the `projection` axis
+of the tables."""
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -111,9 +112,11 @@ class QKNorm:
 class AdapterTables:
     """Locations of each resident adapter's factors. A slot is rewritten in place at each load.
 
-    a_offset int64 [slots, L, 7]  byte offset in the arena of A, [rank, K], K contiguous
-    b_offset int64 [slots, L, 7]  byte offset in the arena of B in the backend's layout, scaled
-    rank     int32 [slots, L, 7]  0 = the adapter does not touch this projection (offsets undefined)
+    P is the number of projections of a layer that adapters may touch.
+
+    a_offset int64 [slots, L, P]  byte offset in the arena of A, [rank, K], K contiguous
+    b_offset int64 [slots, L, P]  byte offset in the arena of B in the backend's layout, scaled
+    rank     int32 [slots, L, P]  0 = the adapter does not touch this projection (offsets undefined)
     """
 
     a_offset: Tensor
@@ -142,7 +145,8 @@ class LoRABatch:
 class FusedLinear:
     """Linear layer whose output is one or more projections side by side.
 
-    projections: indices into PROJECTIONS, in output column order; widths: their output columns.
+    projections: indices on the `projection` axis of the adapter tables, in output column order;
+    widths: their output columns.
     """
 
     projections: tuple[int, ...]
@@ -355,16 +359,16 @@ class Compute(Protocol):
     def rope_write_kv(
         self,
         qkv: Tensor,
-        rope: Tensor,
+        rope: Tensor | None,
         batch: AttentionBatch,
         kv: KVCacheView,
         layer: int,
         num_heads: int,
         qk_norm: QKNorm | None = None,
     ) -> None:
-        """Semantics: norms q and k per head if `qk_norm` is given, rotates both (half-split pairs),
-        writes k and v into their pages. Leaves the rotated q in its columns of qkv; the columns of
-        k and v are undefined afterwards.
+        """Semantics: norms q and k per head if `qk_norm` is given, rotates both (half-split pairs)
+        if `rope` is given, writes k and v into their pages. Leaves the rotated q in its columns of
+        qkv; the columns of k and v are undefined afterwards.
         Shape: qkv [T, (H + 2G) * D]; rope float32 [max positions, D], cosines then sines."""
         ...
 
@@ -379,12 +383,14 @@ class Compute(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Semantics: causal attention of each row over its sequence's pages, prefill and decode.
         The row at position p sees positions max(0, p - window + 1)..p. scores = q k^T * scale, then
-        softcap * tanh(scores / softcap). Query head h reads KV head h // (H / G).
-        Shape: q is the first H * D columns of qkv [T, (H + 2G) * D] -> [T, H * D]. Sums in
-        float32."""
+        softcap * tanh(scores / softcap). Query head h reads KV head h // (H / G). sinks[h] is one
+        more score of head h in the softmax, whose value is zero.
+        Shape: q is the first H * D columns of qkv [T, (H + 2G) * D]; sinks float32 [H] -> [T, H *
+        D]. Sums in float32."""
         ...
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor
 from ops import build
 from ops.base import (
     PAGE_TOKENS,
-    PROJECTIONS,
     Activation,
     AttentionBatch,
     FusedLinear,
@@ -65,7 +64,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "rope_write_kv": (P, I64, I64, I64, I64, P, P, P, F32, P, P, P, I64, P, I64, I32),
     "paged_attention": (
         *(P, I64, P, P, I64, P, I64, P, I64, I32),
-        *(I64, I64, I64, F32, I64, F32, P),
+        *(I64, I64, I64, F32, I64, F32, P, P),
     ),
     "add_lora": (P, P, I64, P, P, I64, I64, I64, P, P, I64, P, P, P, P, I32),
     "run_layers": (P, I64, POINTER(NativeStep), P, P),
@@ -152,7 +151,7 @@ class CpuOps(HostOps):
     def rope_write_kv(
         self,
         qkv: Tensor,
-        rope: Tensor,
+        rope: Tensor | None,
         batch: AttentionBatch,
         kv: KVCacheView,
         layer: int,
@@ -162,13 +161,15 @@ class CpuOps(HostOps):
         layout, tables = kv.layout, batch.block_tables
         num_kv, dim = layout.num_kv_heads, layout.head_dim
         rows, width = qkv.shape
-        assert _is_float(qkv) and _is_float(rope) and tables.dtype is torch.int64
-        assert width == (num_heads + 2 * num_kv) * dim and rope.shape[1] == dim
+        assert _is_float(qkv) and tables.dtype is torch.int64
+        assert width == (num_heads + 2 * num_kv) * dim
+        assert rope is None or (_is_float(rope) and rope.shape[1] == dim)
+        angles = 0 if rope is None else rope.data_ptr()
         norm = (0, 0, 0.0)
         if qk_norm is not None:
             norm = (qk_norm.q_weight.data_ptr(), qk_norm.k_weight.data_ptr(), qk_norm.eps)
         self._lib.rope_write_kv(
-            *(qkv.data_ptr(), rows, num_heads, num_kv, dim, rope.data_ptr(), *norm),
+            *(qkv.data_ptr(), rows, num_heads, num_kv, dim, angles, *norm),
             *(batch.token_seq.data_ptr(), batch.positions.data_ptr()),
             *(tables.data_ptr(), tables.stride(0), kv.arena.data_ptr()),
             *(layer * layout.layer_bytes, WeightFormat.of(layout.dtype)),
@@ -185,17 +186,19 @@ class CpuOps(HostOps):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         layout, tables = kv.layout, batch.block_tables
         num_kv, dim = layout.num_kv_heads, layout.head_dim
         assert _is_float(qkv) and tables.dtype is torch.int64
-        assert dim in self.head_dims
+        assert dim in self.head_dims and (sinks is None or _is_float(sinks))
         out = torch.empty(len(qkv), num_heads * dim)
         self._lib.paged_attention(
             *(qkv.data_ptr(), len(batch.context_lens), batch.query_start.data_ptr()),
             *(batch.positions.data_ptr(), batch.max_context, tables.data_ptr(), tables.stride(0)),
             *(kv.arena.data_ptr(), layer * layout.layer_bytes, WeightFormat.of(layout.dtype)),
-            *(num_heads, num_kv, dim, scale, window or 0, softcap or 0.0, out.data_ptr()),
+            *(num_heads, num_kv, dim, scale, window or 0, softcap or 0.0),
+            *(0 if sinks is None else sinks.data_ptr(), out.data_ptr()),
         )
         return out
 
@@ -216,7 +219,7 @@ class CpuOps(HostOps):
         projections, widths = self._fused_arrays(fused)
         self._lib.add_lora(
             *(y.data_ptr(), x.data_ptr(), fused.in_features, projections, widths, len(widths)),
-            *(layer, tables.rank.shape[1]),
+            *(layer * tables.rank.shape[2], tables.rank[0].numel()),
             *(lora.segment_start.data_ptr(), lora.segment_slot.data_ptr()),
             *(len(lora.segment_slot), tables.a_offset.data_ptr(), tables.b_offset.data_ptr()),
             *(tables.rank.data_ptr(), lora.arena.data_ptr(), WeightFormat.of(lora.dtype)),
@@ -265,7 +268,6 @@ class CpuOps(HostOps):
     ) -> tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]:
         arrays = self._fused_linears.get(fused)
         if arrays is None:
-            assert max(fused.projections) < len(PROJECTIONS)
             kind = c_int32 * len(fused.projections)
             arrays = self._fused_linears[fused] = (kind(*fused.projections), kind(*fused.widths))
         return arrays

@@ -51,7 +51,7 @@ class NativeStep(Structure):
         ("num_segments", c_int64),
         ("segment_start", c_void_p),
         ("segment_slot", c_void_p),
-        ("num_layers", c_int64),
+        *((name, c_int64) for name in ("layer_entries", "slot_entries")),
         *((name, c_void_p) for name in ("a_offset", "b_offset", "rank", "lora_arena")),
         ("lora_format", c_int64),
     )
@@ -152,7 +152,8 @@ def _step(rows: int, batch: AttentionBatch, kv: KVCacheView, lora: LoRABatch | N
         step.num_segments = len(lora.segment_slot)
         step.segment_start = lora.segment_start.data_ptr()
         step.segment_slot = lora.segment_slot.data_ptr()
-        step.num_layers = lora.tables.rank.shape[1]
+        step.layer_entries = lora.tables.rank.shape[2]
+        step.slot_entries = lora.tables.rank[0].numel()
         step.a_offset = lora.tables.a_offset.data_ptr()
         step.b_offset = lora.tables.b_offset.data_ptr()
         step.rank = lora.tables.rank.data_ptr()

@@ -127,7 +127,7 @@ class CudaOps:
     def rope_write_kv(
         self,
         qkv: Tensor,
-        rope: Tensor,
+        rope: Tensor | None,
         batch: AttentionBatch,
         kv: KVCacheView,
         layer: int,
@@ -137,7 +137,7 @@ class CudaOps:
         layout = kv.layout
         assert qkv.is_contiguous() and batch.block_tables.dtype is torch.int64
         assert qkv.shape[1] == (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
-        assert rope.dtype is torch.float32 and rope.shape[1] == layout.head_dim
+        assert rope is None or (rope.dtype is torch.float32 and rope.shape[1] == layout.head_dim)
         triton_rope.rope_write_kv(qkv, rope, batch, kv, layer, num_heads, qk_norm)
 
     def paged_attention(
@@ -151,6 +151,7 @@ class CudaOps:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         assert qkv.is_contiguous() and batch.block_tables.dtype is torch.int64
         assert num_heads % kv.layout.num_kv_heads == 0
@@ -161,7 +162,7 @@ class CudaOps:
         )
         long = triton_table.long_attention(group, qkv.itemsize)
         return triton_attention.paged_attention(
-            qkv, batch, kv, layer, num_heads, scale, window, softcap, short, long
+            qkv, batch, kv, layer, num_heads, scale, window, softcap, short, long, sinks
         )
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:

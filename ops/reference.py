@@ -62,7 +62,7 @@ class ReferenceOps(HostOps):
     def rope_write_kv(
         self,
         qkv: Tensor,
-        rope: Tensor,
+        rope: Tensor | None,
         batch: AttentionBatch,
         kv: KVCacheView,
         layer: int,
@@ -75,9 +75,10 @@ class ReferenceOps(HostOps):
         if qk_norm is not None:
             q.copy_(_normalise(q, qk_norm.q_weight, qk_norm.eps))
             k.copy_(_normalise(k, qk_norm.k_weight, qk_norm.eps))
-        angles = rope[batch.positions.long()]
-        _rotate(q, angles)
-        _rotate(k, angles)
+        if rope is not None:
+            angles = rope[batch.positions.long()]
+            _rotate(q, angles)
+            _rotate(k, angles)
         for row, (seq, position) in enumerate(
             zip(batch.token_seq.tolist(), batch.positions.tolist(), strict=True)
         ):
@@ -97,6 +98,7 @@ class ReferenceOps(HostOps):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         num_kv, dim = kv.layout.num_kv_heads, kv.layout.head_dim
         queries = qkv[:, : num_heads * dim].view(-1, num_heads, dim)
@@ -115,7 +117,11 @@ class ReferenceOps(HostOps):
             hidden = other > own
             if window is not None:
                 hidden |= other <= own - window
-            probs = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if sinks is not None:
+                sink = sinks.view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+                scores = torch.cat([scores, sink], dim=-1)
+            probs = scores.softmax(dim=-1)[:, :, :length]
             out[rows] = torch.einsum("hqt,htd->qhd", probs, values)
         return out.view(len(qkv), num_heads * dim)
 

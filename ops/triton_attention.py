@@ -41,6 +41,7 @@ def paged_attention(
     softcap: float | None,
     short: AttentionBlocks,
     long: AttentionBlocks,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Semantics: as Ops.paged_attention.  Shape: qkv [T, (H + 2G) * D] -> [T, H * D].
     DType: qkv any float; keys are raised to its dtype, products and sums are float32.
@@ -75,8 +76,9 @@ def paged_attention(
             *(batch.query_start, num_seqs, batch.positions),
             *(batch.block_tables, batch.block_tables.stride(0)),
             layer * layout.layer_bytes // layout.dtype.itemsize,
-            *(scale, softcap or 0.0, window or 0),
+            *(scale, softcap or 0.0, window or 0, qkv if sinks is None else sinks),
             HAS_CAP=softcap is not None,
+            HAS_SINKS=sinks is not None,
             HAS_WINDOW=window is not None,
             IS_SHORT=blocks is short,
             SHORT_TOKENS=short_tokens,
@@ -98,6 +100,8 @@ def paged_attention(
         _combine[(num_rows, num_heads)](
             *(parts, maxima, sums, part_rows, out),
             *(batch.query_start, batch.token_seq, batch.context_lens, window or 0),
+            qkv if sinks is None else sinks,
+            HAS_SINKS=sinks is not None,
             HAS_WINDOW=window is not None,
             SHORT_TOKENS=short_tokens,
             HEADS=num_heads,
@@ -218,7 +222,9 @@ def _attend(
     scale,
     cap,
     window,
+    sinks,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_SHORT: tl.constexpr,
     SHORT_TOKENS: tl.constexpr,
@@ -291,6 +297,12 @@ def _attend(
             ALIGN=ALIGN,
         )
         if num_parts == 1:
+            if HAS_SINKS:
+                sink = tl.load(sinks + head) * LOG2_E
+                peak = tl.maximum(largest, sink)
+                decay = tl.exp2(largest - peak)
+                result = result * decay[:, None]
+                total = total * decay + tl.exp2(sink - peak)
             result = result / tl.where(total > 0, total, 1.0)[:, None]
             to = out + at[:, None] * DIM + lane[None, :]
             tl.store(to, result.to(out.dtype.element_ty), mask=shown)
@@ -312,6 +324,8 @@ def _combine(
     token_seq,
     context_lens,
     window,
+    sinks,
+    HAS_SINKS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SHORT_TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -337,11 +351,18 @@ def _combine(
     largest = tl.load(maxima + part_at * PARTS + part, mask=written, other=float("-inf"))
     total = tl.load(sums + part_at * PARTS + part, mask=written, other=0)
     # The row sees itself, so at least one part's maximum is finite.
-    decay = tl.exp2(largest - tl.max(largest, axis=0))
+    peak = tl.max(largest, axis=0)
+    sink_weight = 0.0
+    if HAS_SINKS:
+        sink = tl.load(sinks + tl.program_id(1)) * LOG2_E
+        peak = tl.maximum(peak, sink)
+        sink_weight = tl.exp2(sink - peak)
+    decay = tl.exp2(largest - peak)
     values = tl.load(
         parts + (part_at * PARTS + part[:, None]) * DIM + lane[None, :],
         mask=written[:, None] & known[None, :],
         other=0,
     )
-    result = tl.sum(values * decay[:, None], axis=0) / tl.sum(total * decay, axis=0)
+    total = tl.sum(total * decay, axis=0) + sink_weight
+    result = tl.sum(values * decay[:, None], axis=0) / total
     tl.store(out + at * DIM + lane, result.to(out.dtype.element_ty), mask=known)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ops.base import PROJECTIONS, FusedLinear, LoRABatch
+from ops.base import FusedLinear, LoRABatch
 from ops.triton_bgmv import expand_rows, shrink_rows
 from ops.triton_sgmv import expand_segments, shrink_segments
 from ops.triton_table import ALIGNMENT, Blocks, blocks_of
@@ -116,8 +116,8 @@ def _where(fused: FusedLinear, layer: int, lora: LoRABatch) -> tuple[Tensor | in
     first = fused.projections[0]
     assert len(fused.projections) <= MAX_PROJECTIONS
     assert fused.projections == tuple(range(first, first + len(fused.projections)))
-    num_layers = lora.tables.rank.shape[1]
+    _, num_layers, num_projections = lora.tables.rank.shape
     return (
         *(lora.segment_start, lora.segment_slot, len(lora.segment_slot), lora.tables.rank),
-        *(layer * len(PROJECTIONS) + first, num_layers * len(PROJECTIONS)),
+        *(layer * num_projections + first, num_layers * num_projections),
     )

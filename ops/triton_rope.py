@@ -17,29 +17,31 @@ HEADS_A_PROGRAM = 8
 
 def rope_write_kv(
     qkv: Tensor,
-    rope: Tensor,
+    rope: Tensor | None,
     batch: AttentionBatch,
     kv: KVCacheView,
     layer: int,
     num_heads: int,
     qk_norm: QKNorm | None,
 ) -> None:
-    """Semantics: norms q and k per head if `qk_norm` is given, rotates both, writes k and v to
-    pages.
+    """Semantics: norms q and k per head if `qk_norm` is given, rotates both if `rope` is given,
+    writes k and v to pages.
     Shape: qkv [T, (H + 2G) * D]; pages [L][K then V][G][PAGE_TOKENS][D].
     DType: qkv any float, pages the layout's, arithmetic float32.
     Bytes: T * D * (2H + 4G) * itemsize: q twice, k and v in and out. 256 rows of 32 + 2 x 8 heads
     of 128 in bf16: 6.3 MB, 1.5 us; below that the launch dominates."""
     layout = kv.layout
     heads = num_heads + 2 * layout.num_kv_heads
-    norm = qk_norm or QKNorm(rope, rope, 0.0)
+    norm = qk_norm or QKNorm(qkv, qkv, 0.0)
+    angles = qkv if rope is None else rope
     arena = kv.arena.view(layout.dtype)
     if len(qkv):
         _rope_write_kv[(len(qkv), blocks_of(heads, HEADS_A_PROGRAM))](
-            *(qkv, rope, norm.q_weight, norm.k_weight, norm.eps, arena),
+            *(qkv, angles, norm.q_weight, norm.k_weight, norm.eps, arena),
             *(batch.token_seq, batch.positions, batch.block_tables, batch.block_tables.stride(0)),
             layer * layout.layer_bytes // layout.dtype.itemsize,
             HAS_NORM=qk_norm is not None,
+            HAS_ROPE=rope is not None,
             Q_HEADS=num_heads,
             KV_HEADS=layout.num_kv_heads,
             DIM=layout.head_dim,
@@ -66,6 +68,7 @@ def _rope_write_kv(
     table_stride,
     layer_start,
     HAS_NORM: tl.constexpr,
+    HAS_ROPE: tl.constexpr,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -98,12 +101,15 @@ def _rope_write_kv(
         new_first = first * scale * tl.where(is_query, q_first, k_first)
         new_second = second * scale * tl.where(is_query, q_second, k_second)
     position = tl.load(positions + row)
-    angles = rope + position.to(tl.int64) * DIM + lane
-    cos = tl.load(angles, mask=known, other=0)[None, :]
-    sin = tl.load(angles + DIM // 2, mask=known, other=0)[None, :]
-    turned = new_first * cos - new_second * sin
-    new_second = tl.where(turns, new_second * cos + new_first * sin, second)
-    new_first = tl.where(turns, turned, first)
+    if HAS_ROPE:
+        angles = rope + position.to(tl.int64) * DIM + lane
+        cos = tl.load(angles, mask=known, other=0)[None, :]
+        sin = tl.load(angles + DIM // 2, mask=known, other=0)[None, :]
+        turned = new_first * cos - new_second * sin
+        new_second = new_second * cos + new_first * sin
+        new_first = turned
+    new_first = tl.where(turns, new_first, first)
+    new_second = tl.where(turns, new_second, second)
 
     tl.store(qkv + at, new_first.to(qkv.dtype.element_ty), mask=inside & is_query)
     tl.store(qkv + at + DIM // 2, new_second.to(qkv.dtype.element_ty), mask=inside & is_query)

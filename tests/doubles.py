@@ -203,7 +203,7 @@ def write_adapter(
     tensors: dict[str, torch.Tensor] = {}
     for layer in range(shape.num_layers):
         for projection in PROJECTIONS:
-            num_in, num_out = shape.projection_shape(projection)
+            num_in, num_out = shape.projection_shape(layer, projection)
             path = f"base_model.model.{shape.module_path(layer, projection)}"
             a = torch.randn(rank, num_in, generator=generator) * num_in**-0.5
             b = torch.randn(num_out, rank, generator=generator) * b_std

@@ -16,7 +16,7 @@ from adapters.format.module_list import MODULES_NAME, ListedModule
 from adapters.format.patterns import PatternMatcher
 from adapters.format.tensor_headers import TensorEntry
 from adapters.format.tensor_names import PREFIX, ROOTS, Factor, TensorNames, read_names
-from adapters.manifest import PROJECTIONS, BaseModelShape
+from adapters.manifest import BaseModelShape
 
 
 class BoundModule(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def bind_listed(
     _check_modules(names, sites)
     scales = {(module.layer, module.projection): module.scale for module in modules}
     touched = {
-        (layer, PROJECTIONS.index(projection)): path
+        (layer, base.projections.index(projection)): path
         for path, (layer, projections) in sites.items()
         if path in names.modules
         for projection in projections
@@ -144,10 +144,15 @@ def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, tuple[str, .
     of those.
     """
     return {
-        root + path.removeprefix(ROOTS[0]): (layer, projections)
+        _under(root, path): (layer, projections)
         for layer in range(base.num_layers)
         for path, projections in base.trained_modules(layer).items()
     }
+
+
+def _under(root: str, path: str) -> str:
+    inner = path.removeprefix(ROOTS[0])
+    return path if inner == path else root + inner
 
 
 def _check_vocabulary(invocation_tokens: tuple[int, ...], vocab_size: int) -> None:
@@ -194,7 +199,7 @@ def _bind_module(
         raise AdapterRejected("adapter.tensor.not_targeted", names["A"], path)
     rank = config.rank(path, matcher)
     scale = config.scale(path, rank, matcher)
-    scales = {(layer, PROJECTIONS.index(projection)): scale for projection in projections}
+    scales = {(layer, base.projections.index(projection)): scale for projection in projections}
     modules = _bind_factors(site, rank, scales, names, tensors, base)
     if rank > max_rank:
         raise AdapterRejected("adapter.rank.too_large", names["A"], rank, max_rank)
@@ -215,7 +220,7 @@ def _bind_factors(
     """
     layer, projections = site
     a_name, b_name = names["A"], names["B"]
-    shapes = [base.projection_shape(projection) for projection in projections]
+    shapes = [base.projection_shape(layer, projection) for projection in projections]
     in_features, out_features = shapes[0][0], sum(rows for _, rows in shapes)
     a, b = tensors[a_name], tensors[b_name]
     _check_shape(a_name, a, (rank, in_features), rank_axis=0)
@@ -223,7 +228,7 @@ def _bind_factors(
     modules: list[BoundModule] = []
     first_row = 0
     for projection, (_, num_rows) in zip(projections, shapes, strict=True):
-        index = PROJECTIONS.index(projection)
+        index = base.projections.index(projection)
         scale = scales[layer, index]
         modules.append(
             BoundModule(layer, index, rank, scale, a_name, b_name, a, b, first_row=first_row)

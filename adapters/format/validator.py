@@ -23,7 +23,7 @@ from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
 from adapters.format.module_list import ListedModule
 from adapters.format.patterns import cpu_limit
 from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
-from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
+from adapters.manifest import AdapterManifest, BaseModelShape
 from adapters.readable import Readable
 
 if TYPE_CHECKING:
@@ -254,7 +254,9 @@ def _summarise(
         num_parameters=sum(rows * columns for rows, columns in shapes),
         file_bytes=file_bytes,
         projections=tuple(
-            name for i, name in enumerate(PROJECTIONS) if any(m.projection == i for m in modules)
+            name
+            for i, name in enumerate(bound.base.projections)
+            if any(m.projection == i for m in modules)
         ),
         layers=tuple(sorted({module.layer for module in modules})),
         warnings=tuple(warnings),

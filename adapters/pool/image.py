@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapters.manifest import PROJECTIONS
 from adapters.pool.load_cost import build_s
 from adapters.pool.lora import ALIGNMENT, ImageTables
 from memory.tier import Tier
@@ -281,7 +280,7 @@ def _read(path: Path, digest: str, layout: str, hashes_of: HashBlocks) -> Adapte
 
 
 def _decode_tables(header: ImageHeader) -> ImageTables:
-    size = (header.num_layers, len(PROJECTIONS))
+    size = (header.num_layers, -1)
     return ImageTables(
         rank=np.frombuffer(header.rank, np.int32).reshape(size),
         a_offset=np.frombuffer(header.a_offset, np.int64).reshape(size),

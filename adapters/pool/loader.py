@@ -40,7 +40,7 @@ class AdapterLoader:
         self._base = base
         self._cache = cache
         self._slab = slab
-        self.layout = ImageLayout(base.num_layers, dtype, ops.b_rank_major)
+        self.layout = ImageLayout(base.num_layers, dtype, ops.b_rank_major, len(base.projections))
 
     def is_cached(self, digest: str) -> bool:
         return self._cache.has(self.layout.version, digest)

@@ -29,19 +29,20 @@ class ImageLayout:
     num_layers: int
     dtype: torch.dtype
     b_rank_major: bool
+    num_projections: int = len(PROJECTIONS)
 
     @property
     def version(self) -> str:
         """Name of the layout in file names and headers."""
         order = "rn" if self.b_rank_major else "nr"
-        return f"1-{self.num_layers}x{len(PROJECTIONS)}-{str(self.dtype)[6:]}-{order}"
+        return f"1-{self.num_layers}x{self.num_projections}-{str(self.dtype)[6:]}-{order}"
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTables:
     """Locations of the factors in an image. rank 0 = the adapter does not touch this projection.
 
-    rank int32 [L, 7]; a_offset, b_offset int64 [L, 7], bytes from the start of the image.
+    rank int32 [L, P]; a_offset, b_offset int64 [L, P], bytes from the start of the image.
     """
 
     rank: NDArray[np.int32]
@@ -49,8 +50,8 @@ class ImageTables:
     b_offset: NDArray[np.int64]
 
     @classmethod
-    def empty(cls, num_layers: int) -> ImageTables:
-        size = (num_layers, len(PROJECTIONS))
+    def empty(cls, num_layers: int, num_projections: int = len(PROJECTIONS)) -> ImageTables:
+        size = (num_layers, num_projections)
         return cls(np.zeros(size, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int64))
 
 
@@ -78,12 +79,12 @@ def pack(
 def _lay_out(
     modules: tuple[BoundModule, ...], base: BaseModelShape, layout: ImageLayout
 ) -> tuple[ImageTables, int]:
-    tables = ImageTables.empty(layout.num_layers)
+    tables = ImageTables.empty(layout.num_layers, layout.num_projections)
     end = 0
     for module in modules:
         at = (module.layer, module.projection)
         tables.rank[at] = module.rank
-        widths = base.projection_shape(PROJECTIONS[module.projection])
+        widths = base.projection_shape(module.layer, base.projections[module.projection])
         for offsets, width in zip((tables.a_offset, tables.b_offset), widths, strict=True):
             offsets[at] = end
             end = _align(end + width * module.rank * layout.dtype.itemsize)
@@ -94,8 +95,8 @@ def read_factors(
     file: BinaryIO, data_start: int, module: BoundModule, base: BaseModelShape
 ) -> tuple[Tensor, Tensor]:
     """Reads A [rank, in] and B [out, rank] as float32, B scaled and in canonical row order."""
-    name = PROJECTIONS[module.projection]
-    _, num_rows = base.projection_shape(name)
+    name = base.projections[module.projection]
+    _, num_rows = base.projection_shape(module.layer, name)
     b = _read_tensor(file, data_start, module.b)[module.first_row : module.first_row + num_rows]
     if (order := base.row_order(name)) is not None:
         b = b[order]

@@ -136,7 +136,7 @@ class AdapterPool:
         self._entries: dict[str, AdapterEntry] = {}
         self._resident: dict[Allocation, AdapterEntry] = {}
         self._pins: dict[str, AdapterEntry] = {}
-        self._slots = Slots(num_slots, shape.num_layers, ops)
+        self._slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
         self._num_polls = 0
         self._refused: dict[str, int] = {}
         """Bytes of the last failed device allocation by account, until the next `poll`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from adapters.manifest import PROJECTIONS
 from adapters.pool.lora import ImageTables
 from memory.errors import require
 from ops.base import AdapterTables, Ops
@@ -13,8 +12,8 @@ from ops.base import AdapterTables, Ops
 class Slots:
     """Slots of the tables, allocated one by one. A slot without ranks serves no sequence."""
 
-    def __init__(self, count: int, num_layers: int, ops: Ops) -> None:
-        size = (count, num_layers, len(PROJECTIONS))
+    def __init__(self, count: int, num_layers: int, num_projections: int, ops: Ops) -> None:
+        size = (count, num_layers, num_projections)
         self.tables = AdapterTables(
             a_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
             b_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),

@@ -31,6 +31,7 @@ struct Call {
     int64_t num_heads, num_kv, dim;
     int64_t window;  // 0 = none
     float scale, softcap;
+    const float* sinks;  // null = none
 
     int64_t group() const { return num_heads / num_kv; }
 };
@@ -237,8 +238,15 @@ void gather_queries(const Call& call, const Item& item, float* q) {
 void finish(const Call& call, const Item& item, int64_t row, const State& state) {
     float* out = call.out + token(call, item, row) * call.num_heads * call.dim +
                  column(call, item, row);
+    float part = 1.0f, total = state.total;
+    if (call.sinks) {
+        const float sink = call.sinks[column(call, item, row) / call.dim];
+        const float both = std::max(state.max, sink);
+        part = decay(state.max, both);
+        total = total * part + decay(sink, both);
+    }
     for (int64_t d = 0; d < call.dim; d += LANES)
-        store(out + d, load(state.sums + d) / state.total);
+        store(out + d, load(state.sums + d) * part / total);
 }
 
 template <class T>
@@ -321,18 +329,21 @@ void run(const Call& call, const std::vector<Item>& items, State* partials, int 
 }  // namespace
 
 // Semantics: causal attention of each query row over the pages of its sequence; scores = q · k * scale,
-// capped by softcap * tanh(scores / softcap) if softcap > 0, over the last `window` positions if > 0.
+// capped by softcap * tanh(scores / softcap) if softcap > 0, over the last `window` positions if > 0;
+// sinks[h], if there are sinks, is one more score of head h, whose value is zero.
 // Shape: qkv float32 [T, (H + 2G) * D], q in front; block_tables int64 [S, table_stride]; the layer's
-// K and V lie `layer` bytes into each page; out float32 [T, H * D]; D a multiple of 16, at most 256.
+// K and V lie `layer` bytes into each page; sinks float32 [H] or null; out float32 [T, H * D]; D a
+// multiple of 16, at most 256.
 EXPORT void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* query_start,
                             const int32_t* positions, int64_t max_context,
                             const int64_t* block_tables, int64_t table_stride, const char* arena,
                             int64_t layer, int format, int64_t num_heads, int64_t num_kv,
-                            int64_t dim, float scale, int64_t window, float softcap, float* out) {
+                            int64_t dim, float scale, int64_t window, float softcap,
+                            const float* sinks, float* out) {
     static thread_local std::vector<Item> items, parts;
     static thread_local std::vector<State> partials;
     const Call call{qkv, out, (num_heads + 2 * num_kv) * dim, query_start, positions, block_tables,
-                    table_stride, arena + layer, num_heads, num_kv, dim, window, scale, softcap};
+                    table_stride, arena + layer, num_heads, num_kv, dim, window, scale, softcap, sinks};
     list_items(call, num_seqs, items);
     const bool apart = max_context > CHUNK && (int64_t)items.size() < 2 * num_threads;
     if (apart) partials.resize(std::max<int64_t>(split(items, parts), partials.size()));

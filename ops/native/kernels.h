@@ -28,11 +28,11 @@ void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* query_st
                      const int32_t* positions, int64_t max_context, const int64_t* block_tables,
                      int64_t table_stride, const char* arena, int64_t layer, int format,
                      int64_t num_heads, int64_t num_kv, int64_t dim, float scale, int64_t window,
-                     float softcap, float* out);
+                     float softcap, const float* sinks, float* out);
 
 void add_lora(float* y, const float* x, int64_t depth, const int32_t* projections,
-              const int32_t* widths, int64_t num_projections, int64_t layer, int64_t num_layers,
-              const int32_t* segment_start, const int32_t* segment_slot, int64_t num_segments,
-              const int64_t* a_offset, const int64_t* b_offset, const int32_t* rank,
-              const char* arena, int format);
+              const int32_t* widths, int64_t num_projections, int64_t first_entry,
+              int64_t slot_entries, const int32_t* segment_start, const int32_t* segment_slot,
+              int64_t num_segments, const int64_t* a_offset, const int64_t* b_offset,
+              const int32_t* rank, const char* arena, int format);
 }

@@ -36,7 +36,7 @@ struct Step {
     int64_t layer_bytes, num_kv, dim, kv_format;
     int64_t num_segments;  // 0 = no adapters, and the rest is undefined
     const int32_t *segment_start, *segment_slot;
-    int64_t num_layers;
+    int64_t layer_entries, slot_entries;  // of the adapter tables
     const int64_t *a_offset, *b_offset;
     const int32_t* rank;
     const char* lora_arena;
@@ -55,9 +55,10 @@ float* sized(std::vector<float>& buffer, int64_t size) {
 void project(const Linear& w, const Step& step, int64_t layer, const float* x, float* y) {
     linear(x, step.rows, w.in_features, w.parts, w.num_parts, w.bias, w.out_features, y);
     if (step.num_segments > 0)
-        add_lora(y, x, w.in_features, w.projections, w.widths, w.num_projections, layer,
-                 step.num_layers, step.segment_start, step.segment_slot, step.num_segments,
-                 step.a_offset, step.b_offset, step.rank, step.lora_arena, step.lora_format);
+        add_lora(y, x, w.in_features, w.projections, w.widths, w.num_projections,
+                 layer * step.layer_entries, step.slot_entries, step.segment_start,
+                 step.segment_slot, step.num_segments, step.a_offset, step.b_offset, step.rank,
+                 step.lora_arena, step.lora_format);
 }
 
 // x: input of this layer, replaced by the input of the next one.
@@ -77,7 +78,8 @@ void run_layer(const Layer& layer, const Step& step, Scratch& scratch, float* x,
                   step.table_stride, step.arena, offset, step.kv_format);
     paged_attention(qkv, step.num_seqs, step.query_start, step.positions, step.max_context,
                     step.block_tables, step.table_stride, step.arena, offset, step.kv_format,
-                    heads, step.num_kv, step.dim, layer.scale, layer.window, layer.softcap, mixed);
+                    heads, step.num_kv, step.dim, layer.scale, layer.window, layer.softcap, nullptr,
+                    mixed);
     project(layer.output, step, index, mixed, x);
     norm(layer.post_attention, nullptr);
     norm(layer.mlp, residual);

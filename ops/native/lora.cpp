@@ -245,14 +245,14 @@ void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector
 }  // namespace
 
 // Semantics: y[rows of n, columns of p] += (x[rows of n] A^T) B for segment n and projection p, A and
-// B of (segment_slot[n], layer, projections[p]); nothing where the rank is 0.
+// B of the slot's entry first_entry + projections[p]; nothing where the rank is 0.
 // Shape: x float32 [*, depth], y float32 [*, sum of widths]; segment_start int32 [N + 1],
-// segment_slot int32 [N]; a_offset, b_offset int64 and rank int32 [slots, layers, 7].
+// segment_slot int32 [N]; a_offset, b_offset int64 and rank int32 [slots, slot_entries].
 EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* projections,
-                     const int32_t* widths, int64_t num_projections, int64_t layer,
-                     int64_t num_layers, const int32_t* segment_start, const int32_t* segment_slot,
-                     int64_t num_segments, const int64_t* a_offset, const int64_t* b_offset,
-                     const int32_t* rank, const char* arena, int format) {
+                     const int32_t* widths, int64_t num_projections, int64_t first_entry,
+                     int64_t slot_entries, const int32_t* segment_start,
+                     const int32_t* segment_slot, int64_t num_segments, const int64_t* a_offset,
+                     const int64_t* b_offset, const int32_t* rank, const char* arena, int format) {
     static thread_local std::vector<Part> parts;
     static thread_local std::vector<Item> shrinks, expands;
     static thread_local std::vector<float> hidden;
@@ -263,7 +263,7 @@ EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* pro
         const int64_t first = segment_start[n], rows = segment_start[n + 1] - first;
         int64_t column = 0;
         for (int64_t p = 0; p < num_projections; column += widths[p++]) {
-            const int64_t i = (segment_slot[n] * num_layers + layer) * 7 + projections[p];
+            const int64_t i = segment_slot[n] * slot_entries + first_entry + projections[p];
             if (rows == 0 || rank[i] == 0) continue;
             parts.push_back({first, rows, rank[i], widths[p], column, arena + a_offset[i],
                              arena + b_offset[i], nullptr});

@@ -105,7 +105,7 @@ void rope_row(float* row, const float* angles, const Heads& heads, const float* 
         float* head = row + h * heads.dim;
         const float* weight = h < heads.queries ? q_weight : k_weight;
         if (weight) normalise(head, weight, heads.dim, eps, head);
-        rotate(head, angles, heads.dim);
+        if (angles) rotate(head, angles, heads.dim);
     }
     const float* k = row + heads.queries * heads.dim;
     const float* v = k + heads.kv * heads.dim;
@@ -159,8 +159,8 @@ EXPORT void gated_activation(const float* gate_up, int64_t rows, int64_t width, 
         gate_rows<false>(gate_up, rows, width, y);
 }
 
-// Semantics: norm (if q_weight) and rotate q and k in place, write k and v to their pages.
-// Shape: qkv float32 [rows, (H + 2G) * D]; rope float32 [*, D]; q_weight, k_weight float32 [D] or null;
+// Semantics: norm (if q_weight) and rotate (if rope) q and k in place, write k and v to their pages.
+// Shape: qkv float32 [rows, (H + 2G) * D]; rope float32 [*, D], q_weight, k_weight float32 [D] or null;
 // page: K as [G][D][16], V as [G][16][D], from byte `layer` of each page on.
 EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
                           const float* rope, const float* q_weight, const float* k_weight,
@@ -173,7 +173,7 @@ EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t n
     for (int64_t r = 0; r < rows; r++) {
         const int64_t position = positions[r], slot = position % PAGE;
         char* page = arena + block_tables[token_seq[r] * table_stride + position / PAGE] + layer;
-        const float* angles = rope + position * dim;
+        const float* angles = rope ? rope + position * dim : nullptr;
         float* row = qkv + r * width;
         if (format == BF16)
             rope_row(row, angles, heads, q_weight, k_weight, eps, (bf16*)page, (bf16*)page + half,

@@ -55,7 +55,7 @@ def factors(
     tensors: dict[str, np.ndarray] = {}
     for layer in layers:
         for projection in projections:
-            rows, columns = base.projection_shape(projection)
+            rows, columns = base.projection_shape(layer, projection)
             module = base.module_path(layer, projection)
             tensors[tensor_name(module, "A")] = rng.normal(0, 0.1, (rank, rows)).astype(np.float32)
             tensors[tensor_name(module, "B")] = rng.normal(0, 0.1, (columns, rank)).astype(

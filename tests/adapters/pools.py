@@ -195,7 +195,7 @@ class House:
 
     def delta(self, slot: int, layer: int, projection: int) -> torch.Tensor:
         """(x A^T) B of a slot for x = identity, by the reference op: [in, out]."""
-        k, n = BASE.projection_shape(PROJECTIONS[projection])
+        k, n = BASE.projection_shape(0, PROJECTIONS[projection])
         start, slots = build_segments([(slot, k)])
         y = torch.zeros(k, n)
         batch = LoRABatch(
@@ -215,7 +215,7 @@ class House:
         tables, image = pack(files, BASE, ImageLayout(BASE.num_layers, torch.float32, True))
         at = (1, 6)
         rank = int(tables.rank[at])
-        k, n = BASE.projection_shape(PROJECTIONS[at[1]])
+        k, n = BASE.projection_shape(0, PROJECTIONS[at[1]])
 
         def matrix(offset: int, columns: int) -> torch.Tensor:
             raw = image[offset : offset + rank * columns * 4]

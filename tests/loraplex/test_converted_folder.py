@@ -45,7 +45,7 @@ def write_mlx(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) 
     tensors: dict[str, torch.Tensor] = {}
     for layer in LAYERS:
         for projection in ("q_proj", "v_proj"):
-            rows, columns = BASE.projection_shape(projection)
+            rows, columns = BASE.projection_shape(layer, projection)
             path = BASE.module_path(layer, projection)
             tensors[f"{path}.lora_a"] = torch.randn(rows, RANK).to(dtype)
             tensors[f"{path}.lora_b"] = torch.randn(RANK, columns).to(dtype)

@@ -44,6 +44,7 @@ def attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """queries [T, H, D]; keys and values of each sequence [context, G, D], as stored."""
     out = torch.empty_like(queries, dtype=torch.float64)
@@ -59,7 +60,10 @@ def attention(
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             weights = torch.exp(scores - scores.max())
-            out[row, head] = weights @ v / weights.sum()
+            total = weights.sum()
+            if sinks is not None:
+                total += torch.exp(sinks[head].double() - scores.max())
+            out[row, head] = weights @ v / total
     return out
 
 

@@ -13,6 +13,8 @@ from tests.ops import formulas
 from tests.ops.interpreter import is_interpreted
 
 NUM_LAYERS, LAYER = 2, 1
+IDENTITY = torch.tensor([[[1.0], [0.0]]])
+"""Cosine and sine of no rotation."""
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Case:
     softcap: float | None
     seed: int
     norm: bool = False
+    rope: bool = True
+    sinks: bool = False
 
     @property
     def contexts(self) -> list[int]:
@@ -51,7 +55,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from([None, None, 1, 13, 64])),
         draw(st.sampled_from([None, 5.0])),
         draw(st.integers(0, 2**31)),
-        draw(st.booleans()),
+        *(draw(st.booleans()) for _ in ("norm", "rope", "sinks")),
     )
 
 
@@ -92,7 +96,8 @@ def run(ops: Ops, case: Case, activations: torch.dtype = torch.float32) -> tuple
     torch.manual_seed(case.seed)
     kv, tables = make_cache(case)
     heads = case.num_heads
-    rope = torch.randn(max(case.contexts), case.dim)
+    rope = torch.randn(max(case.contexts), case.dim) if case.rope else None
+    sinks = torch.randn(heads) * 3 if case.sinks else None
     norm = QKNorm(torch.randn(case.dim), torch.randn(case.dim), 1e-6) if case.norm else None
     width = (heads + 2 * case.num_kv) * case.dim
     tokens = [torch.randn(c, width).to(activations) for c in case.contexts]
@@ -106,17 +111,22 @@ def run(ops: Ops, case: Case, activations: torch.dtype = torch.float32) -> tuple
     ops.rope_write_kv(qkv, rope, new, kv, LAYER, heads, norm)
     scale = case.dim**-0.5
     out = ops.paged_attention(
-        qkv, new, kv, LAYER, heads, scale=scale, window=case.window, softcap=case.softcap
+        *(qkv, new, kv, LAYER, heads),
+        scale=scale,
+        window=case.window,
+        softcap=case.softcap,
+        sinks=sinks,
     )
 
     queries, keys, values = [], [], []
     for rows, cached in zip(tokens, case.cached, strict=True):
-        turned = formulas.rope(rows, rope, torch.arange(len(rows)), heads, norm)
+        angles = IDENTITY.expand(len(rows), 2, case.dim // 2).flatten(1) if rope is None else rope
+        turned = formulas.rope(rows, angles, torch.arange(len(rows)), heads, norm)
         queries.append(turned[cached:, :heads])
         keys.append(turned[:, heads : heads + case.num_kv].to(case.dtype))
         values.append(turned[:, heads + case.num_kv :].to(case.dtype))
     expected = formulas.attention(
-        torch.cat(queries), keys, values, new, scale, case.window, case.softcap
+        torch.cat(queries), keys, values, new, scale, case.window, case.softcap, sinks
     )
     return out.double(), expected.flatten(1)
 
@@ -138,6 +148,7 @@ LONG = Case([1100, 3, 700], [1, 20, 2], 3, 1, 32, torch.float32, None, None, 0)
     [
         LONG,
         replace(LONG, window=600),
+        replace(LONG, sinks=True, rope=False),
         replace(LONG, cached=[1023, 511, 512], fresh=[1, 1, 1]),
         replace(LONG, cached=[0], fresh=[530], num_heads=1, dim=16),
         replace(LONG, cached=[40, 2], fresh=[3, 1], num_heads=2, dim=256),

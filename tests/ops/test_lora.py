@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from ops.base import AdapterTables, FusedLinear, LoRABatch, Ops
 from tests.ops import formulas
 
-NUM_LAYERS, LAYER = 3, 2
+NUM_LAYERS, LAYER, NUM_PROJECTIONS = 3, 2, 9
 RANKS = st.sampled_from([0, 0, 1, 4, 5, 12, 64, 128])
 
 
 @st.composite
 def fused_linears(draw: st.DrawFn) -> FusedLinear:
-    projections = draw(st.sampled_from([(0, 1, 2), (3,), (4, 5), (6,)]))
+    projections = draw(st.sampled_from([(0, 1, 2), (3,), (4, 5), (8,)]))
     widths = draw(st.lists(st.sampled_from([16, 40, 64, 96, 1100]), min_size=3, max_size=3))
     return FusedLinear(projections, tuple(widths[: len(projections)]), draw(st.integers(1, 900)))
 
@@ -28,8 +28,8 @@ def make_lora(
 ) -> tuple[LoRABatch, dict]:
     """An arena that is NaN but for the factors; tables of absent projections point nowhere."""
     num_slots = len(ranks)
-    rank = torch.zeros(num_slots, NUM_LAYERS, 7, dtype=torch.int32)
-    a_offset = torch.full((num_slots, NUM_LAYERS, 7), -(2**60))
+    rank = torch.zeros(num_slots, NUM_LAYERS, NUM_PROJECTIONS, dtype=torch.int32)
+    a_offset = torch.full((num_slots, NUM_LAYERS, NUM_PROJECTIONS), -(2**60))
     b_offset, factors, blobs, at = a_offset.clone(), {}, [], 64
     for slot, of_slot in enumerate(ranks):
         for projection, width, r in zip(fused.projections, fused.widths, of_slot, strict=False):

@@ -58,7 +58,7 @@ def _move(
 def _parts(
     name: str, tensor: FileTensor, shape: BaseModelShape, projections: tuple[str, ...]
 ) -> list[FileTensor]:
-    rows = [shape.projection_shape(projection)[1] for projection in projections]
+    rows = [shape.projection_shape(0, projection)[1] for projection in projections]
     if tensor.shape[0] != sum(rows):
         raise CheckpointError(f"tensor {name} has {tensor.shape[0]} rows, not {sum(rows)}")
     parts: list[FileTensor] = []

@@ -232,11 +232,10 @@ class AdapterVerifier:
         computed them, so that the engine never waits for a step in flight."""
         launched: list[LaunchedDeltas] = []
         begin = self._clock()
-        for layer in range(instance.effect_proof.layout.num_layers):
+        for layer, inputs in enumerate(instance.effect_proof.inputs):
             if self._clock() - begin > STEP_BUDGET_S:
                 yield
                 begin = self._clock()
-            inputs = instance.effect_proof.inputs
             launched.append(instance.runner.launch_deltas(lease, layer, inputs))
         while not launched[-1].event.query():
             yield

@@ -20,8 +20,7 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.loader import stored_files
 from adapters.pool.lora import ImageLayout, pack
 from adapters.store.folder import Store
-from ops.base import PROJECTIONS, FusedLinear
-from workers.layers.linear import fused_linear
+from ops.base import FusedLinear
 from workers.models.spec import ModelSpec
 from workers.verification.scoring import score_tokens
 
@@ -96,8 +95,14 @@ class EffectProof:
         self.tokens: list[int] = torch.randint(
             spec.vocab_size, (PROBE_TOKENS,), generator=random
         ).tolist()
-        self.inputs = [(fused, _rows(fused, random)) for fused in _fused_linears(shape)]
-        """A fused linear and its x, float32 [PROBE_ROWS, in], exact in bfloat16."""
+        self._random = random
+        self._rows: dict[int, Tensor] = {}
+        """Rows x of each width, float32 [PROBE_ROWS, width], exact in bfloat16."""
+        self.inputs = [
+            [(fused, self._rows_of(fused.in_features)) for fused in _fused_linears(shape, layer)]
+            for layer in range(shape.num_layers)
+        ]
+        """The fused linears of each layer, and their x."""
 
     def expect(self, digest: str) -> Expected:
         """Reads the adapter's files. Raises AdapterRejected, AdapterUnavailable or OSError."""
@@ -108,12 +113,18 @@ class EffectProof:
         return Expected(
             checksum=AdapterImage.of(digest, *pack(files, self._shape, self.layout)).checksum,
             deltas=[
-                [self._delta(factors, layer, fused, x) for fused, x in self.inputs]
-                for layer in range(self._shape.num_layers)
+                [self._delta(factors, layer, fused, x) for fused, x in inputs]
+                for layer, inputs in enumerate(self.inputs)
             ],
             scores=self._score(factors),
             base_scores=self._base_scores,
         )
+
+    def _rows_of(self, width: int) -> Tensor:
+        if width not in self._rows:
+            drawn = torch.randn(PROBE_ROWS, width, generator=self._random)
+            self._rows[width] = drawn.bfloat16().float()
+        return self._rows[width]
 
     def _delta(self, factors: Factors, layer: int, fused: FusedLinear, x: Tensor) -> Tensor:
         parts: list[Tensor] = []
@@ -138,7 +149,7 @@ class EffectProof:
         allowed = DELTA_ERROR[self.layout.dtype]
         worst, where = allowed, None
         for layer, (wanted, computed) in enumerate(zip(expected.deltas, deltas, strict=True)):
-            for (fused, _), want, got in zip(self.inputs, wanted, computed, strict=True):
+            for (fused, _), want, got in zip(self.inputs[layer], wanted, computed, strict=True):
                 for projection, w, g in zip(
                     fused.projections,
                     want.split(fused.widths, dim=1),
@@ -147,10 +158,8 @@ class EffectProof:
                 ):
                     error = _relative_error(g, w)
                     if error > worst:
-                        worst, where = (
-                            error,
-                            self._shape.module_path(layer, PROJECTIONS[projection]),
-                        )
+                        name = self._shape.projections[projection]
+                        worst, where = error, self._shape.module_path(layer, name)
         if where is None:
             return None
         return f"{where} is off by {worst:.3g} of its norm, allowed are {allowed:.3g}"
@@ -186,17 +195,15 @@ class EffectProof:
         return effect
 
 
-def _fused_linears(shape: BaseModelShape) -> list[FusedLinear]:
+def _fused_linears(shape: BaseModelShape, layer: int) -> list[FusedLinear]:
+    fused = [*shape.trained_modules(layer).values()] if shape.linears else FUSED_LINEARS
     fused_linears: list[FusedLinear] = []
-    for names in FUSED_LINEARS:
-        sizes = {name: shape.projection_shape(name) for name in names}
-        widths = {name: width for name, (_, width) in sizes.items()}
-        fused_linears.append(fused_linear(sizes[names[0]][0], **widths))
+    for names in fused:
+        sizes = [shape.projection_shape(layer, name) for name in names]
+        projections = tuple(shape.projections.index(name) for name in names)
+        widths = tuple(width for _, width in sizes)
+        fused_linears.append(FusedLinear(projections, widths, sizes[0][0]))
     return fused_linears
-
-
-def _rows(fused: FusedLinear, random: torch.Generator) -> Tensor:
-    return torch.randn(PROBE_ROWS, fused.in_features, generator=random).bfloat16().float()
 
 
 def _relative_error(got: Tensor, wanted: Tensor) -> float:

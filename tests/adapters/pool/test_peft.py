@@ -104,7 +104,7 @@ def image_deltas(
     deltas: dict[str, torch.Tensor] = {}
     for layer, projection in np.argwhere(tables.rank > 0).tolist():
         rank = int(tables.rank[layer, projection])
-        k, n = base.projection_shape(PROJECTIONS[projection])
+        k, n = base.projection_shape(layer, PROJECTIONS[projection])
 
         def matrix(offset: int, *shape: int) -> torch.Tensor:
             assert offset % 64 == 0
@@ -151,7 +151,7 @@ def test_bfloat16_image_is_rounded_once(model: Path, base: BaseModelShape, tmp_p
         AdapterFiles.in_folder(adapter), base, replace(layout, dtype=torch.bfloat16)
     )
     at = (1, PROJECTIONS.index("down_proj"))
-    k, n = base.projection_shape("down_proj")
+    k, n = base.projection_shape(1, "down_proj")
     for offsets, exact_offsets, width in (
         (tables.a_offset, exact_tables.a_offset, k),
         (tables.b_offset, exact_tables.b_offset, n),
