@@ -137,34 +137,54 @@ def _measured(
     num_steps: int,
 ) -> tuple[float, float]:
     """Times an engine as `timed` does, and drops it afterwards."""
-    engine, ring = make_engine(model, rows, context + 2 * num_steps, runs_ahead, True, ranks)
+    engine, ring = make_engine(model, rows, context + 4 * num_steps, runs_ahead, True, ranks)
     return timed(engine, ring, rows, context, num_steps, len(ranks))
 
 
 def mixed_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """Steps of 32 streams, and the same steps with a prompt of 200 tokens in each, which run
-    without a graph: how much later a stream's next token comes where prompts arrive."""
+    """Steps of 32 streams, and the same steps with a prompt of 200 tokens in each: how much later a
+    stream's next token comes where prompts arrive."""
     rows, prompt, num_steps = (2, 9, 2) if bench.tiny else (32, 200, 32)
     context = 20 if bench.tiny else CONTEXT
     max_len = context + 6 * num_steps
-    engine, ring = make_engine(model, rows + 2, max_len, True, True)
-    decode_s, _ = timed(engine, ring, rows, context, num_steps, num_tokens=6 * num_steps)
-    params = SamplingParams(1, seed=0, temperature=0.0, ignore_eos=True)
-    begin = time.perf_counter()
-    for number in range(num_steps):
-        tokens = [number % 32] * prompt
-        request = Generate(rows + number, "", "model", tokens, params, cache_domain=f"p{number}")
-        assert engine.submit(0, request) is None
+    for ranks in ((), (4, 2) if bench.tiny else (16,) * 8):
+        # Twice the sequences, because some places are kept for tenants that have none yet.
+        engine, ring = make_engine(model, 2 * rows, max_len, True, True, ranks)
+        decode_s, _ = timed(engine, ring, rows, context, num_steps, len(ranks), 6 * num_steps)
+        # The first prompt's kernels may have to be loaded.
+        _submit_prompt(engine, rows, prompt, ranks)
         engine.step()
-    mixed_s = (time.perf_counter() - begin) / num_steps
-    steps = ring.last(num_steps)
-    yield {
-        "rows": rows,
-        "prompt_tokens": prompt,
-        "decode_ms": decode_s * 1e3,
-        "mixed_ms": mixed_s * 1e3,
-        "prefill_tokens_a_step": float(steps["num_prefill_tokens"].mean()),
-    }
+        begin = time.perf_counter()
+        for number in range(1, num_steps + 1):
+            _submit_prompt(engine, rows + number, prompt, ranks)
+            engine.step()
+        mixed_s = (time.perf_counter() - begin) / num_steps
+        steps = ring.last(num_steps)
+        del engine
+        bench.free_memory()
+        yield {
+            "rows": rows,
+            "adapters": len(ranks),
+            "prompt_tokens": prompt,
+            "decode_ms": decode_s * 1e3,
+            "mixed_ms": mixed_s * 1e3,
+            "prefill_tokens_a_step": float(steps["num_prefill_tokens"].mean()),
+        }
+
+
+def _submit_prompt(engine: Engine, number: int, length: int, ranks: tuple[int, ...]) -> None:
+    params = SamplingParams(1, seed=0, temperature=0.0, ignore_eos=True)
+    slot = str(number % len(ranks)) if ranks else ""
+    request = Generate(
+        number,
+        "",
+        "model",
+        [number % 32] * length,
+        params,
+        cache_domain=f"p{number}",
+        adapter=AdapterRef(slot, slot) if slot else None,
+    )
+    assert engine.submit(0, request) is None
 
 
 def make_engine(
@@ -218,8 +238,8 @@ def timed(
     num_tokens: int = 0,
 ) -> tuple[float, float]:
     """Returns the seconds of a step, and the microseconds in which the host works for it.
-    num_tokens: that each sequence may generate; by default twice as many as there are steps."""
-    max_tokens = num_tokens or 2 * num_steps
+    num_tokens: that each sequence may generate; by default four times as many as there are steps."""
+    max_tokens = num_tokens or 4 * num_steps
     params = SamplingParams(max_tokens, seed=0, temperature=0.0, ignore_eos=True)
     for number in range(rows):
         prompt = [number % 32] * context
@@ -230,11 +250,18 @@ def timed(
             number, "", "model", prompt, params, cache_domain=domain, adapter=adapter
         )
         assert engine.submit(0, request) is None
-    while engine.num_generated_tokens < 2 * rows:
+    while not _all_generate(ring, rows):
         engine.step()
+    engine.step()  # the first step that only generates captured its graph
     begin = time.perf_counter()
     for _ in range(num_steps):
         engine.step()
     seconds = (time.perf_counter() - begin) / num_steps
     steps = ring.last(num_steps)
     return seconds, float(sum(steps[part].mean() for part in HOST_PARTS))
+
+
+def _all_generate(ring: StepRing, rows: int) -> bool:
+    return any(
+        step["num_sequences"] == rows and step["num_prefill_tokens"] == 0 for step in ring.last(1)
+    )

@@ -25,7 +25,7 @@ A_LINE_EACH = {
         *("rows", "adapters", "ahead", "ms", "of_base", "of_bytes", "gap_us", "host_us"),
         "tokens_s",
     ),
-    "mixed steps": ("rows", "prompt_tokens", "decode_ms", "mixed_ms"),
+    "mixed steps": ("rows", "adapters", "prompt_tokens", "decode_ms", "mixed_ms"),
     "warm-up": ("seconds", "graphs", "kernels", "graph_MB", "late_kernels"),
     "adapters": ("rank", "MB", "bytes_ms", "copied_ms"),
     "swap": ("swap_in_ms", "of_bytes", "swap_out_ms", "first_token_ms", "prompt_ms", "same"),
