@@ -1,0 +1,58 @@
+"""Sizes of the gateway and the admin plane that may only fall. A change that lowers one lowers its
+number here too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import openai
+
+from tests.gateway.scripted import ScriptedWorker
+from tests.gateway.scripts import say
+from tests.gateway.service import Service
+from tools.source_tree import ROOT
+
+PACKAGES = ("gateway", "admin", "loraplex", "store", "web")
+MAX_LINES = 40_800
+"""Lines of Python of these packages. A feature that needs more raises it."""
+MAX_CHAT_FILES = 73
+"""Files of gateway/, web/ and store/ in which a chat request runs code, from its head to its last
+byte."""
+
+
+def test_lines_of_packages() -> None:
+    lines = {
+        package: sum(file.read_text().count("\n") for file in (ROOT / package).rglob("*.py"))
+        for package in PACKAGES
+    }
+    print(lines)
+    assert sum(lines.values()) <= MAX_LINES
+
+
+def test_files_that_a_chat_passes(
+    client: openai.OpenAI, worker: ScriptedWorker, service: Service
+) -> None:
+    worker.script = say("hello")
+    folders = tuple(str(ROOT / name) for name in ("gateway", "web", "store"))
+    passed: set[str] = set()
+
+    def note(frame: FrameType, _event: str, _value: Any) -> None:
+        if frame.f_code.co_filename.startswith(folders):
+            passed.add(frame.f_code.co_filename)
+
+    def ask() -> None:
+        chat: Any = [{"role": "user", "content": "Hi"}]
+        stream = client.chat.completions.create(model="support-bot", messages=chat, stream=True)
+        assert list(stream)
+
+    ask()
+    service.call(lambda: sys.setprofile(note))
+    try:
+        ask()
+    finally:
+        service.call(lambda: sys.setprofile(None))
+    print(*sorted(str(Path(name).relative_to(ROOT)) for name in passed), sep="\n")
+    assert len(passed) <= MAX_CHAT_FILES
