@@ -26,7 +26,6 @@ constexpr int BLOCK = 128;          // k of a panel at a time: 24 KiB of float32
 constexpr int LINE = 64;            // bytes of a cache line
 constexpr int LINES = (WIDTH * 4 + LINE - 1) / LINE;  // cache lines that one step of a tile reads
 constexpr int PREFETCH = 4096;      // bytes to prefetch ahead in a panel read as one stream
-constexpr int PREFETCH_BLOCKS = 1024;  // of quantised weights, which take longer per byte
 
 static_assert(PANEL % WIDTH == 0);
 
@@ -81,11 +80,6 @@ struct Ahead {
         for (int line = 0; line < LINES; line++)
             __builtin_prefetch(begin + i * step + line * LINE);
     }
-};
-
-// No prefetch, for weights that are in L1 already.
-struct Here {
-    void fetch(int64_t) const {}
 };
 
 // float32 weights [depth][PANEL]
@@ -258,8 +252,8 @@ void multiply(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t de
 //     scales [PANEL], minimums [PANEL] if MINIMUM, levels [GROUP / 2][PANEL] of pairs
 //
 // A pair is one byte for levels of 4 bits and two for levels of 8, k even in the low half. A weight
-// is scale * level + minimum, in float32 without fusing, rounded to bfloat16; see
-// ops/block_matrix.py. Levels of 4 bits are stored with OFFSET added.
+// is scale * level + minimum, rounded to bfloat16; see ops/block_matrix.py. Levels of 4 bits are
+// stored with OFFSET added.
 template <int BITS, int GROUP, class S, bool MINIMUM, int OFFSET>
 struct Quantized {
     typedef S Scale;
@@ -278,9 +272,10 @@ inline I level_of(const uint16_t*, U pair, bool high) {
     return (I)(high ? pair << 16 : pair << 24) >> 24;
 }
 
+// The product of a format with minimums is exact, so that it may be fused.
 template <class Q>
 inline F scaled(F level, F scale, F minimum) {
-    return Q::has_minimum ? unfused(level * scale) + minimum : level * scale;
+    return Q::has_minimum ? fma(level, scale, minimum) : level * scale;
 }
 
 // The weights of LANES columns in one group.
@@ -289,82 +284,71 @@ struct Columns {
     typedef typename Q::Pair Pair;
     F scale, minimum;
 
+    Columns() = default;
     Columns(F scale, F minimum) : scale(scale), minimum(minimum) {}
 
-    F weight(U pair, bool high) const {
+    U weight(U pair, bool high) const {
         const I level = level_of((const Pair*)nullptr, pair, high) - Q::offset;
-        return scaled<Q>(__builtin_convertvector(level, F), scale, minimum);
+        return round_bf16(scaled<Q>(__builtin_convertvector(level, F), scale, minimum));
     }
 
-    void dequantize(const Pair* pairs, float* out) const {
+    void widened(const Pair* pairs, F& low, F& high) const {
         const U pair = load(pairs);
-        store(out, (F)round_bf16(weight(pair, false)));
-        store(out + PANEL, (F)round_bf16(weight(pair, true)));
+        low = (F)weight(pair, false), high = (F)weight(pair, true);
     }
 
-    void dequantize(const Pair* pairs, uint32_t* out) const {
+    U narrowed(const Pair* pairs) const {
         const U pair = load(pairs);
-        store(out, round_bf16(weight(pair, false)) >> 16 | round_bf16(weight(pair, true)));
+        return weight(pair, false) >> 16 | weight(pair, true);
     }
 };
 
 #if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
-inline U narrow_pair(F low, F high) {
-    return (U)(__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-}
+// 4-bit pairs of 16 columns are stored in the order in which 32 floats are narrowed at once: the
+// levels of columns 0 to 7 in the low halves of bytes, k even and k odd in turns, those of columns 8
+// to 15 in the high halves.
+constexpr bool NARROW_ORDER = true;
 
 // Lanes 0 to 7 of x twice each, or lanes 8 to 15.
 inline F doubled(F x, int first) {
     return (F)_mm512_permutexvar_ps((__m512i)((lane_ids() >> 1) + first), (__m512)x);
 }
 
-// The weights of LANES columns, in the lane order of instructions that narrow 32 floats at once.
-template <class Q, class P = typename Q::Pair>
-struct PairColumns;
-
-// Levels of 8 bits are stored in that order.
+// The weights of LANES columns in one group: of columns 0 to 7, k even and k odd in turns, and of
+// columns 8 to 15.
 template <class Q>
-struct PairColumns<Q, uint16_t> {
-    F scale[2], minimum[2];
+struct PairColumns {
+    F scale[2], minimum[2] = {};
 
-    PairColumns(F s, F m) : scale{doubled(s, 0), doubled(s, 8)}, minimum{m, m} {
+    PairColumns() = default;
+    PairColumns(F s, F m) : scale{doubled(s, 0), doubled(s, 8)} {
         if (Q::has_minimum) minimum[0] = doubled(m, 0), minimum[1] = doubled(m, 8);
     }
 
-    void dequantize(const uint16_t* pairs, uint32_t* out) const {
-        F w[2];
-        for (int half = 0; half < 2; half++) {
-            const __m128i levels = _mm_loadu_si128((const __m128i*)(pairs + half * 8));
-            const F level = (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(levels));
-            w[half] = scaled<Q>(level, scale[half], minimum[half]);
-        }
-        store(out, narrow_pair(w[0], w[1]));
-    }
-};
-
-// Levels of 4 bits are looked up, and reordered so while they are narrow.
-template <class Q>
-struct PairColumns<Q, uint8_t> {
-    F scale, minimum, levels;
-    __m512i order;
-
-    PairColumns(F scale, F minimum) : scale(scale), minimum(minimum) {
-        levels = __builtin_convertvector(lane_ids() - Q::offset, F);
-        order = (__m512i)((lane_ids() + 16) << 16 | lane_ids());
+    U narrowed(const uint16_t* pairs) const {
+        const auto levels = [&](int first) {
+            const __m128i bytes = _mm_loadu_si128((const __m128i*)(pairs + first));
+            return (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+        };
+        return narrowed(levels(0), levels(8));
     }
 
-    F weight(U level) const {
-        const F exact = (F)_mm512_permutexvar_ps((__m512i)level, (__m512)levels);
-        return scaled<Q>(exact, scale, minimum);
+    U narrowed(const uint8_t* pairs) const {
+        const __m512 levels = (__m512)__builtin_convertvector(lane_ids() - Q::offset, F);
+        const U pair = load(pairs);  // a look-up ignores what is above the lowest four bits
+        return narrowed((F)_mm512_permutexvar_ps((__m512i)pair, levels),
+                        (F)_mm512_permutexvar_ps((__m512i)(pair >> 4), levels));
     }
 
-    void dequantize(const uint8_t* pairs, uint32_t* out) const {
-        const U pair = load(pairs);
-        const U halves = narrow_pair(weight(pair), weight(pair >> 4));
-        store(out, (U)_mm512_permutexvar_epi16(order, (__m512i)halves));
+    U narrowed(F first, F second) const {
+        first = scaled<Q>(first, scale[0], minimum[0]);
+        second = scaled<Q>(second, scale[1], minimum[1]);
+        return (U)(__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     }
 };
 #else
+constexpr bool NARROW_ORDER = false;
+
 template <class Q>
 using PairColumns = Columns<Q>;
 #endif
@@ -372,23 +356,34 @@ using PairColumns = Columns<Q>;
 template <class Q, class X>
 using ColumnsFor = std::conditional_t<std::is_same_v<X, float>, Columns<Q>, PairColumns<Q>>;
 
-// Unpacks `depth` k of a panel to the type of the rows, and prefetches what follows.
+template <class Q, class X>
+inline ColumnsFor<Q, X> columns_at(const char* group, int64_t c) {
+    const typename Q::Scale* scales = (const typename Q::Scale*)group;
+    return {scale_of(scales + c), Q::has_minimum ? scale_of(scales + PANEL + c) : F{}};
+}
+
+// Stores the weights of a pair of k as rows of that type read them.
+template <class C, class P>
+inline void unpack(const C& columns, const P* pairs, float* out) {
+    F low, high;
+    columns.widened(pairs, low, high);
+    store(out, low), store(out + PANEL, high);
+}
+template <class C, class P>
+inline void unpack(const C& columns, const P* pairs, uint32_t* out) {
+    store(out, columns.narrowed(pairs));
+}
+
+// Unpacks `depth` k of a panel to the type of the rows.
 template <class Q, class X>
 void dequantize(const char* group, int64_t depth, X* out) {
-    typedef typename Q::Scale Scale;
-    typedef typename Q::Pair Pair;
     for (int64_t k = 0; k < depth; k += Q::group, group += Q::bytes) {
-        for (int64_t line = 0; line < Q::bytes; line += LINE)
-            __builtin_prefetch(group + PREFETCH_BLOCKS + line);
-        const Scale* scales = (const Scale*)group;
-        const Pair* pairs = (const Pair*)(group + Q::head);
+        const auto* pairs = (const typename Q::Pair*)(group + Q::head);
         for (int c = 0; c < PANEL; c += LANES) {
-            const F minimum = Q::has_minimum ? scale_of(scales + PANEL + c) : F{};
-            const ColumnsFor<Q, X> columns(scale_of(scales + c), minimum);
+            const auto columns = columns_at<Q, X>(group, c);
 #pragma GCC unroll 4
             for (int p = 0; p < Q::group / 2; p++)
-                columns.dequantize(pairs + p * PANEL + c,
-                                   out + words(out, k + 2 * p) * PANEL + c);
+                unpack(columns, pairs + p * PANEL + c, out + words(out, k + 2 * p) * PANEL + c);
         }
     }
 }
@@ -399,18 +394,86 @@ struct Packed {
     const char* at;
 };
 
-// Any number of rows against a panel of quantised weights.
+// Multiplies a pair of k, straight from the levels.
+template <int R, class C, class P>
+inline void multiply_pair(F (&acc)[R][NV], const float* x, int64_t stride, int64_t k,
+                          const C (&columns)[NV], const P* pairs) {
+    F low[NV], high[NV];
+#pragma GCC unroll 3
+    for (int v = 0; v < NV; v++) columns[v].widened(pairs + v * LANES, low[v], high[v]);
+    multiply_add<R>(acc, x + k, stride, low);
+    multiply_add<R>(acc, x + k + 1, stride, high);
+}
+#ifdef PAIR_DOT
+template <int R, class C, class P>
+inline void multiply_pair(F (&acc)[R][NV], const uint32_t* x, int64_t stride, int64_t k,
+                          const C (&columns)[NV], const P* pairs) {
+#pragma GCC unroll 3
+    for (int v = 0; v < NV; v++) {
+        const U column = columns[v].narrowed(pairs + v * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+            acc[r][v] = pair_dot(acc[r][v], splat(x[r * stride + k / 2]), column);
+    }
+}
+#endif
+
+// Few rows against the columns of a panel from c on, whose weights stay in registers.
+template <int R, class Q, class X>
+void tile_packed(const X* x, int64_t x_stride, const char* group, int64_t c, int64_t depth,
+                 From from, To to) {
+    F acc[R][NV];
+    start<R>(acc, from);
+    for (int64_t k = 0; k < depth; k += Q::group, group += Q::bytes) {
+        for (int64_t line = 0; c == 0 && line < Q::bytes; line += LINE)
+            __builtin_prefetch(group + PREFETCH + line);
+        const auto* pairs = (const typename Q::Pair*)(group + Q::head) + c;
+        ColumnsFor<Q, X> columns[NV];
+#pragma GCC unroll 3
+        for (int v = 0; v < NV; v++) columns[v] = columns_at<Q, X>(group, c + v * LANES);
+        for (int p = 0; p < Q::group / 2; p++)
+            multiply_pair<R>(acc, x, x_stride, k + 2 * p, columns, pairs + p * PANEL);
+    }
+    finish<R>(acc, to);
+}
+
+template <class Q, class X>
+void multiply_few(int64_t rows, const X* x, int64_t x_stride, const char* w, int64_t depth,
+                  From from, To to) {
+    for (int c = 0; c < PANEL; c += WIDTH, from = from.right(WIDTH), to = to.right(WIDTH))
+        switch (rows) {
+            case 1: tile_packed<1, Q>(x, x_stride, w, c, depth, from, to); break;
+            case 2: tile_packed<2, Q>(x, x_stride, w, c, depth, from, to); break;
+            case 3: tile_packed<3, Q>(x, x_stride, w, c, depth, from, to); break;
+            case 4: tile_packed<4, Q>(x, x_stride, w, c, depth, from, to); break;
+            case 5: tile_packed<5, Q>(x, x_stride, w, c, depth, from, to); break;
+            case 6: tile_packed<6, Q>(x, x_stride, w, c, depth, from, to); break;
+            case 7: tile_packed<7, Q>(x, x_stride, w, c, depth, from, to); break;
+            case 8: tile_packed<8, Q>(x, x_stride, w, c, depth, from, to); break;
+        }
+}
+
+// Any number of rows against a panel of quantised weights. Many take a BLOCK of k at a time, while
+// the next block is fetched.
 template <class X, class Q>
 void multiply(int64_t rows, const X* x, int64_t x_stride, Packed<Q> w, int64_t depth, From from,
               To to) {
     static_assert(BLOCK % Q::group == 0);
+    if (rows <= ROWS) return multiply_few<Q>(rows, x, x_stride, w.at, depth, from, to);
     const To rest = resting(rows);
     alignas(64) X block[BLOCK * PANEL];
+    const int64_t calls = ceil_div(rows, ROWS) * (PANEL / WIDTH);
+    const int64_t bytes = BLOCK / Q::group * Q::bytes;
     for (int64_t k = 0; k < depth; k += BLOCK) {
         const int64_t part = std::min<int64_t>(BLOCK, depth - k);
-        dequantize<Q>(w.at + k / Q::group * Q::bytes, part, block);
+        const char* group = w.at + k / Q::group * Q::bytes;
+        dequantize<Q>(group, part, block);
         multiply_block(rows, x + words(x, k), x_stride, (const X*)block, part,
-                       [](int64_t) { return Here{}; }, from, k + BLOCK < depth ? rest : to);
+                       [&](int64_t call) {
+                           return Ahead{group + bytes + call * bytes / calls,
+                                        bytes / (calls * words(x, part))};
+                       },
+                       from, k + BLOCK < depth ? rest : to);
         from = {rest.at, rest.stride};
     }
 }
@@ -477,6 +540,13 @@ void with_layout(int64_t format, Act act) {
     }
 }
 
+void ask_for_huge_pages(void* out, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t from = ((uintptr_t)out + 4095) & ~(uintptr_t)4095;
+    if (bytes > 1 << 21) madvise((void*)from, (uintptr_t)out + bytes - from, MADV_HUGEPAGE);
+#endif
+}
+
 // A 32-bit word of a row: one float32, or a pair of bfloat16 of which the last may have no partner.
 inline uint32_t word(const uint32_t* row, int64_t k, int64_t) { return row[k]; }
 inline uint32_t word(const uint16_t* row, int64_t k, int64_t depth) {
@@ -514,8 +584,19 @@ inline void store_scale(float scale, uint16_t* out) {
     *out = (bits >> 13 & 0x7fff) | (bits >> 16 & 0x8000);
 }
 
-inline void store_levels(int low, int high, uint8_t* out) { *out = low | high << 4; }
-inline void store_levels(int low, int high, uint16_t* out) { *out = (low & 255) | (high & 255) << 8; }
+// Stores the levels of a pair of k in column c. pairs: zero before the first column.
+inline void store_levels(int low, int high, int64_t c, uint8_t* pairs) {
+    if (NARROW_ORDER) {
+        uint8_t* at = pairs + c / 16 * 16 + c % 8 * 2;
+        const int shift = c % 16 < 8 ? 0 : 4;
+        at[0] |= low << shift, at[1] |= high << shift;
+    } else {
+        pairs[c] = low | high << 4;
+    }
+}
+inline void store_levels(int low, int high, int64_t c, uint16_t* pairs) {
+    pairs[c] = (low & 255) | (high & 255) << 8;
+}
 
 // levels [columns, depth], scales and minimums [columns, depth / group]
 template <class Q>
@@ -537,8 +618,8 @@ void pack_groups(const int8_t* levels, const float* scales, const float* minimum
                     store_scale(minimums[column * groups + g], (S*)group + PANEL + c);
                 const int8_t* row = levels + column * depth + g * Q::group;
                 for (int i = 0; i < Q::group; i += 2)
-                    store_levels(row[i] + Q::offset, row[i + 1] + Q::offset,
-                                 pairs + i / 2 * PANEL + c);
+                    store_levels(row[i] + Q::offset, row[i + 1] + Q::offset, c,
+                                 pairs + i / 2 * PANEL);
             }
         }
 }
@@ -570,11 +651,7 @@ EXPORT int rounds_input() {
 // Shape: out has ceil(columns / 48) panels of 48 * depth elements, depth rounded up to even for bfloat16.
 EXPORT void pack_linear(const void* weight, int format, int64_t columns, int64_t depth, void* out) {
     const int64_t padded = format == BF16 ? ceil_div(depth, 2) * 2 : depth;
-#ifdef MADV_HUGEPAGE
-    const int64_t bytes = ceil_div(columns, PANEL) * PANEL * padded * (format == BF16 ? 2 : 4);
-    const uintptr_t from = ((uintptr_t)out + 4095) & ~(uintptr_t)4095;
-    if (bytes > 1 << 21) madvise((void*)from, (uintptr_t)out + bytes - from, MADV_HUGEPAGE);
-#endif
+    ask_for_huge_pages(out, ceil_div(columns, PANEL) * PANEL * padded * (format == BF16 ? 2 : 4));
     if (format == BF16)
         pack((const uint16_t*)weight, columns, depth, (uint32_t*)out);
     else
@@ -587,7 +664,9 @@ EXPORT void pack_linear(const void* weight, int format, int64_t columns, int64_t
 EXPORT void pack_blocks(const int8_t* levels, const float* scales, const float* minimums, int format,
                         int64_t columns, int64_t depth, char* out) {
     with_layout(format, [&](auto layout) {
-        pack_groups<decltype(layout)>(levels, scales, minimums, columns, depth, out);
+        typedef decltype(layout) Q;
+        ask_for_huge_pages(out, ceil_div(columns, PANEL) * (depth / Q::group) * Q::bytes);
+        pack_groups<Q>(levels, scales, minimums, columns, depth, out);
     });
 }
 

@@ -103,20 +103,6 @@ static inline F fma(F a, F b, F c) {
 #endif
 }
 
-// Keeps the compiler from contracting a product and a later sum into one fused operation.
-static inline F unfused(F x) {
-#if defined(VECTOR_AVX512)
-    asm("" : "+v"(x));
-#elif defined(__x86_64__)
-    asm("" : "+x"(x));
-#elif defined(__aarch64__)
-    asm("" : "+w"(x));
-#else
-#error "unfused() needs a register constraint of this processor"
-#endif
-    return x;
-}
-
 // bfloat16 of each lane, to nearest, ties to even, in the high half of a word; the low half is zero.
 // Not for NaN.
 static inline U round_bf16(F x) {
