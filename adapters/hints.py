@@ -83,6 +83,9 @@ _HINTS = {
         "The base model has no such module: train on the registered base model, and adapt its"
         " linear layers (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj)."
     ),
+    "adapter.unsupported.activated_embedding": (
+        "An activated LoRA cannot change the embedding: leave embed_tokens out of target_modules."
+    ),
     "adapter.unsupported": "Train without this feature: plain LoRA and rsLoRA are served.",
     "adapter.unsupported.base_weights": (
         "The file has weights of the base model: save with save_pretrained of the PeftModel, which"
@@ -94,7 +97,6 @@ _HINTS = {
         "Train with use_dora=False. A DoRA update has full rank: it can be merged into a base model"
         " of its own (merge_and_unload), not converted to LoRA."
     ),
-    "adapter.unsupported.embedding_lora": "Leave embed_tokens out of target_modules.",
     "adapter.unsupported.experts": "Leave the experts' layers out of target_modules.",
     "adapter.unsupported.fan_in_fan_out": "Train with fan_in_fan_out=False, for linear layers.",
     "adapter.unsupported.full_checkpoint": (
@@ -115,7 +117,6 @@ _HINTS = {
         " with peft."
     ),
     "adapter.unsupported.layer_replication": "Train without layer_replication, on all layers once.",
-    "adapter.unsupported.lm_head": "Leave lm_head out of target_modules.",
     "adapter.unsupported.loftq": _INITIALISATION,
     "adapter.unsupported.lora_bias": "Train with lora_bias=False.",
     "adapter.unsupported.lora_ga": _INITIALISATION,

@@ -11,6 +11,8 @@ from adapters.family_layout import JOINED, NEIGHBOURS, head_order
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Projections of a native family."""
+OUTER = ("embed_tokens", "lm_head")
+"""Modules outside of the layers of a native family that an adapter may touch."""
 RECORDED = "loraplex"
 """Field of a canonical config.json with what the import of a model that transformers computes
 found out about it."""
@@ -91,8 +93,15 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
             return PROJECTIONS
         return tuple(dict.fromkeys(linear.name for linear in self.linears))
 
+    def modules(self, layer: int) -> tuple[str, ...]:
+        """Returns the names on the `projection` axis of a layer of the adapter tables. Modules
+        outside of the layers of a native family count as a layer after the last one."""
+        is_outer = layer == self.num_layers and not self.linears
+        return OUTER if is_outer else self.projections
+
     def projection_shape(self, layer: int, projection: str) -> tuple[int, int]:
-        """Returns (in_features, out_features) of a projection that the layer has."""
+        """Returns (in_features, out_features) of a module that the layer has. The embedding has an
+        input feature for each token."""
         if self.linears:
             linear = self._by_site[layer, projection]
             return linear.in_features, linear.out_features
@@ -106,6 +115,8 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
             "gate_proj": (self.hidden_size, self.intermediate_size),
             "up_proj": (self.hidden_size, self.intermediate_size),
             "down_proj": (self.intermediate_size, self.hidden_size),
+            "embed_tokens": (self.vocab_size, self.hidden_size),
+            "lm_head": (self.hidden_size, self.vocab_size),
         }[projection]
 
     def module_path(self, layer: int, projection: str) -> str:
@@ -113,13 +124,17 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
         projections."""
         if self.linears:
             return self._by_site[layer, projection].path
+        if projection in OUTER:
+            return projection if projection == "lm_head" else f"model.{projection}"
         return f"model.layers.{layer}.{_block(projection)}.{projection}"
 
     def trained_modules(self, layer: int) -> dict[str, tuple[str, ...]]:
-        """Returns the projections of each linear of a layer, by the linear's name in transformers
+        """Returns the projections of each module of a layer, by the module's name in transformers
         and peft."""
         if self.linears:
             return {each.path: (each.name,) for each in self.linears if each.layer == layer}
+        if layer == self.num_layers:
+            return {self.module_path(layer, name): (name,) for name in OUTER}
         joined = JOINED.get(self.model_type, {})
         apart = {name: (name,) for name in PROJECTIONS}
         for names in joined.values():

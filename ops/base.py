@@ -32,6 +32,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 """Projections of a native family that an adapter may touch. An index here is the `projection` axis
 of the tables."""
 
+EMBEDDING, HEAD = range(2)
+"""Modules outside of the layers of a native family, the embedding and the output matrix, as indices
+in the last layer of the tables, which is no layer of the model."""
+
 Activation = Literal["silu", "gelu_tanh"]
 
 StreamName = Literal["adapters", "tables", "weights"]
@@ -114,9 +118,13 @@ class AdapterTables:
 
     P is the number of projections of a layer that adapters may touch.
 
-    a_offset int64 [slots, L, P]  byte offset in the arena of A, [rank, K], K contiguous
-    b_offset int64 [slots, L, P]  byte offset in the arena of B in the backend's layout, scaled
-    rank     int32 [slots, L, P]  0 = the adapter does not touch this projection (offsets undefined)
+    a_offset int64 [slots, L + 1, P]  byte offset in the arena of A, [rank, K], K contiguous; of the
+                                      embedding [V, rank], rank contiguous
+    b_offset int64 [slots, L + 1, P]  byte offset in the arena of B in the backend's layout, scaled
+    rank     int32 [slots, L + 1, P]  0 = the adapter does not touch this projection (offsets
+                                      undefined)
+
+    Entries [:, L, EMBEDDING] and [:, L, HEAD] are of modules outside of the layers.
     """
 
     a_offset: Tensor
@@ -139,6 +147,11 @@ class LoRABatch:
     segment_start: Tensor
     segment_slot: Tensor
     max_rank: int
+
+    @property
+    def outer_layer(self) -> int:
+        """The layer of the tables that has the modules outside of the layers."""
+        return self.tables.rank.shape[1] - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +416,13 @@ class Compute(Protocol):
         """Semantics: for every segment and every projection of the fused linear with rank > 0:
         y[rows, columns] += (x[rows] A^T) B, partial sums in float32, y changed in place.
         Shape: x [T, K], y [T, sum(fused.widths)]. Rows outside the segments are untouched.
+        """
+        ...
+
+    def add_embedding_lora(self, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
+        """Semantics: for every segment whose adapter has a rank > 0 for the embedding:
+        y[t] += A[ids[t]] B * scale, sums in float32, y changed in place.
+        Shape: ids int32 [T], y [T, K]. Rows outside the segments are untouched.
         """
         ...
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ops import build
 from ops.base import (
+    EMBEDDING,
     PAGE_TOKENS,
     Activation,
     AttentionBatch,
@@ -67,6 +68,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(I64, I64, I64, F32, I64, F32, P, P),
     ),
     "add_lora": (P, P, I64, P, P, I64, I64, I64, P, P, I64, P, P, P, P, I32),
+    "add_embedding_lora": (P, P, I64, F32, I64, I64, P, P, I64, P, P, P, P, I32),
     "run_layers": (P, I64, POINTER(NativeStep), P, P),
     "block_hashes": (P, I64, P, P),
     "sample": (P, I64, I64, POINTER(Sampling), P),
@@ -220,6 +222,17 @@ class CpuOps(HostOps):
         self._lib.add_lora(
             *(y.data_ptr(), x.data_ptr(), fused.in_features, projections, widths, len(widths)),
             *(layer * tables.rank.shape[2], tables.rank[0].numel()),
+            *(lora.segment_start.data_ptr(), lora.segment_slot.data_ptr()),
+            *(len(lora.segment_slot), tables.a_offset.data_ptr(), tables.b_offset.data_ptr()),
+            *(tables.rank.data_ptr(), lora.arena.data_ptr(), WeightFormat.of(lora.dtype)),
+        )
+
+    def add_embedding_lora(self, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
+        assert _is_float(y) and ids.dtype is torch.int32 and len(ids) == len(y)
+        tables = lora.tables
+        self._lib.add_embedding_lora(
+            *(y.data_ptr(), ids.data_ptr(), y.shape[1], scale),
+            *(lora.outer_layer * tables.rank.shape[2] + EMBEDDING, tables.rank[0].numel()),
             *(lora.segment_start.data_ptr(), lora.segment_slot.data_ptr()),
             *(len(lora.segment_slot), tables.a_offset.data_ptr(), tables.b_offset.data_ptr()),
             *(tables.rank.data_ptr(), lora.arena.data_ptr(), WeightFormat.of(lora.dtype)),

@@ -181,6 +181,12 @@ class CudaOps:
             blocks = triton_table.expand(rows, segments, ranks, y.itemsize)
             triton_lora.expand_add(y, planes, fused, layer, lora, blocks)
 
+    def add_embedding_lora(self, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
+        assert y.is_contiguous() and ids.dtype is torch.int32 and len(ids) == len(y)
+        if len(y) and len(lora.segment_slot) and lora.max_rank:
+            blocks = triton_table.expand_by_row(lora.max_rank)
+            triton_lora.add_tokens(y, ids, lora, scale, blocks)
+
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         assert logits.dtype is torch.float32 and logits.is_contiguous()
         return triton_sampling.sample(logits, batch)

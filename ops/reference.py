@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ops.base import (
+    EMBEDDING,
     PAGE_TOKENS,
     Activation,
     AttentionBatch,
@@ -148,6 +149,18 @@ class ReferenceOps(HostOps):
                     b = _matrix(lora.arena, b_offset, rank, width, lora.dtype)
                     y[rows, column : column + width] += x[rows] @ a.T @ b
                 column += width
+
+    def add_embedding_lora(self, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
+        tables, starts = lora.tables, lora.segment_start.tolist()
+        for segment, slot in enumerate(lora.segment_slot.tolist()):
+            entry = (slot, lora.outer_layer, EMBEDDING)
+            rank = int(tables.rank[entry])
+            for row in range(starts[segment], starts[segment + 1]) if rank else ():
+                a_offset = int(tables.a_offset[entry]) + int(ids[row]) * rank * lora.dtype.itemsize
+                b_offset = int(tables.b_offset[entry])
+                a = _matrix(lora.arena, a_offset, 1, rank, lora.dtype)
+                b = _matrix(lora.arena, b_offset, rank, y.shape[1], lora.dtype)
+                y[row] += (a @ b)[0] * scale
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         drawn = [_sample_row(logits[row], batch, row) for row in range(len(logits))]

@@ -123,3 +123,50 @@ def expand_rows(
         factor = factor.to(tl.float32)
         result += tl.sum(factor * value[None, :], axis=1)
     tl.store(to, (base.to(tl.float32) + result).to(base.dtype), mask=in_width)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def expand_tokens(
+    y,
+    ids,
+    arena,
+    segment_start,
+    segment_slot,
+    num_segments,
+    ranks,
+    first_entry,
+    slot_entries,
+    a_offset,
+    b_offset,
+    width,
+    scale,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STEP: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """Computes y[row, columns] += A[ids[row]] B * scale for one tile of columns."""
+    row = tl.program_id(0)
+    segment = group_of_row(segment_start, num_segments, row)
+    slot = tl.load(segment_slot + segment)
+    if (row >= tl.load(segment_start + segment + 1)) | (slot < 0):
+        return
+    entry = slot.to(tl.int64) * slot_entries + first_entry
+    rank = tl.load(ranks + entry)
+    if rank == 0:
+        return
+
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    in_width = column < width
+    a = arena + tl.load(a_offset + entry) // ALIGN * STEP + tl.load(ids + row).to(tl.int64) * rank
+    b = arena + tl.load(b_offset + entry) // ALIGN * STEP
+    to = y + row.to(tl.int64) * width + column
+    base = tl.load(to, mask=in_width, other=0)
+    result = tl.zeros((COLUMNS,), tl.float32)
+    for at in range(0, rank, DEPTH):
+        lane = at + tl.arange(0, DEPTH)
+        value = tl.load(a + lane, mask=lane < rank, other=0)
+        value = tl.where(lane < rank, value, 0).to(tl.float32)
+        factor = load_b(b, column[:, None], lane[None, :], in_width[:, None], rank)
+        result += tl.sum(factor.to(tl.float32) * value[None, :], axis=1)
+    tl.store(to, (base.to(tl.float32) + result * scale).to(base.dtype), mask=in_width)

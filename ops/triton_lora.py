@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ops.base import FusedLinear, LoRABatch
-from ops.triton_bgmv import expand_rows, shrink_rows
+from ops.base import EMBEDDING, FusedLinear, LoRABatch
+from ops.triton_bgmv import expand_rows, expand_tokens, shrink_rows
 from ops.triton_sgmv import expand_segments, shrink_segments
 from ops.triton_table import ALIGNMENT, Blocks, blocks_of
 
@@ -98,6 +98,30 @@ def expand_add(
         COLUMNS=blocks.columns,
         DEPTH=blocks.depth,
         SPLIT=planes.split,
+        STEP=ALIGNMENT // lora.dtype.itemsize,
+        ALIGN=ALIGNMENT,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )
+
+
+def add_tokens(y: Tensor, ids: Tensor, lora: LoRABatch, scale: float, blocks: Blocks) -> None:
+    """Semantics: y[t] += A[ids[t]] B^T * scale of the embedding, in place.
+    Shape: ids [T], y [T, K]; A [V, rank], B [K, rank], scaled.
+    DType: A and B the adapter's dtype, sums float32, rounded once with y.
+
+    Bytes: each B once a row, `K * rank * itemsize`. 64 rows of rank 16 at K = 4096 in bf16: 8.4 MB,
+    2 us at 4.3 TB/s; without an adapter of the embedding: the launch.
+    """
+    num_rows, width = y.shape
+    entries = lora.tables.rank.shape[2]
+    expand_tokens[(num_rows, blocks_of(width, blocks.columns))](
+        *(y, ids, lora.arena.view(lora.dtype), lora.segment_start, lora.segment_slot),
+        *(len(lora.segment_slot), lora.tables.rank, lora.outer_layer * entries + EMBEDDING),
+        *((lora.outer_layer + 1) * entries, lora.tables.a_offset, lora.tables.b_offset),
+        *(width, scale),
+        COLUMNS=blocks.columns,
+        DEPTH=blocks.depth,
         STEP=ALIGNMENT // lora.dtype.itemsize,
         ALIGN=ALIGNMENT,
         num_warps=blocks.warps,

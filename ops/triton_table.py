@@ -93,12 +93,22 @@ def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: i
 
 
 def expand(num_rows: int, num_segments: int, ranks: int, itemsize: int) -> Blocks:
-    depth = min(max(power_of_two(ranks), SMALLEST_DOT), 64)
     if reads_by_row(num_rows, num_segments):
-        return Blocks(1, 4096 // depth, depth, 1, warps=4, stages=1)
+        return expand_by_row(ranks)
+    depth = _expand_depth(ranks)
     if itemsize > 2:
         return Blocks(16, 32, min(depth, 32), 1, warps=4, stages=1)
     return Blocks(_rows(num_rows, num_segments), MAX_EXPAND_COLUMNS, depth, 1, warps=4, stages=1)
+
+
+def expand_by_row(ranks: int) -> Blocks:
+    """Returns the tile sizes of an expand that works by row. ranks: the largest of the step."""
+    depth = _expand_depth(ranks)
+    return Blocks(1, 4096 // depth, depth, 1, warps=4, stages=1)
+
+
+def _expand_depth(ranks: int) -> int:
+    return min(max(power_of_two(ranks), SMALLEST_DOT), 64)
 
 
 def short_attention(

@@ -181,7 +181,7 @@ def make_adapter(
     peft_model = get_peft_model(base, lora)
     with torch.no_grad():
         for name, parameter in peft_model.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name or "lora_embedding_A" in name:  # what peft begins with as zero
                 parameter.normal_(0.0, b_std)
     peft_model.save_pretrained(str(folder))
     peft_model.unload()

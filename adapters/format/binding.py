@@ -15,12 +15,12 @@ from adapters.format.configuration import ZERO_INITS, LoRAConfig
 from adapters.format.module_list import MODULES_NAME, ListedModule
 from adapters.format.patterns import PatternMatcher
 from adapters.format.tensor_headers import TensorEntry
-from adapters.format.tensor_names import PREFIX, ROOTS, Factor, TensorNames, read_names
+from adapters.format.tensor_names import HEADS, PREFIX, ROOTS, Factor, TensorNames, read_names
 from adapters.manifest import BaseModelShape
 
 
 class BoundModule(msgspec.Struct, frozen=True):
-    """Projection that an adapter changes.
+    """Module that an adapter changes: the one at `projection` of `BaseModelShape.modules(layer)`.
 
     a, b: entries in the file of A [rank, in] and B [out, rank], in the family's layout. first_row:
     row of B at which the projection's rows begin. scale: factor of the product B A.
@@ -35,6 +35,14 @@ class BoundModule(msgspec.Struct, frozen=True):
     a: TensorEntry
     b: TensorEntry
     first_row: int = 0
+
+
+class BaseCopy(msgspec.Struct, frozen=True):
+    """Weight of the base model that an adapter's file repeats. module: its name in OUTER."""
+
+    module: str
+    name: str
+    entry: TensorEntry
 
 
 class BoundAdapter(msgspec.Struct, frozen=True):
@@ -64,12 +72,13 @@ def bind(
         )
     ]
     modules = tuple(sorted(bound, key=lambda module: (module.layer, module.projection)))
+    _check_activation(config, modules, base)
     missing = [
         path
         for path, (layer, _) in sites.items()
-        if path not in names.modules and config.targets(path, layer, matcher)
+        if path not in names.modules and config.targets(path, _numbered(layer, base), matcher)
     ]
-    warnings = _explain_missing(missing, config)
+    warnings = _explain_missing(missing, config) + _explain_copies(names, sites, tensors, base)
     return BoundAdapter(base, modules, warnings, config.alora_invocation_tokens or ())
 
 
@@ -85,7 +94,7 @@ def bind_listed(
     _check_modules(names, sites)
     scales = {(module.layer, module.projection): module.scale for module in modules}
     touched = {
-        (layer, base.projections.index(projection)): path
+        (layer, base.modules(layer).index(projection)): path
         for path, (layer, projections) in sites.items()
         if path in names.modules
         for projection in projections
@@ -100,6 +109,12 @@ def bind_listed(
         rank = shape[0] if shape else 0
         bound += _bind_factors(sites[path], rank, scales, names.modules[path], tensors, base)
     return tuple(sorted(bound, key=lambda module: (module.layer, module.projection)))
+
+
+def find_copies(tensors: dict[str, TensorEntry], base: BaseModelShape) -> tuple[BaseCopy, ...]:
+    """Returns the weights of the base model that the file repeats. Raises AdapterRejected."""
+    names = read_names(tensors)
+    return _find_copies(names, _sites(base, names.root), tensors, base)
 
 
 def bind_any(
@@ -138,19 +153,28 @@ def bind_any(
 
 @lru_cache(maxsize=16)
 def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """Path of each linear an adapter can touch -> (layer, its projections), by layer.
+    """Path of each module an adapter can touch -> (layer, its projections), by layer.
 
     The paths begin with `root`, as in the model that was trained, because the config's patterns are
-    of those.
+    of those. A model without an output matrix has no module of that name.
     """
     return {
-        _under(root, path): (layer, projections)
-        for layer in range(base.num_layers)
+        trained: (layer, projections)
+        for layer in range(base.num_layers + 1)
         for path, projections in base.trained_modules(layer).items()
+        if (trained := _under(root, path)) is not None
     }
 
 
-def _under(root: str, path: str) -> str:
+def _numbered(layer: int, base: BaseModelShape) -> int | None:
+    """Returns the layer's number as a pattern sees it: modules outside of the layers have none."""
+    return None if layer == base.num_layers else layer
+
+
+def _under(root: str, path: str) -> str | None:
+    """Returns the module's path in the model that was trained, None if that has no such module."""
+    if path == "lm_head":
+        return HEADS.get(root)
     inner = path.removeprefix(ROOTS[0])
     return path if inner == path else root + inner
 
@@ -195,11 +219,12 @@ def _bind_module(
     matcher: PatternMatcher,
 ) -> list[BoundModule]:
     layer, projections = site
-    if not config.targets(path, layer, matcher):
+    if not config.targets(path, _numbered(layer, base), matcher):
         raise AdapterRejected("adapter.tensor.not_targeted", names["A"], path)
     rank = config.rank(path, matcher)
     scale = config.scale(path, rank, matcher)
-    scales = {(layer, base.projections.index(projection)): scale for projection in projections}
+    names_of_layer = base.modules(layer)
+    scales = {(layer, names_of_layer.index(projection)): scale for projection in projections}
     modules = _bind_factors(site, rank, scales, names, tensors, base)
     if rank > max_rank:
         raise AdapterRejected("adapter.rank.too_large", names["A"], rank, max_rank)
@@ -228,7 +253,7 @@ def _bind_factors(
     modules: list[BoundModule] = []
     first_row = 0
     for projection, (_, num_rows) in zip(projections, shapes, strict=True):
-        index = base.projections.index(projection)
+        index = base.modules(layer).index(projection)
         scale = scales[layer, index]
         modules.append(
             BoundModule(layer, index, rank, scale, a_name, b_name, a, b, first_row=first_row)
@@ -256,3 +281,43 @@ def _explain_missing(missing: list[str], config: LoRAConfig) -> tuple[str, ...]:
     if config.init_lora_weights not in ZERO_INITS:
         raise AdapterRejected("adapter.tensor.missing", missing[0], None, "lora_A and lora_B")
     return (f"{len(missing)} targeted modules have no tensors and stay as in the base",)
+
+
+def _check_activation(
+    config: LoRAConfig, modules: tuple[BoundModule, ...], base: BaseModelShape
+) -> None:
+    """Raises AdapterRejected for an activated LoRA of the embedding, which peft refuses, too."""
+    touched = [m for m in modules if base.modules(m.layer)[m.projection] == "embed_tokens"]
+    if config.alora_invocation_tokens and touched:
+        raise AdapterRejected("adapter.unsupported.activated_embedding", touched[0].a_name)
+
+
+def _find_copies(
+    names: TensorNames,
+    sites: dict[str, tuple[int, tuple[str, ...]]],
+    tensors: dict[str, TensorEntry],
+    base: BaseModelShape,
+) -> tuple[BaseCopy, ...]:
+    copies: list[BaseCopy] = []
+    for path, name in names.copies.items():
+        if path not in names.modules or path not in sites:
+            raise AdapterRejected("adapter.unsupported.base_weights", name)
+        expected = (base.vocab_size, base.hidden_size)
+        if tensors[name].shape != expected:
+            got, allowed = list(tensors[name].shape), list(expected)
+            raise AdapterRejected("adapter.base.mismatch", name, got, allowed)
+        copies.append(BaseCopy(sites[path][1][0], name, tensors[name]))
+    return tuple(copies)
+
+
+def _explain_copies(
+    names: TensorNames,
+    sites: dict[str, tuple[int, tuple[str, ...]]],
+    tensors: dict[str, TensorEntry],
+    base: BaseModelShape,
+) -> tuple[str, ...]:
+    return tuple(
+        f"the file repeats the base model's {copy.module} ({copy.name}): it is not used, and the"
+        " proof compares it with the base's (save_embedding_layers=False leaves it out)"
+        for copy in _find_copies(names, sites, tensors, base)
+    )

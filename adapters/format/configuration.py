@@ -89,20 +89,23 @@ class LoRAConfig(msgspec.Struct, frozen=True):
         alpha = _lookup(self.alpha_pattern, module, self.lora_alpha, matcher)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    def targets(self, module: str, layer: int, matcher: PatternMatcher) -> bool:
-        """Whether peft would put an adapter on this module, a linear of layer number `layer`."""
+    def targets(self, module: str, layer: int | None, matcher: PatternMatcher) -> bool:
+        """Whether peft would put an adapter on this module of layer number `layer`, or outside of
+        the layers (None)."""
         if self.exclude_modules and _is_named(self.exclude_modules, module, matcher):
             return False
         if isinstance(self.target_modules, str) and self.target_modules.lower() == "all-linear":
-            return True
+            return layer is not None
         if not _is_named(self.target_modules, module, matcher):
             return False
         return isinstance(self.target_modules, str) or self._is_layer(module, layer, matcher)
 
-    def _is_layer(self, module: str, layer: int, matcher: PatternMatcher) -> bool:
+    def _is_layer(self, module: str, layer: int | None, matcher: PatternMatcher) -> bool:
         wanted = self.layers_to_transform
         if wanted is None or wanted == []:
             return True
+        if layer is None:
+            return False
         patterns = self.layers_pattern or []
         patterns = [patterns] if isinstance(patterns, str) else patterns
         # The layer's number is the only numeric part of a module's path, so it is what \d+ finds.

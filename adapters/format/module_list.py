@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 20
 
 
 class ListedModule(msgspec.Struct, frozen=True, array_like=True):
-    """An adapted linear: its layer, its index in `BaseModelShape.projections`, and the factor of
+    """An adapted module: its layer, its index in `BaseModelShape.modules(layer)`, and the factor of
     its product."""
 
     layer: int

@@ -16,6 +16,11 @@ ROOTS = ("model.", "model.language_model.", "language_model.model.", "language_m
 and images (two generations of transformers, then as AutoModel loads it), and in a language model
 without its output matrix, as AutoModel loads it."""
 
+HEADS = {"model.": "lm_head", "model.language_model.": "lm_head"} | {
+    "language_model.model.": "language_model.lm_head"
+}
+"""Path of the output matrix, by the root of a model that has one."""
+
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Parts that torch.compile, DistributedDataParallel, FSDP and activation checkpointing add."""
 
@@ -32,16 +37,14 @@ UNSUPPORTED = (
     ("base_layer.lora_", "nested_adapter"),
     ("base_layer.", "base_weights"),
     ("lora_magnitude_vector", "dora"),
-    ("lora_embedding_", "embedding_lora"),
     ("lora_B.bias", "lora_bias"),
     ("lora_A.bias", "lora_bias"),
     ("lora_diag", "kasa"),
     ("prompt_embeddings", "prompt_tuning"),
     ("trainable_tokens", "trainable_tokens"),
     ("modules_to_save", "modules_to_save"),
-    ("lm_head.lora_", "lm_head"),
-    ("embed_tokens.", "full_embedding"),
-    ("lm_head.", "full_embedding"),
+    ("embed_tokens.weight", "full_embedding"),
+    ("lm_head.weight", "full_embedding"),
     ("vision_tower.", "vision"),
     ("multi_modal_projector.", "vision"),
     ("visual.", "vision"),
@@ -55,6 +58,15 @@ _NAME = re.compile(
     r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])(?:\.(?P<adapter>[^.]+))?\.weight",
     re.DOTALL,
 )
+_EMBEDDING = re.compile(
+    r"base_model\.model\.(?P<path>(?:.+\.)?embed_tokens)\.lora_embedding_(?P<factor>[AB])"
+    r"(?:\.(?P<adapter>[^.]+))?",
+    re.DOTALL,
+)
+_COPY = re.compile(
+    r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))\.base_layer\.weight", re.DOTALL
+)
+"""Weight of the base model that peft saves with the factors of these modules."""
 
 Factor = Literal["A", "B"]
 
@@ -63,10 +75,12 @@ class TensorNames(msgspec.Struct, frozen=True):
     """Names of an adapter's tensors by module and factor.
 
     root: the one of ROOTS that all paths begin with. modules: path -> factor -> name in the file.
+    copies: path -> name in the file, of weights of the base model that the file repeats.
     """
 
     root: str
     modules: dict[str, dict[Factor, str]]
+    copies: dict[str, str]
 
 
 def read_names(names: Iterable[str]) -> TensorNames:
@@ -83,9 +97,14 @@ def read_names(names: Iterable[str]) -> TensorNames:
     ):
         raise AdapterRejected("adapter.unsupported.full_checkpoint", names[0])
     modules: dict[str, dict[Factor, str]] = {}
+    copies: dict[str, str] = {}
     roots: dict[str, str] = {}
     adapters: dict[str | None, str] = {}
     for name in names:
+        if (copy := _COPY.fullmatch(_unwrap(name))) is not None:
+            if (other := copies.setdefault(copy["path"], name)) != name:
+                raise AdapterRejected("adapter.tensor.two_namings", name, other)
+            continue
         path, factor, adapter = _parse(name)
         found = modules.setdefault(path, {})
         if factor in found:
@@ -94,7 +113,9 @@ def read_names(names: Iterable[str]) -> TensorNames:
         _note(adapters, adapter, name, "adapter.tensor.several_adapters")
         if (root := _root(path)) is not None:
             _note(roots, root, name, "adapter.tensor.two_namings")
-    return TensorNames(next(iter(roots), ROOTS[0]), modules)
+    if not modules:
+        raise AdapterRejected("adapter.tensor.none", "adapter_model.safetensors", 0, "at least one")
+    return TensorNames(next(iter(roots), ROOTS[0]), modules, copies)
 
 
 def _parse(name: str) -> tuple[str, Factor, str | None]:
@@ -102,9 +123,10 @@ def _parse(name: str) -> tuple[str, Factor, str | None]:
     for part, feature in UNSUPPORTED:
         if part in name:
             raise AdapterRejected(f"adapter.unsupported.{feature}", name)
-    plain = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-    match = _NAME.fullmatch(plain)
-    if match is None:
+    plain = _unwrap(name)
+    match = _EMBEDDING.fullmatch(plain) or _NAME.fullmatch(plain)
+    is_embedding = match is not None and match["path"].rpartition(".")[2] == "embed_tokens"
+    if match is None or is_embedding != (match.re is _EMBEDDING):
         expected = [f"{PREFIX}...lora_{factor}.weight" for factor in "AB"]
         raise AdapterRejected("adapter.tensor.unbound", name, None, expected)
     path = match["path"]
@@ -115,9 +137,16 @@ def _parse(name: str) -> tuple[str, Factor, str | None]:
     return path, "A" if match["factor"] == "A" else "B", match["adapter"]
 
 
+def _unwrap(name: str) -> str:
+    """Returns the name without the parts that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
 def _root(path: str) -> str | None:
-    """The one of ROOTS that the path begins with, or None if it is of no decoder layer."""
-    root, separator, _ = path.partition("layers.")
+    """The one of ROOTS that the path begins with, or None if it is of no decoder layer and not the
+    embedding."""
+    embedding = path.removesuffix("embed_tokens")
+    root, separator, _ = (embedding, True, "") if embedding != path else path.partition("layers.")
     return root if separator and root in ROOTS else None
 
 

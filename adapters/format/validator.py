@@ -23,7 +23,7 @@ from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
 from adapters.format.module_list import ListedModule
 from adapters.format.patterns import cpu_limit
 from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
-from adapters.manifest import AdapterManifest, BaseModelShape
+from adapters.manifest import OUTER, AdapterManifest, BaseModelShape
 from adapters.readable import Readable
 
 if TYPE_CHECKING:
@@ -230,7 +230,8 @@ def _largest_bits(chunk: bytes, dtype: str) -> int:
 def _summarise(
     bound: BoundAdapter, digest: str, file_bytes: int, zeros: set[str]
 ) -> AdapterManifest:
-    modules = bound.modules
+    modules, base = bound.modules, bound.base
+    touched = {base.modules(module.layer)[module.projection] for module in modules}
     reasons = [_reason_for_no_effect(module, zeros) for module in modules]
     idle = [reason for reason in reasons if reason is not None]
     equals_base = len(idle) == len(modules)
@@ -246,19 +247,16 @@ def _summarise(
             f"{len(idle)} of {len(modules)} adapted modules equal the base's, because {because}"
         )
     tensors = {m.a_name: m.a for m in modules} | {m.b_name: m.b for m in modules}
+    names = (*base.projections, *OUTER)
     shapes = [entry.shape for entry in tensors.values()]
     return AdapterManifest(
         digest=digest,
-        base_digest=bound.base.digest,
+        base_digest=base.digest,
         max_rank=max(module.rank for module in modules),
         num_parameters=sum(rows * columns for rows, columns in shapes),
         file_bytes=file_bytes,
-        projections=tuple(
-            name
-            for i, name in enumerate(bound.base.projections)
-            if any(m.projection == i for m in modules)
-        ),
-        layers=tuple(sorted({module.layer for module in modules})),
+        projections=tuple(name for name in dict.fromkeys(names) if name in touched),
+        layers=tuple(sorted({m.layer for m in modules if m.layer < base.num_layers})),
         warnings=tuple(warnings),
         equals_base=equals_base,
         invocation_tokens=bound.invocation_tokens,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
+from adapters.format.binding import BaseCopy, find_copies
 from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import BaseModelShape
-from adapters.pool.lora import read_factors
+from adapters.pool.lora import read_factors, read_rows
 from adapters.pool.stored_modules import stored_modules
+
+COPY_BYTES = 16 << 20
 
 
 class Factors:
@@ -19,6 +24,8 @@ class Factors:
         self._base = base
         self._data_start = header.data_start
         self._modules = {(module.layer, module.projection): module for module in modules}
+        self.copies: tuple[BaseCopy, ...] = find_copies(header.tensors, base)
+        """Weights of the base model that the file repeats."""
 
     def read(self, layer: int, projection: int) -> tuple[Tensor, Tensor] | None:
         """Returns the factors as `read_factors` does, or None if the adapter does not touch the
@@ -28,3 +35,13 @@ class Factors:
             return None
         with self._weights.open("rb") as file:
             return read_factors(file, self._data_start, module, self._base)
+
+    def read_copy(self, copy: BaseCopy) -> Iterator[tuple[int, Tensor]]:
+        """Yields parts of a copy: the number of the first row, and the rows in the file's dtype, up
+        to `COPY_BYTES`. Raises OSError."""
+        num_rows, width = copy.entry.shape
+        step = max(COPY_BYTES // (4 * width), 1)
+        with self._weights.open("rb") as file:
+            for first in range(0, num_rows, step):
+                end = min(first + step, num_rows)
+                yield first, read_rows(file, self._data_start, copy.entry, first, end)

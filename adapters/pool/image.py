@@ -45,11 +45,11 @@ class ImageCorrupt(Exception):
 
 class ImageHeader(msgspec.Struct, frozen=True):
     """Header of an image file. sha256, block_hashes: of the payload. rank, a_offset, b_offset: the
-    tables. All arrays are little-endian."""
+    tables, of `num_rows` rows. All arrays are little-endian."""
 
     digest: str
     layout: str
-    num_layers: int
+    num_rows: int
     num_bytes: int
     sha256: bytes
     block_hashes: bytes
@@ -244,7 +244,7 @@ def _encode_head(image: AdapterImage, layout: str) -> bytes:
         ImageHeader(
             digest=image.digest,
             layout=layout,
-            num_layers=len(image.tables.rank),
+            num_rows=len(image.tables.rank),
             num_bytes=image.num_bytes,
             sha256=image.sha256,
             block_hashes=image.block_hashes.numpy().tobytes(),
@@ -280,7 +280,7 @@ def _read(path: Path, digest: str, layout: str, hashes_of: HashBlocks) -> Adapte
 
 
 def _decode_tables(header: ImageHeader) -> ImageTables:
-    size = (header.num_layers, -1)
+    size = (header.num_rows, -1)
     return ImageTables(
         rank=np.frombuffer(header.rank, np.int32).reshape(size),
         a_offset=np.frombuffer(header.a_offset, np.int64).reshape(size),

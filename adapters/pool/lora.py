@@ -35,14 +35,15 @@ class ImageLayout:
     def version(self) -> str:
         """Name of the layout in file names and headers."""
         order = "rn" if self.b_rank_major else "nr"
-        return f"1-{self.num_layers}x{self.num_projections}-{str(self.dtype)[6:]}-{order}"
+        return f"2-{self.num_layers}x{self.num_projections}-{str(self.dtype)[6:]}-{order}"
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTables:
     """Locations of the factors in an image. rank 0 = the adapter does not touch this projection.
 
-    rank int32 [L, P]; a_offset, b_offset int64 [L, P], bytes from the start of the image.
+    rank int32 [L + 1, P]; a_offset, b_offset int64 [L + 1, P], bytes from the start of the image.
+    The last row has the modules outside of the layers.
     """
 
     rank: NDArray[np.int32]
@@ -51,18 +52,18 @@ class ImageTables:
 
     @classmethod
     def empty(cls, num_layers: int, num_projections: int = len(PROJECTIONS)) -> ImageTables:
-        size = (num_layers, num_projections)
+        size = (num_layers + 1, num_projections)
         return cls(np.zeros(size, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int64))
 
 
 def pack(
     files: AdapterFiles, base: BaseModelShape, layout: ImageLayout
 ) -> tuple[ImageTables, Tensor]:
-    """Returns (tables, image uint8 [bytes]): per module A [rank, K], then scaled B, 64-byte
-    aligned.
+    """Returns (tables, image uint8 [bytes]): per module A, then scaled B, 64-byte aligned, in the
+    form of `packed_factors`.
 
-    B is [rank, N] or [N, rank] as the layout specifies. It is scaled in float32 before its one
-    rounding to the serving dtype. Raises AdapterRejected if the adapter does not fit the base.
+    B is scaled in float32 before its one rounding to the serving dtype. Raises AdapterRejected if
+    the adapter does not fit the base.
     """
     modules, header = read_adapter(files, base, stored_modules(files, base))
     tables, num_bytes = _lay_out(modules, base, layout)
@@ -70,10 +71,20 @@ def pack(
     with files.weights.open("rb") as file:
         for module in modules:
             at = (module.layer, module.projection)
-            a, b = read_factors(file, header.data_start, module, base)
+            factors = read_factors(file, header.data_start, module, base)
+            name = base.modules(module.layer)[module.projection]
+            a, b = packed_factors(name, *factors, b_rank_major=layout.b_rank_major)
             _place(image, int(tables.a_offset[at]), a, layout.dtype)
-            _place(image, int(tables.b_offset[at]), b.T if layout.b_rank_major else b, layout.dtype)
+            _place(image, int(tables.b_offset[at]), b, layout.dtype)
     return tables, image
+
+
+def packed_factors(
+    module: str, a: Tensor, b: Tensor, *, b_rank_major: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns the factors [rank, K] and [N, rank] in the form that ops read: A of the embedding as
+    [K, rank], so that a token's row is contiguous, and B as [rank, N] if `b_rank_major`."""
+    return a.T if module == "embed_tokens" else a, b.T if b_rank_major else b
 
 
 def _lay_out(
@@ -84,7 +95,7 @@ def _lay_out(
     for module in modules:
         at = (module.layer, module.projection)
         tables.rank[at] = module.rank
-        widths = base.projection_shape(module.layer, base.projections[module.projection])
+        widths = base.projection_shape(module.layer, base.modules(module.layer)[module.projection])
         for offsets, width in zip((tables.a_offset, tables.b_offset), widths, strict=True):
             offsets[at] = end
             end = _align(end + width * module.rank * layout.dtype.itemsize)
@@ -95,7 +106,7 @@ def read_factors(
     file: BinaryIO, data_start: int, module: BoundModule, base: BaseModelShape
 ) -> tuple[Tensor, Tensor]:
     """Reads A [rank, in] and B [out, rank] as float32, B scaled and in canonical row order."""
-    name = base.projections[module.projection]
+    name = base.modules(module.layer)[module.projection]
     _, num_rows = base.projection_shape(module.layer, name)
     b = _read_tensor(file, data_start, module.b)[module.first_row : module.first_row + num_rows]
     if (order := base.row_order(name)) is not None:
@@ -109,6 +120,15 @@ def _read_tensor(file: BinaryIO, data_start: int, entry: TensorEntry) -> Tensor:
     file.seek(data_start + begin)
     raw = bytearray(file.read(end - begin))
     return torch.frombuffer(raw, dtype=SOURCE_DTYPES[entry.dtype]).view(entry.shape).float()
+
+
+def read_rows(file: BinaryIO, data_start: int, entry: TensorEntry, first: int, end: int) -> Tensor:
+    """Reads the rows first..end - 1 of a matrix, in its own dtype."""
+    dtype, width = SOURCE_DTYPES[entry.dtype], entry.shape[1]
+    row_bytes = width * dtype.itemsize
+    file.seek(data_start + entry.data_offsets[0] + first * row_bytes)
+    raw = bytearray(file.read((end - first) * row_bytes))
+    return torch.frombuffer(raw, dtype=dtype).view(end - first, width)
 
 
 def _place(image: Tensor, offset: int, values: Tensor, dtype: torch.dtype) -> None:

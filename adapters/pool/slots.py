@@ -13,7 +13,7 @@ class Slots:
     """Slots of the tables, allocated one by one. A slot without ranks serves no sequence."""
 
     def __init__(self, count: int, num_layers: int, num_projections: int, ops: Ops) -> None:
-        size = (count, num_layers, num_projections)
+        size = (count, num_layers + 1, num_projections)
         self.tables = AdapterTables(
             a_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
             b_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),

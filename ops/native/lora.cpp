@@ -281,3 +281,42 @@ EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* pro
     format == BF16 ? run<bf16>(parts, shrinks, expands, x, depth, y, stride, threads)
             : run<float>(parts, shrinks, expands, x, depth, y, stride, threads);
 }
+
+// y[row] += (a B) * scale, one rank after the other.
+template <class T>
+static void add_row(float* y, const T* a, const T* b, int64_t rank, int64_t width, float scale) {
+    for (int64_t r = 0; r < rank; r++) {
+        const float h = widen(a[r]) * scale;
+        const T* row = b + r * width;
+        int64_t c = 0;
+        for (; c + LANES <= width; c += LANES)
+            store(y + c, fma(splat(h), load(row + c), load(y + c)));
+        for (; c < width; c++) y[c] += h * widen(row[c]);
+    }
+}
+
+// Semantics: y[row] += (A[ids[row]] B) * scale for the rows of each segment, A and B of the slot's
+// `entry`; nothing where the rank is 0. Rows do not depend on each other.
+// Shape: y float32 [*, width], ids int32 [*]; A [V, rank], B [rank, width]; tables as in add_lora.
+EXPORT void add_embedding_lora(float* y, const int32_t* ids, int64_t width, float scale,
+                               int64_t entry, int64_t slot_entries,
+                               const int32_t* segment_start, const int32_t* segment_slot,
+                               int64_t num_segments,
+                               const int64_t* a_offset, const int64_t* b_offset,
+                               const int32_t* rank, const char* arena, int format) {
+    for (int64_t n = 0; n < num_segments; n++) {
+        const int64_t i = segment_slot[n] * slot_entries + entry;
+        if (rank[i] == 0) continue;
+        const int64_t first = segment_start[n], end = segment_start[n + 1];
+        const int threads = team((end - first) * rank[i] * width);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+        for (int64_t row = first; row < end; row++) {
+            const auto add = [&](auto type) {
+                using T = decltype(type);
+                const T* a = (const T*)(arena + a_offset[i]) + (int64_t)ids[row] * rank[i];
+                add_row(y + row * width, a, (const T*)(arena + b_offset[i]), rank[i], width, scale);
+            };
+            format == BF16 ? add(bf16{}) : add(0.0f);
+        }
+    }
+}

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.base import AdapterTables, FusedLinear, LoRABatch, Ops
+from ops.base import EMBEDDING, AdapterTables, FusedLinear, LoRABatch, Ops
 from tests.ops import formulas
 
 NUM_LAYERS, LAYER, NUM_PROJECTIONS = 3, 2, 9
@@ -69,6 +69,30 @@ def test_add_lora(ops: Ops, data: st.DataObject, fused: FusedLinear, dtype):
     expected = y.double() + formulas.lora(x, fused, LAYER, lora, factors)
     before = y.clone()
     ops.add_lora(y, x, fused, LAYER, lora)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(y[sum(rows) :], before[sum(rows) :])
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from([torch.bfloat16, torch.float32]))
+def test_add_embedding_lora(ops: Ops, data: st.DataObject, dtype: torch.dtype):
+    vocab_size, width = data.draw(st.integers(1, 90)), data.draw(st.sampled_from([16, 40, 300]))
+    ranks = data.draw(st.lists(RANKS, min_size=1, max_size=4))
+    rows = data.draw(st.lists(st.sampled_from([0, 1, 1, 2, 9]), max_size=5))
+    slots = [data.draw(st.integers(0, len(ranks) - 1)) for _ in rows]
+    torch.manual_seed(data.draw(st.integers(0, 2**31)))
+    fused = FusedLinear((EMBEDDING,), (width,), vocab_size)
+    # In the last layer of the tables.
+    lora, factors = make_lora(ops, fused, [[rank] for rank in ranks], dtype, rows, slots)
+    for (slot, _, _), (a, _) in factors.items():
+        at = int(lora.tables.a_offset[slot, LAYER, EMBEDDING])
+        lora.arena[at : at + a.nbytes] = a.T.contiguous().flatten().view(torch.uint8)
+    ids = torch.randint(vocab_size, (sum(rows) + 2,), dtype=torch.int32)
+    y = torch.randn(len(ids), width)
+    x = torch.nn.functional.one_hot(ids.long(), vocab_size).float()
+    expected = y.double() + 1.5 * formulas.lora(x, fused, LAYER, lora, factors)
+    before = y.clone()
+    ops.add_embedding_lora(y, ids, lora, 1.5)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(y[sum(rows) :], before[sum(rows) :])
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adapters.format.validator import AdapterFiles
 from adapters.pool.factors import Factors
+from adapters.pool.lora import packed_factors
 from ops.base import (
     PAGE_TOKENS,
     PROJECTIONS,
@@ -23,7 +24,7 @@ from workers.layers.forward_batch import ForwardBatch
 from workers.models.decoder import Decoder
 
 ADAPTER_BYTES = 1 << 21
-MAX_SLOTS = 4
+MAX_SLOTS = 5
 
 
 @dataclass
@@ -48,7 +49,7 @@ class PagedModel:
         )
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(7))
         self.free = [self.pages_start + int(page) * page_bytes for page in order]
-        shape = (MAX_SLOTS, model.plan.spec.num_layers, len(PROJECTIONS))
+        shape = (MAX_SLOTS, model.plan.spec.num_layers + 1, len(PROJECTIONS))
         self.tables = AdapterTables(
             torch.zeros(shape, dtype=torch.int64),
             torch.zeros(shape, dtype=torch.int64),
@@ -58,16 +59,16 @@ class PagedModel:
 
     def load_adapter(self, slot: int, folder: Path) -> None:
         """Reads an adapter as peft saved it."""
-        factors = Factors(AdapterFiles.in_folder(folder), self.model.plan.shape)
-        for layer in range(self.model.plan.spec.num_layers):
-            for projection in range(len(PROJECTIONS)):
+        shape = self.model.plan.shape
+        factors = Factors(AdapterFiles.in_folder(folder), shape)
+        for layer in range(shape.num_layers + 1):
+            for projection, name in enumerate(shape.modules(layer)):
                 if (found := factors.read(layer, projection)) is None:
                     continue
-                a, b = found
-                b = b.T.contiguous() if self.ops.b_rank_major else b
+                a, b = packed_factors(name, *found, b_rank_major=self.ops.b_rank_major)
                 self.tables.a_offset[slot, layer, projection] = self._write(a)
                 self.tables.b_offset[slot, layer, projection] = self._write(b)
-                self.tables.rank[slot, layer, projection] = len(a)
+                self.tables.rank[slot, layer, projection] = len(found[0])
 
     def _write(self, matrix: Tensor) -> int:
         raw = matrix.to(self.model.plan.kv_layout.dtype).contiguous().view(torch.uint8).flatten()
@@ -105,9 +106,11 @@ class PagedModel:
             lora=self._lora([stream.slot for stream, _ in work], query_start),
         )
         hidden = self.model.forward(batch)
+        # Every row is sampled, so the segments of the samples are those of the tokens.
+        logits = self.model.logits(hidden, lora=batch.lora)
         for (stream, _), context in zip(work, contexts, strict=True):
             stream.length = context
-        return list(self.model.logits(hidden).split(counts.tolist()))
+        return list(logits.split(counts.tolist()))
 
     def _lora(self, slots: list[int], query_start: Tensor) -> LoRABatch | None:
         used = [slot for slot in slots if slot >= 0]

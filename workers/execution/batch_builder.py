@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,6 +30,8 @@ class BatchInputs(NamedTuple, Generic[A]):
     block_tables int64 [S, P]  as in `AttentionBatch`
     last_tokens int64 [N]      for each sampled sequence, its last token's index among the T
     segment_start int32 [G + 1], segment_slot int32 [G]   as in `LoRABatch`; without adapters G is 0
+    sampled_start int32 [G + 1]   the same segments, counted in sampled sequences, of which the
+                               output matrix computes one row each
     """
 
     buffer_slots: A
@@ -42,6 +44,7 @@ class BatchInputs(NamedTuple, Generic[A]):
     last_tokens: A
     segment_start: A
     segment_slot: A
+    sampled_start: A
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
     groups = list(zip(step.adapter_slots.tolist(), counts.tolist(), strict=True))
     segment_start, segment_slot = build_segments(groups)
     sampled = np.fromiter((sample.sequence for sample in step.samples), np.int64, len(step.samples))
+    last_tokens = query_start[sampled + 1].astype(np.int64) - 1
     inputs = BatchInputs[Array](
         buffer_slots=step.sequence_slots[token_seq],
         buffer_positions=positions.astype(np.int64),
@@ -75,9 +79,11 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
         positions=positions,
         context_lens=context,
         block_tables=step.block_tables,
-        last_tokens=query_start[sampled + 1].astype(np.int64) - 1,
+        last_tokens=last_tokens,
         segment_start=segment_start,
         segment_slot=segment_slot,
+        # Samples are in the order of the sequences.
+        sampled_start=np.searchsorted(last_tokens, segment_start).astype(np.int32),
     )
     return inputs, StepShape(int(counts.max()), int(context.max()), rank_bound(step.max_rank))
 
@@ -125,5 +131,6 @@ def forward_batch(
         max_query=shape.max_query,
         max_context=shape.max_context,
     )
+    sample_lora = lora and replace(lora, segment_start=inputs.sampled_start)
     input_ids = buffer.tokens[inputs.buffer_slots, inputs.buffer_positions]
-    return ForwardBatch(input_ids=input_ids, attention=attention, kv=view, lora=lora)
+    return ForwardBatch(input_ids, attention, view, lora, sample_lora)

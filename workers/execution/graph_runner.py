@@ -135,6 +135,7 @@ class GraphInputs:
         tables[count:, 0] = SCRATCH_PAGE
         _pad(to.segment_start, inputs.segment_start, inputs.segment_start[-1])
         _pad(to.segment_slot, inputs.segment_slot, 0)
+        _pad(to.sampled_start, inputs.sampled_start, inputs.sampled_start[-1])
         self._memory[:end].copy_(host, non_blocking=True)
         (uploaded,) = wide.tensors(self._memory[first:end])
         self.tensors.block_tables[:, :num_pages].copy_(uploaded)
@@ -248,6 +249,7 @@ def _inputs(num_tokens: int, num_segments: int) -> BatchInputs[Array]:
         last_tokens=many,
         segment_start=np.zeros(num_segments + 1, np.int32),
         segment_slot=np.zeros(num_segments, np.int32),
+        sampled_start=np.zeros(num_segments + 1, np.int32),
     )
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adapters.pool.segments import build_segments
 from adapters.pool.tiers import AdapterLease
 from ops.base import (
     AdapterTables,
     DeviceEvent,
-    FusedLinear,
     KVCacheView,
     LoRABatch,
     Ops,
@@ -65,7 +65,7 @@ class ModelRunner:
         """arena: uint8, the device's memory; no sequence uses its first page. graphs: limits of
         steps that run as captured graphs (`GraphRunner`) if all their sequences generate."""
         self.model = model
-        self._ops = ops
+        self.ops = ops
         self._view = KVCacheView(arena, model.plan.kv_layout)
         self._buffer = buffer
         self._tables = tables
@@ -84,13 +84,13 @@ class ModelRunner:
         while no sequence runs; changes none. Raises what a step raises."""
         begin = perf_counter_ns()
         self.model.arrival.synchronize()
-        if self._ops.compiles:
+        if self.ops.compiles:
             for step in every_form(self.model.plan.max_model_len, max_tokens, max_rank):
                 self.launch(step).result()
         num_graphs = 0 if self._graphs is None else self._graphs.capture_all(max_rank)
         log.info(
             "%d kernels compiled or read, %d graphs captured in %.1f s",
-            *(self._ops.num_compiled, num_graphs, (perf_counter_ns() - begin) / 1e9),
+            *(self.ops.num_compiled, num_graphs, (perf_counter_ns() - begin) / 1e9),
         )
         return num_graphs
 
@@ -103,14 +103,14 @@ class ModelRunner:
         except Exception:
             # Kernels submitted before the failure may still write into the step's pages.
             with _waiting():
-                self._ops.record_event().synchronize()
+                self.ops.record_event().synchronize()
             raise
 
     def _launch(self, step: StepInput) -> LaunchedStep:
         begin = perf_counter_ns()
         inputs, shape = build_inputs(step)
         graph = self._prepare_graph(step, inputs, shape)
-        tensors = [] if graph else upload([*inputs], self._ops.device)
+        tensors = [] if graph else upload([*inputs], self.ops.device)
         sampling = self._sampler.upload(step)
         built = perf_counter_ns()
         if graph:
@@ -127,41 +127,16 @@ class ModelRunner:
             scores,
             prompts,
             pooled,
-            self._ops.record_event(),
+            self.ops.record_event(),
             build_us=(built - begin) // 1000,
             forward_us=(computed - built) // 1000,
             sample_us=(perf_counter_ns() - computed) // 1000,
         )
 
-    @torch.inference_mode()
-    def launch_deltas(
-        self, lease: AdapterLease, layer: int, inputs: list[tuple[FusedLinear, Tensor]]
-    ) -> LaunchedDeltas:
-        """Computes what the leased adapter adds to linears of the layer, by the op and tables of
-        `launch`. Does not wait for the device, which may still compute the step in flight.
-
-        Shape: x [T, in] of each linear, the same T -> y [T, sum(fused.widths)].
-        DType: float32 in and out, on the host.
-        """
-        device, dtype = self._ops.device, self._view.layout.dtype
-        num_tokens = len(inputs[0][1])
-        segments = np.array([0, num_tokens], np.int32), np.array([lease.slot], np.int32)
-        start, slot, *rows = upload([*segments, *(x.numpy() for _, x in inputs)], device)
-        lora = LoRABatch(
-            arena=self._view.arena,
-            dtype=dtype,
-            tables=self._tables,
-            segment_start=start,
-            segment_slot=slot,
-            max_rank=rank_bound(lease.max_rank),
-        )
-        deltas: list[Tensor] = []
-        for (fused, _), x in zip(inputs, rows, strict=True):
-            x = x.to(self._ops.activation_dtype(dtype))
-            y = torch.zeros(num_tokens, sum(fused.widths), dtype=x.dtype, device=device)
-            self._ops.add_lora(y, x, fused, layer, lora)
-            deltas.append(y.float().to("cpu", non_blocking=True))
-        return LaunchedDeltas(deltas, self._ops.record_event())
+    def lora(self, lease: AdapterLease, num_rows: int) -> LoRABatch:
+        """Returns the batch of one segment of rows with the leased adapter."""
+        segments = build_segments([(lease.slot, num_rows)])
+        return self._lora(segments, rank_bound(lease.max_rank))
 
     def _prepare_graph(
         self, step: StepInput, inputs: BatchInputs[Array], shape: StepShape
@@ -184,18 +159,32 @@ class ModelRunner:
         """Returns the logits [N, V] of the samples, scores of prompts and pooled vectors."""
         batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
         hidden = self.model.forward(batch)
-        prompts = self._sampler.score_prompts(step, sampling, hidden, self.model.logits)
-        logits = self.model.logits(hidden[inputs.last_tokens]) if step.samples else None
-        pooled = pool(step, hidden, self.model.logits) if step.pools else None
+        head = partial(self._logits, shape.max_rank)
+        prompts = self._sampler.score_prompts(step, sampling, hidden, head)
+        logits = None
+        if step.samples:
+            logits = self.model.logits(hidden[inputs.last_tokens], lora=batch.sample_lora)
+        pooled = pool(step, hidden, head) if step.pools else None
         return logits, prompts, pooled
 
+    def _logits(self, max_rank: int, hidden: Tensor, slots: Array) -> Tensor:
+        """Computes the logits of a `Head`. max_rank: at least that of the adapters."""
+        segments = build_segments([(slot, 1) for slot in slots.tolist()])
+        if not len(segments[1]):
+            return self.model.logits(hidden)
+        return self.model.logits(hidden, lora=self._lora(segments, max_rank))
 
-@dataclass(frozen=True, slots=True)
-class LaunchedDeltas:
-    """Results of `launch_deltas`, one tensor per linear, on the host after the event."""
-
-    deltas: list[Tensor]
-    event: DeviceEvent
+    def _lora(self, segments: tuple[Array, Array], max_rank: int) -> LoRABatch:
+        """Returns the batch of segments as `build_segments` returns them."""
+        start, slot = upload(segments, self.ops.device)
+        return LoRABatch(
+            arena=self._view.arena,
+            dtype=self._view.layout.dtype,
+            tables=self._tables,
+            segment_start=start,
+            segment_slot=slot,
+            max_rank=max_rank,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +245,7 @@ def _decode_logits(
 ) -> Tensor:
     """Computes the logits of all tokens of a step into `out`."""
     batch = forward_batch(inputs, shape, buffer, view, tables)
-    return model.logits(model.forward(batch), out)
+    return model.logits(model.forward(batch), out, batch.sample_lora)
 
 
 @contextmanager

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from workers.execution.step_input import Array, PoolInput, StepInput
 from workers.execution.upload import upload
+from workers.layers.lm_head import Head
 
 
-def pool(
-    step: StepInput, hidden: Tensor, head: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
+def pool(step: StepInput, hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
     """Computes the vectors of the step's `PoolInput`s and starts their copy to the host: sums of
     hidden states [without labels, K], and logits [with labels, largest number of labels], float32.
 
-    hidden [T, K]: of the step's tokens. head: hidden [n, K] -> logits float32 [n, V].
+    hidden [T, K]: of the step's tokens.
     """
     firsts = step.counts.cumsum() - step.counts
     states = [pool for pool in step.pools if not pool.labels]
@@ -40,7 +37,8 @@ def pool(
         sums = torch.segment_reduce(chosen, "sum", lengths=lengths, unsafe=True)
     logits = hidden.new_empty((0, longest), dtype=torch.float32)
     if labelled:
-        logits = head(hidden[judged]).gather(1, label_ids)
+        slots = step.adapter_slots[[pool.sequence for pool in labelled]]
+        logits = head(hidden[judged], slots).gather(1, label_ids)
     return sums.to("cpu", non_blocking=True), logits.to("cpu", non_blocking=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from workers.execution.scores import SampleScores, Scores
 from workers.execution.step_input import Array, SampleInput, StepInput
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import upload
+from workers.layers.lm_head import Head
 from workers.wire.protocol import ALL_TOKENS, SamplingParams
 
 MIN_TEMPERATURE = 1e-6
@@ -119,20 +119,23 @@ class Sampler:
         step: StepInput,
         inputs: SamplerInputs,
         hidden: Tensor,
-        head: Callable[[Tensor], Tensor],
+        head: Head,
     ) -> list[Scores]:
         """Returns the scores of each `ScoreInput`, computing logits of `MAX_SCORED_ROWS` tokens at
         a time.
 
-        hidden [T, K]: of the step's tokens. head: hidden [n, K] -> logits float32 [n, V].
+        hidden [T, K]: of the step's tokens.
         """
         scored: list[Scores] = []
         first_tokens = (step.counts.cumsum() - step.counts).tolist()
         for score, targets in zip(step.scores, inputs.targets, strict=True):
             first = first_tokens[score.sequence]
             rows = hidden[first : first + len(targets)].split(MAX_SCORED_ROWS)
+            slot = step.adapter_slots[score.sequence]
             parts = [
-                self._ops.log_softmax_top(head(some), tokens, score.num_top)
+                self._ops.log_softmax_top(
+                    head(some, np.repeat(slot, len(some))), tokens, score.num_top
+                )
                 for some, tokens in zip(rows, targets.split(MAX_SCORED_ROWS), strict=True)
             ]
             columns = map(torch.cat, zip(*parts, strict=True))
@@ -151,9 +154,6 @@ class Sampler:
             _to_host(logits[inputs.named_rows, inputs.named] - sums[inputs.named_rows]),
             [_to_host(logits[row] - sums[row]) for row in whole],
         )
-
-    def _score(self, logits: Tensor, tokens: Tensor, num_top: int) -> Scores:
-        return Scores(*map(_to_host, (tokens, *self._ops.log_softmax_top(logits, tokens, num_top))))
 
 
 def _columns(step: StepInput) -> dict[str, Array]:

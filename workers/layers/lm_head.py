@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ops.base import Ops, PackedLinear
+from ops.base import HEAD, FusedLinear, LoRABatch, Ops, PackedLinear
+
+Head = Callable[[Tensor, NDArray[Any]], Tensor]
+"""Function of hidden states [n, K] and of the adapter slot of each, int32 [n], base-only ones (-1)
+last. Returns logits, float32 [n, V]."""
 
 
 class LMHead:
@@ -14,12 +22,18 @@ class LMHead:
     def __init__(self, ops: Ops, weight: PackedLinear, scale: float, softcap: float | None) -> None:
         self._ops = ops
         self._weight = weight
+        self._fused = FusedLinear((HEAD,), (weight.out_features,), weight.in_features)
         self._scale = scale
         self._softcap = softcap
 
-    def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Computes logits: hidden [N, K] -> float32 [N, V], in `out` if given."""
+    def forward(
+        self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
+    ) -> Tensor:
+        """Computes logits: hidden [N, K] -> float32 [N, V], in `out` if given. lora: segments of
+        these rows, not of the step's tokens."""
         logits = self._ops.linear(hidden, self._weight)
+        if lora is not None:
+            self._ops.add_lora(logits, hidden, self._fused, lora.outer_layer, lora)
         logits = logits.to(torch.float32) if out is None else out.copy_(logits)
         if self._scale != 1.0:
             logits.mul_(self._scale)

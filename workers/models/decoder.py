@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ops.base import AdaptedLinear, LayerWeights, Norm, Ops, QKNorm
+from ops.base import AdaptedLinear, LayerWeights, LoRABatch, Norm, Ops, QKNorm
 from workers.device.weight_image import Arrival, WeightImage
 from workers.layers.decoder_layer import bind_layers
 from workers.layers.forward_batch import ForwardBatch
@@ -75,14 +75,20 @@ class Decoder:
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Computes the hidden states [T, K] of the step's rows, after the final norm."""
         self.arrival.wait(0)
-        residual = self._ops.embed(batch.input_ids, self._table, self.plan.spec.embed_scale)
+        scale = self.plan.spec.embed_scale
+        residual = self._ops.embed(batch.input_ids, self._table, scale)
+        if batch.lora is not None:
+            self._ops.add_embedding_lora(residual, batch.input_ids, batch.lora, scale)
         x = first_input(self._ops, residual, self._input_norm)
         return self._layers.forward(x, residual, batch.attention, batch.kv, batch.lora)
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given."""
+    def logits(
+        self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
+    ) -> Tensor:
+        """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given. lora:
+        segments of these rows."""
         self.arrival.wait(-1)
-        return self._head.forward(hidden, out)
+        return self._head.forward(hidden, out, lora)
 
 
 def first_input(ops: Ops, residual: Tensor, norm: Norm | None) -> Tensor:

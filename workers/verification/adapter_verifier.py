@@ -27,7 +27,8 @@ from adapters.errors import AdapterRejected, AdapterUnavailable
 from adapters.pool.pool import AdapterPool
 from adapters.pool.tiers import AdapterLease
 from workers.execution.engine import Engine
-from workers.execution.model_runner import LaunchedDeltas, ModelRunner
+from workers.execution.model_runner import ModelRunner
+from workers.verification.deltas import LaunchedDeltas, launch_deltas
 from workers.verification.effect_proof import EffectProof, NotProved
 from workers.wire.protocol import (
     AdapterRef,
@@ -236,7 +237,7 @@ class AdapterVerifier:
             if self._clock() - begin > STEP_BUDGET_S:
                 yield
                 begin = self._clock()
-            launched.append(instance.runner.launch_deltas(lease, layer, inputs))
+            launched.append(launch_deltas(instance.runner, lease, layer, inputs))
         while not launched[-1].event.query():
             yield
         return [each.deltas for each in launched]

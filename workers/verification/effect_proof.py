@@ -1,8 +1,9 @@
 """What an adapter must do, computed from its files, and whether the worker does that.
 
-Two comparisons. Of every bound projection, with random rows x: what the device's op adds against
-float32 x A B. And of a short prompt: how much the adapter changes each token's log-probability in
-the running engine against how much it does by the reference backend.
+Of every bound module, with random rows x: what the device's op adds against float32 x A B. Of
+weights of the base model that the file repeats: whether they are the base model's. Of a short
+prompt: how much the adapter changes each token's log-probability in the running engine against how
+much it does by the reference backend.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.loader import stored_files
 from adapters.pool.lora import ImageLayout, pack
 from adapters.store.folder import Store
-from ops.base import FusedLinear
+from ops.base import EMBEDDING, HEAD, FusedLinear
+from ops.block_matrix import densify
+from workers.models.checkpoint import Checkpoint
 from workers.models.spec import ModelSpec
 from workers.verification.scoring import score_tokens
 
@@ -60,7 +63,7 @@ class NotProved(Exception):
 @dataclass(frozen=True, slots=True)
 class Expected:
     """checksum: of the image that the files give. deltas[layer][linear], float32 [PROBE_ROWS, out]:
-    x A B of the linear's projections side by side. scores, base_scores float32 [PROBE_TOKENS - 1]:
+    what the adapter adds for `EffectProof.inputs`. scores, base_scores float32 [PROBE_TOKENS - 1]:
     log-probability of each token of the probe but the first, with the adapter and without."""
 
     checksum: str
@@ -102,12 +105,16 @@ class EffectProof:
             [(fused, self._rows_of(fused.in_features)) for fused in _fused_linears(shape, layer)]
             for layer in range(shape.num_layers)
         ]
-        """The fused linears of each layer, and their x."""
+        """The fused linears of each layer, and their x. The layer after the last one has the output
+        matrix and the embedding, whose x are token ids, int32 [PROBE_ROWS]."""
+        if not shape.linears:
+            self.inputs.append(self._outer_inputs(shape))
 
     def expect(self, digest: str) -> Expected:
         """Reads the adapter's files. Raises AdapterRejected, AdapterUnavailable or OSError."""
         files = stored_files(self._store, digest)
         factors = Factors(files, self._shape)
+        self._check_copies(factors)
         if self._base_scores is None:
             self._base_scores = self._score(None)
         return Expected(
@@ -130,10 +137,38 @@ class EffectProof:
         parts: list[Tensor] = []
         for projection, width in zip(fused.projections, fused.widths, strict=True):
             found = factors.read(layer, projection)
-            parts.append(
-                torch.zeros(len(x), width) if found is None else x @ found[0].T @ found[1].T
-            )
+            if found is None:
+                parts.append(torch.zeros(len(x), width))
+            else:
+                a, b = found
+                parts.append((a[:, x].T if x.dtype is torch.int32 else x @ a.T) @ b.T)
         return torch.cat(parts, dim=1)
+
+    def _outer_inputs(self, shape: BaseModelShape) -> list[tuple[FusedLinear, Tensor]]:
+        head = FusedLinear((HEAD,), (shape.vocab_size,), shape.hidden_size)
+        embedding = FusedLinear((EMBEDDING,), (shape.hidden_size,), shape.vocab_size)
+        ids = torch.tensor(self.tokens[:PROBE_ROWS], dtype=torch.int32)
+        return [(head, self._rows_of(head.in_features)), (embedding, ids)]
+
+    def _check_copies(self, factors: Factors) -> None:
+        """Raises NotProved unless the weights that the file repeats are the base model's, rounded
+        to the file's dtype."""
+        if not factors.copies:
+            return
+        with Checkpoint(self._folder) as checkpoint:
+            for copy in factors.copies:
+                is_tied = copy.module == "embed_tokens" or self._spec.tie_word_embeddings
+                module = "model.embed_tokens" if is_tied else "lm_head"
+                weight = checkpoint.get(f"{module}.weight")
+                for first, rows in factors.read_copy(copy):
+                    own = densify([weight[first : first + len(rows)]])
+                    if not torch.equal(own.to(rows.dtype), rows):
+                        raise NotProved(
+                            "adapter.base.weights",
+                            f"{copy.name} is not the base model's: train on the base model's own"
+                            " weights, with an unchanged vocabulary",
+                            is_final=True,
+                        )
 
     def _score(self, factors: Factors | None) -> Tensor:
         after = score_tokens(
@@ -158,7 +193,7 @@ class EffectProof:
                 ):
                     error = _relative_error(g, w)
                     if error > worst:
-                        name = self._shape.projections[projection]
+                        name = self._shape.modules(layer)[projection]
                         worst, where = error, self._shape.module_path(layer, name)
         if where is None:
             return None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.pool.factors import Factors
-from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout
+from ops.base import EMBEDDING, HEAD, PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout
 from ops.block_matrix import Weight, densify
 from ops.reference import ReferenceOps
 from workers.layers.decoder_layer import run_layer
@@ -77,7 +77,9 @@ def score_tokens(
             tokens, KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
         )
         rows_of_table = checkpoint.get("model.embed_tokens.weight")[batch.input_ids.long()]
-        table = densify([rows_of_table]).to(dtype)
+        table = densify([rows_of_table]).to(dtype).float()
+        if factors is not None and (found := factors.read(spec.num_layers, EMBEDDING)) is not None:
+            table = torch.addmm(table, found[0][:, tokens].T, found[1].T)
         rows = torch.arange(len(tokens), dtype=torch.int32)
         residual = ops.embed(rows, table, spec.embed_scale)
         x = first_input(ops, residual, load_input_norm(loader, spec, 0))
@@ -87,9 +89,12 @@ def score_tokens(
             x = run_layer(ops, weights, x, residual, batch.attention, batch.kv, batch.lora)
         module = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
         weight = checkpoint.get(f"{module}.weight")
+        found = None if factors is None else factors.read(spec.num_layers, HEAD)
         parts: list[Tensor] = []
         for start in range(0, spec.vocab_size, HEAD_ROWS):
-            part = densify([weight[start : start + HEAD_ROWS]]).to(dtype)
+            part = densify([weight[start : start + HEAD_ROWS]]).to(dtype).float()
+            if found is not None:
+                part = torch.addmm(part, found[1][start : start + HEAD_ROWS], found[0])
             head = LMHead(ops, ops.pack_linear(part), spec.logits_scale, spec.logits_softcap)
             parts.append(head.forward(x))
     return torch.cat(parts, dim=1).double().log_softmax(-1).float()

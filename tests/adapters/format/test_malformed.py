@@ -21,6 +21,10 @@ from tests.adapters.files import BASE, CONFIG, encode, entries, factors, tensor_
 
 Q0 = BASE.module_path(0, "q_proj")
 A0, B0 = tensor_name(Q0, "A"), tensor_name(Q0, "B")
+HEAD = {
+    tensor_name("lm_head", "A"): np.zeros((4, 64), np.float32),
+    tensor_name("lm_head", "B"): np.zeros((320, 4), np.float32),
+}
 GOOD_HEADER, GOOD_DATA = entries(factors())
 GOOD = encode(GOOD_HEADER, GOOD_DATA)
 
@@ -127,13 +131,21 @@ WEIGHTS: dict[str, tuple[bytes, str]] = {
         encode(*entries(factors(projections=("q_proj", "v_proj", "o_proj")))),
         "adapter.tensor.not_targeted",
     ),
-    "lm_head LoRA": (
-        tensors_with(tensor_name("lm_head", "A"), zeros(4, 64)),
-        "adapter.unsupported.lm_head",
+    "lm_head that is not targeted": (
+        encode(*entries(factors() | HEAD)),
+        "adapter.tensor.not_targeted",
     ),
-    "embedding LoRA": (
+    "half of an embedding LoRA": (
         tensors_with("base_model.model.model.embed_tokens.lora_embedding_A", zeros(4, 320)),
-        "adapter.unsupported.embedding_lora",
+        "adapter.tensor.missing",
+    ),
+    "factors of a linear for the embedding": (
+        tensors_with(tensor_name("model.embed_tokens", "A"), zeros(4, 320)),
+        "adapter.tensor.unbound",
+    ),
+    "weight of the base model without factors": (
+        tensors_with("base_model.model.lm_head.base_layer.weight", zeros(320, 64)),
+        "adapter.unsupported.base_weights",
     ),
     "resized vocabulary": (
         tensors_with("base_model.model.model.embed_tokens.weight", zeros(330, 64)),

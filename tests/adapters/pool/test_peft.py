@@ -53,6 +53,10 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "excluded": {"targets": ["q_proj", "v_proj"], "exclude_modules": ["layers.0.self_attn.q_proj"]},
     "random init": {"init_lora_weights": False},
+    "output matrix": {"targets": ["q_proj", "lm_head"], "alpha_pattern": {"lm_head": 3}},
+    "output matrix alone": {"targets": ["lm_head"], "use_rslora": True},
+    "embedding": {"targets": ["v_proj", "embed_tokens"], "rank_pattern": {"embed_tokens": 5}},
+    "both": {"targets": r".*(embed_tokens|lm_head|down_proj)"},
 }
 
 
@@ -104,18 +108,22 @@ def image_deltas(
     deltas: dict[str, torch.Tensor] = {}
     for layer, projection in np.argwhere(tables.rank > 0).tolist():
         rank = int(tables.rank[layer, projection])
-        k, n = base.projection_shape(layer, PROJECTIONS[projection])
+        module = base.modules(layer)[projection]
+        k, n = base.projection_shape(layer, module)
 
         def matrix(offset: int, *shape: int) -> torch.Tensor:
             assert offset % 64 == 0
             size = shape[0] * shape[1] * layout.dtype.itemsize
             return image[offset : offset + size].view(layout.dtype).view(shape).float()
 
-        a = matrix(int(tables.a_offset[layer, projection]), rank, k)
+        is_embedding = module == "embed_tokens"
+        a = matrix(
+            int(tables.a_offset[layer, projection]), *((k, rank) if is_embedding else (rank, k))
+        )
         b_shape = (rank, n) if layout.b_rank_major else (n, rank)
         b = matrix(int(tables.b_offset[layer, projection]), *b_shape)
         b = b.T if layout.b_rank_major else b
-        deltas[base.module_path(layer, PROJECTIONS[projection])] = b @ a
+        deltas[base.module_path(layer, module)] = a @ b.T if is_embedding else b @ a
     return deltas
 
 
@@ -136,11 +144,14 @@ def test_manifest_says_what_the_adapter_touches(
 ) -> None:
     manifest = validate(AdapterFiles.in_folder(saved), base)
     names = peft_deltas(model, saved)
-    assert {name.rsplit(".", 1)[1] for name in names} == set(manifest.projections)
-    assert {int(name.split(".")[2]) for name in names} == set(manifest.layers)
+    assert {name.rpartition(".")[2] for name in names} == set(manifest.projections)
+    layers = {int(name.split(".")[2]) for name in names if ".layers." in name}
+    assert layers == set(manifest.layers)
     assert manifest.base_digest == base.digest
     assert manifest.digest == content_digest(AdapterFiles.in_folder(saved))
-    assert manifest.warnings == ()
+    repeated = {"embed_tokens", "lm_head"} & set(manifest.projections)
+    assert len(manifest.warnings) == len(repeated)
+    assert all("the file repeats the base model's" in warning for warning in manifest.warnings)
 
 
 def test_bfloat16_image_is_rounded_once(model: Path, base: BaseModelShape, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ from workers.models.plan import ModelPlan
 from workers.wire.protocol import Generate
 
 VOCAB = 256
+OUTER = r".*(embed_tokens|lm_head|down_proj)"
 MAX_LEN = 128
 
 
@@ -98,6 +99,7 @@ class Steps:
             last_tokens=np.arange(count, dtype=np.int64),
             segment_start=segment_start,
             segment_slot=segment_slot,
+            sampled_start=segment_start,
         )
         for stream, row in zip(streams, rows.buffer_slots.tolist(), strict=True):
             self.paged.free += stream.pages
@@ -122,7 +124,7 @@ class Steps:
         self, rows: BatchInputs[Tensor], shape: StepShape, out: Tensor | None = None
     ) -> Tensor:
         batch = forward_batch(rows, shape, self.buffer, self.view, self.paged.tables)
-        return self.paged.model.logits(self.paged.model.forward(batch), out)
+        return self.paged.model.logits(self.paged.model.forward(batch), out, batch.sample_lora)
 
     def assert_same(self, rows: BatchInputs[Array], run: Callable[[], Tensor]) -> None:
         """The logits, and every byte of the arena but those of the scratch page."""
@@ -151,8 +153,8 @@ def make_steps(folder: Path, backend: str) -> Steps:
     torch.set_num_threads(1)
     model = make_model(folder / "model", "qwen3")
     adapters = [
-        make_adapter(model, folder / f"r{rank}", rank=rank, alpha=16, seed=rank)
-        for rank in (4, 8, 16)
+        make_adapter(model, folder / f"r{rank}", rank=rank, alpha=16, seed=rank, targets=targets)
+        for rank, targets in ((4, "all-linear"), (8, r".*(q_proj|lm_head)"), (16, OUTER))
     ]
     return Steps(model, adapters, backend)
 

@@ -14,7 +14,7 @@ from ops.cpu import CpuOps
 from ops.reference import ReferenceOps
 from workers.execution import sampler as sampling
 from workers.execution.sampler import Sampler
-from workers.execution.step_input import SampleInput, ScoreInput, StepInput
+from workers.execution.step_input import Array, SampleInput, ScoreInput, StepInput
 from workers.execution.token_buffer import TokenBuffer
 from workers.wire.protocol import ALL_TOKENS, SamplingParams
 
@@ -94,17 +94,24 @@ def test_each_sample_is_told_the_tokens_that_it_asks_for(ops: Ops) -> None:
 def test_a_long_prompt_is_scored_some_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that its logits fit into memory that no request was promised."""
     scores = [ScoreInput(0, [3, 1, 2], 2), ScoreInput(1, [7, 8, 9, 10], 1)]
-    step = replace(step_of([]), scores=scores, counts=np.array([4, 4], np.int32))
+    step = replace(
+        step_of([]),
+        scores=scores,
+        counts=np.array([4, 4], np.int32),
+        adapter_slots=np.array([2, -1], np.int32),
+    )
     sampler = Sampler(ReferenceOps(), TokenBuffer(2, 8, torch.device("cpu")))
     inputs, hidden = sampler.upload(step), torch.randn(8, VOCAB)
     sizes: list[int] = []
+    slots: set[int] = set()
 
-    def head(rows: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(rows))
+    def head(rows: torch.Tensor, adapters: Array) -> torch.Tensor:
+        sizes.append(len(adapters))
+        slots.update(adapters.tolist())
         return 2 * rows
 
     whole = [score.read() for score in sampler.score_prompts(step, inputs, hidden, head)]
     monkeypatch.setattr(sampling, "MAX_SCORED_ROWS", 2)
     parts = [score.read() for score in sampler.score_prompts(step, inputs, hidden, head)]
-    assert sizes == [3, 4, 2, 1, 2, 2]
+    assert sizes == [3, 4, 2, 1, 2, 2] and slots == {2, -1}
     assert parts == whole and [len(score) for score in whole] == [3, 4]

@@ -98,7 +98,12 @@ def test_adapters_mixed_with_base_rows_equal_peft(
     adapters: list[Path | None] = [
         make_adapter(folder, tmp_path / "all", rank=8, alpha=16, seed=1),
         make_adapter(folder, tmp_path / "attention", rank=4, targets=r".*(q|qkv|o)_proj", seed=2),
-        make_adapter(folder, tmp_path / "mlp", rank=16, targets=r".*(up|down)_proj", seed=3),
+        make_adapter(
+            folder, tmp_path / "mlp", rank=16, targets=r".*(up_proj|down_proj|embed_tokens)", seed=3
+        ),
+        make_adapter(
+            folder, tmp_path / "head", rank=4, targets=r".*(lm_head|embed_tokens)", seed=4
+        ),
         None,
     ]
     paged.end = 0

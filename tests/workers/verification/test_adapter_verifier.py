@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adapters.errors import AdapterUnavailable
@@ -26,16 +28,20 @@ from tests.doubles import write_adapter
 from tests.oracle import Oracle
 from tests.workers.driver import Driver, store_adapter
 from tests.workers.process.test_worker import ADAPTERS, Setup, import_broken_model
-from workers.execution.model_runner import LaunchedDeltas, ModelRunner
 from workers.process.config import WorkerConfig
 from workers.process.server import Disconnected
+from workers.verification import adapter_verifier
 from workers.verification.adapter_verifier import MAX_QUEUED
+from workers.verification.deltas import LaunchedDeltas, launch_deltas
 from workers.verification.effect_proof import NotProved
 from workers.wire.protocol import AdapterRef, Drain, ErrorCode, FinishReason, Probe
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpu"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-ALL_ADAPTERS = ADAPTERS | {"activated": {"rank": 4, "alora_invocation_tokens": [300, 301]}}
+ALL_ADAPTERS = ADAPTERS | {
+    "activated": {"rank": 4, "alora_invocation_tokens": [300, 301]},
+    "outer": {"rank": 4, "targets": ["q_proj", "embed_tokens", "lm_head"]},
+}
 DOWN, GATE, UP = (PROJECTIONS.index(f"{name}_proj") for name in ("down", "gate", "up"))
 
 
@@ -113,17 +119,33 @@ def test_a_probe_does_not_wait_for_the_step_in_flight(
 ) -> None:
     """It reads what the adapter adds when the device has come to it; steps go on until then."""
     events: list[LaterEvent] = []
-    launch = ModelRunner.launch_deltas
 
-    def launch_deltas(self: ModelRunner, *arguments: Any) -> LaunchedDeltas:
+    def launch_later(*arguments: Any) -> LaunchedDeltas:
         events.append(LaterEvent())
-        return replace(launch(self, *arguments), event=events[-1])
+        return replace(launch_deltas(*arguments), event=events[-1])
 
-    monkeypatch.setattr(ModelRunner, "launch_deltas", launch_deltas)
+    monkeypatch.setattr(adapter_verifier, "launch_deltas", launch_later)
     with Driver(llama.config(ops="reference", dtype="float32")) as driver:
         num_layers = driver.worker.instances[llama.digest].effect_proof.layout.num_layers
         assert driver.probe(0, llama.digest, next(iter(llama.refs.values()))).error == ""
-    assert len(events) == num_layers and events[-1].num_queries == 4
+    assert len(events) == num_layers + 1 and events[-1].num_queries == 4
+
+
+def test_a_repeated_weight_must_be_the_base_models(llama: Setup, tmp_path: Path) -> None:
+    """peft saves the weight of an adapted embedding or output matrix with the factors. A changed
+    one would be computed with by peft, and not here."""
+    shutil.copytree(llama.folders["outer"], tmp_path / "changed")
+    weights = tmp_path / "changed" / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    tensors["base_model.model.lm_head.base_layer.weight"][319, 63] += 1
+    save_file(tensors, weights)
+    config = json.loads((llama.model / "config.json").read_text())
+    shape = BaseModelShape.from_config(config, llama.digest)
+    ref = store_adapter(LocalStore(llama.folder / "store"), tmp_path / "changed", shape)
+    with Driver(llama.config()) as driver:
+        refused = driver.probe(0, llama.digest, ref)
+    assert (refused.error, refused.is_final) == ("adapter.base.weights", True)
+    assert "lm_head.base_layer.weight" in refused.message
 
 
 Spoil = Callable[[ImageTables, Tensor, ImageLayout], None]
