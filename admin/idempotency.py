@@ -20,8 +20,8 @@ from datetime import timedelta
 import msgspec
 
 from store.database import EVERYTHING, Connection, Database
-from store.errors import IdempotencyKeyReused
 from store.queries import sql
+from web.errors import IdempotencyKeyReused
 
 KEPT = timedelta(hours=24)
 CLEANING_INTERVAL_S = 600.0

@@ -37,7 +37,7 @@ from loraplex.commands.usage import usage_command
 from loraplex.commands.workers import workers_group
 from loraplex.errors import LoraplexError, OutputLost
 from loraplex.output import watch_output
-from store.errors import AdminError
+from store.errors import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def main() -> None:
         if str(lost):
             click.echo(f"loraplex: {lost}", err=True)
         sys.exit(lost.exit_code)
-    except (LoraplexError, AdminError) as error:
+    except (LoraplexError, ApiError) as error:
         _tell(str(error))
         sys.exit(getattr(error, "exit_code", 1))
     except OSError as error:

@@ -17,10 +17,11 @@ import asyncpg
 import msgspec
 
 from store.errors import (
-    AdminError,
     AlreadyExists,
+    ApiError,
     Conflict,
     DatabaseMisconfigured,
+    DatabaseRefused,
     DatabaseUnavailable,
     Invalid,
     NotFound,
@@ -241,7 +242,7 @@ class Database:
         while True:
             await asyncio.sleep(RECONNECT_SECONDS[min(attempt, len(RECONNECT_SECONDS) - 1)])
             attempt += 1
-            with contextlib.suppress(AdminError):
+            with contextlib.suppress(ApiError):
                 return await self._open_listener(channel, callback)
 
     async def close(self) -> None:
@@ -271,7 +272,7 @@ def translated_errors() -> Generator[None, None, None]:
         raise DatabaseUnavailable(f"the database does not answer: {reason}") from error
 
 
-def _translate(error: asyncpg.PostgresError) -> AdminError:
+def _translate(error: asyncpg.PostgresError) -> ApiError:
     text = str(error)
     match error:
         case asyncpg.UniqueViolationError():
@@ -296,7 +297,7 @@ def _translate(error: asyncpg.PostgresError) -> AdminError:
         case asyncpg.InvalidAuthorizationSpecificationError() | asyncpg.InvalidCatalogNameError():
             return DatabaseMisconfigured(text)
         case _:
-            return AdminError(f"the database refused: {text}")
+            return DatabaseRefused(f"the database refused: {text}")
 
 
 def _milliseconds(seconds: float) -> str:
@@ -323,7 +324,7 @@ async def _until_lost(connection: Any, check_interval_s: float) -> None:
             with translated_errors():
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
                     await connection.execute("SELECT")
-        except AdminError:
+        except ApiError:
             connection.terminate()
 
 

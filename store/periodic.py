@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from store.errors import AdminError
+from store.errors import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ async def repeat(
             has_failed = False
         except Exception as error:
             if not has_failed:
-                unforeseen = None if isinstance(error, AdminError | OSError) else error
+                unforeseen = None if isinstance(error, ApiError | OSError) else error
                 log.warning("%s: %s", what, error, exc_info=unforeseen)
             has_failed = True
             # Waits the whole interval, because `wake` may be set repeatedly.

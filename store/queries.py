@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from store.database import Connection, Row
-from store.errors import AdminError
+from store.errors import ApiError
 from store.records import (
     AdapterProof,
     Alias,
@@ -75,7 +75,7 @@ async def fetch_one(
     kind: type[T],
     query: str,
     *args: Any,
-    missing: AdminError | None = None,
+    missing: ApiError | None = None,
 ) -> T:
     """Returns the row of a named query as a record. Raises `missing` if there is none; without
     `missing`, the row must exist."""

@@ -277,7 +277,7 @@ async def _check_first(request: AdminRequest, tenant: str | None, form: LoadForm
 
 async def _check(request: AdminRequest, given: LoadLoraAdapter, reference: str | None) -> _Load:
     """Checks what can be refused without the files. `reference`: the tenant's name or id; a
-    tenant's key needs none. Raises AdminError."""
+    tenant's key needs none. Raises ApiError."""
     if not given.lora_name or not given.lora_path:
         raise Invalid("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
     if given.is_3d_lora_weight:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from admin.audit.audit import prune
 from store.database import EVERYTHING, Database
-from store.errors import AdminError
+from store.errors import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +29,14 @@ async def keep_audit_days(database: Database, pepper: bytes, days: int) -> None:
         try:
             if await prune_old(database, pepper, days) == ROWS_AT_ONCE:
                 pause_s = PAUSE_S
-        except AdminError as error:
+        except ApiError as error:
             log.error("pruning the audit log failed: %s", error)
         await asyncio.sleep(pause_s)
 
 
 async def prune_old(database: Database, pepper: bytes, days: int, limit: int = ROWS_AT_ONCE) -> int:
     """Removes up to `limit` rows older than `days`, once one is older by another day. Returns their
-    number. Raises AdminError."""
+    number. Raises ApiError."""
     before = datetime.now(UTC) - timedelta(days=days)
     async with database.transaction(EVERYTHING) as connection:
         return await prune(connection, pepper, before, SLACK, limit)

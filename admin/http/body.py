@@ -12,10 +12,11 @@ import msgspec
 from litestar.exceptions import InternalServerException
 from msgspec.structs import fields
 
-from store.errors import Invalid, Overloaded, Stalled, TooLarge
+from store.errors import Invalid
 from store.stored_text import check_json
 from web.body_budget import HeldBody
 from web.choices import list_choices
+from web.errors import Overloaded, Stalled, TooLarge
 
 _PLACE = re.compile(r"^(?P<reason>.*) - at (?:`key` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
 _DECIMAL = re.compile(rb"""null|"?[0-9.eE+-]+"?""")

@@ -18,9 +18,10 @@ from litestar.types import HTTPScope
 from admin.keys.lookup import KeyLookup
 from admin.tenants import tenants
 from store.database import Connection
-from store.errors import Forbidden, Invalid, NotFound, Unauthenticated
+from store.errors import Invalid, NotFound
 from store.records import ApiKey, Tenant, hash_key, parse_key
 from web.client_address import client_address
+from web.errors import Forbidden, Unauthenticated
 
 Guard = Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]
 

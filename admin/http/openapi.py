@@ -19,7 +19,6 @@ from litestar.routes import HTTPRoute
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import check_parameters, parameters
 from admin.http.preconditions import Tagged
-from admin.http.problems import HEADERS
 from web.openapi import PlaneOperation, components, header, refusal, refused
 
 REFUSALS = {
@@ -35,6 +34,16 @@ REFUSALS = {
     429: "The tenant has used up its rate of calls, or has as many uploads open as it may.",
     503: "The database or the store does not answer, or too many uploads are under way.",
     507: "The server's disk is full.",
+}
+_FINAL = {"x-should-retry": "false"}
+_SOON = {"retry-after": "1", "retry-after-ms": "1000"}
+FIXED_HEADERS = {
+    401: {"www-authenticate": "Bearer"},
+    409: _FINAL,
+    412: _FINAL,
+    422: _FINAL,
+    429: _SOON,
+    503: _SOON,
 }
 ALWAYS = {"x-request-id": header({"type": "string", "pattern": "^req_"})}
 ETAG = ResponseHeader("etag", documentation_only=True, value="", required=True)
@@ -145,7 +154,7 @@ def document(max_body_bytes: int) -> OpenAPIConfig:
 
 
 def _fixed_headers(status: int) -> dict[str, OpenAPIHeader]:
-    return {name: header({"const": value}) for name, value in HEADERS.get(status, {}).items()}
+    return {name: header({"const": value}) for name, value in FIXED_HEADERS.get(status, {}).items()}
 
 
 def _operation_id(handler: HTTPRouteHandler, *_: Any) -> str:

@@ -39,11 +39,12 @@ from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from admin.uploads.validation import Validation
 from admin.usage.usage import keep_days
 from store.database import Connection, Database
-from store.errors import AdminError, DatabaseUnavailable, Invalid, Overloaded
+from store.errors import ApiError, DatabaseUnavailable, Invalid
 from store.key_uses import KeyUses
 from store.periodic import repeat
 from store.queries import catalog_generation, sql
 from store.records import AdapterState, BaseModel, ServingData, Tenant
+from web.errors import Overloaded
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +254,7 @@ class AdminPlane:
         reaper retries."""
         try:
             await self.reaper.reap()
-        except (AdminError, OSError) as error:
+        except (ApiError, OSError) as error:
             log.warning("removing contents failed, trying again later: %s", error)
 
     async def reject(

@@ -15,7 +15,8 @@ import msgspec
 from litestar import Response
 from litestar.params import HeaderParameter
 
-from store.errors import Invalid, PreconditionFailed
+from store.errors import Invalid
+from web.errors import PreconditionFailed
 
 IfMatch = Annotated[
     str | None,

@@ -16,10 +16,10 @@ from admin.audit.audit import Actor, changing
 from admin.http.body import UploadPace, decode_json, held_chunks, released_chunks
 from admin.http.plane import AdminPlane
 from store.database import Connection
-from store.errors import Stalled
 from store.records import ApiKey
 from web.body_budget import held_body
 from web.client_address import client_address
+from web.errors import Stalled
 
 ADMIN = "admin"
 """Owner of the bytes of admin keys, which have no tenant."""

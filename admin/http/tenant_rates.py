@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from store.errors import RateExceeded
+from web.errors import RateExceeded
 
 BURST_MINUTES = 5
 """Minutes' worth of calls that may arrive at once, as when a pipeline moves all its aliases."""

@@ -19,7 +19,8 @@ import msgspec
 
 from adapters.format.validator import CONFIG_NAME, MAX_CONFIG_BYTES, PICKLE_NAMES, WEIGHTS_NAME
 from adapters.store.folder import is_disk_full
-from store.errors import Invalid, TooLarge
+from store.errors import Invalid
+from web.errors import TooLarge
 
 KNOWN_FILES = (CONFIG_NAME, WEIGHTS_NAME, *PICKLE_NAMES)
 """Pickles are known only to be refused by name."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from store.errors import TooLarge
+from web.errors import TooLarge
 
 BLOCK_BYTES = 1 << 20
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from adapters.format.validator import CONFIG_NAME, PICKLE_NAMES
 from admin.uploads.archive import KNOWN_FILES, max_file_bytes
-from store.errors import Invalid, NotFound, TooLarge
+from store.errors import Invalid, NotFound
+from web.errors import TooLarge
 
 CHUNK_BYTES = 4 << 20
 

@@ -20,8 +20,9 @@ from adapters.errors import AdapterRejected
 from adapters.store.folder import Store, fsync, hold, last_touched
 from admin.uploads.file_sink import FileSink
 from admin.uploads.upload import ARCHIVE_SUFFIXES, check_sha256
-from store.errors import Conflict, Invalid, NotFound, TooLarge
+from store.errors import Conflict, Invalid, NotFound
 from store.records import ApiKey, random_base62
+from web.errors import TooLarge
 
 ID = re.compile(r"upl_[0-9A-Za-z]{24}", re.ASCII)
 RECORD, DATA = "upload.json", "data"

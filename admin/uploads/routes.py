@@ -36,8 +36,9 @@ from admin.schemas import Deleted, Page, page
 from admin.uploads.resumable import PartialUpload
 from admin.uploads.schemas import RejectedUploadView, UploadCreate, UploadView, VersionCreate
 from admin.uploads.upload import MULTIPART, VersionFields, media_type, receive_form
-from store.errors import Forbidden, Invalid
+from store.errors import Invalid
 from store.records import BaseModel, ServingData, Tenant
+from web.errors import Forbidden
 from web.openapi import flat, refused
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]

@@ -16,7 +16,8 @@ from adapters.manifest import BaseModelShape
 from adapters.store.folder import check_free_space
 from admin.uploads.archive import ExtractionTarget, extract
 from sandbox.server import serve
-from store.errors import Invalid, TooLarge
+from store.errors import Invalid
+from web.errors import TooLarge
 
 NICENESS = 10
 """Tokens that stream go first."""
@@ -78,7 +79,7 @@ def _validate(upload: Upload) -> Outcome:
         return Rejected(**rejected.to_dict())
     except (Invalid, TooLarge) as refused:
         is_too_large = isinstance(refused, TooLarge)
-        return Refused(is_too_large, str(refused), refused.code, refused.param)
+        return Refused(is_too_large, str(refused), str(refused.code), refused.param)
     except OSError as error:
         return DiskFailed(error.errno, str(error))
 

@@ -28,8 +28,9 @@ from multipart import (
 from adapters.format.validator import WEIGHTS_NAME
 from admin.uploads.archive import KNOWN_FILES, max_file_bytes
 from admin.uploads.file_sink import FileSink
-from store.errors import Invalid, Overloaded, TooLarge, TooMany
+from store.errors import Invalid
 from store.stored_text import check_text
+from web.errors import Overloaded, TooLarge, TooMany
 
 MAX_FIELD_BYTES = 1024
 ARCHIVE = "upload.archive"

@@ -17,7 +17,8 @@ from adapters.manifest import AdapterManifest, BaseModelShape
 from admin.uploads.sandbox import DiskFailed, Outcome, Refused, Rejected, Upload
 from sandbox.sandboxes import Sandboxes
 from sandbox.task import Bounds, Died
-from store.errors import Invalid, TooLarge
+from store.errors import Invalid
+from web.errors import TooLarge
 
 MAX_VALIDATIONS = 2
 BOUNDS = Bounds(memory_bytes=64 << 20, cpu_s=60.0, wall_s=120.0)

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from store.database import Connection, Database
-from store.errors import AdminError
+from store.errors import ApiError
 from store.queries import fetch_all, sql
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,6 @@ async def keep_days(database: Database, days: int) -> None:
             async with database.transaction() as connection:
                 await connection.execute(sql["usage_upkeep"], days)
             await asyncio.sleep(UPKEEP_INTERVAL_S)
-        except AdminError as error:
+        except ApiError as error:
             log.warning("dropping old days of usage failed: %s", error)
             await asyncio.sleep(RETRY_INTERVAL_S)

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from gateway.catalog.catalog import CatalogView
 from gateway.catalog.principal import Principal
-from gateway.exceptions import Forbidden, Unauthenticated
 from store.records import ApiKey, hash_key, parse_key
+from web.errors import Forbidden, Unauthenticated
 
 INCORRECT = "Incorrect API key provided."
 

@@ -18,9 +18,9 @@ from gateway.catalog.cards import AdapterCard, ModelCard
 from gateway.catalog.parts import AdapterPart, TenantPart, adapters_of, tenants_of
 from gateway.catalog.principal import Principal
 from gateway.catalog.source import SnapshotSource
-from gateway.exceptions import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
+from gateway.exceptions import CatalogStale, ModelNotFound, TemplateNotApproved
 from gateway.quota_types import FREE, ORDINARY, Limit, Service, Tariff
-from store.database import AdminError
+from store.errors import ApiError
 from store.records import (
     AdapterPlace,
     Alias,
@@ -32,6 +32,7 @@ from store.records import (
     ServingData,
     Tenant,
 )
+from web.errors import Overloaded
 from workers.wire.protocol import AdapterRef, DesiredModel, ServiceClass
 
 DEFAULT_ALIAS = "prod"
@@ -381,7 +382,7 @@ class Catalog:
         return self.current.resolve(caller.tenant, name, subject)
 
     async def _catch_up(self) -> None:
-        with contextlib.suppress(AdminError, TimeoutError):
+        with contextlib.suppress(ApiError, TimeoutError):
             async with asyncio.timeout(CATCH_UP_S):
                 async with self._lookups:
                     generation = await self._source.generation()

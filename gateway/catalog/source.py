@@ -9,7 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from store.database import AdminError, Database
+from store.database import Database
+from store.errors import ApiError
 from store.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, sql
 from store.records import CatalogSnapshot
 
@@ -32,7 +33,7 @@ class SnapshotSource(Protocol):
         ...
 
     async def generation(self) -> int:
-        """Returns the generation that a snapshot would have now. Raises AdminError."""
+        """Returns the generation that a snapshot would have now. Raises ApiError."""
         ...
 
     def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
@@ -73,7 +74,7 @@ class PostgresSource:
             looked_at = time.monotonic()
             try:
                 snapshot = await self._load_if_not(generation)
-            except AdminError as error:
+            except ApiError as error:
                 if not self._is_away:
                     log.warning("refreshing the catalog failed, serving the last one: %s", error)
                 self._is_away = True
@@ -105,6 +106,6 @@ class PostgresSource:
         while True:
             try:
                 return await self._database.listen(CATALOG_CHANNEL, lambda _: changed.set())
-            except AdminError as error:
+            except ApiError as error:
                 log.warning("loading the catalog failed, trying again: %s", error)
                 await asyncio.sleep(1.0)

@@ -16,7 +16,8 @@ from gateway.dispatch.inflight import InFlightRequests
 from gateway.limits.leases import Leases
 from gateway.metering.usage_loader import UsageLoader
 from gateway.metering.wal import WriteAheadLog
-from store.database import AdminError, Database
+from store.database import Database
+from store.errors import ApiError
 from store.key_uses import KeyUses
 from store.periodic import repeat
 
@@ -72,10 +73,10 @@ class ControlTasks:
 
     async def leave(self) -> None:
         """Removes the heartbeat and loads the last usage. Called once nothing is in flight."""
-        with contextlib.suppress(AdminError, TimeoutError):
+        with contextlib.suppress(ApiError, TimeoutError):
             await self._heartbeat.leave()
             await self._key_uses.write(self._database)
-        with contextlib.suppress(AdminError, OSError, TimeoutError):
+        with contextlib.suppress(ApiError, OSError, TimeoutError):
             async with asyncio.timeout(LAST_LOAD_S):
                 await self._loader.load()
                 await self._leases.leave()

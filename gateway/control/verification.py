@@ -18,7 +18,8 @@ import msgspec
 
 from gateway.catalog.catalog import Catalog
 from gateway.dispatch.fleet import Fleet
-from store.database import AdminError, Database
+from store.database import Database
+from store.errors import ApiError
 from store.periodic import repeat
 from store.queries import from_row, sql
 from workers.wire.client import WorkerClient, WorkerFailed
@@ -122,7 +123,7 @@ class AdapterVerification:
                 else:
                     why = f"{result.error}: {result.message}"
                     await connection.execute(sql["proving_release"], *claim.key, self._id, why)
-        except AdminError as error:
+        except ApiError as error:
             log.warning("%s of %s: %s", adapter.name, claim.tenant_id, error)
 
     @asynccontextmanager
@@ -132,7 +133,7 @@ class AdapterVerification:
         async def renew() -> None:
             while True:
                 await asyncio.sleep(RENEW_S)
-                with contextlib.suppress(AdminError):
+                with contextlib.suppress(ApiError):
                     async with self._database.acquire() as connection:
                         await connection.execute(sql["proving_renew"], *claim.key, self._id)
 
@@ -174,7 +175,7 @@ class AdapterVerification:
         try:
             async with self._database.acquire() as connection:
                 await connection.execute(sql["proof_insert"], *claim.key, claim.base_digest, *proof)
-        except AdminError as error:
+        except ApiError as error:
             log.warning("%s: %s", claim.path, error)
 
     async def _probe(

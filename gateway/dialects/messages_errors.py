@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.exceptions import ApiError, Problem, code_of
+from store.errors import ApiError
 
 TYPES = {
     400: "invalid_request_error",
@@ -22,18 +22,15 @@ OVERLOADED = 529
 """Status of an answer where other dialects use 503."""
 
 
-def messages_error(
-    error: Exception, problem: Problem, message: str, request_id: str
-) -> dict[str, Any]:
+def messages_error(error: ApiError, request_id: str) -> dict[str, Any]:
     """Returns the error's body, `{"type": "error", "error": {type, message, details},
-    "request_id"}`. `problem` and `message` are those of `problem_of`."""
-    param = error.param if isinstance(error, ApiError) else None
+    "request_id"}`."""
     return {
         "type": "error",
         "error": {
-            "type": TYPES.get(problem.status, TYPES[400]),
-            "message": message,
-            "details": {"error_code": code_of(error, problem), "param": param},
+            "type": TYPES.get(error.status, TYPES[400]),
+            "message": error.public_message or error.message,
+            "details": {"error_code": error.code, "param": error.param},
         },
         "request_id": request_id,
     }

@@ -10,7 +10,7 @@ import msgspec
 from gateway.dialects.dialect import Answer, AnswerFormat
 from gateway.dialects.messages_errors import messages_error
 from gateway.dispatch.choice import Delta
-from gateway.exceptions import problem_of
+from gateway.exceptions import to_failure
 from gateway.limits.admission import Usage
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall, part_key
 from gateway.text.parsers.reading_parser import whole_characters
@@ -76,8 +76,7 @@ class MessagesFormat(AnswerFormat):
         )
 
     def error_event(self, error: Exception) -> bytes:
-        problem, message = problem_of(error)
-        return event("error", messages_error(error, problem, message, self._request_id))
+        return event("error", messages_error(to_failure(error), self._request_id))
 
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
         (answer,) = answers

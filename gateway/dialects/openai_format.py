@@ -24,9 +24,10 @@ from gateway.dialects.dialect import (
 )
 from gateway.dialects.openai_fields import OpenAIRequest
 from gateway.dispatch.choice import Delta, Scored
-from gateway.exceptions import error_body, problem_of
+from gateway.exceptions import to_failure
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
+from web.error_answers import error_body
 
 DONE = b"data: [DONE]\n\n"
 BARE_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]'
@@ -84,7 +85,7 @@ class OpenAIFormat(AnswerFormat):
         return b'%s],"usage":%s}\n\n%s' % (self._head, encode(usage_object(usage)), DONE)
 
     def error_event(self, error: Exception) -> bytes:
-        return b"data: %s\n\n" % encode(error_body(error, *problem_of(error)))
+        return b"data: %s\n\n" % encode(error_body(to_failure(error)))
 
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
         is_large = sum([num_scores(answer.scored) for answer in answers]) > SCORES_AT_ONCE

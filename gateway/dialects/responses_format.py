@@ -13,10 +13,11 @@ import msgspec
 from gateway.dialects.dialect import Answer, AnswerFormat, slices
 from gateway.dialects.openai_format import scored_token
 from gateway.dispatch.choice import Delta, Scored
-from gateway.exceptions import error_body, problem_of
+from gateway.exceptions import to_failure
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall, part_key
+from web.error_answers import error_body
 from workers.wire.protocol import TokenLogprobs
 
 encode = msgspec.json.encode
@@ -84,12 +85,12 @@ class ResponsesFormat(AnswerFormat):
         """Returns two events. `response.failed` has the response so far. `error` follows because
         the official client raises it, so that no application mistakes the text for a whole
         answer."""
-        problem, message = problem_of(error)
-        body = error_body(error, problem, message)
+        failure = to_failure(error)
+        body = error_body(failure)
         told = {name: body["error"][name] for name in ("code", "message", "param")}
-        code = FAILURES.get(problem.status, "server_error")
+        code = FAILURES.get(failure.status, "server_error")
         response = self._response("failed", [*self._done, *self._unfinished()], None)
-        response["error"] = {"code": code, "message": message}
+        response["error"] = {"code": code, "message": told["message"]}
         failed = self._event("response.failed", response=response)
         return failed + self._event("error", **told, **body)
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from gateway.dispatch.generation import Generation
-from gateway.exceptions import Unauthenticated
+from web.errors import Unauthenticated
 
 CHECK_INTERVAL_S = 1.0
 NOT_VALID = "This API key is no longer valid."

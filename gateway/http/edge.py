@@ -7,14 +7,16 @@ import time
 
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from gateway.exceptions import ApiError, InvalidRequest, Overloaded, TooManyRequests
+from gateway.exceptions import InvalidRequest
 from gateway.http.error_answers import ErrorAnswer
 from gateway.http.paths import find_ambiguity
 from gateway.http.refusals import Refusals
 from gateway.http.request import add_request_headers
+from store.errors import ApiError
 from web.ambiguous_headers import find_ambiguous_header
 from web.anonymous import AnonymousLimit
 from web.client_address import client_address
+from web.errors import Overloaded, TooMany
 
 PUBLIC = ("/docs", "/schema", "/version")
 """Routes without a key, with those below them. Probes are not included, because they have a fixed
@@ -104,7 +106,7 @@ class Edge:
         match self._limit.take(client_address(scope), time.monotonic()):
             case "address":
                 message = "Too many requests without an API key from this address."
-                return TooManyRequests(message, code=NO_LIMIT_LEFT)
+                return TooMany(message, code=NO_LIMIT_LEFT)
             case "all":
                 return Overloaded("Too many requests without an API key.", code=NO_LIMIT_LEFT)
             case _:

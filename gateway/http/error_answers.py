@@ -6,20 +6,19 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import MethodNotAllowedException, NotFoundException
+from litestar.exceptions import NotFoundException
 from litestar.types import Receive, Scope, Send
 
 from gateway.dialects.messages_errors import OVERLOADED, messages_error
-from gateway.exceptions import code_of, error_body, problem_of, retry_headers
+from gateway.exceptions import to_failure
 from gateway.http.guards import CLOSES
 from gateway.http.paths import is_of_messages
 from gateway.http.request import IS_OURS, number_request
+from web.error_answers import REFUSAL, error_body, error_headers
 from web.meant_path import find_meant_path
 
 MAX_SHOWN = 100
 """Maximum characters of an unknown path that are repeated in the answer."""
-CODE = "refusal"
-"""Key in a scope's state of the code of the error that is answered."""
 
 
 class ErrorAnswer:
@@ -29,22 +28,18 @@ class ErrorAnswer:
         """Stores the error's code in the scope for the log and the counters of refusals, and
         whether the server caused it for the limits."""
         number_request(scope)
-        problem, message = problem_of(error)
-        self.status = problem.status
+        failure = to_failure(error)
+        self.status = failure.status
         if is_of_messages(scope["path"]):
             self.status = OVERLOADED if self.status == 503 else self.status
-            self.body = messages_error(error, problem, message, scope["state"]["request_id"])
+            self.body = messages_error(failure, scope["state"]["request_id"])
         else:
-            self.body = error_body(error, problem, message)
-        self.headers = retry_headers(problem, error)
+            self.body = error_body(failure)
+        self.headers = error_headers(failure)
         if CLOSES in scope["state"]:
             self.headers["connection"] = "close"
-        if problem.status == 401:
-            self.headers["www-authenticate"] = "Bearer"
-        if isinstance(error, MethodNotAllowedException) and error.headers:
-            self.headers["allow"] = error.headers["allow"]
-        scope["state"][CODE] = code_of(error, problem)
-        scope["state"][IS_OURS] = problem.is_ours
+        scope["state"][REFUSAL] = failure.code
+        scope["state"][IS_OURS] = failure.is_ours
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         body = msgspec.json.encode(self.body)

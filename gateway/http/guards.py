@@ -10,11 +10,12 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from gateway.catalog.auth import authenticate, authorize, check_address, may_be_newer
-from gateway.exceptions import ApiError, Overloaded, Unauthenticated
 from gateway.http.services import Gateway
 from gateway.limits.refusal_limit import MAX_DELAY_S
+from store.errors import ApiError
 from web.body_budget import held_body
 from web.client_address import client_address
+from web.errors import Overloaded, Unauthenticated
 from web.headers import announced_bytes, find_header
 
 Connection = ASGIConnection[Any, Any, Any, Any]

@@ -9,8 +9,8 @@ from typing import Any
 
 from gateway import telemetry
 from gateway.catalog.principal import Principal
-from gateway.http.error_answers import CODE
 from web.client_address import address_prefix, client_address
+from web.error_answers import REFUSAL
 
 INTERVAL_S = 10.0
 """Seconds between two log lines for the same reason and address prefix."""
@@ -33,7 +33,7 @@ class Refusals:
     def note_answer(self, scope: Mapping[str, Any], status: int) -> None:
         """Records an answer with status 400 or more."""
         state = scope["state"]
-        reason = state.get(CODE) or str(status)
+        reason = state.get(REFUSAL) or str(status)
         telemetry.refusals.add(1, reason)
         if isinstance(caller := scope.get("user"), Principal):
             telemetry.tenant_use.add((caller.tenant.id,), 0, 0, 0, 1)

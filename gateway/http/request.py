@@ -16,13 +16,14 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Message, Scope
 
 from gateway.catalog.principal import Principal
-from gateway.exceptions import BodyTimeout, InvalidRequest, Overloaded
+from gateway.exceptions import InvalidRequest
 from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.guards import CHARGE
 from gateway.http.paths import is_of_messages
 from gateway.http.services import Gateway
 from gateway.limits.request_charge import RequestCharge
 from web.body_budget import Excess, held_body
+from web.errors import Overloaded, Stalled
 from web.headers import announced_bytes, find_header
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     async def _read(self) -> bytes:
         """Reads the body. Faster than the framework's method, which indexes all headers. Raises
-        RequestEntityTooLarge, at once if the length is announced, BodyTimeout, Overloaded if too
+        RequestEntityTooLarge, at once if the length is announced, Stalled, Overloaded if too
         many bytes of bodies are in memory, or InvalidRequest if the client disconnects."""
         held = held_body(self.scope)
         announced = announced_bytes(self.scope)
@@ -82,7 +83,7 @@ class GatewayRequest(Request[Principal, Any, State]):
                 async with asyncio.timeout_at(held.latest_end(began, len(body))):
                     message: Any = await self.receive()
             except TimeoutError:
-                raise BodyTimeout("The body of the request came too slowly.") from None
+                raise Stalled("The body of the request came too slowly.") from None
             if message["type"] == "http.disconnect":
                 raise InvalidRequest("The client left before its request was whole.")
             body += message["body"]

@@ -11,13 +11,14 @@ import msgspec
 
 from gateway.catalog.catalog import CatalogView
 from gateway.catalog.principal import Principal
-from gateway.exceptions import ApiError, QuotaUnavailable
+from gateway.exceptions import QuotaUnavailable
 from gateway.limits.bounds import completion_tokens
 from gateway.limits.leases import Leases
 from gateway.limits.quota import Hold
 from gateway.limits.refusal_limit import RefusalLimit
 from gateway.limits.request_charge import RequestCharge
 from gateway.quota_types import Cost, Kind, Limit, Tariff, leased_bits
+from store.errors import ApiError
 from web.body_budget import HeldBody
 
 log = logging.getLogger(__name__)

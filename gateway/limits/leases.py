@@ -24,7 +24,8 @@ from gateway.limits.lease_book import (
 from gateway.limits.quota import Hold
 from gateway.limits.rate_headers import exceeded, rate_limit_headers
 from gateway.quota_types import BUDGETS, Limit
-from store.database import AdminError, Database
+from store.database import Database
+from store.errors import ApiError
 from store.periodic import repeat
 from store.queries import sql
 
@@ -54,7 +55,7 @@ class LeaseRenewal(Protocol):
         self, holder: str, number: int, requests: list[LeaseRequest]
     ) -> list[LeaseResponse] | None:
         """Returns the responses in the order of the requests, or None if the holder has lost all
-        its leases. A repeated number gets the same responses. Raises AdminError."""
+        its leases. A repeated number gets the same responses. Raises ApiError."""
         ...
 
     async def listen(self, hear: Callable[[LeaseRecall], None]) -> None: ...
@@ -63,7 +64,7 @@ class LeaseRenewal(Protocol):
 
     async def release(self, holders: Sequence[str]) -> None:
         """Removes gateways that have ended and whose usage is loaded. Their leases of a minute stay
-        counted until it ends. Raises AdminError."""
+        counted until it ends. Raises ApiError."""
         ...
 
 
@@ -237,13 +238,13 @@ class Leases:
                             await self._wake.wait()
 
     async def release(self, gateways: Sequence[str]) -> None:
-        """Removes gateways that have ended and whose usage is loaded. Raises AdminError."""
+        """Removes gateways that have ended and whose usage is loaded. Raises ApiError."""
         await self._renewal.release(gateways)
 
     async def leave(self) -> None:
         """Returns unused leases. Called after `run` has ended, when no request is in flight and all
         usage is loaded. If cancelled, leases of a minute stay counted until it ends. Raises
-        AdminError."""
+        ApiError."""
         try:
             if self._delivery is not None:
                 await self._delivery
@@ -287,7 +288,7 @@ class Leases:
             except Exception as error:
                 telemetry.lease_failures.add(1)
                 if not self._is_away:
-                    unforeseen = None if isinstance(error, AdminError | TimeoutError) else error
+                    unforeseen = None if isinstance(error, ApiError | TimeoutError) else error
                     reason = str(error) or "the database does not answer"
                     log.warning(
                         "renewing the leases of limits failed, using the leases held: %s",
@@ -355,6 +356,6 @@ class Leases:
         while True:
             try:
                 return await self._renewal.listen(hear)
-            except AdminError as error:
+            except ApiError as error:
                 log.warning("listening for recalls of leases failed: %s", error)
                 await asyncio.sleep(SWEEP_INTERVAL_S)

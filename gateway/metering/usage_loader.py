@@ -57,7 +57,7 @@ class UsageLoader:
         self._again_at = 0.0
 
     async def load(self) -> None:
-        """Loads all records written so far. Raises AdminError; the next call loads the rest."""
+        """Loads all records written so far. Raises ApiError; the next call loads the rest."""
         wal, refused = self._wal, dict[Path, bytes]()
         is_due = time.monotonic() >= self._again_at
         for segment in await wal.on_thread(wal.files.seal):

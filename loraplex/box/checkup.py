@@ -32,7 +32,7 @@ from loraplex.settings import Settings
 from ops.build import COMPILED, BuildError, find_compiler, find_shipped
 from ops.processor import Processor
 from store.database import Database
-from store.errors import AdminError
+from store.errors import ApiError
 
 MIN_DESCRIPTORS = 4096
 MIN_PYTHON = (3, 11)
@@ -61,7 +61,7 @@ def checkup(settings: Settings) -> Iterator[Finding]:
     for name, check in CHECKS.items():
         try:
             yield from (Finding(name, *finding) for finding in check(settings))
-        except (LoraplexError, AdminError, OSError) as error:
+        except (LoraplexError, ApiError, OSError) as error:
             yield Finding(name, "failed", str(error) or type(error).__name__)
         except Exception as error:
             # The server that answers may not be a loraplex, and its answer may have any form.
@@ -210,7 +210,7 @@ def _database(settings: Settings) -> Findings:
 
 
 async def _ask(dsn: str) -> tuple[str, float]:
-    """Returns the server's version, and how many seconds its clock is ahead. Raises AdminError."""
+    """Returns the server's version, and how many seconds its clock is ahead. Raises ApiError."""
     database = await Database.connect(dsn, max_size=1, application_name="loraplex-doctor")
     try:
         await check_schema(database)

@@ -15,14 +15,13 @@ from admin.http.body import UploadPace, held_chunks, released_chunks
 from admin.http.guards import ADAPTERS_WRITE
 from admin.http.plane import AdminConfig
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
-from gateway import exceptions
 from gateway.catalog.auth import authenticate, check_address
 from gateway.http.guards import Connection
 from gateway.http.services import Gateway
 from loraplex.roles.management import LOAD_PATHS
-from store.errors import AdminError, Forbidden, Overloaded, TooLarge, Unauthenticated
 from web.body_budget import held_body
 from web.client_address import client_address
+from web.errors import Forbidden, Overloaded, TooLarge
 from web.headers import find_header
 
 CONNECT_S = 5.0
@@ -83,16 +82,13 @@ class Forwarding:
     def _check_key(self, connection: Connection) -> None:
         """Stores the key as `user`. Raises Unauthenticated, Forbidden or Overloaded."""
         scope, gateway = connection.scope, self._gateway
-        try:
-            key = authenticate(
-                gateway.catalog.current,
-                gateway.config.pepper,
-                find_header(scope, b"authorization"),
-                gateway.clock.moment,
-            )
-            check_address(key, client_address(scope))
-        except exceptions.ApiError as error:
-            raise _as_admin_error(error) from None
+        key = authenticate(
+            gateway.catalog.current,
+            gateway.config.pepper,
+            find_header(scope, b"authorization"),
+            gateway.clock.moment,
+        )
+        check_address(key, client_address(scope))
         if key.tenant_id is not None and ADAPTERS_WRITE not in key.scopes:
             raise Forbidden(f"This API key lacks the scope {ADAPTERS_WRITE}.")
         held_body(scope).charge(key.tenant_id or "admin")
@@ -141,17 +137,6 @@ def _sent(request: Request[Any, Any, Any]) -> Mapping[str, str]:
     headers = {name: request.headers[name] for name in SENT if name in request.headers}
     address = client_address(request.scope)
     return headers if address is None else {**headers, "x-forwarded-for": address}
-
-
-def _as_admin_error(error: exceptions.ApiError) -> AdminError:
-    """Returns the refusal of a key in the form of the admin plane."""
-    match error:
-        case exceptions.Unauthenticated():
-            return Unauthenticated(error.message, error.code)
-        case exceptions.Forbidden():
-            return Forbidden(error.message, error.code)
-        case _:
-            return Overloaded(error.message, error.code)
 
 
 def _unavailable(what: str) -> Overloaded:

@@ -13,7 +13,7 @@ from admin.http.problems import to_response
 from gateway.http.guards import public
 from gateway.http.routes.health import get_version, livez
 from store.database import Database
-from store.errors import AdminError
+from store.errors import ApiError
 from store.queries import catalog_generation
 
 FRESH_S = 1.0
@@ -41,7 +41,7 @@ class Readiness:
         try:
             async with self._database.acquire() as connection:
                 await catalog_generation(connection)
-        except AdminError:
+        except ApiError:
             return False
         return True
 

@@ -14,7 +14,7 @@ from admin.workers import workers
 from loraplex.output import tell
 from loraplex.roles.retrying import retry
 from store.database import EVERYTHING, Database
-from store.errors import AdminError
+from store.errors import ApiError
 
 LEASE_S = 15.0
 RENEWALS = 4
@@ -36,7 +36,7 @@ async def registered(
     """Keeps the worker registered under a lease, which expires if this process is killed. The lease
     begins when `is_listening`, called in a thread, first returns True.
 
-    The task ends only with AdminError, if the worker cannot be registered and waiting does not
+    The task ends only with ApiError, if the worker cannot be registered and waiting does not
     help.
     """
     # An unavailable database is reported once, below.
@@ -53,7 +53,7 @@ async def _renew(
     url: str, worker_id: str, address: str, lease_s: float, is_listening: Callable[[], bool]
 ) -> None:
     """Renews the lease until cancelled. The worker continues while the database is unavailable.
-    Raises AdminError if the database was never reached and waiting does not help."""
+    Raises ApiError if the database was never reached and waiting does not help."""
     connect = partial(
         Database.connect, url, sees=EVERYTHING, max_size=1, application_name="loraplex-worker"
     )
@@ -69,13 +69,13 @@ async def _renew(
             try:
                 await workers.register_worker(database, worker_id, address, lease_s)
                 is_said = False
-            except AdminError as error:
+            except ApiError as error:
                 if not is_said:
                     tell(f"the worker is not registered: {error}")
                 is_said = True
             await asyncio.sleep(lease_s / RENEWALS)
     finally:
-        with contextlib.suppress(AdminError, TimeoutError):
+        with contextlib.suppress(ApiError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await workers.leave(database, worker_id)
         await database.close()

@@ -14,7 +14,7 @@ from admin.migrate import Migration, check_schema, load_migrations, migrate
 from admin.tenants import tenants
 from loraplex.roles.bootstrap import migrate_database
 from store.database import EVERYTHING, Connection, Database
-from store.errors import AdminError, DatabaseUnavailable, MigrationError
+from store.errors import ApiError, DatabaseUnavailable, MigrationError
 from tests.postgres import SETTINGS, fresh_database, own_server, server
 from tests.stack import ROOT
 from tools.schema import FILE, dump, schema
@@ -123,7 +123,7 @@ async def test_one_that_may_create_nothing_finds_that_nothing_is_to_do(empty_dsn
             guest = await connect(re.sub("//[^@]*@", "//guest:guest@", empty_dsn))
             assert await migrate(guest, files) == []
             more = Migration(len(files) + 1, "more", "CREATE TABLE more (i int)")
-            with pytest.raises(AdminError, match="permission denied for schema public"):
+            with pytest.raises(ApiError, match="permission denied for schema public"):
                 await migrate(guest, [*files, more])
             await guest.close()
         finally:
@@ -160,7 +160,7 @@ async def test_an_operators_own_roles():
         async with working(postgres.dsn(), role=None) as superuser:
             for statement in OPERATORS.split(";"):
                 await superuser.execute(statement)
-            with pytest.raises(AdminError, match="lpx_owner may not create it"):
+            with pytest.raises(ApiError, match="lpx_owner may not create it"):
                 await migrate_database(dsn("ours", "owner"))
             await superuser.execute("ALTER ROLE lpx_owner CREATEROLE")
             done = await asyncio.gather(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from admin.adapters import aliases
 from store.database import Database
-from store.errors import AdminError, Conflict, Invalid, NotFound
+from store.errors import ApiError, Conflict, Invalid, NotFound
 from store.queries import load_catalog
 from store.records import CanaryPolicy
 from tests.admin.conftest import Plane
@@ -192,7 +192,7 @@ async def test_an_alias_is_where_its_last_move_put_it(
                     await aliases.set_canary(*key, argument, None)
                 else:
                     await aliases.roll_back(*key)
-            except AdminError:
+            except ApiError:
                 assert not is_legal
             else:
                 assert is_legal

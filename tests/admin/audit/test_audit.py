@@ -19,7 +19,7 @@ from admin.audit.audit import AuditEntry, Verification
 from admin.keys import keys
 from admin.tenants import tenants
 from store.database import Connection, Database
-from store.errors import AdminError, Invalid
+from store.errors import ApiError, Invalid
 from store.queries import sql
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import PEPPER, Plane, write_model
@@ -232,7 +232,7 @@ async def test_the_log_only_grows(database: Database, owner: Database, statement
     with pytest.raises(Invalid, match="only grows"):
         async with owner.transaction() as connection:
             await connection.execute(statement)
-    with pytest.raises(AdminError, match="permission denied"):
+    with pytest.raises(ApiError, match="permission denied"):
         async with database.transaction() as connection:
             await connection.execute(statement)
     assert len(await entries(database)) == 1

@@ -9,7 +9,7 @@ from admin.audit import audit
 from admin.audit.retention import prune_old
 from admin.tenants import tenants
 from store.database import Connection, Database
-from store.errors import AdminError
+from store.errors import ApiError
 from tests.admin.audit.test_audit import entries, unlocked, verified
 from tests.admin.conftest import PEPPER, Plane
 
@@ -77,7 +77,7 @@ async def test_young_rows_stay(aged: Database):
     """Also where the plane is made to ask for them, and those that one day has made old."""
     assert await prune_old(aged, PEPPER, 100) == 0
     assert await prune_old(aged, PEPPER, 70) == 0
-    with pytest.raises(AdminError, match="too young"):
+    with pytest.raises(ApiError, match="too young"):
         await prune_old(aged, PEPPER, -2)
     assert len(await entries(aged)) == NUM_OLD + 5
 
@@ -130,7 +130,7 @@ async def test_what_was_rewritten_is_not_pruned(aged: Database, owner: Database)
     """A prune would hide it."""
     async with unlocked(owner) as connection:
         await connection.execute("UPDATE audit_log SET object = 'x' WHERE seq = 2")
-    with pytest.raises(AdminError, match="entry 2 of the audit log"):
+    with pytest.raises(ApiError, match="entry 2 of the audit log"):
         await prune_old(aged, PEPPER, DAYS)
     assert (await verified(aged)).broken == 2
 

@@ -21,7 +21,7 @@ from admin.keys import keys
 from admin.migrate import load_migrations
 from store import queries
 from store.database import APP_ROLE, EVERYTHING, NOTHING, Connection, Database
-from store.errors import AdminError, DatabaseUnavailable
+from store.errors import ApiError, DatabaseUnavailable
 from store.queries import sql
 from tests.admin.audit.test_audit import verified
 from tests.admin.conftest import PEPPER, Plane
@@ -194,10 +194,10 @@ async def test_nobody_changes_anothers_rows(two: Two):
             f"INSERT INTO {table} OVERRIDING SYSTEM VALUE"
             f" SELECT * FROM jsonb_populate_record(NULL::{table}, $1::text::jsonb)"
         )
-        with pytest.raises(AdminError, match=r"row-level security|permission denied"):
+        with pytest.raises(ApiError, match=r"row-level security|permission denied"):
             async with two.database.transaction(acme) as connection:
                 await connection.execute(insert, foreign)
-    with pytest.raises(AdminError, match="row-level security"):
+    with pytest.raises(ApiError, match="row-level security"):
         async with two.database.transaction(acme) as connection:
             await connection.execute("UPDATE quotas SET tenant_id = $1, subject = $1", globex)
 
@@ -243,7 +243,7 @@ async def rolled_back(database: Database, sees: str) -> AsyncIterator[Connection
 )
 async def test_the_role_has_no_way_around(two: Two, statement: str):
     with pytest.raises(
-        AdminError, match=r"permission denied|must be owner|affected by row-level security"
+        ApiError, match=r"permission denied|must be owner|affected by row-level security"
     ):
         async with two.database.transaction(two.tenants[0]) as connection:
             await connection.execute(statement)

@@ -15,12 +15,12 @@ from admin.http.tenant_rates import BURST_MINUTES, READS_PER_WRITE, TenantRates
 from admin.keys.keys import ADMIN_SCOPES, create_key
 from admin.tenants.tenants import create_tenant
 from store.database import Database
-from store.errors import RateExceeded
 from store.records import TENANT_SCOPES
 from tests.admin.audit.test_audit import entries
 from tests.admin.conftest import PEPPER
 from tests.admin.lifecycle import make_ready, make_tenant
 from tests.serving import serving
+from web.errors import RateExceeded
 
 BURST = 2 * BURST_MINUTES
 

@@ -15,8 +15,9 @@ from adapters.errors import AdapterRejected
 from adapters.format.validator import CONFIG_NAME, MAX_CONFIG_BYTES, PICKLE_NAMES, WEIGHTS_NAME
 from admin.uploads.archive import CHUNK_BYTES, ExtractionTarget, extract
 from admin.uploads.validation import Validation
-from store.errors import Invalid, TooLarge
+from store.errors import Invalid
 from tests.adapters.files import BASE
+from web.errors import TooLarge
 
 MAX_BYTES = 4 << 20
 

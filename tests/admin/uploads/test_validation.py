@@ -22,10 +22,11 @@ from adapters.format.module_list import read_module_list
 from adapters.format.validator import AdapterFiles, validate, validate_and_list
 from adapters.manifest import BaseModelShape
 from admin.uploads.validation import BOUNDS, MAX_VALIDATIONS, Validation
-from store.errors import Invalid, TooLarge
+from store.errors import Invalid
 from tests.adapters.files import BASE, CONFIG, encode, tensor_name, write, write_adapter
 from tests.adapters.format.test_malformed import CONFIGS, GOOD, WEIGHTS
 from tests.stack import ROOT
+from web.errors import TooLarge
 
 MAX_FILE_BYTES = 4 << 30
 WIDE = msgspec.structs.replace(BASE, num_layers=2, hidden_size=1 << 19)

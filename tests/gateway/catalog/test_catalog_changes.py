@@ -19,7 +19,7 @@ from admin.tenants import tenants
 from gateway.catalog.catalog import CatalogView
 from gateway.exceptions import ModelNotFound
 from store.database import EVERYTHING, Connection, Database
-from store.errors import AdminError
+from store.errors import ApiError
 from store.queries import load_catalog
 from store.records import TENANT_SCOPES, Changed, Price, Residency, ServingData
 from tests.adapters.files import BASE
@@ -165,7 +165,7 @@ class Changes:
         """Any of its values."""
         rows = await self._connection.fetch(query, *args)
         if not rows:
-            raise AdminError("there is none")
+            raise ApiError("there is none")
         return self._random.choice([next(iter(row.values())) for row in rows])
 
 
@@ -192,7 +192,7 @@ async def test_changes_come_to_what_is_loaded_anew(database: Database, seed: int
                         kind = random.choice(Changes(changing, random).kinds)
                         await kind()
                     made[kind.__name__] += 1
-                except AdminError:
+                except ApiError:
                     pass
             view = CatalogView(await load_catalog(connection, view.generation), view)
             assert contents(view) == contents(CatalogView(await load_catalog(connection)))

@@ -19,7 +19,6 @@ from admin.tenants import tenants
 from gateway.catalog.auth import authenticate, authorize
 from gateway.catalog.catalog import Catalog, CatalogView
 from gateway.catalog.source import LOAD_INTERVAL_S, PostgresSource
-from gateway.exceptions import Unauthenticated
 from loraplex.roles.bootstrap import migrate_database
 from store.database import EVERYTHING, Database
 from store.errors import DatabaseUnavailable
@@ -29,6 +28,7 @@ from tests.gateway.live import Live
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import DIGEST
 from tests.postgres import fresh_database, own_server
+from web.errors import Unauthenticated
 
 SHAPE = BaseModelShape.from_config({**SIZES, "model_type": "llama"}, DIGEST)
 

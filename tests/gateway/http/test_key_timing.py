@@ -15,10 +15,10 @@ import pytest
 
 from gateway.catalog.auth import INCORRECT, authenticate
 from gateway.catalog.catalog import CatalogView
-from gateway.exceptions import Unauthenticated
 from store.records import BASE62, ApiKey, CatalogSnapshot, hash_key, new_key
 from tests.gateway.pepper import PEPPER
 from tests.scale import IS_FULL
+from web.errors import Unauthenticated
 
 pytestmark = [
     pytest.mark.soak,

@@ -10,13 +10,19 @@ from html import escape
 import httpx
 
 from gateway.error_codes import CODES
-from gateway.exceptions import PROBLEMS
 from gateway.http.edge import NO_LIMIT_LEFT
 from gateway.http.examples import curl, python
 from gateway.http.reference import reference
+from store.errors import ApiError
 from tests.gateway.service import Service
 from tools.api_page import PAGE, page
 from tools.source_tree import source_tree
+from web.error_answers import CODES as FRAMEWORK_CODES
+from web.error_answers import FrameworkRefusal
+from web.errors import IdempotencyKeyReused, PreconditionFailed, TooMany
+
+OF_ADMIN = {IdempotencyKeyReused, PreconditionFailed, TooMany}
+"""Failures that only the admin plane raises with their own code."""
 
 
 def test_the_page_is_what_the_document_says() -> None:
@@ -24,14 +30,22 @@ def test_the_page_is_what_the_document_says() -> None:
 
 
 def test_every_code_has_its_meaning() -> None:
-    """Those of the table of problems, and those that are given where an error is raised."""
-    named = {problem.code for problem in PROBLEMS.values() if problem.code}
+    """Those of the classes of failures, and those that are given where an error is raised."""
+    failures = {*_subclasses(ApiError)} - {FrameworkRefusal}
+    own = {each for each in failures if each.__module__ in ("gateway.exceptions", "web.errors")}
+    statuses = {each.code: each.status for each in own - OF_ADMIN if each.code}
+    named = {*statuses, *FRAMEWORK_CODES.values()}
     for name, tree in source_tree().trees.items():
         if name.startswith("gateway."):
             named.update(_codes(tree))
     assert named | {NO_LIMIT_LEFT} == CODES.keys()
-    statuses = {p.code: p.status for p in PROBLEMS.values() if p.code}
     assert {code: CODES[code][0] for code in statuses} == statuses
+
+
+def _subclasses(kind: type[ApiError]) -> Iterator[type[ApiError]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def _codes(tree: ast.Module) -> Iterator[str]:

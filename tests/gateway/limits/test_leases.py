@@ -271,7 +271,7 @@ async def test_others_give_back_what_they_do_not_need(bench: Bench) -> None:
             await bench.take(two, AT_ONCE)
         with pytest.raises(QuotaExceeded) as refused:
             await bench.take(two, AT_ONCE)
-        assert refused.value.is_worth_a_retry
+        assert refused.value.should_retry is None
         one.settle(held[0], 0)
         await asyncio.sleep(REFUSED_S)
         await bench.take(two, AT_ONCE)

@@ -57,7 +57,7 @@ class Bench:
         try:
             self.limit.begin(tenant, num_bytes)
         except TooManyRefusals as error:
-            return error.frees_in_s
+            return error.retry_after_s
         return 0.0
 
     def refuse(self, num_bytes: int = 0, tenant: str = "a") -> bool:

@@ -1,0 +1,88 @@
+"""Failures with an answer that both HTTP planes raise."""
+
+from __future__ import annotations
+
+from store.errors import FAILED, INVALID, ApiError
+
+
+class Unauthenticated(ApiError):
+    """Missing or invalid API key."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(ApiError):
+    """Valid key without the necessary rights."""
+
+    status = 403
+    type = "permission_error"
+    code = "insufficient_scope"
+
+
+class Stalled(ApiError):
+    """Request whose remaining bytes do not arrive, or too slowly."""
+
+    status = 408
+    type = INVALID
+    code = "request_timeout"
+
+
+class PreconditionFailed(ApiError):
+    """Object that has changed since the caller read it."""
+
+    status = 412
+    type = INVALID
+    code = "precondition_failed"
+    should_retry = False
+
+
+class TooLarge(ApiError):
+    """More bytes than allowed."""
+
+    status = 413
+    type = INVALID
+    code = "request_too_large"
+
+
+class IdempotencyKeyReused(ApiError):
+    """Idempotency-Key that the caller has used for another request."""
+
+    status = 422
+    type = INVALID
+    code = "idempotency_key_reused"
+    should_retry = False
+
+
+class TooMany(ApiError):
+    """Too many operations of the caller in progress, or too many requests."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many"
+    retry_after_s = 1
+
+
+class RateExceeded(TooMany):
+    """Call of a tenant above its rate limit."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(ApiError):
+    """Request that the service cannot accept now."""
+
+    status = 503
+    code = "overloaded"
+    retry_after_s = 1
+
+
+class InternalError(ApiError):
+    """Unforeseen failure. Its cause is logged, and clients learn nothing of it."""
+
+    public_message = FAILED
