@@ -52,12 +52,12 @@ from benchmarks.http_load import (
     paced,
 )
 from benchmarks.machine import describe
-from gateway.http.server import bind
 from loraplex.roles.bootstrap import migrate_database
 from store.database import EVERYTHING, Database
 from store.records import TENANT_SCOPES, Price
 from tests.e2e.demo import gguf
 from tests.postgres import own_server
+from web.server import bind
 from workers.importer import import_model
 from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
 

@@ -23,10 +23,11 @@ from gateway.dialects.chat_completions import ChatCompletionRequest
 from gateway.exceptions import InvalidRequest
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane, HotRoute
-from gateway.http.request import GatewayRequest, add_request_headers
+from gateway.http.request import GatewayRequest
 from gateway.limits.body_pace import BodyPace
 from gateway.tracing import Tracing
 from web.body_budget import HELD_BODY, BodyBudget, HeldBody
+from web.headers import add_request_headers
 
 BODY = b'{"model": "bot", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}'
 CANNED = Canned(b"{}")

@@ -12,7 +12,7 @@ import uvicorn
 import uvloop
 from litestar import Litestar, Request, post
 
-from gateway.http.server import make_config, make_server
+from web.server import make_config, make_server
 
 PATH = "/v1/chat/completions"
 HEADERS = [

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.http.http_protocol import HEAD_S, KEEP_ALIVE_S
-from gateway.http.server import Server, make_config
+from gateway.http.refusal_metrics import GatewayRefusals
+from web.http_protocol import HEAD_S, KEEP_ALIVE_S
+from web.server import Server, make_config
 
 
 @asynccontextmanager
@@ -24,7 +25,9 @@ async def serving(
     # Without its number asyncio leaves Nagle's algorithm on, which costs 40 ms a request.
     with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
-        config = make_config(app, drain_s=5, trusted_proxies=trusted_proxies, **bounds)
+        config = make_config(
+            app, drain_s=5, metrics=GatewayRefusals(), trusted_proxies=trusted_proxies, **bounds
+        )
         config.head_s = head_s
         config.timeout_keep_alive = keep_alive_s
         server = Server(config)

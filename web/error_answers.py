@@ -1,4 +1,4 @@
-"""Errors as answers: which failure an exception is, its body in OpenAI's form, and its headers."""
+"""Errors as complete answers, in OpenAI's form or in that of Anthropic's routes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import logging
 import math
 from typing import Any
 
+import msgspec
 from litestar.exceptions import HTTPException, ValidationException
+from litestar.types import Receive, Scope, Send
 
 from store.errors import INVALID, ApiError
 from web.errors import InternalError
+from web.headers import number_request
+from web.messages_errors import OVERLOADED, messages_error
+from web.paths import is_of_messages
 
 log = logging.getLogger(__name__)
 
 REFUSAL = "refusal"
 """Key in a request's state of the code of the error that is answered, for logs and counters."""
+IS_OURS = "is_ours"
+"""Key in a request's state for whether the server caused the refusal."""
+CLOSES = "closes"
+"""Key in a request's state for whether its connection is closed after the answer."""
 
 CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
 """Codes of the framework's refusals."""
@@ -77,6 +86,40 @@ def error_headers(error: ApiError) -> dict[str, str]:
     if error.should_retry is not None:
         headers["x-should-retry"] = str(error.should_retry).lower()
     return headers
+
+
+class ErrorAnswer:
+    """ASGI application that answers with an error."""
+
+    def __init__(self, error: Exception, scope: Scope) -> None:
+        """Stores the error's code in the scope for the log and the counters of refusals, and
+        whether the server caused it for the limits."""
+        number_request(scope)
+        failure = to_api_error(error)
+        self.status = failure.status
+        if is_of_messages(scope["path"]):
+            self.status = OVERLOADED if self.status == 503 else self.status
+            self.body = messages_error(failure, scope["state"]["request_id"])
+        else:
+            self.body = error_body(failure)
+        self.headers = error_headers(failure)
+        if CLOSES in scope["state"]:
+            self.headers["connection"] = "close"
+        scope["state"][REFUSAL] = failure.code
+        scope["state"][IS_OURS] = failure.is_ours
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        body = msgspec.json.encode(self.body)
+        headers = [
+            *(
+                (name.encode("latin-1"), text.encode("latin-1"))
+                for name, text in self.headers.items()
+            ),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _explain(error: ValidationException) -> tuple[str, str | None]:

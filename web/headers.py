@@ -1,8 +1,23 @@
-"""Headers of a request as the server has parsed them."""
+"""Headers of a request as the server has parsed them, and those that every answer has."""
 
 from __future__ import annotations
 
-from litestar.types import Scope
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from litestar.types import Message, Scope
+
+from web.paths import is_of_messages
+
+STATUS = "status"
+"""Key in a request's state for the status of its answer, set when it is sent."""
+ON_ANSWER = "on_answer"
+"""Key in a request's state for a function that gets the status of its answer as it is sent, and
+returns further headers."""
+
+OnAnswer = Callable[[int], Mapping[str, str]]
 
 
 def find_header(scope: Scope, name: bytes) -> str | None:
@@ -23,3 +38,37 @@ def announced_bytes(scope: Scope) -> int:
     """Returns the body's length, which the server has checked to be a number. Returns 0 for a body
     in chunks."""
     return int(find_header(scope, b"content-length") or 0)
+
+
+def number_request(scope: Any) -> None:
+    """Sets the id and start time of a request, unless it has them."""
+    state = scope["state"]
+    if "request_id" not in state:
+        state["request_id"] = f"req_{os.urandom(16).hex()}"
+        state["started_at"] = time.perf_counter()
+
+
+async def add_request_headers(message: Message, scope: Scope) -> None:
+    """Adds headers to every answer, including refusals: its id, its duration and those of
+    `ON_ANSWER`."""
+    if message["type"] != "http.response.start":
+        return
+    state: dict[str, Any] = scope["state"]
+    state[STATUS] = message["status"]
+    headers = [
+        *message["headers"],
+        (b"x-request-id", state["request_id"].encode()),
+        (b"openai-processing-ms", b"%d" % elapsed_ms(scope)),
+    ]
+    if is_of_messages(scope["path"]):
+        headers.append((b"request-id", state["request_id"].encode()))
+    on_answer: OnAnswer | None = state.get(ON_ANSWER)
+    if on_answer is not None:
+        more = on_answer(message["status"])
+        headers += [(name.encode(), text.encode()) for name, text in more.items()]
+    message["headers"] = headers
+
+
+def elapsed_ms(scope: Any) -> int:
+    """Returns the milliseconds since the request arrived."""
+    return round((time.perf_counter() - scope["state"]["started_at"]) * 1000)

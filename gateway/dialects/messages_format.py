@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.dialect import Answer, AnswerFormat
-from gateway.dialects.messages_errors import messages_error
 from gateway.dispatch.choice import Delta
 from gateway.exceptions import to_failure
 from gateway.limits.admission import Usage
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall, part_key
 from gateway.text.parsers.reading_parser import whole_characters
+from web.messages_errors import messages_error
 
 encode = msgspec.json.encode
 SIGNATURE = "unsigned"

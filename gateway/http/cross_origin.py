@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from litestar.types import HTTPScope, Message, Scope, Send
 
-from gateway.http.request import add_request_headers, number_request
-from web.headers import find_header
+from web.headers import add_request_headers, find_header, number_request
 
 EXPOSED = b", ".join(
     [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from litestar.connection import ASGIConnection
@@ -12,11 +13,13 @@ from litestar.handlers import BaseRouteHandler
 from gateway.catalog.auth import authenticate, authorize, check_address, may_be_newer
 from gateway.http.services import Gateway
 from gateway.limits.refusal_limit import MAX_DELAY_S
+from gateway.limits.request_charge import RequestCharge
 from store.errors import ApiError
 from web.body_budget import held_body
 from web.client_address import client_address
+from web.error_answers import CLOSES, IS_OURS
 from web.errors import Overloaded, Unauthenticated
-from web.headers import announced_bytes, find_header
+from web.headers import ON_ANSWER, announced_bytes, find_header
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]
@@ -24,8 +27,6 @@ Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]
 INFERENCE = "inference"
 CHARGE = "request_charge"
 """Key in a request's state for its RequestCharge."""
-CLOSES = "closes"
-"""Key in a request's state for whether its connection is closed after the answer."""
 UNCONFIRMED = "This API key is not known yet, and the gateway cannot reach its database to look."
 
 
@@ -63,16 +64,25 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
         body.charge(principal.tenant.id)
         # Stored before the charge is taken, so that a refusal also reports the limits.
         charge = gateway.admission.charge(view, principal, body)
-        connection.scope["state"][CHARGE] = charge
+        state = connection.scope["state"]
+        state[CHARGE] = charge
+        state[ON_ANSWER] = partial(_settle, charge, state)
         try:
             await charge.take(announced_bytes(connection.scope), on_worker=on_worker)
         except ApiError:
             # Received parts of the body stay in memory while the refusal waits.
             if body.excess is None:
-                await _wait_for_turn(gateway, principal.tenant.id, connection.scope["state"])
+                await _wait_for_turn(gateway, principal.tenant.id, state)
             raise
 
     return guard
+
+
+def _settle(charge: RequestCharge, state: Mapping[str, Any], status: int) -> Mapping[str, str]:
+    """Settles the charge of a request that is being answered. Returns the headers with the caller's
+    limits."""
+    charge.settle(status, is_ours=state.get(IS_OURS, False))
+    return charge.headers()
 
 
 async def _wait_for_turn(gateway: Gateway, tenant_id: str, state: dict[str, Any]) -> None:

@@ -9,17 +9,16 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
-from gateway.exceptions import error_type, forget_frames
+from gateway.exceptions import error_type, forget_frames, of_worker
 from gateway.http.cross_origin import CrossOrigin, Headers
-from gateway.http.error_answers import ErrorAnswer
 from gateway.http.request import (
-    STATUS,
     GatewayRequest,
-    add_request_headers,
     decoder_of,
     end_charge,
 )
 from web.body_budget import held_body
+from web.error_answers import ErrorAnswer
+from web.headers import STATUS, add_request_headers
 
 
 class HotRoute(HTTPRouteHandler):
@@ -55,7 +54,7 @@ class HotRoute(HTTPRouteHandler):
             except Exception as error:
                 trace.fail(error_type(error))
                 try:
-                    await ErrorAnswer(error, scope)(scope, receive, send)
+                    await ErrorAnswer(of_worker(error), scope)(scope, receive, send)
                 finally:
                     forget_frames(error)
             finally:

@@ -22,15 +22,15 @@ from litestar.openapi.spec import (
 )
 from litestar.routes import HTTPRoute
 
-from gateway.dialects.messages_errors import OVERLOADED
 from gateway.dialects.messages_fields import MessageAnswer, MessagesErrorBody
 from gateway.dialects.responses_fields import ResponseAnswer
 from gateway.http.decoding import MAX_BODY_BYTES
 from gateway.http.guards import INFERENCE, public
 from gateway.http.handlers import HotRoute
-from gateway.http.paths import is_of_messages
 from gateway.http.request import MAX_TIMEOUT_S
+from web.messages_errors import OVERLOADED
 from web.openapi import Headers, PlaneOperation, components, header, refusal, refused
+from web.paths import is_of_messages
 
 REFUSALS = {
     400: "The request is wrong or asks for what is not supported; `param` names the field.",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import time
 from functools import cache
 from typing import Any, TypeVar
 
@@ -13,26 +11,20 @@ import msgspec
 from litestar import Request
 from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
-from litestar.types import Message, Scope
 
 from gateway.catalog.principal import Principal
 from gateway.exceptions import InvalidRequest
 from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.guards import CHARGE
-from gateway.http.paths import is_of_messages
 from gateway.http.services import Gateway
 from gateway.limits.request_charge import RequestCharge
 from web.body_budget import Excess, held_body
 from web.errors import Overloaded, Stalled
-from web.headers import announced_bytes, find_header
+from web.headers import announced_bytes, elapsed_ms, find_header, number_request
 
 T = TypeVar("T")
 
 MAX_TIMEOUT_S = 86_400
-STATUS = "status"
-"""Key in a request's state for the status of its answer, set when it is sent."""
-IS_OURS = "is_ours"
-"""Key in a request's state for whether the server caused the refusal."""
 _EXCEEDED = {
     "tenant": "Too many bytes of this tenant's requests are being read.",
     "all": "Too many bytes of requests are being read.",
@@ -131,36 +123,7 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     @property
     def elapsed_ms(self) -> int:
-        return _elapsed_ms(self.scope)
-
-
-def number_request(scope: Any) -> None:
-    """Sets the id and start time of a request, unless it has them."""
-    state = scope["state"]
-    if "request_id" not in state:
-        state["request_id"] = f"req_{os.urandom(16).hex()}"
-        state["started_at"] = time.perf_counter()
-
-
-async def add_request_headers(message: Message, scope: Scope) -> None:
-    """Adds headers to every answer, including refusals: its id, its duration and the caller's
-    limits."""
-    if message["type"] != "http.response.start":
-        return
-    state: dict[str, Any] = scope["state"]
-    state[STATUS] = message["status"]
-    headers = [
-        *message["headers"],
-        (b"x-request-id", state["request_id"].encode()),
-        (b"openai-processing-ms", b"%d" % _elapsed_ms(scope)),
-    ]
-    if is_of_messages(scope["path"]):
-        headers.append((b"request-id", state["request_id"].encode()))
-    charge: RequestCharge | None = state.get(CHARGE)
-    if charge is not None:
-        charge.settle(message["status"], is_ours=state.get(IS_OURS, False))
-        headers += [(name.encode(), text.encode()) for name, text in charge.headers().items()]
-    message["headers"] = headers
+        return elapsed_ms(self.scope)
 
 
 def end_charge(scope: Any) -> None:
@@ -172,7 +135,3 @@ def end_charge(scope: Any) -> None:
 
 def _too_many_bytes(excess: Excess) -> Overloaded:
     return Overloaded(_EXCEEDED[excess], code="too_many_body_bytes")
-
-
-def _elapsed_ms(scope: Any) -> int:
-    return round((time.perf_counter() - scope["state"]["started_at"]) * 1000)

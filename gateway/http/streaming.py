@@ -30,10 +30,10 @@ from gateway.dialects.dialect import (
 from gateway.dispatch.choice import Delta
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.request_usage import RequestUsage
-from gateway.exceptions import UsageUnavailable, error_type, forget_frames
-from gateway.http.error_answers import ErrorAnswer
-from gateway.http.http_protocol import connection_lost
+from gateway.exceptions import UsageUnavailable, error_type, forget_frames, of_worker
 from gateway.metering.usage import Status
+from web.error_answers import ErrorAnswer
+from web.http_protocol import connection_lost
 from workers.wire.client import HUNG_STEP_S
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class GenerationResponse(ABC):
             except Exception as error:
                 self._failure = error
                 await self._keep_failure()
-                await ErrorAnswer(error, scope)(scope, receive, send)
+                await ErrorAnswer(of_worker(error), scope)(scope, receive, send)
                 forget_frames(error)
             await self.generation.stop(LAST_REPORT_S)
         finally:

@@ -7,10 +7,10 @@ import socket
 import ssl
 from ipaddress import ip_address
 
-from gateway.http.server import bind
 from loraplex.errors import BadSettings
 from loraplex.port_holder import find_holder
 from loraplex.settings import Settings
+from web.server import bind
 
 MANAGEMENT_PORT = 8002
 """Default port, next to 8000 of the gateway and 8001 of a worker's health."""

@@ -29,8 +29,7 @@ from admin.http.plane import AdminConfig, AdminPlane
 from admin.migrate import check_schema
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig, new_instance_id
-from gateway.http import server
-from gateway.http.edge import Draining
+from gateway.http.refusal_metrics import GatewayRefusals
 from gateway.http.routes.health import this_version
 from gateway.telemetry import LATENCIES
 from gateway.tracing import Tracing
@@ -50,7 +49,9 @@ from loraplex.tracing import trace_destination, tracing_to
 from store.database import EVERYTHING, Database
 from telemetry.garbage_collection import look_for_cycles_less
 from telemetry.logs import set_up_logging
+from web import server
 from web.body_budget import BodyBudget
+from web.edge import Draining
 from workers.wire.client import WorkerClient
 
 DRAIN_S = 30.0
@@ -222,6 +223,7 @@ class Role:
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,
             bodies=self._bodies,
+            metrics=GatewayRefusals(),
             draining=self._draining,
             tls=self.tls,
         )
@@ -261,6 +263,7 @@ class Role:
             drain_s=1,
             max_connections=MANAGEMENT_CONNECTIONS,
             bodies=self._bodies,
+            metrics=GatewayRefusals(),
             draining=self._draining,
         )
         # The public server runs the startup and shutdown of the planes.

@@ -14,11 +14,11 @@ from litestar import Request, Response
 from litestar.types import Message, Scope
 
 from admin.http import problems
-from gateway.http import server
-from gateway.http.http_protocol import Config
 from loraplex.roles.probes import make_probes
 from loraplex.roles.retrying import retry
 from store.errors import DatabaseUnavailable
+from web import server
+from web.http_protocol import Config
 
 T = TypeVar("T")
 

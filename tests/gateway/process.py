@@ -15,11 +15,12 @@ import uvloop
 from gateway.app import create_app
 from gateway.catalog.source import POLL_INTERVAL_S, PostgresSource
 from gateway.config import GatewayConfig
-from gateway.http.server import bind, make_server
+from gateway.http.refusal_metrics import GatewayRefusals
 from store.database import EVERYTHING, Database
 from tests.gateway.pepper import PEPPER
 from tests.server_process import ServerProcess
 from tests.stack import free_port
+from web.server import bind, make_server
 from workers.wire.client import WorkerClient
 
 
@@ -83,7 +84,8 @@ async def main() -> None:
         clients=[WorkerClient(options.worker, instance_id=config.instance_id)],
         database=database,
     )
-    await make_server(app, drain_s=5).serve(sockets=[bind("127.0.0.1", options.port)])
+    server = make_server(app, drain_s=5, metrics=GatewayRefusals())
+    await server.serve(sockets=[bind("127.0.0.1", options.port)])
     await database.close()
 
 

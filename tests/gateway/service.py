@@ -18,7 +18,7 @@ import uvloop
 from adapters.manifest import BaseModelShape
 from gateway.app import create_app
 from gateway.config import GatewayConfig
-from gateway.http.server import bind, make_server
+from gateway.http.refusal_metrics import GatewayRefusals
 from gateway.http.services import Gateway
 from store.records import (
     Alias,
@@ -33,6 +33,7 @@ from store.records import (
 from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.pepper import PEPPER
 from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker
+from web.server import bind, make_server
 
 T = TypeVar("T")
 
@@ -216,7 +217,7 @@ class Service:
         clients = [client for worker in self.workers for client in await worker.clients()]
         app = create_app(self.config, source=self.source, clients=clients)
         self.gateway = app.state.gateway
-        self._server = make_server(app, drain_s=5)
+        self._server = make_server(app, drain_s=5, metrics=GatewayRefusals())
         await self._server.serve(sockets=[self._socket])
         for worker in self.workers:
             await worker.close()

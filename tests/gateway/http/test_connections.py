@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.http.http_protocol import HEAD_PIECE_BYTES, MAX_HEAD_BYTES
 from tests.gateway.live import Live, eventually
 from tests.serving import serving
 from web.connections import Connections
+from web.http_protocol import HEAD_PIECE_BYTES, MAX_HEAD_BYTES
 
 MAX_DESCRIPTORS = 256
 HALF = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-half: "

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http.server import Draining, Server, bind, make_config
+from web.server import Draining, Server, bind, make_config
 
 BODY = b"x" * 200_000
 

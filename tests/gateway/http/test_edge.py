@@ -13,8 +13,6 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from gateway.http.paths import find_ambiguity
-from gateway.http.refusals import MAX_SERIES, Refusals
 from loraplex.roles.management import public_app
 from tests.gateway.service import Service
 from tests.serving import serving
@@ -25,6 +23,8 @@ from web.anonymous import (
     MAX_ADDRESSES,
     AnonymousLimit,
 )
+from web.paths import find_ambiguity
+from web.refusals import MAX_SERIES, Refusals
 
 PLAIN = [
     "/",
@@ -226,7 +226,7 @@ def test_all_addresses_have_a_limit_together() -> None:
 async def test_a_flood_of_bad_keys_leaves_a_line_and_its_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.WARNING, "gateway.http.refusals")
+    caplog.set_level(logging.WARNING, "web.refusals")
     refusals = Refusals(interval_s=0.05)
     state = {"refusal": "invalid_api_key", "request_id": "req_1"}
     for _ in range(1000):
@@ -244,7 +244,7 @@ async def test_a_flood_of_bad_keys_leaves_a_line_and_its_number(
 async def test_a_flood_from_many_addresses_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.WARNING, "gateway.http.refusals")
+    caplog.set_level(logging.WARNING, "web.refusals")
     refusals = Refusals()
     for number in range(10 * MAX_SERIES):
         client = (f"10.0.{number // 256}.{number % 256}", 1)

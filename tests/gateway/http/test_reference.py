@@ -10,13 +10,13 @@ from html import escape
 import httpx
 
 from gateway.error_codes import CODES
-from gateway.http.edge import NO_LIMIT_LEFT
 from gateway.http.examples import curl, python
 from gateway.http.reference import reference
 from store.errors import ApiError
 from tests.gateway.service import Service
 from tools.api_page import PAGE, page
 from tools.source_tree import source_tree
+from web.edge import NO_LIMIT_LEFT
 from web.error_answers import CODES as FRAMEWORK_CODES
 from web.error_answers import FrameworkRefusal
 from web.errors import IdempotencyKeyReused, PreconditionFailed, TooMany

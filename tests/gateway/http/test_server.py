@@ -16,11 +16,11 @@ import uvloop
 from litestar import Litestar
 from litestar.types import ASGIApp
 
-from gateway.http.http_protocol import connection_lost
-from gateway.http.server import bind, make_server
 from store.database import translated_errors
 from store.errors import DatabaseUnavailable
 from tests.serving import serving
+from web.http_protocol import connection_lost
+from web.server import bind, make_server
 
 
 async def test_a_server_ends_with_what_its_app_does_beside_serving() -> None:

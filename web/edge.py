@@ -7,16 +7,15 @@ import time
 
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from gateway.exceptions import InvalidRequest
-from gateway.http.error_answers import ErrorAnswer
-from gateway.http.paths import find_ambiguity
-from gateway.http.refusals import Refusals
-from gateway.http.request import add_request_headers
-from store.errors import ApiError
+from store.errors import ApiError, Invalid
 from web.ambiguous_headers import find_ambiguous_header
 from web.anonymous import AnonymousLimit
 from web.client_address import client_address
+from web.error_answers import ErrorAnswer
 from web.errors import Overloaded, TooMany
+from web.headers import add_request_headers
+from web.paths import find_ambiguity
+from web.refusals import Refusals
 
 PUBLIC = ("/docs", "/schema", "/version")
 """Routes without a key, with those below them. Probes are not included, because they have a fixed
@@ -123,12 +122,12 @@ class Edge:
         self._refusals.note_answer(scope, answer.status)
 
 
-def _check(scope: HTTPScope) -> InvalidRequest | None:
+def _check(scope: HTTPScope) -> Invalid | None:
     """Returns the refusal of a request that a proxy may have read differently, or None."""
     if (reason := find_ambiguity(scope["raw_path"])) is not None:
         message = f"The path of the request is ambiguous: {reason}."
-        return InvalidRequest(message, code="ambiguous_path")
+        return Invalid(message, code="ambiguous_path")
     if (reason := find_ambiguous_header(scope["headers"], scope["http_version"])) is not None:
         message = f"The headers of the request are ambiguous: {reason}."
-        return InvalidRequest(message, code="ambiguous_header")
+        return Invalid(message, code="ambiguous_header")
     return None

@@ -13,11 +13,11 @@ from functools import partial
 import uvicorn
 from litestar.types import ASGIApp
 
-from gateway.http.edge import Draining
-from gateway.http.http_protocol import KEEP_ALIVE_S, Config, HttpProtocol
-from gateway.http.refusals import Refusals
 from web.body_budget import BodyBudget
 from web.connections import Connections
+from web.edge import Draining
+from web.http_protocol import KEEP_ALIVE_S, Config, HttpProtocol
+from web.refusals import RefusalMetrics, Refusals
 
 BACKLOG = 2048
 ACCEPTED_AT_ONCE = 8
@@ -48,6 +48,7 @@ def make_config(
     max_connections: int | None = None,
     max_connections_per_address: int | None = None,
     bodies: BodyBudget | None = None,
+    metrics: RefusalMetrics | None = None,
     draining: Draining | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Config:
@@ -58,8 +59,8 @@ def make_config(
     address, and the limit per address does not apply. `max_connections` and
     `max_connections_per_address` are those of `Connections`.
 
-    `bodies` limits the memory of request bodies, and `draining` is set by a server that shuts down.
-    Servers of one process may share both.
+    `bodies` limits the memory of request bodies, `metrics` count refusals, and `draining` is set by
+    a server that shuts down. Servers of one process may share all three.
     """
     return Config(
         app,
@@ -67,7 +68,7 @@ def make_config(
             max_connections, 0 if trusted_proxies else max_connections_per_address
         ),
         bodies=bodies or BodyBudget(),
-        refusals=Refusals(),
+        refusals=Refusals(metrics),
         draining=draining or Draining(),
         http=HttpProtocol,
         loop="uvloop",
@@ -122,6 +123,8 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or getattr(self.lifespan, "error_occurred", False)
 
 
-def make_server(app: ASGIApp, *, drain_s: float = 30.0) -> Server:
+def make_server(
+    app: ASGIApp, *, drain_s: float = 30.0, metrics: RefusalMetrics | None = None
+) -> Server:
     """Returns a server that is run by `serve(sockets=[bind(...)])`."""
-    return Server(make_config(app, drain_s=drain_s))
+    return Server(make_config(app, drain_s=drain_s, metrics=metrics))

@@ -10,11 +10,11 @@ import uvicorn
 from litestar.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.http.edge import Draining, Edge
-from gateway.http.refusals import Refusals
 from web.body_budget import HELD_BODY, BodyBudget, HeldBody
 from web.client_address import canonical
 from web.connections import Connections
+from web.edge import Draining, Edge
+from web.refusals import Refusals
 
 KEEP_ALIVE_S = 75
 """Seconds. Longer than clients and load balancers keep an idle connection, so that they close it: a

@@ -1,14 +1,12 @@
-"""Records refusals: counters, and log lines that a flood does not multiply."""
+"""Records refusals in counters, and in log lines that a flood does not multiply."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from gateway import telemetry
-from gateway.catalog.principal import Principal
 from web.client_address import address_prefix, client_address
 from web.error_answers import REFUSAL
 
@@ -23,10 +21,25 @@ LOGGED = frozenset({401, 403, 429})
 log = logging.getLogger(__name__)
 
 
-class Refusals:
-    """Counter of refusals. Logs the first of each series, then their number in each interval."""
+class RefusalMetrics(Protocol):
+    """Counters of refusals."""
 
-    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+    def add_answer(self, scope: Mapping[str, Any], status: int, reason: str) -> None:
+        """Counts an answer with status 400 or more."""
+        ...
+
+    def add_connection(self, reason: str) -> None:
+        """Counts a connection that was closed because of a limit of the server."""
+        ...
+
+
+class Refusals:
+    """Log of refusals: the first of each series, then their number in each interval."""
+
+    def __init__(
+        self, metrics: RefusalMetrics | None = None, interval_s: float = INTERVAL_S
+    ) -> None:
+        self._metrics = metrics
         self._interval_s = interval_s
         self._suppressed: dict[tuple[str, str], int] = {}
 
@@ -34,17 +47,15 @@ class Refusals:
         """Records an answer with status 400 or more."""
         state = scope["state"]
         reason = state.get(REFUSAL) or str(status)
-        telemetry.refusals.add(1, reason)
-        if isinstance(caller := scope.get("user"), Principal):
-            telemetry.tenant_use.add((caller.tenant.id,), 0, 0, 0, 1)
-        if status >= 500:
-            telemetry.last_errors.note(reason, state.get("request_id", ""))
+        if self._metrics is not None:
+            self._metrics.add_answer(scope, status, reason)
         if status in LOGGED:
             self._log("refused", reason, client_address(scope), state.get("request_id"))
 
     def note_connection(self, reason: str, address: str | None) -> None:
         """Records a connection that was closed because of a limit of the server."""
-        telemetry.connections_refused.add(1, reason)
+        if self._metrics is not None:
+            self._metrics.add_connection(reason)
         self._log("connection closed", reason, address, None)
 
     def _log(self, message: str, reason: str, address: str | None, request_id: str | None) -> None:

@@ -1,0 +1,23 @@
+"""Counters of refusals, by their reason and by tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway import telemetry
+from gateway.catalog.principal import Principal
+
+
+class GatewayRefusals:
+    """Counters of the refusals of a server that has the data plane."""
+
+    def add_answer(self, scope: Mapping[str, Any], status: int, reason: str) -> None:
+        telemetry.refusals.add(1, reason)
+        if isinstance(caller := scope.get("user"), Principal):
+            telemetry.tenant_use.add((caller.tenant.id,), 0, 0, 0, 1)
+        if status >= 500:
+            telemetry.last_errors.note(reason, scope["state"].get("request_id", ""))
+
+    def add_connection(self, reason: str) -> None:
+        telemetry.connections_refused.add(1, reason)
