@@ -16,7 +16,7 @@ import zlib
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -191,11 +191,11 @@ class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] | None = None
 
 
@@ -205,13 +205,9 @@ ToolFormat = Literal[
 """Format in which a model writes tool calls."""
 
 
-class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Data of a version apart from its weights, which is part of its identity. Unknown fields are
-    allowed, because a newer release may have written the row. Uploads are checked in
-    admin/adapters/serving_data.py."""
+class ServingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Serving data of a version that uploads, rows and views share."""
 
-    chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=64 << 10)] | None = None
-    """Rendered only after an admin has approved this text."""
     stop: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=256)], ...],
         msgspec.Meta(max_length=16),
@@ -233,6 +229,19 @@ class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
         ],
         msgspec.Meta(max_length=16),
     ] = {}
+
+
+class ServingData(ServingFields, frozen=True, kw_only=True, omit_defaults=True):
+    """Data of a version apart from its weights, which is part of its identity. Unknown fields are
+    allowed, because a newer release may have written the row. Uploads are checked in
+    admin/adapters/serving_data.py."""
+
+    chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=64 << 10)] | None = None
+    """Rendered only after an admin has approved this text."""
+
+    def shared(self) -> dict[str, Any]:
+        """Returns the fields that a view of the version has too."""
+        return {name: getattr(self, name) for name in ServingFields.__struct_fields__}
 
     @property
     def template_digest(self) -> str | None:

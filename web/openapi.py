@@ -91,7 +91,9 @@ class Requirements(ReceiveRoutePlugin):
 def _written(kind: type[msgspec.Struct]) -> tuple[str, dict[str, dict[str, Any]]]:
     """Returns the struct's name, and its schema and those that it refers to, by name. Cached,
     because each route has an error's body."""
-    (own,), named = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    (own,), components = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    # Defaults may be tuples or structs, which are JSON only once they are encoded.
+    named = msgspec.json.decode(msgspec.json.encode(components))
     name = own["$ref"].rpartition("/")[2]
     if "example" in vars(kind):
         named[name]["examples"] = [kind.__dict__["example"]]

@@ -12,7 +12,7 @@ from admin.adapters.aliases import AliasMove
 from admin.adapters.stored import StoredContent
 from admin.adapters.versions import MAX_VERSION, Fault, Proof, VersionDetails
 from admin.schemas import shown
-from store.records import AdapterState, Alias, CanaryPolicy, GenerationDefaults
+from store.records import AdapterState, Alias, CanaryPolicy, ServingFields
 
 VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -45,12 +45,8 @@ class TemplateView(msgspec.Struct, frozen=True):
     text: str
 
 
-class ServingView(msgspec.Struct, frozen=True):
+class ServingView(ServingFields, frozen=True, kw_only=True):
     template: TemplateView | None
-    stop: list[str]
-    stop_token_ids: list[int]
-    defaults: GenerationDefaults
-    metadata: dict[str, str]
 
 
 class ProofView(msgspec.Struct, frozen=True):
@@ -166,13 +162,7 @@ def _serving_view(version: VersionDetails, approved: set[str]) -> ServingView:
     template = None
     if digest is not None:
         template = TemplateView(digest, digest in approved, serving.chat_template or "")
-    return ServingView(
-        template,
-        list(serving.stop),
-        list(serving.stop_token_ids),
-        serving.defaults,
-        serving.metadata,
-    )
+    return ServingView(**serving.shared(), template=template)
 
 
 def _effect_proof(

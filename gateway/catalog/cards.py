@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from store.records import GenerationDefaults
+from store.records import ServingFields
 
 
-class AdapterCard(msgspec.Struct, frozen=True):
+class AdapterCard(ServingFields, frozen=True, kw_only=True):
     """Data of an adapter version apart from its weights."""
 
     version: int
@@ -16,13 +16,6 @@ class AdapterCard(msgspec.Struct, frozen=True):
     has_chat_template: bool
     is_chat_template_approved: bool
     """Otherwise chats are refused and completions served. True without a template."""
-    stop: tuple[str, ...]
-    """Added to the stop strings of a request."""
-    stop_token_ids: tuple[int, ...]
-    """Tokens that end answers, in addition to the base model's."""
-    defaults: GenerationDefaults
-    """Defaults for fields that a request omits."""
-    metadata: dict[str, str]
 
 
 class ModelCard(msgspec.Struct, frozen=True):

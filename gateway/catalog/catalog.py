@@ -246,14 +246,11 @@ class CatalogView:
             parent=resolved.base.name,
             max_model_len=resolved.base.max_model_len,
             adapter=AdapterCard(
+                **serving.shared(),
                 version=number,
                 canary=None if isinstance(selected, int) else selected.canary,
                 has_chat_template=serving.chat_template is not None,
                 is_chat_template_approved=resolved.is_template_approved,
-                stop=serving.stop,
-                stop_token_ids=serving.stop_token_ids,
-                defaults=serving.defaults,
-                metadata=serving.metadata,
             ),
         )
 

@@ -37,6 +37,18 @@ async def push(
     return await client.post("adapters", data=fields, files=files)
 
 
+@pytest.mark.parametrize(
+    "defaults", [{"top_k": -1}, {"top_k": 1 << 30}, {"repetition_penalty": 9.5}]
+)
+async def test_defaults_may_be_all_that_a_request_may_ask(
+    plane: Plane, base: str, tmp_path: Path, defaults: dict[str, Any]
+):
+    acme = await plane.tenant("acme")
+    made = await push(acme, tmp_path / "a", {"defaults": defaults})
+    assert made.status_code == 201, made.text
+    assert made.json()["serving"]["defaults"] == defaults
+
+
 async def test_serving_data_is_stored_shown_and_served(plane: Plane, base: str, tmp_path: Path):
     acme = await plane.tenant("acme")
     serving = {
@@ -44,14 +56,16 @@ async def test_serving_data_is_stored_shown_and_served(plane: Plane, base: str, 
         "stop": ["<end>", "\n\n"],
         "defaults": {"temperature": 0.2, "max_tokens": 64},
         "metadata": {"commit": "1f2e", "dataset": "tickets-7"},
+        "pooling": "mean",
+        "tool_format": "hermes",
     }
     made = await push(acme, tmp_path / "a", serving)
     assert made.status_code == 201, made.text
     shown = made.json()["serving"]
     assert shown["template"]["text"] == TEMPLATE
     assert shown["template"]["approved"] is False
-    assert {name: shown[name] for name in ("stop", "defaults", "metadata")} == {
-        name: serving[name] for name in ("stop", "defaults", "metadata")
+    assert {name: shown[name] for name in serving if name != "chat_template"} == {
+        name: serving[name] for name in serving if name != "chat_template"
     }
     assert made.json()["proving"] == {
         "detail": "waiting for a worker that serves tiny",

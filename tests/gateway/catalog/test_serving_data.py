@@ -195,6 +195,8 @@ def test_the_cards_show_it_to_those_who_may_use_it(service: Service, client: ope
             "max_tokens": 30,
         },
         "metadata": {"ticket": "OPS-1"},
+        "pooling": None,
+        "tool_format": "llama_json",
     }
     assert models["tiny"]["adapter"] is None
     card = client.models.retrieve("support-bot@3").model_dump()["adapter"]
