@@ -32,7 +32,7 @@ from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
 from admin.models import models
-from admin.uploads.upload import MULTIPART, FormFields, media_type, receive_form
+from admin.uploads.upload import MULTIPART, FormFields, media_type
 from store.errors import Invalid, NotFound
 from store.records import BaseModel, Tenant
 from web.openapi import flat
@@ -206,16 +206,9 @@ class LoraAdapterController(Controller):
                     await _copy(request, load, given.lora_path, staged)
                     made = await _load(request, load, staged, None, stages)
                 elif kind == MULTIPART and options.get("boundary"):
-                    plane.store.check_room(request.num_body_bytes)
                     fields = LoadForm()
-                    archive = await receive_form(
-                        options["boundary"],
-                        request.upload(),
-                        staged,
-                        plane.config.max_upload_bytes,
-                        plane.store.check_room,
-                        fields,
-                        partial(_check_first, request, tenant),
+                    archive = await request.receive_form(
+                        options["boundary"], staged, fields, partial(_check_first, request, tenant)
                     )
                     load = await _check(request, _fields(fields), tenant)
                     made = await _load(request, load, staged, archive, stages)

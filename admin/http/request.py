@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from litestar import Request
@@ -15,6 +16,7 @@ from litestar.types import Message, Scope
 from admin.audit.audit import Actor, changing
 from admin.http.body import UploadPace, decode_json, held_chunks, released_chunks
 from admin.http.plane import AdminPlane
+from admin.uploads.upload import F, receive_form
 from store.database import Connection
 from store.records import ApiKey
 from web.body_budget import held_body
@@ -70,6 +72,26 @@ class AdminRequest(Request[ApiKey, Any, State]):
         pace = UploadPace(config.upload_idle_s, config.min_upload_rate)
         async for chunk in released_chunks(self._chunks(), held, pace):
             yield chunk
+
+    async def receive_form(
+        self,
+        boundary: str,
+        staged: Path,
+        fields: F,
+        check_fields: Callable[[F], Awaitable[None]],
+    ) -> Path | None:
+        """Reads a form with an adapter's files to its end; see `admin.uploads.upload`."""
+        plane = self.plane
+        plane.store.check_room(self.num_body_bytes)
+        return await receive_form(
+            boundary,
+            self.upload(),
+            staged,
+            plane.config.max_upload_bytes,
+            plane.store.check_room,
+            fields,
+            check_fields,
+        )
 
     async def _chunks(self) -> AsyncGenerator[bytes]:
         held = held_body(self.scope)

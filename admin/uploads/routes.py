@@ -35,7 +35,7 @@ from admin.models import models
 from admin.schemas import Deleted, Page, page
 from admin.uploads.resumable import PartialUpload
 from admin.uploads.schemas import RejectedUploadView, UploadCreate, UploadView, VersionCreate
-from admin.uploads.upload import MULTIPART, VersionFields, media_type, receive_form
+from admin.uploads.upload import MULTIPART, VersionFields, media_type
 from store.errors import Invalid
 from store.records import BaseModel, ServingData, Tenant
 from web.errors import Forbidden
@@ -116,16 +116,9 @@ class UploadController(Controller):
                     return await _make(request, given.fields(), staged, upload.data)
             if kind == MULTIPART and options.get("boundary"):
                 with plane.forms.taking(request.user.tenant_id):
-                    plane.store.check_room(request.num_body_bytes)
                     fields = VersionFields()
-                    archive = await receive_form(
-                        options["boundary"],
-                        request.upload(),
-                        staged,
-                        plane.config.max_upload_bytes,
-                        plane.store.check_room,
-                        fields,
-                        partial(_check_first, request),
+                    archive = await request.receive_form(
+                        options["boundary"], staged, fields, partial(_check_first, request)
                     )
                     return await _make(request, fields, staged, archive)
         raise Invalid(f"send {MULTIPART}, or {JSON} with an upload", "content_type")
