@@ -105,6 +105,9 @@ class Untraced:
     def leave(self) -> None:
         """Ends the phase without another."""
 
+    def drop_phases(self) -> None:
+        """Drops the phases of a request that no worker runs."""
+
     def event(self, name: str) -> None:
         """Adds an event."""
 
@@ -204,12 +207,16 @@ class RequestTrace(Untraced):
     def leave(self) -> None:
         self.enter("")
 
+    def drop_phases(self) -> None:
+        self._phases = []
+
     def event(self, name: str) -> None:
         self._events.append(Event(name, time.perf_counter(), {}))
 
     def fail(self, code: str) -> None:
         if not self._error:
-            self._error, self._failed_phase = code, self._phases[-1][0]
+            self._error = code
+            self._failed_phase = self._phases[-1][0] if self._phases else ""
 
     def detail(self, make: Callable[[], Detail]) -> None:
         self._make_detail = make
@@ -249,9 +256,10 @@ class RequestTrace(Untraced):
     def _begin_span(self, status: int | None, kept: str | None) -> Span:
         method: str = self._scope["method"]
         path: str = self._scope["path"]
+        route: str = self._scope.get("path_template") or path
         attributes: dict[str, Value] = {
             "http.request.method": method,
-            "http.route": path,
+            "http.route": route,
             "url.path": path,
             "url.scheme": self._scope["scheme"],
             "loraplex.tenant.id": self.tenant_id,
@@ -266,7 +274,7 @@ class RequestTrace(Untraced):
         token = context_api.attach(context_api.set_value(REQUEST_IDS, ids))
         try:
             return self._tracer.start_span(
-                f"{method} {path}",
+                f"{method} {route}",
                 self._parent(),
                 SpanKind.SERVER,
                 attributes,
@@ -309,7 +317,8 @@ class RequestTrace(Untraced):
 
     def _make_children(self, within: Context, stages: list[Stage], ended_at: float) -> None:
         ends = [begun_at for _, begun_at in self._phases[1:]] + [ended_at]
-        for (name, begun_at), end in zip(self._phases, ends, strict=True):
+        # There is no phase in a request that no worker runs.
+        for (name, begun_at), end in zip(self._phases, ends, strict=False):
             if not name:
                 continue
             annotate = self._annotations.get(name)

@@ -12,7 +12,7 @@ from litestar.types import Receive, Scope, Send
 
 from store.errors import INVALID, ApiError
 from web.errors import InternalError
-from web.headers import number_request
+from web.headers import IS_OURS, number_request
 from web.messages_errors import OVERLOADED, messages_error
 from web.paths import is_of_messages
 
@@ -20,8 +20,6 @@ log = logging.getLogger(__name__)
 
 REFUSAL = "refusal"
 """Key in a request's state of the code of the error that is answered, for logs and counters."""
-IS_OURS = "is_ours"
-"""Key in a request's state for whether the server caused the refusal."""
 CLOSES = "closes"
 """Key in a request's state for whether its connection is closed after the answer."""
 

@@ -13,11 +13,13 @@ from web.paths import is_of_messages
 
 STATUS = "status"
 """Key in a request's state for the status of its answer, set when it is sent."""
+IS_OURS = "is_ours"
+"""Key in a request's state for whether the server caused the refusal."""
 ON_ANSWER = "on_answer"
-"""Key in a request's state for a function that gets the status of its answer as it is sent, and
-returns further headers."""
+"""Key in a request's state for a function that gets the status of its answer as it is sent and
+whether the server caused the refusal, and returns further headers."""
 
-OnAnswer = Callable[[int], Mapping[str, str]]
+OnAnswer = Callable[[int, bool], Mapping[str, str]]
 
 
 def find_header(scope: Scope, name: bytes) -> str | None:
@@ -64,7 +66,7 @@ async def add_request_headers(message: Message, scope: Scope) -> None:
         headers.append((b"request-id", state["request_id"].encode()))
     on_answer: OnAnswer | None = state.get(ON_ANSWER)
     if on_answer is not None:
-        more = on_answer(message["status"])
+        more = on_answer(message["status"], state.get(IS_OURS, False))
         headers += [(name.encode(), text.encode()) for name, text in more.items()]
     message["headers"] = headers
 

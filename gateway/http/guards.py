@@ -17,7 +17,7 @@ from gateway.limits.request_charge import RequestCharge
 from store.errors import ApiError
 from web.body_budget import held_body
 from web.client_address import client_address
-from web.error_answers import CLOSES, IS_OURS
+from web.error_answers import CLOSES
 from web.errors import Overloaded, Unauthenticated
 from web.headers import ON_ANSWER, announced_bytes, find_header
 
@@ -66,7 +66,7 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
         charge = gateway.admission.charge(view, principal, body)
         state = connection.scope["state"]
         state[CHARGE] = charge
-        state[ON_ANSWER] = partial(_settle, charge, state)
+        state[ON_ANSWER] = partial(_settle, charge)
         try:
             await charge.take(announced_bytes(connection.scope), on_worker=on_worker)
         except ApiError:
@@ -78,10 +78,10 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
     return guard
 
 
-def _settle(charge: RequestCharge, state: Mapping[str, Any], status: int) -> Mapping[str, str]:
+def _settle(charge: RequestCharge, status: int, is_ours: bool) -> Mapping[str, str]:
     """Settles the charge of a request that is being answered. Returns the headers with the caller's
     limits."""
-    charge.settle(status, is_ours=state.get(IS_OURS, False))
+    charge.settle(status, is_ours=is_ours)
     return charge.headers()
 
 

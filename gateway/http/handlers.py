@@ -15,6 +15,7 @@ from gateway.http.request import (
     GatewayRequest,
     decoder_of,
     end_charge,
+    end_trace,
 )
 from web.body_budget import held_body
 from web.error_answers import ErrorAnswer
@@ -102,7 +103,10 @@ class DataPlane(Litestar):
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         answer = self._hot.get((scope.get("method"), scope.get("path")))
         if answer is None:
-            return await super().__call__(scope, receive, send)
+            try:
+                return await super().__call__(scope, receive, send)
+            finally:
+                end_trace(scope)
         scope["litestar_app"] = self
         has_begun = False
 

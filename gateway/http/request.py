@@ -18,13 +18,18 @@ from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.guards import CHARGE
 from gateway.http.services import Gateway
 from gateway.limits.request_charge import RequestCharge
+from gateway.tracing import Untraced
+from store.errors import INVALID
 from web.body_budget import Excess, held_body
+from web.error_answers import REFUSAL
 from web.errors import Overloaded, Stalled
-from web.headers import announced_bytes, elapsed_ms, find_header, number_request
+from web.headers import STATUS, announced_bytes, elapsed_ms, find_header, number_request
 
 T = TypeVar("T")
 
 MAX_TIMEOUT_S = 86_400
+TRACE = "trace"
+"""Key in a request's state for its trace."""
 _EXCEEDED = {
     "tenant": "Too many bytes of this tenant's requests are being read.",
     "all": "Too many bytes of requests are being read.",
@@ -45,7 +50,10 @@ class GatewayRequest(Request[Principal, Any, State]):
         """Size of the body in bytes, once it is read."""
         self._whole: bytes | None = None
         number_request(scope)
-        self.trace = self.gateway.config.tracing.begin(scope)
+        state = scope["state"]
+        if TRACE not in state:
+            state[TRACE] = self.gateway.config.tracing.begin(scope)
+        self.trace: Untraced = state[TRACE]
 
     async def body(self) -> bytes:
         """Returns the body, which is kept until it is decoded. Raises the errors of `_read`."""
@@ -124,6 +132,19 @@ class GatewayRequest(Request[Principal, Any, State]):
     @property
     def elapsed_ms(self) -> int:
         return elapsed_ms(self.scope)
+
+
+def end_trace(scope: Any) -> None:
+    """Ends the trace of a request that no worker has run, if its caller is known."""
+    state = scope.get("state", {})
+    trace: Untraced | None = state.get(TRACE)
+    if trace is None or not isinstance(caller := scope.get("user"), Principal):
+        return
+    trace.tenant_id = caller.tenant.id
+    trace.drop_phases()
+    if REFUSAL in state:
+        trace.fail(state[REFUSAL] or INVALID)
+    trace.end(state.get(STATUS))
 
 
 def end_charge(scope: Any) -> None:

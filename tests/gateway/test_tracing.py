@@ -319,6 +319,29 @@ def test_a_refused_request_says_why_and_is_no_error_of_ours(service: Traced) -> 
     assert [span.name for span in spans if span.is_error] == ["tokenise"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/v1/models", None, 200),
+        ("GET", "/v1/models/support-bot", None, 200),
+        ("GET", "/v1/models/nowhere", None, 404),
+        ("POST", "/tokenize", {"model": "tiny", "prompt": SECRET}, 200),
+        ("POST", "/tokenize", {"model": "tiny"}, 400),
+    ],
+)
+def test_requests_that_no_worker_runs_are_traced(
+    service: Traced, method: str, path: str, body: dict[str, Any] | None, status: int
+) -> None:
+    headers = {"authorization": f"Bearer {service.keys.acme}"}
+    answer = httpx.request(method, f"{service.url}{path}", json=body, headers=headers)
+    assert answer.status_code == status
+    (span,) = service.trace_of(answer)
+    assert span.attributes["loraplex.tenant.id"] == "ten_acme"
+    assert span.attributes["http.response.status_code"] == status
+    assert "nowhere" not in span.name and span.attributes["url.path"] == path
+    assert ("error.type" in span.attributes) == (status >= 400)
+
+
 def test_strangers_make_no_traces(service: Traced) -> None:
     response = service.ask(key=service.keys.unissued, parent=parent(trace_id="5" * 32))
     assert response.status_code == 401

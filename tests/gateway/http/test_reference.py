@@ -36,7 +36,7 @@ def test_every_code_has_its_meaning() -> None:
     statuses = {each.code: each.status for each in own - OF_ADMIN if each.code}
     named = {*statuses, *FRAMEWORK_CODES.values()}
     for name, tree in source_tree().trees.items():
-        if name.startswith("gateway."):
+        if name.startswith(("gateway.", "web.")):
             named.update(_codes(tree))
     assert named | {NO_LIMIT_LEFT} == CODES.keys()
     assert {code: CODES[code][0] for code in statuses} == statuses
