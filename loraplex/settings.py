@@ -133,6 +133,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernel_variant: Literal["avx512bf16", "avx512", "avx2", "scalar"] | None = None
     """Instruction set of the `cpu` backend's kernels. Default: the fastest one of the processor."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    """Maximum number of kernel threads on a CPU. Default: all cores that the process may use."""
     memory: Positive | None = None
     """Bytes for KV pages and adapters, without weights. CPU: min(1 GiB, a quarter of the RAM)."""
     device_memory: Positive | None = None

@@ -33,6 +33,8 @@ from ops.block_matrix import Weight, join
 from ops.cpu_layers import NativeLayers, NativeStep
 from ops.panel_linear import NativePart, PanelLinear
 from ops.processor import Processor
+from ops.scheduler_times import SchedulerTimes
+from ops.thread_count import ThreadCount
 from ops.weight_format import WeightFormat
 
 SAMPLING_POINTERS = (
@@ -56,6 +58,7 @@ class Sampling(Structure):
 P, I32, I64, F32 = c_void_p, c_int, c_int64, c_float
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "set_num_threads": (I32,),
+    "team_ids": (I32, P),
     "pack_linear": (P, I32, I64, I64, P),
     "pack_blocks": (P, P, P, I32, I64, I64, P),
     "linear": (P, I64, I64, POINTER(NativePart), I64, P, I64, P),
@@ -80,8 +83,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 class CpuOps(HostOps):
     """Ops in C++. Inner layout of a page: K `[G][D][PAGE_TOKENS]`, V `[G][PAGE_TOKENS][D]`.
 
-    variant: key of `build.VARIANTS`; None selects the processor's fastest. threads: None uses
-    torch's number. Raises build.BuildError.
+    variant: key of `build.VARIANTS`; None selects the processor's fastest. threads: the most that
+    are used, see `ops.thread_count`; None uses torch's number. Raises build.BuildError.
     """
 
     name = "cpu"
@@ -100,16 +103,17 @@ class CpuOps(HostOps):
         self._fused_linears: dict[
             FusedLinear, tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]
         ] = {}
-        self.threads = threads or torch.get_num_threads()
+        limit = threads or torch.get_num_threads()
         runtimes = build.mapped_openmp()
-        if self.threads > 1 and len(runtimes) > 1:
+        if limit > 1 and len(runtimes) > 1:
             warnings.warn(
                 f"several OpenMP runtimes are loaded ({', '.join(runtimes)}): one thread is used",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self.threads = 1
-        self._lib.set_num_threads(self.threads)
+            limit = 1
+        self.threads = ThreadCount(limit, SchedulerTimes(), self.team_ids)
+        self._lib.set_num_threads(limit)
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -241,7 +245,16 @@ class CpuOps(HostOps):
     def bind_layers(self, layers: list[LayerWeights]) -> LayerStack:
         for layer in layers:
             assert _is_float(layer.rope) and layer.rope.shape[1] in self.head_dims
-        return NativeLayers(self._lib, layers)
+        return NativeLayers(self._lib, layers, self._after_step)
+
+    def _after_step(self, seconds: float) -> None:
+        self._lib.set_num_threads(self.threads.record_step(seconds))
+
+    def team_ids(self, count: int) -> list[int]:
+        """Returns the system's ids of the calling thread's team of kernel threads."""
+        ids = (c_int32 * count)()
+        self._lib.team_ids(count, ids)
+        return [each for each in ids if each]
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         assert _is_float(logits)

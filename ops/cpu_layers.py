@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_double, c_int32, c_int64, c_void_p
 
 import torch
@@ -58,10 +60,17 @@ class NativeStep(Structure):
 
 
 class NativeLayers:
-    """`LayerStack` on the CPU. library: the compiled kernels."""
+    """`LayerStack` on the CPU."""
 
-    def __init__(self, library: ctypes.CDLL, layers: list[LayerWeights]) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        layers: list[LayerWeights],
+        after_step: Callable[[float], None],
+    ) -> None:
+        """library: the compiled kernels. after_step: called with the seconds of each step."""
         self._run = library.run_layers
+        self._after_step = after_step
         self._layers = layers  # keeps the memory that the structures point to
         self._native = (NativeLayer * len(layers))(*map(_layer, layers))
 
@@ -79,7 +88,9 @@ class NativeLayers:
         assert x.shape[1] == self._layers[0].qkv.weight.in_features
         y = x.clone()
         step = _step(len(x), batch, kv, lora)
+        begin = time.perf_counter()
         self._run(self._native, len(self._layers), byref(step), y.data_ptr(), residual.data_ptr())
+        self._after_step(time.perf_counter() - begin)
         return y
 
 

@@ -1,7 +1,8 @@
-"""Selection of the fastest variant of the C++ kernels for a processor."""
+"""Selection of the fastest variant of the C++ kernels for a processor, and its usable cores."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,3 +52,24 @@ class Processor:
             runnable.remove("avx512bf16")
             runnable.insert(runnable.index("avx512") + 1, "avx512bf16")
         return runnable
+
+
+def quota_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Returns the number of cores that this process's control groups (version 2, `cpu.max`) let it
+    use, rounded up, or None if they set no limit."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    path = next((Path(line[3:]) for line in lines if line.startswith("0::/")), Path("/"))
+    quotas = [_quota(groups / group.relative_to("/")) for group in (path, *path.parents)]
+    cores = min((quota for quota in quotas if quota is not None), default=None)
+    return None if cores is None else max(1, math.ceil(cores))
+
+
+def _quota(group: Path) -> float | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None

@@ -30,6 +30,7 @@ from memory.page_key import PAGE_TOKENS
 from memory.reuse import ReuseByKey
 from memory.tier import Tier
 from ops.base import Ops
+from ops.processor import quota_cores
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
 from workers.base_models.model_pool import LOAD_BYTES_PER_S, ModelPool, RegisteredModel
@@ -211,12 +212,12 @@ class Worker:
         return self._is_beside if uses_graphs is None else uses_graphs
 
     def _select_ops(self) -> Ops:
-        if self.config.threads is not None:
-            torch.set_num_threads(self.config.threads)
-        name, num_threads = self.config.ops, torch.get_num_threads()
+        cores = min(torch.get_num_threads(), quota_cores() or sys.maxsize)
+        name, num_threads = self.config.ops, self.config.threads or cores
+        torch.set_num_threads(num_threads)
         variant = self.config.kernel_variant or None
         log.info(
-            *("op backend %s, kernels %s, %d threads, pid %d", name, variant or "default"),
+            *("op backend %s, kernels %s, %d threads at most, pid %d", name, variant or "default"),
             *(num_threads, os.getpid()),
         )
         match name:

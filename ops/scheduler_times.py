@@ -1,0 +1,58 @@
+"""Times of Linux's scheduler: how long threads waited for a core, and how busy cores are."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+PROC = Path("/proc")
+IDLE_FIELDS = (3, 4)
+"""Places of idle and iowait among the times of a core in /proc/stat."""
+
+
+class SchedulerTimes:
+    """Reader of this process's and its cores' times. On systems other than Linux no thread ever
+    waits, and nothing is known of the cores."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._before: tuple[float, float] | None = None
+
+    def run_delay(self, thread_ids: Iterable[int]) -> float:
+        """Returns the seconds for which threads of this process were ready to run and did not."""
+        return sum(self._thread_delay(thread_id) for thread_id in thread_ids)
+
+    def free_cores(self) -> float | None:
+        """Returns the number of this process's cores that other processes have left to it, on
+        average since the call before. Returns None at the first call, or if nothing is known."""
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+        busy = self._busy_seconds(cores)
+        before, self._before = self._before, None
+        if busy is None:
+            return None
+        now, others = time.monotonic(), busy - time.process_time()
+        self._before = now, others
+        if before is None or now == before[0]:
+            return None
+        return len(cores) - (others - before[1]) / (now - before[0])
+
+    def _thread_delay(self, thread_id: int) -> float:
+        try:
+            fields = (self._proc / f"self/task/{thread_id}/schedstat").read_text().split()
+            return int(fields[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+    def _busy_seconds(self, cores: set[int]) -> float | None:
+        try:
+            lines = (self._proc / "stat").read_text().splitlines()
+        except OSError:
+            return None
+        names, ticks = {f"cpu{core}" for core in cores}, 0
+        for name, *fields in (line.split() for line in lines):
+            if name in names:
+                # Later fields are guests, whose time is part of the first two.
+                ticks += sum(int(each) for i, each in enumerate(fields[:8]) if i not in IDLE_FIELDS)
+        return ticks / os.sysconf("SC_CLK_TCK")
