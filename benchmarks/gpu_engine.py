@@ -64,12 +64,12 @@ class FixedAdapters:
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         pass
 
-    expect = prefetch
+    load = prefetch
 
     def cancel(self, ref: AdapterRef) -> None:
         pass
 
-    def is_here(self, ref: AdapterRef) -> bool:
+    def is_ready(self, ref: AdapterRef) -> bool:
         return True
 
     def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterLease:
@@ -79,7 +79,7 @@ class FixedAdapters:
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return False
 
-    def num_lacking(self, ref: AdapterRef) -> int:
+    def num_missing_bytes(self, ref: AdapterRef) -> int:
         return 0
 
 

@@ -168,7 +168,7 @@ class AdapterPool:
         if entry.image is None and entry.slot is None:
             self._fetch(entry)
 
-    def expect(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
+    def load(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         """Starts to load the adapter to the device. An `acquire` will follow at the next step."""
         entry = self._entry(ref)
         self._charge(entry, tenant)
@@ -205,7 +205,7 @@ class AdapterPool:
         self._want(entry)
         return None
 
-    def is_here(self, ref: AdapterRef) -> bool:
+    def is_ready(self, ref: AdapterRef) -> bool:
         """Whether `acquire` need not load the adapter."""
         entry = self._entries.get(ref.digest)
         return entry is not None and entry.is_ready
@@ -215,7 +215,7 @@ class AdapterPool:
         entry = self._entries.get(ref.digest)
         return entry is None or (entry.slot is None and entry.loading is None)
 
-    def num_lacking(self, ref: AdapterRef) -> int:
+    def num_missing_bytes(self, ref: AdapterRef) -> int:
         """Returns the bytes that an adapter on the host alone needs on the device, else 0."""
         entry = self._entries.get(ref.digest)
         if entry is None or entry.image is None or entry.slot is not None:
@@ -262,7 +262,7 @@ class AdapterPool:
         self.num_evictions += 1
         self._free_device(self._resident[run])
 
-    def evict_idle(self, account: str = NO_TENANT.name, *, is_first: bool = True) -> bool:
+    def free_slot(self, account: str = NO_TENANT.name, *, is_first: bool = True) -> bool:
         """Evicts an idle adapter to free a slot for the account: of the account with the most slots
         for its weight, the one of least loss per byte. Returns False if none."""
         ask = self._ask_for_slot(account, is_first=is_first)
@@ -288,7 +288,7 @@ class AdapterPool:
         if is_known and entry.is_empty and entry.digest not in self._pins:
             del self._entries[entry.digest]
 
-    def lay_anew(self, ref: AdapterRef) -> bool:
+    def evict_all_idle(self, ref: AdapterRef) -> bool:
         """Evicts every idle adapter, including this one, so that it can be placed again without
         fragmentation. Returns False if no other adapter was idle. Without it, a sequence whose
         adapter fits alone could fail for lack of memory."""
@@ -480,7 +480,7 @@ class AdapterPool:
         if num_bytes >= self._refused.get(account, num_bytes + 1):
             return None
         is_first = self._is_first(account)
-        if not self._slots.num_free and not self.evict_idle(account, is_first=is_first):
+        if not self._slots.num_free and not self.free_slot(account, is_first=is_first):
             self._refused[account] = 0
             return None
         run = self._broker.allocate_run(num_bytes, account, is_first=is_first)

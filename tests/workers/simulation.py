@@ -41,7 +41,7 @@ class StubLease:
     num_loaded_bytes: int = 0
 
     def load_since(self, arrival_s: float) -> Load | None:
-        return self.pool.load
+        return self.pool.last_load
 
     def release(self) -> None:
         self.pool.leases[self.slot] -= 1
@@ -61,7 +61,7 @@ class StubPool:
     loaded_bytes: int = 0
     """Of the next adapter that is leased."""
     num_evictions: int = 0
-    load: Load | None = None
+    last_load: Load | None = None
     """What leases tell of their adapter's load."""
     num_failed_loads: int = 0
     loads: dict[str, Loads] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class StubPool:
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         self.asked.setdefault(ref.digest, self.delay_steps)
 
-    expect = prefetch
+    load = prefetch
 
     def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> StubLease | None:
         if ref.digest in self.broken:
@@ -91,19 +91,19 @@ class StubPool:
         num_loaded, self.loaded_bytes = self.loaded_bytes, 0
         return StubLease(self, slot, num_loaded_bytes=num_loaded)
 
-    def is_here(self, ref: AdapterRef) -> bool:
+    def is_ready(self, ref: AdapterRef) -> bool:
         return ref.digest in self.slots
 
     def is_short(self, ref: AdapterRef) -> bool:
         return ref.digest not in self.slots and self.asked[ref.digest] < 0
 
-    def num_lacking(self, ref: AdapterRef) -> int:
+    def num_missing_bytes(self, ref: AdapterRef) -> int:
         return int(self.is_short(ref))
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return True
 
-    def lay_anew(self, ref: AdapterRef) -> bool:
+    def evict_all_idle(self, ref: AdapterRef) -> bool:
         return False
 
     def cancel(self, ref: AdapterRef) -> None:

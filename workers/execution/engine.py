@@ -173,7 +173,7 @@ class Engine:
             return [(connection, Failed(request.id, *refusal))]
         refusals = self.scheduler.refuse_for(sequence, self._clock())
         if not any(refusal.sequence is sequence for refusal in refusals):
-            self.scheduler.expect(sequence)
+            self.scheduler.load_adapter(sequence)
             self._add(sequence)
         return [self._refuse(refusal) for refusal in refusals]
 

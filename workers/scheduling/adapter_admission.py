@@ -54,10 +54,10 @@ class AdapterAdmission:
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
         """Waiting sequences of each adapter, in the order of arrival."""
 
-    def expect(self, sequence: Sequence) -> None:
+    def load(self, sequence: Sequence) -> None:
         """Starts to load the sequence's adapter before the next step, unless an adapter starves."""
         if sequence.adapter is not None and not self._victims and not self._lacks_pages:
-            self._pool.expect(sequence.adapter, sequence.block_table.tenant)
+            self._pool.load(sequence.adapter, sequence.block_table.tenant)
 
     def prefetch(self, sequence: Sequence) -> None:
         """Starts to load the sequence's adapter to the host."""
@@ -107,7 +107,7 @@ class AdapterAdmission:
         if digest in self._asked or not self.may_start(sequence, digest):
             return LeaseOutcome.LATER
         may_load = len(self._asked) < MAX_ASKED and self.may_load(digest)
-        if not may_load and not self._pool.is_here(ref):
+        if not may_load and not self._pool.is_ready(ref):
             return LeaseOutcome.LATER
         sequence.lease = self._pool.acquire(ref, sequence.block_table.tenant)
         if sequence.lease is not None:
@@ -117,7 +117,7 @@ class AdapterAdmission:
         if self._pool.is_short(ref):
             due_s = self._now + sequence.terms.ttft_s
             self._starves_at_s[digest] = min(self._starves_at_s.get(digest, due_s), due_s)
-        return LeaseOutcome.NO_MEMORY if self._pool.num_lacking(ref) else LeaseOutcome.LATER
+        return LeaseOutcome.NO_MEMORY if self._pool.num_missing_bytes(ref) else LeaseOutcome.LATER
 
     def may_load(self, digest: str) -> bool:
         """Whether room may be used for the adapter. If any adapters starve, only for these."""
@@ -162,7 +162,7 @@ class AdapterAdmission:
             }
             if not free:
                 must_wait = bool(running) and not self._victims
-                self._lacks_pages |= must_wait and self._pool.num_lacking(first.adapter) > 0
+                self._lacks_pages |= must_wait and self._pool.num_missing_bytes(first.adapter) > 0
                 continue
             charged = _charged(first)
             victim = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))

@@ -121,7 +121,7 @@ class Scheduler:
         first = self.first_waiting
         if first is None:
             return 0
-        num_bytes = 0 if first.adapter is None else self._pool.num_lacking(first.adapter)
+        num_bytes = 0 if first.adapter is None else self._pool.num_missing_bytes(first.adapter)
         return _num_pages(len(first.tokens)) - (-num_bytes // self._kv.pool.page_bytes)
 
     @property
@@ -182,10 +182,10 @@ class Scheduler:
             return []
         return self._limits.refuse_late(now, self._able_s)
 
-    def expect(self, sequence: Sequence) -> None:
+    def load_adapter(self, sequence: Sequence) -> None:
         """Starts to load the adapter of a sequence to be added, if it has a free slot."""
         if self.num_waiting < self._num_free_slots:
-            self._adapters.expect(sequence)
+            self._adapters.load(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """Queues the sequence. Its adapter starts to load to the host at once."""
@@ -435,7 +435,7 @@ class Scheduler:
         is_idle = not (self.running or self._in_flight)
         if not is_idle or self._pool.is_loading or self._pool.is_leased:
             return Blocked(blocked.reason)
-        if sequence.adapter is not None and self._pool.lay_anew(sequence.adapter):
+        if sequence.adapter is not None and self._pool.evict_all_idle(sequence.adapter):
             # The pool grants no lease before the next step.
             return Blocked(BlockReason.MODEL)
         schedule.is_short = self._kv.has_neighbours

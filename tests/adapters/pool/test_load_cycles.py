@@ -190,7 +190,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     assert rss_at_end - rss < RSS_SLACK
     assert descriptors_at_end == descriptors
     assert not any(entry.leases for entry in pool.status())
-    while pool.evict_idle():
+    while pool.free_slot():
         pass
     prove(engine, pool)
     assert num_runs(worker.runs) == 0 and "a" not in worker.arena.map()
@@ -221,7 +221,7 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
         with worker.broker.lock:
             on_device = [s.digest for s in engine.pool.status() if s.tier == "device"]
             assert on_device == [refs[0].digest]
-            assert not engine.pool.evict_idle()
+            assert not engine.pool.free_slot()
         traffic.step()
         if not engine.scheduler.running:
             break

@@ -101,7 +101,7 @@ def test_one_that_is_given_up_while_it_is_fetched_stays_on_the_host(tmp_path: Pa
     house = House(tmp_path, [ONE_UNIT])
     fetch = house.pool._loader.fetch
     house.pool._loader.fetch = lambda *a, **k: (house.pool.cancel(house.refs[0]), fetch(*a, **k))[1]
-    house.pool.expect(house.refs[0])
+    house.pool.load(house.refs[0])
     house.settle()
     assert (house.tier(0), num_runs(house.runs)) == ("host", 0)
 
@@ -120,7 +120,7 @@ def test_a_load_is_charged_to_one_lease_alone(tmp_path: Path) -> None:
     assert first.num_loaded_bytes > 0 and second.num_loaded_bytes == 0
 
 
-@pytest.mark.parametrize("call", ["prefetch", "expect", "acquire"])
+@pytest.mark.parametrize("call", ["prefetch", "load", "acquire"])
 def test_it_is_charged_to_whoever_asks_first_in_whichever_way(tmp_path: Path, call: str) -> None:
     """A probe that follows is nobody's."""
     house = House(tmp_path, [ONE_UNIT])
@@ -134,14 +134,14 @@ def test_it_is_charged_to_whoever_asks_first_in_whichever_way(tmp_path: Path, ca
 def test_one_on_its_way_is_not_short_of_room(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 2, num_units=1)
     kept, other = house.refs
-    house.pool.expect(kept)
+    house.pool.load(kept)
     assert not house.pool.is_short(kept)
     lease = house.load(0)
-    assert not house.pool.is_short(kept) and house.pool.num_lacking(kept) == 0
-    house.pool.expect(other)
+    assert not house.pool.is_short(kept) and house.pool.num_missing_bytes(kept) == 0
+    house.pool.load(other)
     house.settle()
     assert house.pool.is_short(other)
-    assert house.pool.num_lacking(other) == lease.num_loaded_bytes
+    assert house.pool.num_missing_bytes(other) == lease.num_loaded_bytes
 
 
 def test_leases_share_a_slot_and_keep_it(tmp_path: Path) -> None:
@@ -267,14 +267,14 @@ def test_who_has_most_takes_nothing_from_others(
     house.pool.prefetch(house.refs[4], ACME)
     house.settle()
     for ref in mine if not is_leased else ():
-        house.pool.expect(ref, ACME)
-    house.pool.expect(house.refs[4], ACME)
+        house.pool.load(ref, ACME)
+    house.pool.load(house.refs[4], ACME)
     assert house.on_device() == {0, 1, 2, 3}
     for lease in leases:
         assert lease is not None
         lease.release()
     house.settle()
-    house.pool.expect(house.refs[4], ACME)
+    house.pool.load(house.refs[4], ACME)
     house.settle()
     assert 0 in house.on_device() and 4 in house.on_device()
     house.check()
@@ -287,7 +287,7 @@ def test_whose_adapter_one_that_starves_may_have(tmp_path: Path, num_slots: int)
     house = House(tmp_path, [TWO_UNITS, ONE_UNIT, ONE_UNIT, FIVE_UNITS], num_slots=num_slots)
     theirs, _, more, first = house.refs
     for index, tenant in ((0, GLOBEX), (1, ACME)):
-        house.pool.expect(house.refs[index], tenant)
+        house.pool.load(house.refs[index], tenant)
         house.settle()
         assert house.pool.acquire(house.refs[index], tenant) is not None
     for ref, tenant in ((more, ACME), (first, INITECH)):
@@ -429,7 +429,7 @@ def test_the_end_of_a_failure_forgets_nobody_else(tmp_path: Path) -> None:
     house.now += 6.0
     pool.prefetch(ref)
     pool.cancel(ref)
-    pool.expect(ref)
+    pool.load(ref)
     house.executor.drain()
     assert house.tier(0) == "device"
     pool.poll()
@@ -582,7 +582,7 @@ def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
         if cycle % 50 == 0:
             house.check()
     house.check()
-    while house.pool.evict_idle():
+    while house.pool.free_slot():
         pass
     assert house.runs.held_bytes().total() == 0
     assert house.map.map() == "..."
@@ -611,8 +611,8 @@ def test_a_copy_does_not_wait_for_the_store(tmp_path: Path) -> None:
     weights.unlink()
     os.mkfifo(weights)
     with house.broker.lock:
-        assert house.pool.evict_idle()
-        house.pool.expect(house.refs[1])
+        assert house.pool.free_slot()
+        house.pool.load(house.refs[1])
     try:
         lease = await_lease(house, 0)
         assert house.serves(lease.slot, 0) and house.tier(1) == "loading"

@@ -27,7 +27,7 @@ def test_they_stay_on_the_host_and_come_back_as_they_were(tmp_path: Path) -> Non
 def test_one_that_is_fetched_meanwhile_waits_on_the_host(tmp_path: Path) -> None:
     house = House(tmp_path, [4])
     house.pool.leave_device()
-    house.pool.expect(house.refs[0])
+    house.pool.load(house.refs[0])
     house.executor.step()
     assert house.tier(0) == "host"
     house.check()
@@ -49,7 +49,7 @@ def test_a_copy_that_has_not_begun_is_dropped(tmp_path: Path) -> None:
     house = House(tmp_path, [4])
     house.pool.prefetch(house.refs[0])
     house.settle()
-    house.pool.expect(house.refs[0])
+    house.pool.load(house.refs[0])
     house.pool.leave_device()
     assert house.tier(0) == "host" and "a" not in house.map.map()
     house.check()

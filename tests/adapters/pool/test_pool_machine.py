@@ -99,11 +99,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def evict(self) -> None:
-        self.house.pool.evict_idle()
+        self.house.pool.free_slot()
 
     @rule(index=INDICES)
-    def lay_anew(self, index: int) -> None:
-        if self.house.pool.lay_anew(self.house.refs[index]):
+    def evict_all_idle(self, index: int) -> None:
+        if self.house.pool.evict_all_idle(self.house.refs[index]):
             on_device = [one for one in self.house.pool.status() if one.tier == "device"]
             assert all(one.leases or one.pinned for one in on_device)
 

@@ -114,7 +114,7 @@ def test_an_image_that_went_bad_on_the_host_is_not_served(
     house = House(tmp_path, [ONE_UNIT])
     if was_on_device:
         house.load(0).release()
-        assert house.pool.evict_idle()
+        assert house.pool.free_slot()
     else:
         house.pool.prefetch(house.refs[0])
         house.settle()

@@ -30,7 +30,7 @@ class FullPool:
     def is_short(self, ref: AdapterRef) -> bool:
         return True
 
-    def num_lacking(self, ref: AdapterRef) -> int:
+    def num_missing_bytes(self, ref: AdapterRef) -> int:
         return self.num_pages_lacking
 
     def acquire(self, ref: AdapterRef, tenant: Tenant) -> None:

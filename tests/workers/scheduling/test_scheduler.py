@@ -229,7 +229,7 @@ class CrowdedPool(StubPool):
             return None
         return super().acquire(ref, tenant)
 
-    def lay_anew(self, ref: AdapterRef) -> bool:
+    def evict_all_idle(self, ref: AdapterRef) -> bool:
         was_crowded, self.is_crowded = self.is_crowded, False
         return was_crowded
 
