@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from adapters.pool.pool import AdapterPool
-from adapters.pool.tiers import AdapterLease
+from adapters.pool.source import FixedAdapters
 from benchmarks.gpu_ops import CONTEXT
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import Batch, ShapedModel
-from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import PAGE_TOKENS, AdapterTables
@@ -48,39 +47,6 @@ class Shaped:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         return self._model.logits(hidden, out)
-
-
-class FixedAdapters:
-    """A pool whose adapters are all on the device, and stay. A digest is the number of its slot."""
-
-    is_leased = is_loading = False
-
-    def __init__(self, ranks: tuple[int, ...]) -> None:
-        self._ranks = ranks
-
-    def poll(self) -> None:
-        pass
-
-    def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
-        pass
-
-    load = prefetch
-
-    def cancel(self, ref: AdapterRef) -> None:
-        pass
-
-    def is_ready(self, ref: AdapterRef) -> bool:
-        return True
-
-    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterLease:
-        slot = int(ref.digest)
-        return AdapterLease(slot, self._ranks[slot], "", 0, None)
-
-    def may_displace(self, ref: AdapterRef, other: str) -> bool:
-        return False
-
-    def num_missing_bytes(self, ref: AdapterRef) -> int:
-        return 0
 
 
 def engine_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, Any]]:
@@ -209,7 +175,7 @@ def make_engine(
     del lora
     kv = KVCache(arena, "model", page_bytes)
     buffer = TokenBuffer(rows, max_len, device)
-    pool = cast(AdapterPool, FixedAdapters(ranks))
+    pool = FixedAdapters({str(slot): rank for slot, rank in enumerate(ranks)})
     num_slots, vocab = len(tables.rank), model.shape.vocab
     runner = ModelRunner(
         *(cast(Decoder, Shaped(model, max_len)), model.ops, memory, buffer, tables),
@@ -219,7 +185,7 @@ def make_engine(
     ring = StepRing()
     engine = Engine(
         ModelInfo("model", "model", max_len),
-        *(scheduler, runner, kv, pool, ring),
+        *(scheduler, runner, kv, cast(AdapterPool, pool), ring),
         vocab_size=model.shape.vocab,
         end_tokens=frozenset(),
         clock=time.monotonic,

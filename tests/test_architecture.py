@@ -164,6 +164,7 @@ def test_no_drawers() -> None:
         ("workers.wire.client", ("torch",)),
         ("workers.importer", ("torch",)),
         ("workers.execution.engine", ("litestar", "asyncpg")),
+        ("workers.scheduling.scheduler", ("torch", "llguidance")),
         ("admin.uploads.sandbox", ("litestar", "asyncpg")),
         ("workers.wire.grammar_sandbox", ("torch", "numpy")),
     ],

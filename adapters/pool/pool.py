@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +28,8 @@ from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.loader import AdapterLoader, one_thread
 from adapters.pool.lora import ImageLayout
 from adapters.pool.slots import Slots
-from adapters.pool.tiers import AdapterEntry, AdapterLease, AdapterResidency, Tier
+from adapters.pool.source import AdapterLease, AdapterRef, Loading, NoRoom, Tier
+from adapters.pool.tiers import AdapterEntry, AdapterResidency
 from adapters.store.folder import Store
 from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
 from memory.allocations import AdapterAllocations, Allocation
@@ -43,28 +43,6 @@ from ops.base import AdapterTables, Ops
 log = logging.getLogger(__name__)
 
 LoadQueue = CopyQueue[AdapterImage]
-
-
-class AdapterRef(Protocol):
-    """Immutable adapter version."""
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def name(self) -> str:
-        """Human-readable name; empty if unknown."""
-        ...
-
-    @property
-    def checksum(self) -> str:
-        """Checksum of the packed image, as proved; empty if unknown."""
-        ...
-
-    @property
-    def is_ephemeral(self) -> bool:
-        """Whether the version is temporary, so that its image is not cached as a file."""
-        ...
 
 
 @dataclass(slots=True)
@@ -183,12 +161,10 @@ class AdapterPool:
         self._drop_load(entry)
         self.forget(entry)
 
-    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterLease | None:
-        """Returns a lease, or None if the adapter is not on the device yet; call again at the next
-        step.
-
-        Raises AdapterUnavailable if the load failed. It is retried after a while.
-        """
+    def acquire(
+        self, ref: AdapterRef, tenant: Tenant = NO_TENANT
+    ) -> AdapterLease | Loading | NoRoom:
+        """Implements `AdapterSource.acquire`. A failed load is retried after a while."""
         entry = self._entry(ref)
         self._charge(entry, tenant)
         if entry.is_proved and ref.checksum not in ("", entry.proved):
@@ -203,17 +179,14 @@ class AdapterPool:
         if error is not None:
             raise AdapterUnavailable(error.code, str(error))
         self._want(entry)
-        return None
+        if entry.slot is None and entry.loading is None:
+            return NoRoom(0 if entry.image is None else entry.image_bytes)
+        return Loading()
 
     def is_ready(self, ref: AdapterRef) -> bool:
         """Whether `acquire` need not load the adapter."""
         entry = self._entries.get(ref.digest)
         return entry is not None and entry.is_ready
-
-    def is_short(self, ref: AdapterRef) -> bool:
-        """Whether the adapter was requested but is not even loading, for lack of room."""
-        entry = self._entries.get(ref.digest)
-        return entry is None or (entry.slot is None and entry.loading is None)
 
     def num_missing_bytes(self, ref: AdapterRef) -> int:
         """Returns the bytes that an adapter on the host alone needs on the device, else 0."""

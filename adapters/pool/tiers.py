@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import build_s, copy_s, fetch_s
+from adapters.pool.source import LoadTimes, Tier
 from memory.accounts import NO_TENANT
 from memory.allocations import Allocation
 from memory.copy_queue import Copy
@@ -19,9 +19,6 @@ from memory.reuse import Reuse
 SHADOW = 0.1
 """Fraction of its value that a host image has while the adapter is also on the device. It then only
 speeds up a reload after an eviction."""
-
-Tier = Literal["store", "disk", "host", "device", "loading"]
-"""store: in no nearer tier, known only for the failure of its last load."""
 
 
 class AdapterResidency(msgspec.Struct, frozen=True):
@@ -49,41 +46,6 @@ class Holder(Protocol):
     def forget(self, entry: AdapterEntry) -> None:
         """Removes the entry if nothing but its file is left."""
         ...
-
-
-class Load(NamedTuple):
-    """Load of an adapter to the device. Times in seconds of the pool's clock."""
-
-    tier: Tier
-    """Tier that it was loaded from."""
-    begun_s: float
-    ended_s: float
-    copy_begun_s: float
-    num_evicted: int
-    """Number of adapters evicted from the device for it."""
-
-
-@dataclass(slots=True)
-class LoadTimes:
-    """Times of an adapter's last loads, in seconds of the pool's clock."""
-
-    source: Tier = "host"
-    """Tier of the last fetch: disk or store."""
-    fetch_begun_s: float = -math.inf
-    fetched_s: float = -math.inf
-    copy_begun_s: float = -math.inf
-    copied_s: float = -math.inf
-    num_evicted: int = 0
-
-    def since(self, arrival_s: float) -> Load | None:
-        """Returns the load that brought the adapter to the device after `arrival_s`, from the tier
-        where it was then, or None if it was on the device."""
-        if self.copied_s <= arrival_s:
-            return None
-        tier, begun_s = "host", self.copy_begun_s
-        if self.fetched_s > arrival_s:
-            tier, begun_s = self.source, self.fetch_begun_s
-        return Load(tier, begun_s, self.copied_s, self.copy_begun_s, self.num_evicted)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,25 +133,3 @@ class AdapterEntry:
         if not is_cached:
             cost += build_s(self.image_bytes)
         return cost * self.reuse.expected(now) * (1.0 if self.slot is None else SHADOW)
-
-
-@dataclass(slots=True)
-class AdapterLease:
-    """Right to use a slot. While it is held, the adapter's tables and bytes do not change."""
-
-    slot: int
-    max_rank: int
-    checksum: str
-    num_loaded_bytes: int
-    """Bytes copied to the device for the holder of this lease."""
-    _entry: AdapterEntry | None
-
-    def load_since(self, arrival_s: float) -> Load | None:
-        """Returns `LoadTimes.since` of the adapter, or None if the lease was released."""
-        return self._entry and self._entry.load_times.since(arrival_s)
-
-    def release(self) -> None:
-        """Releases the lease. May be called twice."""
-        if self._entry is not None:
-            self._entry.leases -= 1
-            self._entry = None

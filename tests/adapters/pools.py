@@ -15,8 +15,9 @@ from adapters.pool.host_tier import HostTier
 from adapters.pool.image import ImageCache
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
-from adapters.pool.segments import build_segments
+from adapters.pool.source import AdapterLease
 from adapters.store.folder import LocalStore
+from memory.accounts import NO_TENANT, Tenant
 from memory.allocations import UNIT_BYTES, AdapterAllocations
 from memory.arena import Arena
 from memory.block_table import BlockTable
@@ -28,6 +29,7 @@ from ops.base import PROJECTIONS, FusedLinear, LoRABatch
 from ops.reference import ReferenceOps
 from tests.adapters.files import BASE, stage_adapter
 from tests.memory.holder import page_keys
+from workers.execution.batch_builder import build_segments
 
 T = TypeVar("T")
 
@@ -161,11 +163,16 @@ class House:
             self.executor.drain()
             self.pool.poll()
 
+    def lease(self, ref: Ref, tenant: Tenant = NO_TENANT) -> AdapterLease | None:
+        """A lease, if the adapter is on the device."""
+        acquired = self.pool.acquire(ref, tenant)
+        return acquired if isinstance(acquired, AdapterLease) else None
+
     def load(self, index: int) -> Any:
         """A lease on the adapter, for a request; it must become resident."""
         self.pool.prefetch(self.refs[index])
         for _ in range(3):
-            lease = self.pool.acquire(self.refs[index])
+            lease = self.lease(self.refs[index])
             if lease is not None:
                 return lease
             self.settle_step()

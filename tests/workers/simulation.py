@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.pool import Loads
-from adapters.pool.tiers import Load
+from adapters.pool.source import (
+    AdapterLease,
+    AdapterRef,
+    Load,
+    Loading,
+    LoadTimes,
+    NoRoom,
+)
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
@@ -18,8 +25,8 @@ from workers.execution.step_input import Runner
 from workers.execution.step_ring import StepRing
 from workers.scheduling.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
+from workers.wire import protocol
 from workers.wire.protocol import (
-    AdapterRef,
     ErrorCode,
     Failed,
     FinishReason,
@@ -33,18 +40,21 @@ from workers.wire.protocol import (
 PAGE_BYTES = 1024
 
 
+class StubTimes(LoadTimes):
+    """Times that tell of one load, whenever a sequence arrived."""
+
+    def __init__(self, load: Load | None) -> None:
+        super().__init__()
+        self.load = load
+
+    def since(self, arrival_s: float) -> Load | None:
+        return self.load
+
+
 @dataclass
-class StubLease:
-    pool: StubPool
-    slot: int
-    max_rank: int = 8
-    num_loaded_bytes: int = 0
-
-    def load_since(self, arrival_s: float) -> Load | None:
-        return self.pool.last_load
-
-    def release(self) -> None:
-        self.pool.leases[self.slot] -= 1
+class StubAdapter:
+    load_times: LoadTimes
+    leases: int = 0
 
 
 @dataclass
@@ -55,50 +65,53 @@ class StubPool:
     delay_steps: int = 0
     broken: frozenset[str] = frozenset()
     slots: dict[str, int] = field(default_factory=dict)
-    leases: dict[int, int] = field(default_factory=dict)
+    adapters: dict[int, StubAdapter] = field(default_factory=dict)
+    """By slot."""
     asked: dict[str, int] = field(default_factory=dict)
     is_loading: bool = False
     loaded_bytes: int = 0
     """Of the next adapter that is leased."""
-    num_evictions: int = 0
     last_load: Load | None = None
     """What leases tell of their adapter's load."""
+    num_evictions: int = 0
     num_failed_loads: int = 0
     loads: dict[str, Loads] = field(default_factory=dict)
 
     @property
     def is_leased(self) -> bool:
-        return any(self.leases.values())
+        return any(adapter.leases for adapter in self.adapters.values())
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         self.asked.setdefault(ref.digest, self.delay_steps)
 
-    load = prefetch
+    def load(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
+        self.prefetch(ref)
 
-    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> StubLease | None:
+    def acquire(
+        self, ref: AdapterRef, tenant: Tenant = NO_TENANT
+    ) -> AdapterLease | Loading | NoRoom:
         if ref.digest in self.broken:
             raise AdapterUnavailable("adapter.test", "it is broken")
         if ref.digest not in self.slots:
             self.asked[ref.digest] = self.asked.get(ref.digest, self.delay_steps) - 1
-            if self.asked[ref.digest] >= 0 or not self._make_room():
-                return None
-            self.slots[ref.digest] = next(
-                slot for slot in range(self.num_slots) if slot not in self.slots.values()
-            )
+            if self.asked[ref.digest] >= 0:
+                return Loading()
+            if not self._make_room():
+                return NoRoom(1)
+            slot = next(slot for slot in range(self.num_slots) if slot not in self.slots.values())
+            self.slots[ref.digest] = slot
+            self.adapters[slot] = StubAdapter(StubTimes(self.last_load))
             del self.asked[ref.digest]
         slot = self.slots[ref.digest]
-        self.leases[slot] = self.leases.get(slot, 0) + 1
+        self.adapters[slot].leases += 1
         num_loaded, self.loaded_bytes = self.loaded_bytes, 0
-        return StubLease(self, slot, num_loaded_bytes=num_loaded)
+        return AdapterLease(slot, 8, "", num_loaded, self.adapters[slot])
 
     def is_ready(self, ref: AdapterRef) -> bool:
         return ref.digest in self.slots
 
-    def is_short(self, ref: AdapterRef) -> bool:
-        return ref.digest not in self.slots and self.asked[ref.digest] < 0
-
     def num_missing_bytes(self, ref: AdapterRef) -> int:
-        return int(self.is_short(ref))
+        return int(ref.digest not in self.slots and self.asked[ref.digest] < 0)
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return True
@@ -119,7 +132,7 @@ class StubPool:
         if len(self.slots) < self.num_slots:
             return True
         for digest, slot in self.slots.items():
-            if not self.leases.get(slot):
+            if not self.adapters[slot].leases:
                 del self.slots[digest]
                 return True
         return False
@@ -151,7 +164,7 @@ class Simulation:
         self.slots = Slots(max_num_seqs)
         self.scheduler = Scheduler(
             self.kv,
-            self.pool,  # pyright: ignore[reportArgumentType]
+            self.pool,
             self.slots,
             max_num_seqs=max_num_seqs,
             max_batched_tokens=max_batched_tokens,
@@ -226,7 +239,7 @@ class Simulation:
     def assert_at_rest(self) -> None:
         self.kv.check_integrity(held=())
         assert self.kv.num_free == self.kv.num_total
-        assert not any(self.pool.leases.values())
+        assert not self.pool.is_leased
         assert len(set(self.slots.free_slots)) == len(self.slots.free_slots) == 8
 
 
@@ -244,7 +257,7 @@ def generate(
         tokens=prompt,
         params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
         cache_domain="tenant",
-        adapter=None if adapter is None else AdapterRef(adapter),
+        adapter=None if adapter is None else protocol.AdapterRef(adapter),
         **fields,  # pyright: ignore[reportArgumentType]
     )
 

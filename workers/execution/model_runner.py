@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapters.pool.segments import build_segments
-from adapters.pool.tiers import AdapterLease
+from adapters.pool.source import AdapterLease
 from ops.base import (
     AdapterTables,
     DeviceEvent,
@@ -26,6 +25,7 @@ from workers.execution.batch_builder import (
     BatchInputs,
     StepShape,
     build_inputs,
+    build_segments,
     forward_batch,
     rank_bound,
 )

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from adapters.pool.pool import AdapterPool
+from adapters.pool.source import AdapterLease, AdapterSource, Loading, NoRoom
 from workers.scheduling.sequence import Sequence
 
 MAX_ASKED = 32
@@ -40,7 +40,7 @@ class AdapterAdmission:
     """Leases of adapters for sequences, and the victims of starving adapters. Adapters are
     identified by digest."""
 
-    def __init__(self, pool: AdapterPool) -> None:
+    def __init__(self, pool: AdapterSource) -> None:
         self._pool = pool
         self._now = 0.0
         self._asked: set[str] = set()
@@ -109,15 +109,19 @@ class AdapterAdmission:
         may_load = len(self._asked) < MAX_ASKED and self.may_load(digest)
         if not may_load and not self._pool.is_ready(ref):
             return LeaseOutcome.LATER
-        sequence.lease = self._pool.acquire(ref, sequence.block_table.tenant)
-        if sequence.lease is not None:
-            self._forget(digest)
-            return LeaseOutcome.HELD
-        self._asked.add(digest)
-        if self._pool.is_short(ref):
-            due_s = self._now + sequence.terms.ttft_s
-            self._starves_at_s[digest] = min(self._starves_at_s.get(digest, due_s), due_s)
-        return LeaseOutcome.NO_MEMORY if self._pool.num_missing_bytes(ref) else LeaseOutcome.LATER
+        match self._pool.acquire(ref, sequence.block_table.tenant):
+            case AdapterLease() as lease:
+                sequence.lease = lease
+                self._forget(digest)
+                return LeaseOutcome.HELD
+            case Loading():
+                self._asked.add(digest)
+                return LeaseOutcome.LATER
+            case NoRoom(num_bytes):
+                self._asked.add(digest)
+                due_s = self._now + sequence.terms.ttft_s
+                self._starves_at_s[digest] = min(self._starves_at_s.get(digest, due_s), due_s)
+                return LeaseOutcome.NO_MEMORY if num_bytes else LeaseOutcome.LATER
 
     def may_load(self, digest: str) -> bool:
         """Whether room may be used for the adapter. If any adapters starve, only for these."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.load_cost import copy_s
-from adapters.pool.pool import AdapterPool
+from adapters.pool.source import AdapterSource
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
@@ -57,7 +57,7 @@ class Scheduler:
     def __init__(
         self,
         kv: KVCache,
-        pool: AdapterPool,
+        pool: AdapterSource,
         slots: SlotAllocator,
         *,
         max_num_seqs: int,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from adapters.pool.source import AdapterLease
 from memory.block_table import BlockTable
 from memory.page_key import PAGE_TOKENS, PageHasher
 from workers.scheduling.stage_times import StageTimes
@@ -27,7 +28,6 @@ from workers.wire.protocol import (
 )
 
 if TYPE_CHECKING:
-    from adapters.pool.pool import AdapterLease
     from workers.grammar.sequence_grammar import SequenceGrammar
 
 

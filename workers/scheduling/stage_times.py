@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from adapters.pool.source import Load
 from workers.wire.protocol import AdapterLoadTimes, SequenceTimes
-
-if TYPE_CHECKING:
-    from adapters.pool.tiers import Load
 
 MAX_PREEMPTIONS = 8
 """Maximum number of a sequence's preemptions whose times are kept; others are counted."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from adapters.errors import AdapterRejected, AdapterUnavailable
 from adapters.pool.pool import AdapterPool
-from adapters.pool.tiers import AdapterLease
+from adapters.pool.source import AdapterLease
 from workers.execution.engine import Engine
 from workers.execution.model_runner import ModelRunner
 from workers.verification.deltas import LaunchedDeltas, launch_deltas
@@ -220,7 +220,7 @@ class AdapterVerifier:
 
     def _lease(self, pool: AdapterPool, ref: AdapterRef) -> Work[AdapterLease]:
         deadline = self._clock() + LEASE_TIMEOUT_S
-        while (lease := pool.acquire(ref)) is None:
+        while not isinstance(lease := pool.acquire(ref), AdapterLease):
             if self._clock() > deadline:
                 raise NotProved(
                     "adapter.probe.no_memory", "no adapter memory became free", is_final=False

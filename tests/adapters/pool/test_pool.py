@@ -12,7 +12,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.failures import MAX_FAULTS
 from adapters.pool.image import AdapterImage
 from adapters.pool.lora import ImageTables
-from adapters.pool.tiers import AdapterLease
+from adapters.pool.source import AdapterLease, Loading, NoRoom
 from memory.accounts import Tenant
 from memory.allocations import UNIT_BYTES
 from tests.adapters.files import BASE
@@ -26,16 +26,16 @@ ACME, GLOBEX, INITECH = Tenant("acme", 1), Tenant("globex", 1), Tenant("initech"
 
 def test_a_step_never_waits_for_a_load(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT])
-    assert house.pool.acquire(house.refs[0]) is None
+    assert house.lease(house.refs[0]) is None
     assert house.tier(0) == "loading"
     house.executor.step()
-    assert house.pool.acquire(house.refs[0]) is None
+    assert house.lease(house.refs[0]) is None
     house.pool.poll()
-    assert house.pool.acquire(house.refs[0]) is None
+    assert house.lease(house.refs[0]) is None
     house.check()
     house.executor.step()
     house.pool.poll()
-    lease = house.pool.acquire(house.refs[0])
+    lease = house.lease(house.refs[0])
     assert lease is not None and lease.max_rank == ONE_UNIT
     assert house.serves(lease.slot, 0)
     house.check()
@@ -58,7 +58,7 @@ def test_a_lease_tells_from_which_tier_its_adapter_came(tmp_path: Path) -> None:
     house.now = 11.0
     house.settle()
     house.now = 12.0
-    assert house.pool.acquire(house.refs[0]) is None
+    assert house.lease(house.refs[0]) is None
     house.now = 13.0
     lease = house.load(0)
     assert lease.load_since(9.0) == ("store", 10.0, 13.0, 12.0, 0)
@@ -88,7 +88,7 @@ def test_a_copy_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT])
     house.pool.prefetch(house.refs[0])
     house.settle()
-    assert house.pool.acquire(house.refs[0]) is None
+    assert house.lease(house.refs[0]) is None
     assert num_runs(house.runs) == 1
     house.pool.cancel(house.refs[0])
     house.check()
@@ -134,13 +134,12 @@ def test_it_is_charged_to_whoever_asks_first_in_whichever_way(tmp_path: Path, ca
 def test_one_on_its_way_is_not_short_of_room(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 2, num_units=1)
     kept, other = house.refs
-    house.pool.load(kept)
-    assert not house.pool.is_short(kept)
+    assert house.pool.acquire(kept) == Loading()
     lease = house.load(0)
-    assert not house.pool.is_short(kept) and house.pool.num_missing_bytes(kept) == 0
-    house.pool.load(other)
+    assert house.pool.num_missing_bytes(kept) == 0
+    assert house.pool.acquire(other) == Loading()
     house.settle()
-    assert house.pool.is_short(other)
+    assert house.pool.acquire(other) == NoRoom(lease.num_loaded_bytes)
     assert house.pool.num_missing_bytes(other) == lease.num_loaded_bytes
 
 
@@ -151,10 +150,10 @@ def test_leases_share_a_slot_and_keep_it(tmp_path: Path) -> None:
     other = house.load(1)
     first.release()
     first.release()
-    assert house.pool.acquire(house.refs[2]) is None
+    assert house.lease(house.refs[2]) is None
     house.settle()
     assert house.on_device() == {0, 1}
-    assert house.pool.acquire(house.refs[2]) is None
+    assert house.lease(house.refs[2]) is None
     second.release()
     third = house.load(2)
     assert house.on_device() == {1, 2}
@@ -224,7 +223,7 @@ def use(house: House, index: int, tenant: Tenant, times: int = 1) -> None:
         house.settle()
     lease = None
     while lease is None:
-        lease = house.pool.acquire(house.refs[index], tenant)
+        lease = house.lease(house.refs[index], tenant)
         house.settle_step()
     lease.release()
 
@@ -263,7 +262,7 @@ def test_who_has_most_takes_nothing_from_others(
     for index in (1, 2, 3):
         use(house, index, ACME)
     mine = house.refs[1:4]
-    leases = [house.pool.acquire(ref, ACME) for ref in mine if is_leased]
+    leases = [house.lease(ref, ACME) for ref in mine if is_leased]
     house.pool.prefetch(house.refs[4], ACME)
     house.settle()
     for ref in mine if not is_leased else ():
@@ -289,7 +288,7 @@ def test_whose_adapter_one_that_starves_may_have(tmp_path: Path, num_slots: int)
     for index, tenant in ((0, GLOBEX), (1, ACME)):
         house.pool.load(house.refs[index], tenant)
         house.settle()
-        assert house.pool.acquire(house.refs[index], tenant) is not None
+        assert house.lease(house.refs[index], tenant) is not None
     for ref, tenant in ((more, ACME), (first, INITECH)):
         house.pool.prefetch(ref, tenant)
     house.settle()
@@ -307,7 +306,7 @@ def test_one_that_waits_is_not_evicted_before_its_lease(
     for _ in range(20):
         house.pool.poll()
         for index, ref in enumerate(house.refs):
-            lease = house.pool.acquire(ref)
+            lease = house.lease(ref)
             if lease is not None:
                 turns.append(index)
                 lease.release()
@@ -335,9 +334,9 @@ def test_nothing_is_given_up_where_it_cannot_help(tmp_path: Path) -> None:
     house.load(3).release()
     leases.append(house.load(3))
     assert house.map.map() == "kaaaaa"
-    assert house.pool.acquire(house.refs[2]) is None
+    assert house.lease(house.refs[2]) is None
     house.settle()
-    assert house.pool.acquire(house.refs[2]) is None
+    assert house.lease(house.refs[2]) is None
     assert house.kv.num_cached == 4 and house.on_device() == {0, 1, 3}
     leases[0].release()
     assert house.serves(house.load(2).slot, 2)
@@ -367,16 +366,16 @@ def test_the_host_keeps_its_bound(tmp_path: Path) -> None:
 def test_a_failed_load_is_told_and_tried_again_later(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT])
     missing = Ref("f" * 64)
-    assert house.pool.acquire(missing) is None
+    assert house.lease(missing) is None
     house.settle()
     for _ in range(2):
         with pytest.raises(AdapterUnavailable) as caught:
-            house.pool.acquire(missing)
+            house.lease(missing)
         assert caught.value.code == "adapter.store.missing"
     house.pool.prefetch(missing)
     assert not house.pool.is_loading, "it would fail again"
     house.now += 60
-    assert house.pool.acquire(missing) is None
+    assert house.lease(missing) is None
     house.settle()
     house.check()
     house.now += 60
@@ -473,13 +472,13 @@ def test_only_what_was_proved_serves(tmp_path: Path) -> None:
     held = other.load(0)
     assert held.checksum != proved.checksum and not other.serves(held.slot, 0)
     for ref in (proved, other.refs[0]):
-        assert other.pool.acquire(ref) is None, "in use, but nobody new gets it"
+        assert other.lease(ref) is None, "in use, but nobody new gets it"
     other.settle()
-    assert other.pool.acquire(proved) is None
+    assert other.lease(proved) is None
     held.release()
-    assert other.pool.acquire(proved) is None
+    assert other.lease(proved) is None
     other.settle()
-    lease = other.pool.acquire(other.refs[0])
+    lease = other.lease(other.refs[0])
     assert lease is not None and lease.checksum == proved.checksum and other.serves(lease.slot, 0)
     other.check()
 
@@ -496,7 +495,7 @@ def test_a_false_checksum_hurts_only_who_claims_it(tmp_path: Path) -> None:
         for _ in range(8):
             for ref in list(waiting):
                 try:
-                    if (lease := other.pool.acquire(ref)) is not None:
+                    if (lease := other.lease(ref)) is not None:
                         got.append(ref)
                         waiting.remove(ref)
                 except AdapterUnavailable as error:
@@ -510,7 +509,7 @@ def test_a_false_checksum_hurts_only_who_claims_it(tmp_path: Path) -> None:
 def test_a_failure_that_is_remembered_keeps_no_image(tmp_path: Path) -> None:
     house = House(tmp_path, [])
     wrong = Ref(house.add(ONE_UNIT, seed=4711).digest, "0" * 64)
-    assert house.pool.acquire(wrong) is None
+    assert house.lease(wrong) is None
     house.settle()
     assert [one.digest for one in house.pool.status() if one.fault]
     gc.collect()
@@ -521,17 +520,17 @@ def test_a_failure_that_is_remembered_keeps_no_image(tmp_path: Path) -> None:
 def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT])
     proved = Ref(house.refs[0].digest, "0" * 64)
-    assert house.pool.acquire(house.refs[0]) is None
+    assert house.lease(house.refs[0]) is None
     house.executor.step()
     house.pool.poll()
     assert num_runs(house.runs) == 1, "the unproved image is being copied"
-    assert house.pool.acquire(proved) is None
+    assert house.lease(proved) is None
     house.settle()
-    assert house.on_device() == {0} and house.pool.acquire(proved) is None
+    assert house.on_device() == {0} and house.lease(proved) is None
     assert house.on_device() == set()
     house.settle()
     with pytest.raises(AdapterUnavailable) as caught:
-        house.pool.acquire(proved)
+        house.lease(proved)
     assert caught.value.code == "adapter.image.mismatch"
     assert house.on_device() == set()
     house.check()
@@ -628,7 +627,7 @@ def await_lease(house: House, index: int) -> AdapterLease:
         with house.broker.lock:
             house.pool.poll()
             house.check()
-            if lease := house.pool.acquire(house.refs[index]):
+            if lease := house.lease(house.refs[index]):
                 return lease
         time.sleep(0.001)
     raise AssertionError(f"adapter {index} does not come")

@@ -15,7 +15,7 @@ def test_they_stay_on_the_host_and_come_back_as_they_were(tmp_path: Path) -> Non
     house.pool.leave_device()
     house.check()
     assert "a" not in house.map.map() and house.tier(0) == house.tier(1) == "host"
-    assert house.pool.acquire(house.refs[0]) is None
+    assert house.lease(house.refs[0]) is None
     assert house.tier(0) == "host", "nobody comes before the model does"
     house.pool.is_on_device = True
     lease = house.load(0)
@@ -39,7 +39,7 @@ def test_a_copy_in_progress_ends_on_the_host(tmp_path: Path) -> None:
     house.settle()
     work = house.pool._loader.copy
     house.pool._loader.copy = lambda *a, **k: (house.pool.leave_device(), work(*a, **k))[1]
-    assert house.pool.acquire(house.refs[0]) is None
+    assert house.lease(house.refs[0]) is None
     house.settle()
     assert house.tier(0) == "host" and "a" not in house.map.map()
     house.check()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool.pool import AdapterLease
+from adapters.pool.source import AdapterLease
 from memory.block_table import BlockTable
 from tests.adapters.pools import House, Ref
 from tests.memory.holder import num_runs
@@ -69,7 +69,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(index=INDICES)
     def acquire(self, index: int) -> None:
-        lease = self.house.pool.acquire(self.house.refs[index])
+        lease = self.house.lease(self.house.refs[index])
         if lease is not None:
             assert self.house.serves(lease.slot, index)
             assert lease.max_rank == RANKS[index]
@@ -85,7 +85,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def acquire_what_is_missing(self) -> None:
         try:
-            self.house.pool.acquire(Ref("f" * 64))
+            self.house.lease(Ref("f" * 64))
         except AdapterUnavailable as error:
             assert error.code == "adapter.store.missing"
 

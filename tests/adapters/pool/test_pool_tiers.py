@@ -99,7 +99,7 @@ def test_what_somebody_waits_for_overtakes_prefetches(tmp_path: Path) -> None:
     for ref in house.refs:
         house.pool.prefetch(ref)
     house.pool.poll()
-    assert house.pool.acquire(house.refs[3]) is None
+    assert house.lease(house.refs[3]) is None
     house.executor.step()
     house.pool.poll()
     assert [house.tier(i) for i in range(3)] == ["loading"] * 3 and num_runs(house.runs) == 1
@@ -188,7 +188,7 @@ def test_the_host_bound_holds_while_copies_are_on_their_way(tmp_path: Path) -> N
         house.pool.poll()
         house.check()
         for index in sorted(waiting):
-            lease = house.pool.acquire(house.refs[index])
+            lease = house.lease(house.refs[index])
             if lease is not None:
                 assert house.serves(lease.slot, index)
                 waiting.remove(index)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapters.pool.segments import build_segments
 from ops.base import PAGE_TOKENS, KVCacheView
 from ops.registry import select
 from ops.triton_table import reads_by_row
@@ -26,6 +25,7 @@ from tests.workers.process.test_worker import Setup
 from workers.execution.batch_builder import (
     BatchInputs,
     StepShape,
+    build_segments,
     forward_batch,
     rank_bound,
     rank_bounds,

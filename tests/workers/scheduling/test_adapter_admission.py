@@ -6,35 +6,34 @@ from collections.abc import Callable
 
 import pytest
 
-from memory.accounts import Tenant
+from adapters.pool.source import AdapterRef, FixedAdapters, NoRoom
+from memory.accounts import NO_TENANT, Tenant
 from tests.workers.scheduling.test_fair_queue import Bench
 from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import TERMS
-from workers.wire.protocol import AdapterRef, ServiceClass
+from workers.wire.protocol import ServiceClass
 
 LATER = 1e3
 """By when everybody's patience is over."""
 
 
-class FullPool:
-    """A pool without room on the device for any adapter."""
+class FullPool(FixedAdapters):
+    """Adapters without room on the device."""
 
     def __init__(self) -> None:
+        super().__init__({})
         self.num_pages_lacking = 0
-        self.may_displace: Callable[[AdapterRef, str], bool] = lambda *_: True
+        self.displaces: Callable[[AdapterRef], bool] = lambda _: True
 
-    def is_here(self, ref: AdapterRef) -> bool:
-        return False
-
-    def is_short(self, ref: AdapterRef) -> bool:
-        return True
+    def may_displace(self, ref: AdapterRef, other: str) -> bool:
+        return self.displaces(ref)
 
     def num_missing_bytes(self, ref: AdapterRef) -> int:
         return self.num_pages_lacking
 
-    def acquire(self, ref: AdapterRef, tenant: Tenant) -> None:
-        return None
+    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> NoRoom:
+        return NoRoom(self.num_pages_lacking)
 
 
 class Device:
@@ -42,7 +41,7 @@ class Device:
 
     def __init__(self) -> None:
         self.pool = FullPool()
-        self.turns = AdapterAdmission(self.pool)  # pyright: ignore[reportArgumentType]
+        self.turns = AdapterAdmission(self.pool)
         self.bench = Bench()
         self.running: list[Sequence] = []
 
@@ -104,7 +103,7 @@ def test_who_finds_nobody_does_not_keep_others_from_it(device: Device) -> None:
     device.use("small", 10)
     device.want("large", at=1.0)
     device.want("other", at=2.0)
-    device.pool.may_displace = lambda wanted, _: wanted.digest == "other"
+    device.pool.displaces = lambda wanted: wanted.digest == "other"
     device.choose()
     assert device.limit("small") == 10
     assert device.turns.may_load("other") and not device.turns.may_load("large")

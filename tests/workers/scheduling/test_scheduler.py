@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.pool.source import AdapterLease, Loading, NoRoom
 from memory.accounts import NO_TENANT, Tenant
 from tests.workers.no_models import no_models
 from tests.workers.simulation import (
     Simulation,
-    StubLease,
     StubPool,
     assert_equals_alone,
     generate,
@@ -222,11 +222,13 @@ class CrowdedPool(StubPool):
     is_crowded = True
     is_refused = False
 
-    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> StubLease | None:
+    def acquire(
+        self, ref: AdapterRef, tenant: Tenant = NO_TENANT
+    ) -> AdapterLease | Loading | NoRoom:
         if self.is_crowded or self.is_refused:
             self.is_refused = True
             self.asked[ref.digest] = -1
-            return None
+            return NoRoom(1)
         return super().acquire(ref, tenant)
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:
@@ -328,9 +330,8 @@ def test_an_aborted_prompt_tells_how_far_it_has_come(runs_ahead: bool) -> None:
 def test_a_sequence_waits_for_memory_that_a_lease_of_no_sequence_holds() -> None:
     """A probe's: it comes back, so that the sequence is not refused."""
     simulation = Simulation(num_pages=8)
-    lease = None
-    while lease is None:
-        lease = simulation.pool.acquire(AdapterRef("probed"))
+    while not isinstance(lease := simulation.pool.acquire(AdapterRef("probed")), AdapterLease):
+        pass
     held = simulation.kv.allocate(6)
     assert held is not None
     simulation.submit(generate(0, [1] * 50, 4))

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from adapters.pool.tiers import Load
+from adapters.pool.source import Load
 from tests.workers.simulation import Simulation, StubPool, generate
 from workers.scheduling.stage_times import MAX_PREEMPTIONS
 from workers.wire.protocol import AdapterLoadTimes, FinishReason, Generate, SequenceTimes
