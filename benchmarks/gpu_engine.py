@@ -24,7 +24,7 @@ from ops.base import PAGE_TOKENS, AdapterTables
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
-from workers.execution.step_ring import StepRing
+from workers.observe.ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
 from workers.layers.forward_batch import ForwardBatch
 from workers.models.decoder import Decoder

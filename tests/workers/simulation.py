@@ -22,7 +22,7 @@ from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, Slots, alone
 from workers.execution.engine import Engine, Event
 from workers.execution.step_input import Runner
-from workers.execution.step_ring import StepRing
+from workers.observe.ring import StepRing
 from workers.scheduling.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
 from workers.wire import protocol

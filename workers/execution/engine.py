@@ -17,9 +17,9 @@ from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from workers.execution.block_tables import BlockTables
-from workers.execution.engine_report import EngineReport
+from workers.observe.report import EngineReport
 from workers.execution.request_check import check_request
-from workers.execution.request_meter import RequestMeter
+from workers.observe.meter import RequestMeter
 from workers.execution.step_input import (
     DeviceFailed,
     PendingStep,
@@ -28,7 +28,7 @@ from workers.execution.step_input import (
     StepOutput,
     build_step_input,
 )
-from workers.execution.step_ring import StepRing
+from workers.observe.ring import StepRing
 from workers.grammar.grammars import Grammars
 from workers.scheduling.demand import Demand
 from workers.scheduling.queue_limits import Refusal

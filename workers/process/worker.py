@@ -43,7 +43,7 @@ from workers.execution.engine import Engine
 from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
 from workers.execution.speed import measure_speed
-from workers.execution.step_ring import StepRing
+from workers.observe.ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
 from workers.grammar.grammars import Grammars
 from workers.grammar.sequence_grammar import GrammarThreads

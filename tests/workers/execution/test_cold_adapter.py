@@ -14,7 +14,7 @@ from tests.workers.simulation import generate
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
 from workers.execution.step_input import PendingStep, StepInput
-from workers.execution.step_ring import StepRing
+from workers.observe.ring import StepRing
 from workers.process.loop import WorkerLoop
 from workers.process.server import Delivery
 from workers.scheduling.scheduler import Scheduler

@@ -21,7 +21,7 @@ from tests.memory.holder import num_runs
 from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, SimulatedRunner, Slots
 from workers.execution.engine import Engine
-from workers.execution.step_ring import StepRing
+from workers.observe.ring import StepRing
 from workers.scheduling.scheduler import Scheduler
 from workers.wire.protocol import ErrorCode, Failed, Generate, ModelInfo
 

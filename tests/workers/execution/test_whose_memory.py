@@ -14,7 +14,7 @@ from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
-from workers.execution.step_ring import StepRing
+from workers.observe.ring import StepRing
 from workers.scheduling.scheduler import Scheduler
 from workers.wire.protocol import Failed, ModelInfo, SequenceOutput
 

@@ -11,7 +11,7 @@ from memory.kv_cache import KVCache
 from telemetry import engine_metrics
 from telemetry.tallies import Recent
 from workers.execution.step_input import StepOutput
-from workers.execution.step_ring import StepRing
+from workers.observe.ring import StepRing
 from workers.scheduling.schedule import Schedule
 from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.step_cost import RecentRatio
