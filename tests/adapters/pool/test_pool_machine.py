@@ -56,7 +56,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(index=INDICES)
     def other_acquire(self, index: int) -> None:
-        if lease := self.other.acquire(self.house.refs[index]):
+        lease = self.other.acquire(self.house.refs[index])
+        if isinstance(lease, AdapterLease):
             lease.release()
 
     @rule()
