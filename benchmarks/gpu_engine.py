@@ -24,10 +24,11 @@ from ops.base import PAGE_TOKENS, AdapterTables
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
-from workers.observe.ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
 from workers.layers.forward_batch import ForwardBatch
 from workers.models.decoder import Decoder
+from workers.observe.report import EngineReport
+from workers.observe.ring import StepRing
 from workers.scheduling.scheduler import Scheduler
 from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
 
@@ -183,9 +184,10 @@ def make_engine(
     )
     scheduler = Scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)
     ring = StepRing()
+    info = ModelInfo("model", "model", max_len)
     engine = Engine(
-        ModelInfo("model", "model", max_len),
-        *(scheduler, runner, kv, cast(AdapterPool, pool), ring),
+        *(info, scheduler, runner, kv, pool),
+        EngineReport(info, scheduler, kv, cast(AdapterPool, pool), ring),
         vocab_size=model.shape.vocab,
         end_tokens=frozenset(),
         clock=time.monotonic,

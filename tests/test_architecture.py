@@ -48,7 +48,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "workers": {
         "wire": (),
-        "observe": ("wire",),
         "grammar": ("wire",),
         "scheduling": ("grammar",),
         "device": (),
@@ -56,9 +55,10 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "models": ("layers",),
         "importer": ("models",),
         "execution": ("models", "scheduling"),
-        "verification": ("execution",),
+        "observe": ("execution",),
+        "verification": ("observe",),
         "base_models": ("verification",),
-        "process": ("base_models", "importer", "observe"),
+        "process": ("base_models", "importer"),
     },
     "gateway": {
         "catalog": (),

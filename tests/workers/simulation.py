@@ -21,10 +21,13 @@ from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, Slots, alone
 from workers.execution.engine import Engine, Event
+from workers.execution.observer import StepObserver
 from workers.execution.step_input import Runner
+from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.scheduling.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
+from workers.verification.adapter_verifier import ModelInstance
 from workers.wire import protocol
 from workers.wire.protocol import (
     ErrorCode,
@@ -155,6 +158,7 @@ class Simulation:
         bounds: QueueBounds = QueueBounds(),  # noqa: B008
         runner: Callable[[FakeClock, Slots], Runner] = SimulatedRunner,
         runs_ahead: bool | None = None,
+        observe: Callable[[EngineReport], StepObserver] = lambda report: report,
     ) -> None:
         self.clock = FakeClock()
         self.bounds = bounds
@@ -174,17 +178,27 @@ class Simulation:
         self.slots.scheduler = self.scheduler
         self.runner = runner(self.clock, self.slots)
         self.ring = StepRing()
+        info = ModelInfo("model", "m", 4096)
+        self.report = EngineReport(
+            *(info, self.scheduler, self.kv),
+            self.pool,  # pyright: ignore[reportArgumentType]
+            self.ring,
+        )
         self.engine = Engine(
-            ModelInfo("model", "m", 4096),
+            info,
             self.scheduler,
             self.runner,
             self.kv,
-            self.pool,  # pyright: ignore[reportArgumentType]
-            self.ring,
+            self.pool,
+            observe(self.report),
             vocab_size=VOCAB,
             end_tokens=frozenset([END]),
             clock=self.clock,
             runs_ahead=self.runs_ahead if runs_ahead is None else runs_ahead,
+        )
+        self.instance = ModelInstance(
+            *(self.engine, self.pool, self.report),  # pyright: ignore[reportArgumentType]
+            effect_proof=None,  # pyright: ignore[reportArgumentType]
         )
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason | ErrorCode] = {}

@@ -202,7 +202,7 @@ class ModelPool:
     def _status(self, model: RegisteredModel) -> ModelStatus:
         state = model.state
         return msgspec.structs.replace(
-            model.instance.engine.report.status(),
+            model.instance.report.status(),
             tier=state.tier,
             num_bytes=model.num_bytes,
             num_swaps=state.num_swaps,

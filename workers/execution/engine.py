@@ -9,17 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from adapters.pool.source import AdapterSource
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from workers.execution.block_tables import BlockTables
-from workers.observe.report import EngineReport
+from workers.execution.observer import FinishedStep, StepObserver
 from workers.execution.request_check import check_request
-from workers.observe.meter import RequestMeter
 from workers.execution.step_input import (
     DeviceFailed,
     PendingStep,
@@ -28,7 +27,6 @@ from workers.execution.step_input import (
     StepOutput,
     build_step_input,
 )
-from workers.observe.ring import StepRing
 from workers.grammar.grammars import Grammars
 from workers.scheduling.demand import Demand
 from workers.scheduling.queue_limits import Refusal
@@ -47,9 +45,6 @@ from workers.wire.protocol import (
     SequenceOutput,
     SequenceTimes,
 )
-
-if TYPE_CHECKING:
-    from adapters.pool.pool import AdapterPool
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +106,8 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner | None,
         kv: KVCache,
-        pool: AdapterPool,
-        ring: StepRing,
+        adapters: AdapterSource,
+        observer: StepObserver,
         *,
         vocab_size: int,
         end_tokens: frozenset[int],
@@ -127,9 +122,8 @@ class Engine:
         """None while the weights are not on the device. Requests are still queued then."""
         self.is_held = False
         """Whether to admit no waiting sequences."""
-        self.pool = pool
-        self.report = EngineReport(info, scheduler, kv, pool, ring)
-        self._meter = RequestMeter(info.name)
+        self._adapters = adapters
+        self._observer = observer
         self._kv = kv
         self._tables = BlockTables(kv.pool)
         self._vocab_size = vocab_size
@@ -139,6 +133,8 @@ class Engine:
         self._grammars = grammars
         self._schedule = Schedule()
         self._in_flight: deque[InFlightStep] = deque()
+        self._ended_s = 0.0
+        """Time when the last step ended."""
         self._num_failed_steps = 0
         """Number of consecutive failed steps."""
         self._left_s, self._back_s = -math.inf, -math.inf
@@ -190,7 +186,7 @@ class Engine:
             return []
         events = _progress(sequence, sequence.num_computed)
         self.scheduler.remove(sequence)
-        self._meter.note_end(sequence, FinishReason.ABORT, self._clock())
+        self._observer.on_end(sequence, FinishReason.ABORT, self._clock())
         end = SequenceOutput(
             id=sequence_id,
             tokens=[],
@@ -265,7 +261,7 @@ class Engine:
         begin = perf_counter_ns()
         start_s = self._clock()
         with self._kv.lock:
-            self.pool.poll()
+            self._adapters.poll()
             is_held = self.is_held or self.runner is None
             schedule = self._schedule = self.scheduler.schedule(start_s, is_held=is_held)
             failed = [self._fail(*failure) for failure in schedule.failed]
@@ -303,12 +299,15 @@ class Engine:
             return self._fail_step(schedule, outcome)
         self._num_failed_steps = 0
         ended, ended_s = perf_counter_ns(), self._clock()
-        self.report.note_duration(schedule, step.launched_s, ended_s)
-        events = self._update(schedule, outcome)
+        device_s = ended_s - max(step.launched_s, self._ended_s)
+        self._ended_s = ended_s
+        self.scheduler.note_duration(schedule, device_s, ended_s)
+        events = self._update(schedule, outcome, ended_s)
         build_us = step.build_us + outcome.build_us
         update_us = (perf_counter_ns() - ended) // 1000
         host_us = {"schedule": step.schedule_us, "build": build_us, "update": update_us}
-        self.report.append_to_ring(schedule, outcome, step.start_s, host_us)
+        finished = FinishedStep(schedule, outcome, step.start_s, device_s, host_us)
+        self._observer.on_step(finished, ended_s)
         return events
 
     def _sequence(self, connection: int, request: Generate) -> Sequence:
@@ -347,7 +346,7 @@ class Engine:
         sequence = refusal.sequence
         if self._sequences.get(sequence.key) is sequence:
             self._forget(sequence)
-        self._meter.note_failure(sequence, ErrorCode.OVERLOADED)
+        self._observer.on_end(sequence, ErrorCode.OVERLOADED, self._clock())
         failed = Failed(
             sequence.request.id,
             ErrorCode.OVERLOADED,
@@ -358,17 +357,15 @@ class Engine:
         )
         return sequence.connection, failed
 
-    def _update(self, schedule: Schedule, output: StepOutput) -> list[Event]:
+    def _update(self, schedule: Schedule, output: StepOutput, now: float) -> list[Event]:
         """Applies a step's results, except those of sequences that ended in the meantime."""
         results = zip(schedule.items, output.sequences, strict=True)
         self.scheduler.update(schedule, [_num_taken(item, result) for item, result in results])
         self._follow_grammars(schedule, output)
         events: list[Event] = []
-        now = self._clock()
         for item, result in zip(schedule.items, output.sequences, strict=True):
             if not item.sequence.is_finished:
                 events += self._take_result(item, result, now)
-        self._meter.end_step(now)
         return events
 
     def _take_result(
@@ -386,7 +383,7 @@ class Engine:
         if item.is_sampled:
             return events + self._append(sequence, result, now)
         if sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
-            self._meter.note_end(sequence, FinishReason.LENGTH, now)
+            self._observer.on_end(sequence, FinishReason.LENGTH, now)
             self._forget(sequence)
             output = msgspec.structs.replace(sequence.finish_prompt(), times=self._times(sequence))
             events.append((sequence.connection, output))
@@ -402,12 +399,12 @@ class Engine:
         num_new = len(sequence.tokens) - num_before
         self.num_generated_tokens += num_new
         if num_new:
-            self._meter.note_token(sequence, num_new, now)
+            self._observer.on_tokens(sequence, num_new, now)
         if output is not None and (is_first or output.finish_reason is not None):
             times = self._times(sequence)
             output = output if times is None else msgspec.structs.replace(output, times=times)
         if output is not None and output.finish_reason is not None:
-            self._meter.note_end(sequence, output.finish_reason, now)
+            self._observer.on_end(sequence, output.finish_reason, now)
             self._forget(sequence)
             return [(sequence.connection, output)]
         self.scheduler.write_tokens(sequence, num_new - len(result.tokens))
@@ -438,7 +435,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> Event:
         self._forget(sequence)
-        self._meter.note_failure(sequence, code)
+        self._observer.on_end(sequence, code, self._clock())
         failed = Failed(sequence.request.id, code, message, times=self._times(sequence))
         return sequence.connection, failed
 

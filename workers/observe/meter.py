@@ -25,7 +25,7 @@ class RequestMeter:
             for value in values:
                 counter.add(0, *self._labels, value.value)
 
-    def note_token(self, sequence: Sequence, num_tokens: int, now: float) -> None:
+    def on_tokens(self, sequence: Sequence, num_tokens: int, now: float) -> None:
         """Records `num_tokens` tokens that the sequence received from the current step."""
         if sequence.connection < 0:
             return
@@ -48,19 +48,18 @@ class RequestMeter:
             engine_metrics.inter_token_latency.record(now - last_s, *self._labels, count=count)
         self._intervals.clear()
 
-    def note_failure(self, sequence: Sequence, code: ErrorCode) -> None:
-        if sequence.connection >= 0:
-            engine_metrics.failures.add(1, *self._labels, code.value)
-
-    def note_end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        """Records the end of a request. Aborted requests are only counted, because their durations
-        depend on the client."""
+    def on_end(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> None:
+        """Records the end of a request. Aborted and failed requests are only counted, because the
+        durations of aborted ones depend on the client."""
         if sequence.connection < 0:
             return
         labels = self._labels
-        engine_metrics.requests.add(1, *labels, reason.value)
+        if isinstance(end, ErrorCode):
+            engine_metrics.failures.add(1, *labels, end.value)
+            return
+        engine_metrics.requests.add(1, *labels, end.value)
         started_s, first_s = sequence.stage_times.started_s, sequence.stage_times.first_token_s
-        if reason is FinishReason.ABORT or started_s is None:
+        if end is FinishReason.ABORT or started_s is None:
             return
         num_generated = sequence.num_generated - sequence.request.num_resumed
         engine_metrics.request_latency.record(now - sequence.arrival_s, *labels)

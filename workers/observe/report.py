@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from adapters.pool.pool import AdapterPool
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
 from telemetry import engine_metrics
 from telemetry.tallies import Recent
-from workers.execution.step_input import StepOutput
+from workers.execution.observer import FinishedStep
+from workers.observe.meter import RequestMeter
 from workers.observe.ring import StepRing
-from workers.scheduling.schedule import Schedule
 from workers.scheduling.scheduler import Scheduler
+from workers.scheduling.sequence import Sequence
 from workers.scheduling.step_cost import RecentRatio
 from workers.wire.prefix_index import changed_pages
-from workers.wire.protocol import AdapterStatus, CachedPages, ModelInfo, ModelStatus
-
-if TYPE_CHECKING:
-    from adapters.pool.pool import AdapterPool
+from workers.wire.protocol import (
+    AdapterStatus,
+    CachedPages,
+    ErrorCode,
+    FinishReason,
+    ModelInfo,
+    ModelStatus,
+)
 
 log = logging.getLogger(__name__)
 
 
 class EngineReport:
-    """Reader of the state of an engine's parts. `note_duration` and `append_to_ring` record each
-    step. All methods are called with the memory lock held."""
+    """Observer of an engine, and reader of the state of its parts. All methods are called with the
+    memory lock held."""
 
     def __init__(
         self,
@@ -41,37 +46,31 @@ class EngineReport:
         self._kv = kv
         self._pool = pool
         self._ring = ring
-        self._ended_s = 0.0
-        """Time when the last step ended."""
+        self._meter = RequestMeter(info.name)
         self._decode_steps = RecentRatio()
         """Seconds of a step without prefill."""
         self._recent_itl = Recent(engine_metrics.inter_token_latency)
         self.num_integrity_failures = 0
 
-    def note_duration(self, schedule: Schedule, launched_s: float, ended_s: float) -> None:
-        """Records the device time of a step, from its launch or the end of the previous step."""
-        seconds = ended_s - max(launched_s, self._ended_s)
-        self._ended_s = ended_s
-        num_tokens, num_prefill = schedule.num_tokens, schedule.num_prefill_tokens
-        self._scheduler.note_duration(schedule, seconds, ended_s)
-        if 2 * num_prefill > num_tokens:
-            self._kv.note_prefill(num_tokens, seconds)
-        elif num_prefill == 0:
-            self._decode_steps.note(seconds, 1)
+    def on_tokens(self, sequence: Sequence, num_tokens: int, now: float) -> None:
+        self._meter.on_tokens(sequence, num_tokens, now)
 
-    def append_to_ring(
-        self, schedule: Schedule, output: StepOutput, start_s: float, parts_us: dict[str, int]
-    ) -> None:
-        """Appends the step's record after its results were applied, and counts it. parts_us: host
-        times in microseconds by part; the device times are in the output."""
+    def on_end(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> None:
+        self._meter.on_end(sequence, end, now)
+
+    def on_step(self, step: FinishedStep, now: float) -> None:
+        self._meter.end_step(now)
+        schedule, output = step.schedule, step.output
+        if schedule.num_prefill_tokens == 0:
+            self._decode_steps.note(step.device_s, 1)
         labels = self._info.name, engine_metrics.ENGINE
-        parts_us = {**parts_us, "forward": output.forward_us, "sample": output.sample_us}
+        parts_us = {**step.host_us, "forward": output.forward_us, "sample": output.sample_us}
         engine_metrics.step_tokens.record(schedule.num_tokens, *labels)
         for part, us in parts_us.items():
             engine_metrics.step_seconds.add(us * 1e-6, *labels, part)
         adapters = {item.adapter_slot for item in schedule.items if item.adapter_slot >= 0}
         self._ring.append(
-            start_s=start_s,
+            start_s=step.start_s,
             num_tokens=schedule.num_tokens,
             num_sequences=len(schedule.items),
             num_prefill_tokens=schedule.num_prefill_tokens,

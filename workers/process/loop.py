@@ -10,10 +10,15 @@ from threading import Lock
 from typing import assert_never
 
 from workers.base_models.model_pool import ModelPool
-from workers.execution.engine import Engine, Event
+from workers.execution.engine import Event
 from workers.process.device_scheduler import DeviceScheduler
 from workers.process.server import SERVER, Command, Delivery, Disconnected
-from workers.verification.adapter_verifier import CONNECTION, AdapterVerifier, refuse_draining
+from workers.verification.adapter_verifier import (
+    CONNECTION,
+    AdapterVerifier,
+    ModelInstance,
+    refuse_draining,
+)
 from workers.wire.protocol import (
     Abort,
     Desired,
@@ -48,7 +53,7 @@ class WorkerLoop:
 
     def __init__(
         self,
-        engines: dict[str, Engine],
+        instances: dict[str, ModelInstance],
         *,
         memory: Lock,
         verifier: AdapterVerifier,
@@ -59,8 +64,10 @@ class WorkerLoop:
     ) -> None:
         """memory: lock of the arena that the engines share. status: builds the worker's status from
         whether it drains and the generation of its desired state."""
-        self.engines = engines
-        """Replaced, never changed, when a model is registered, because other threads read it."""
+        self._instances = instances
+        """By digest. Replaced, never changed, when a model is registered, because other threads
+        read it."""
+        self._engines = [instance.engine for instance in instances.values()]
         self._device_scheduler = DeviceScheduler()
         self._model_pool = model_pool
         self._memory = memory
@@ -87,7 +94,7 @@ class WorkerLoop:
 
     @property
     def models(self) -> list[ModelInfo]:
-        return [engine.info for engine in self.engines.values()]
+        return [engine.info for engine in self._engines]
 
     @property
     def step_age_s(self) -> float:
@@ -103,9 +110,9 @@ class WorkerLoop:
             case Generate():
                 with self._memory:
                     self._submit(connection, message)
-            case Prefetch(model=model, adapter=adapter) if model in self.engines:
+            case Prefetch(model=model, adapter=adapter) if model in self._instances:
                 with self._memory:
-                    self.engines[model].pool.prefetch(adapter)
+                    self._instances[model].pool.prefetch(adapter)
             case _:
                 pass
         self._inbox.put((connection, message))
@@ -116,7 +123,7 @@ class WorkerLoop:
 
     @property
     def has_work(self) -> bool:
-        return any(engine.has_work for engine in self.engines.values())
+        return any(engine.has_work for engine in self._engines)
 
     def run(self) -> None:
         """Runs the loop until `stop`. Call it on the thread that built the engines, because OpenMP
@@ -126,7 +133,7 @@ class WorkerLoop:
             self._busy_since = self._clock()
             with self._memory:
                 self._advance_models()
-                self._emit([event for e in self.engines.values() for event in e.expire()])
+                self._emit([event for e in self._engines for event in e.expire()])
             self._emit(self._step())
             with self._memory:
                 self._deliver_some(self._verifier.advance())
@@ -143,8 +150,8 @@ class WorkerLoop:
         """Runs one step of the engine with the lowest virtual time. Engines before it, which could
         not run at their last step, only check whether they can."""
         events: list[Event] = []
-        able = [e for e in self.engines.values() if e.has_work and not e.is_stalled]
-        for engine in self._device_scheduler.order(self.engines.values()):
+        able = [e for e in self._engines if e.has_work and not e.is_stalled]
+        for engine in self._device_scheduler.order(self._engines):
             begin_s = self._clock()
             events += engine.step(is_alone=len(able) <= 1)
             if not engine.is_stalled:
@@ -156,7 +163,9 @@ class WorkerLoop:
         self._emit(self._model_pool.advance())
         registered = self._model_pool.take_fetched()
         if registered:
-            self.engines = self.engines | {t.engine.info.digest: t.engine for t in registered}
+            added = {instance.engine.info.digest: instance for instance in registered}
+            self._instances = self._instances | added
+            self._engines = [instance.engine for instance in self._instances.values()]
             self._pinned_generation = -1
             self._deliver([(0, Models(self.models))])
         if self.generation and not self._has_settled:
@@ -177,13 +186,13 @@ class WorkerLoop:
 
     def _idle_s(self) -> float:
         """Returns the seconds to wait for a command before there is other work."""
-        engines = self.engines.values()
+        engines = self._engines
         if any(engine.has_work and not engine.is_stalled for engine in engines):
             return 0.0
         if (
             self.has_work
             or self._verifier.has_work
-            or any(engine.pool.is_loading for engine in engines)
+            or any(instance.pool.is_loading for instance in self._instances.values())
             or self._model_pool.is_busy
         ):
             return LOAD_POLL_S
@@ -194,10 +203,10 @@ class WorkerLoop:
             case Generate() | Prefetch():
                 pass  # handled by `post`
             case Abort(id=sequence_id):
-                for engine in self.engines.values():
+                for engine in self._engines:
                     self._emit(engine.abort(connection, sequence_id))
             case Disconnected():
-                for engine in self.engines.values():
+                for engine in self._engines:
                     engine.abort_connection(connection)
                 self._verifier.abort_connection(connection)
             case Probe():
@@ -216,7 +225,7 @@ class WorkerLoop:
         self.is_draining = is_on or self._is_leaving
         if self.is_draining:
             self._deliver_some(self._verifier.drain())
-            self._emit([e for engine in self.engines.values() for e in engine.give_back()])
+            self._emit([e for engine in self._engines for e in engine.give_back()])
         self._next_status_s = self._clock()
 
     def _report(self) -> None:
@@ -228,8 +237,8 @@ class WorkerLoop:
         """Reports prefix-cache changes every `PAGES_PERIOD_S`, and at once when idle."""
         if self._clock() >= self._next_pages_s or not self.has_work:
             self._next_pages_s = self._clock() + PAGES_PERIOD_S
-            engines = self.engines.values()
-            self._deliver_some([(0, pages) for e in engines for pages in e.report.cached_pages()])
+            reports = [instance.report for instance in self._instances.values()]
+            self._deliver_some([(0, pages) for each in reports for pages in each.cached_pages()])
 
     def _probe(self, connection: int, probe: Probe) -> None:
         draining = refuse_draining(probe) if self.is_draining else None
@@ -244,25 +253,25 @@ class WorkerLoop:
             return
         self.generation = self._pinned_generation = desired.generation
         self._model_pool.want(desired.models)
-        for digest, engine in self.engines.items():
-            engine.pool.keep(pin.adapter for pin in desired.pins if pin.model == digest)
+        for digest, instance in self._instances.items():
+            instance.pool.keep(pin.adapter for pin in desired.pins if pin.model == digest)
 
     def _check(self) -> None:
         if not self.has_work and self._clock() >= self._next_check_s:
             self._next_check_s = self._clock() + INTEGRITY_PERIOD_S
-            for engine in self.engines.values():
-                engine.report.check_integrity()
+            for instance in self._instances.values():
+                instance.report.check_integrity()
 
     def _submit(self, connection: int, request: Generate) -> None:
-        engine = self.engines.get(request.model)
+        instance = self._instances.get(request.model)
         if self.is_draining:
             failed = Failed(request.id, ErrorCode.DRAINING, "the worker is draining")
-        elif engine is None:
+        elif instance is None:
             failed = Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
         elif (reason := self._model_pool.refusal(request.model)) is not None:
             failed = Failed(request.id, ErrorCode.MODEL_UNAVAILABLE, reason)
         else:
-            self._emit(engine.offer(connection, request))
+            self._emit(instance.engine.offer(connection, request))
             return
         self._deliver([(connection, failed)])
 

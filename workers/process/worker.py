@@ -43,12 +43,13 @@ from workers.execution.engine import Engine
 from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
 from workers.execution.speed import measure_speed
-from workers.observe.ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
 from workers.grammar.grammars import Grammars
 from workers.grammar.sequence_grammar import GrammarThreads
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
+from workers.observe.report import EngineReport
+from workers.observe.ring import StepRing
 from workers.process.config import WorkerConfig
 from workers.process.loop import WorkerLoop
 from workers.process.machine import CannotServe, settled
@@ -192,7 +193,7 @@ class Worker:
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
         """Returns the loop that runs the engines. Start it once."""
         return WorkerLoop(
-            self.engines,
+            self.instances,
             memory=self.broker.lock,
             verifier=self.verifier,
             model_pool=self.model_pool,
@@ -259,14 +260,14 @@ class Worker:
 
     def status(self, draining: bool, generation: int) -> WorkerStatus:
         """Returns the current status. Called on the engine thread only."""
-        engines = self.engines.values()
+        instances = self.instances.values()
         held, adapters = self.arena.bytes_held.held, self.runs.held_bytes()
         num_cached, cached_bytes = self._image_cache.held
         return WorkerStatus(
             instance_id=self.instance_id,
             draining=draining,
             models=self.model_pool.status(),
-            adapters=[adapter for engine in engines for adapter in engine.report.adapters()],
+            adapters=[adapter for each in instances for adapter in each.report.adapters()],
             arena_bytes=self.arena.num_bytes + self.arena.num_beside * self.arena.extent_bytes,
             extents=self.arena.map(),
             settings=self.config.effective(),
@@ -340,19 +341,21 @@ class Worker:
             max_pages=most * kv.pool.pages_per_extent,
             bounds=QueueBounds(config.max_queued, config.max_queued_tokens, config.max_queue_wait),
         )
+        info = ModelInfo(
+            digest,
+            name,
+            plan.max_model_len,
+            adapter_layout=pool.layout.version,
+            cache_layout=f"{self.ops.name}:{config.dtype}",
+        )
+        report = EngineReport(info, scheduler, kv, pool, self.ring)
         engine = Engine(
-            ModelInfo(
-                digest,
-                name,
-                plan.max_model_len,
-                adapter_layout=pool.layout.version,
-                cache_layout=f"{self.ops.name}:{config.dtype}",
-            ),
+            info,
             scheduler,
             None,
             kv,
             pool,
-            self.ring,
+            report,
             vocab_size=plan.spec.vocab_size,
             end_tokens=frozenset(plan.spec.eos_token_ids),
             clock=time.monotonic,
@@ -368,7 +371,7 @@ class Worker:
             )
 
         effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
-        instance = self.instances[digest] = ModelInstance(engine, pool, effect_proof)
+        instance = self.instances[digest] = ModelInstance(engine, pool, report, effect_proof)
         state = self._residency.add(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S)
         addresses = self._device_memory.reserve(num_extents)
         image = None if addresses is None else WeightImage(addresses, self.ops)

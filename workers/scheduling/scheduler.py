@@ -250,6 +250,8 @@ class Scheduler:
 
     def note_duration(self, schedule: Schedule, seconds: float, ended_s: float) -> None:
         """Records the device time of a step that ended at `ended_s`. Called before `update`."""
+        if 2 * schedule.num_prefill_tokens > schedule.num_tokens:
+            self._kv.note_prefill(schedule.num_tokens, seconds)
         work = schedule.num_tokens, schedule.num_attended
         self.policy.step_time.note(*work, seconds)
         self.forecast.note_step(ended_s, *work, is_backlogged=self._is_backlogged)

@@ -28,6 +28,7 @@ from adapters.pool.pool import AdapterPool
 from adapters.pool.source import AdapterLease
 from workers.execution.engine import Engine
 from workers.execution.model_runner import ModelRunner
+from workers.observe.report import EngineReport
 from workers.verification.deltas import LaunchedDeltas, launch_deltas
 from workers.verification.effect_proof import EffectProof, NotProved
 from workers.wire.protocol import (
@@ -60,10 +61,11 @@ NICENESS = 10
 
 @dataclass(slots=True)
 class ModelInstance:
-    """One base model on this worker: what a probe of its adapters needs."""
+    """Base model that a worker has registered, whether its weights are on the device or not."""
 
     engine: Engine
     pool: AdapterPool
+    report: EngineReport
     effect_proof: EffectProof
     base_scores: Tensor | None = None
 

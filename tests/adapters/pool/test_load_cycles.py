@@ -27,8 +27,8 @@ from tests.memory.holder import num_runs
 from tests.scale import scaled
 from tests.workers.driver import store_adapter
 from tests.workers.process.test_worker import Setup
-from workers.execution.engine import Engine
 from workers.process.worker import Worker
+from workers.verification.adapter_verifier import ModelInstance
 from workers.wire.protocol import (
     AdapterRef,
     FinishReason,
@@ -56,6 +56,7 @@ class Traffic:
     def __init__(self, setup: Setup, worker: Worker, seed: int) -> None:
         self.setup = setup
         self.engine = worker.engines[setup.digest]
+        self.pool = worker.instances[setup.digest].pool
         self.memory = worker.broker.lock
         self.rng = random.Random(seed)
         prompts = random.Random(1)
@@ -92,7 +93,7 @@ class Traffic:
     def hint_at_random(self, refs: list[AdapterRef]) -> None:
         """As gateways do when they have authenticated a request."""
         with self.memory:
-            self.engine.pool.prefetch(self.rng.choice(refs))
+            self.pool.prefetch(self.rng.choice(refs))
 
     def step(self) -> None:
         """Each answer is whole and the one that its adapter always gives."""
@@ -131,10 +132,10 @@ def refs(setup: Setup) -> list[AdapterRef]:
     return made
 
 
-def prove(engine: Engine, pool: AdapterPool) -> None:
-    engine.report.check_integrity()
-    assert engine.report.num_integrity_failures == 0
-    on_host = sum(entry.num_bytes for entry in pool.status() if entry.tier == "host")
+def prove(instance: ModelInstance) -> None:
+    instance.report.check_integrity()
+    assert instance.report.num_integrity_failures == 0
+    on_host = sum(entry.num_bytes for entry in instance.pool.status() if entry.tier == "host")
     assert on_host <= HOST_BYTES
 
 
@@ -160,8 +161,8 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
         instance_id="cycles",
         progress=lambda *_: None,
     )
-    engine = worker.engines[setup.digest]
-    pool = engine.pool
+    instance = worker.instances[setup.digest]
+    pool = instance.pool
     traffic = Traffic(setup, worker, seed=5)
     for ref in refs:
         for prompt in range(NUM_PROMPTS):
@@ -180,7 +181,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
             traffic.hint_at_random(refs)
         traffic.step()
         with worker.broker.lock:
-            prove(engine, pool)
+            prove(instance)
         if not rss and num_cycles >= NUM_CYCLES // 3:
             rss, descriptors = at_rest(pool)
     traffic.finish()
@@ -192,7 +193,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     assert not any(entry.leases for entry in pool.status())
     while pool.free_slot():
         pass
-    prove(engine, pool)
+    prove(instance)
     assert num_runs(worker.runs) == 0 and "a" not in worker.arena.map()
     pool.close()
 
@@ -207,7 +208,8 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
         instance_id="one",
         progress=lambda *_: None,
     )
-    engine = worker.engines[setup.digest]
+    instance = worker.instances[setup.digest]
+    engine, pool = instance.engine, instance.pool
     traffic = Traffic(setup, worker, seed=6)
     for ref in refs[:2]:
         traffic.ask(ref, 0)
@@ -219,15 +221,15 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
     traffic.ask(refs[1], 0)
     while engine.scheduler.running[0].adapter == refs[0]:
         with worker.broker.lock:
-            on_device = [s.digest for s in engine.pool.status() if s.tier == "device"]
+            on_device = [s.digest for s in pool.status() if s.tier == "device"]
             assert on_device == [refs[0].digest]
-            assert not engine.pool.free_slot()
+            assert not pool.free_slot()
         traffic.step()
         if not engine.scheduler.running:
             break
     traffic.finish()
-    assert traffic.num_answered == 6 and not engine.report.num_integrity_failures
-    engine.pool.close()
+    assert traffic.num_answered == 6 and not instance.report.num_integrity_failures
+    pool.close()
 
 
 def test_what_leaves_host_and_device_is_free_memory(tmp_path: Path) -> None:

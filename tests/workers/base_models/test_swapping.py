@@ -173,9 +173,9 @@ def test_answers_are_those_of_a_worker_that_never_swaps(house: House, form: str)
     status = models(worker.status(False, 0))
     assert all(model.num_swaps >= 2 for model in status.values()), status
     assert sum(model.num_preemptions for model in status.values()) > 0
-    for engine in worker.engines.values():
-        engine.report.check_integrity()
-        assert engine.report.num_integrity_failures == 0
+    for instance in worker.instances.values():
+        instance.report.check_integrity()
+        assert instance.report.num_integrity_failures == 0
     extents = worker.arena.map()
     on_device = [m for m in status.values() if m.tier == "device"]
     assert len(on_device) == 1

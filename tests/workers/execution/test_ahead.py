@@ -118,7 +118,7 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
         cache, engine = simulation.kv.prefix_cache, simulation.engine
         told = {
             pages.added[at : at + 8]
-            for pages in engine.report.cached_pages()
+            for pages in simulation.report.cached_pages()
             for at in range(0, len(pages.added), 8)
         }
         counts = engine.num_generated_tokens, simulation.kv.num_cached, account.counter

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -14,11 +15,13 @@ from tests.workers.simulation import generate
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
 from workers.execution.step_input import PendingStep, StepInput
+from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.process.loop import WorkerLoop
 from workers.process.server import Delivery
 from workers.scheduling.scheduler import Scheduler
-from workers.verification.adapter_verifier import AdapterVerifier
+from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
+from workers.verification.effect_proof import EffectProof
 from workers.wire.protocol import (
     Abort,
     AdapterRef,
@@ -61,20 +64,22 @@ class Box:
             max_batched_tokens=64,
         )
         slots.scheduler = self.scheduler
+        info = ModelInfo("model", "m", 4096)
+        report = EngineReport(info, self.scheduler, house.kv, house.pool, StepRing())
         engine = Engine(
-            ModelInfo("model", "m", 4096),
+            info,
             self.scheduler,
             self.runner,
             house.kv,
             house.pool,
-            StepRing(),
+            report,
             vocab_size=VOCAB,
             end_tokens=frozenset(),
             clock=self.runner.clock,
         )
         verifier = AdapterVerifier({}, clock=self.runner.clock)
         self.loop = WorkerLoop(
-            {"model": engine},
+            {"model": ModelInstance(engine, house.pool, report, cast(EffectProof, None))},
             memory=house.broker.lock,
             verifier=verifier,
             model_pool=no_models(verifier, self.runner.clock),

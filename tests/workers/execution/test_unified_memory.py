@@ -21,6 +21,7 @@ from tests.memory.holder import num_runs
 from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, SimulatedRunner, Slots
 from workers.execution.engine import Engine
+from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.scheduling.scheduler import Scheduler
 from workers.wire.protocol import ErrorCode, Failed, Generate, ModelInfo
@@ -93,13 +94,14 @@ class Box:
             kv, pool, slots, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64
         )
         slots.scheduler = self.scheduler
+        info = ModelInfo("model", "m", 4096)
         self.engine = Engine(
-            ModelInfo("model", "m", 4096),
+            info,
             self.scheduler,
             SimulatedRunner(house, slots, SECONDS_PER_TOKEN),  # pyright: ignore
             kv,
             pool,
-            self.ring,
+            EngineReport(info, self.scheduler, kv, pool, self.ring),
             vocab_size=VOCAB,
             end_tokens=frozenset(),
             clock=lambda: house.now,

@@ -14,7 +14,7 @@ from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
-from workers.observe.ring import StepRing
+from workers.execution.observer import NoObserver
 from workers.scheduling.scheduler import Scheduler
 from workers.wire.protocol import Failed, ModelInfo, SequenceOutput
 
@@ -58,7 +58,7 @@ class Box:
             SimulatedRunner(self.clock, slots),
             house.kv,
             house.pool,
-            StepRing(),
+            NoObserver(),
             vocab_size=VOCAB,
             end_tokens=frozenset(),
             clock=self.clock,

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.pool import source
 from adapters.pool.source import AdapterLease, Loading, NoRoom
 from memory.accounts import NO_TENANT, Tenant
 from tests.workers.no_models import no_models
@@ -223,7 +224,7 @@ class CrowdedPool(StubPool):
     is_refused = False
 
     def acquire(
-        self, ref: AdapterRef, tenant: Tenant = NO_TENANT
+        self, ref: source.AdapterRef, tenant: Tenant = NO_TENANT
     ) -> AdapterLease | Loading | NoRoom:
         if self.is_crowded or self.is_refused:
             self.is_refused = True
@@ -231,7 +232,7 @@ class CrowdedPool(StubPool):
             return NoRoom(1)
         return super().acquire(ref, tenant)
 
-    def evict_all_idle(self, ref: AdapterRef) -> bool:
+    def evict_all_idle(self, ref: source.AdapterRef) -> bool:
         was_crowded, self.is_crowded = self.is_crowded, False
         return was_crowded
 
@@ -344,14 +345,14 @@ def test_a_sequence_waits_for_memory_that_a_lease_of_no_sequence_holds() -> None
 
 def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFixture) -> None:
     simulation = Simulation()
-    engine, reports = simulation.engine, SimpleQueue[int]()
+    reports = SimpleQueue[int]()
 
     def status(_: bool, __: int) -> Any:
-        reports.put(engine.report.status().num_integrity_failures)
+        reports.put(simulation.report.status().num_integrity_failures)
 
     verifier = AdapterVerifier({}, clock=simulation.clock)
     loop = WorkerLoop(
-        {"model": engine},
+        {"model": simulation.instance},
         memory=simulation.kv.lock,
         verifier=verifier,
         model_pool=no_models(verifier, simulation.clock),
@@ -449,10 +450,10 @@ def test_waiting_tokens_are_those_of_prompts_that_are_not_computed() -> None:
     seen: list[int] = []
     for number, length in enumerate([150, 20]):
         simulation.submit(generate(number, prompt_of(rng, length), 40))
-        seen.append(simulation.engine.report.status().num_waiting_tokens)
+        seen.append(simulation.report.status().num_waiting_tokens)
     for _ in range(3):
         simulation.step()
-        seen.append(simulation.engine.report.status().num_waiting_tokens)
+        seen.append(simulation.report.status().num_waiting_tokens)
     assert seen == [150, 170, 106, 42, 20]
 
 
