@@ -50,6 +50,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "wire": (),
         "grammar": ("wire",),
         "scheduling": ("grammar",),
+        "policies": ("scheduling",),
         "device": (),
         "layers": ("device",),
         "models": ("layers",),
@@ -58,7 +59,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "observe": ("execution",),
         "verification": ("observe",),
         "base_models": ("verification",),
-        "process": ("base_models", "importer"),
+        "process": ("base_models", "importer", "policies"),
     },
     "gateway": {
         "catalog": (),

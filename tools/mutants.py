@@ -31,6 +31,7 @@ from tools.source_tree import ROOT
 
 PARTS = {
     "workers/scheduling": "tests/workers/scheduling",
+    "workers/policies": "tests/workers/scheduling",
     "adapters/pool": "tests/adapters/pool",
     "gateway/limits": "tests/gateway/limits",
     "gateway/metering": "tests/gateway/metering",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tests.workers.simulation import Simulation
 from tests.workers.simulator import END, FakeClock, Late, Slots
 from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
-from workers.scheduling.fairness_policy import DECODE_COST, PREFILL_COST
+from workers.policies.fairness_policy import DECODE_COST, PREFILL_COST
 from workers.wire.protocol import Failed, Generate, SequenceOutput
 
 STEP_S, ROW_S = 0.010, 0.001

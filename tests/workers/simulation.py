@@ -25,7 +25,7 @@ from workers.execution.observer import StepObserver
 from workers.execution.step_input import Runner
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
-from workers.scheduling.queue_limits import QueueBounds
+from workers.policies.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
 from workers.verification.adapter_verifier import ModelInstance
 from workers.wire import protocol

@@ -15,7 +15,6 @@ from workers.observe.meter import RequestMeter
 from workers.observe.ring import StepRing
 from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.step_cost import RecentRatio
 from workers.wire.prefix_index import changed_pages
 from workers.wire.protocol import (
     AdapterStatus,
@@ -27,6 +26,9 @@ from workers.wire.protocol import (
 )
 
 log = logging.getLogger(__name__)
+
+RECENT = 0.9
+"""Factor by which each new term of a `RecentRatio` reduces the weight of earlier ones."""
 
 
 class EngineReport:
@@ -143,3 +145,19 @@ class EngineReport:
         except IntegrityError:
             self.num_integrity_failures += 1
             log.exception("the memory of %s contradicts itself", self._info.name)
+
+
+class RecentRatio:
+    """Ratio of two recent sums. Each new term reduces the weight of earlier ones."""
+
+    def __init__(self) -> None:
+        self._over = self._under = 0.0
+
+    def note(self, over: float, under: float) -> None:
+        self._over = RECENT * self._over + over
+        self._under = RECENT * self._under + under
+
+    @property
+    def value(self) -> float:
+        """Current ratio; 0 before the first term."""
+        return self._over / self._under if self._under > 0.0 else 0.0

@@ -50,11 +50,11 @@ from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
+from workers.policies.queue_limits import QueueBounds
 from workers.process.config import WorkerConfig
 from workers.process.loop import WorkerLoop
 from workers.process.machine import CannotServe, settled
 from workers.process.server import Delivery
-from workers.scheduling.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
 from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
 from workers.verification.effect_proof import EffectProof

@@ -13,11 +13,11 @@ from adapters.pool.load_cost import copy_s
 from adapters.pool.source import AdapterSource
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
+from workers.policies.fair_queue import FairQueue, last_in_turn, load_of
+from workers.policies.fairness_policy import MAX_TOKEN_GAP_S, FairnessPolicy
+from workers.policies.queue_forecast import QueueForecast
+from workers.policies.queue_limits import QueueBounds, QueueLimits, Refusal
 from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
-from workers.scheduling.fair_queue import FairQueue, last_in_turn, load_of
-from workers.scheduling.fairness_policy import MAX_TOKEN_GAP_S, FairnessPolicy
-from workers.scheduling.queue_forecast import QueueForecast
-from workers.scheduling.queue_limits import QueueBounds, QueueLimits, Refusal
 from workers.scheduling.schedule import (
     Admitted,
     Blocked,

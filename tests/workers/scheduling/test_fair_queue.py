@@ -13,8 +13,8 @@ from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from tests.workers.scheduling.test_fairness import ask
-from workers.scheduling.fair_queue import MAX_PASSED, FairQueue
-from workers.scheduling.fairness_policy import FairnessPolicy
+from workers.policies.fair_queue import MAX_PASSED, FairQueue
+from workers.policies.fairness_policy import FairnessPolicy
 from workers.scheduling.sequence import Sequence, SequenceStatus
 from workers.wire.protocol import ServiceClass
 

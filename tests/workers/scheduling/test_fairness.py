@@ -14,8 +14,8 @@ from tests.scale import scaled
 from tests.workers.counting import ROW_S, Market
 from tests.workers.simulation import StubPool, generate, prompt_of
 from tests.workers.waiting import waiting_of
-from workers.scheduling.fairness_policy import DECODE_COST, MAX_TOKEN_GAP_S
-from workers.scheduling.queue_limits import QueueBounds
+from workers.policies.fairness_policy import DECODE_COST, MAX_TOKEN_GAP_S
+from workers.policies.queue_limits import QueueBounds
 from workers.scheduling.tenant_queue import TERMS
 from workers.wire.protocol import ErrorCode, Generate, ServiceClass
 

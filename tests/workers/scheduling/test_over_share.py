@@ -11,8 +11,8 @@ from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask
 from tests.workers.simulation import Simulation, assert_equals_alone, generate, prompt_of
 from tests.workers.waiting import waiting_of
-from workers.scheduling.fair_queue import RECENT_TOKENS
-from workers.scheduling.queue_limits import QueueBounds
+from workers.policies.fair_queue import RECENT_TOKENS
+from workers.policies.queue_limits import QueueBounds
 from workers.wire.protocol import Generate
 
 pytestmark = pytest.mark.usefixtures("both_ways")

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from tests.workers.simulation import Simulation, generate
-from workers.scheduling.step_budget import MIN_TOKENS, StepBudget
-from workers.scheduling.step_cost import StepTime
+from workers.policies.step_budget import MIN_TOKENS, StepBudget
+from workers.policies.step_cost import StepTime
 from workers.wire.protocol import SamplingParams
 
 

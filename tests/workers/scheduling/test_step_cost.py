@@ -7,7 +7,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workers.scheduling.step_cost import StepTime
+from workers.policies.step_cost import StepTime
 
 seconds = st.floats(1e-9, 1e3)
 steps = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 10**6), seconds), min_size=8)

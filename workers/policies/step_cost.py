@@ -9,8 +9,6 @@ import math
 
 MEMORY = 0.995
 """Factor by which each new step reduces the weight of earlier measurements."""
-RECENT = 0.9
-"""Factor by which each new term of a `RecentRatio` reduces the weight of earlier ones."""
 MIN_STEPS = 8
 """Steps to measure before the first prediction. Fewer do not determine three coefficients."""
 UNITS = (1.0, 1e2, 1e5)
@@ -104,19 +102,3 @@ class StepTime:
             rest = sum(matrix[i][j] * values[j] for j in range(i + 1, size))
             values[i] = (matrix[i][size] - rest) / matrix[i][i]
         return values
-
-
-class RecentRatio:
-    """Ratio of two recent sums. Each new term reduces the weight of earlier ones."""
-
-    def __init__(self) -> None:
-        self._over = self._under = 0.0
-
-    def note(self, over: float, under: float) -> None:
-        self._over = RECENT * self._over + over
-        self._under = RECENT * self._under + under
-
-    @property
-    def value(self) -> float:
-        """Current ratio; 0 before the first term."""
-        return self._over / self._under if self._under > 0.0 else 0.0

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
-from workers.scheduling.fair_queue import FairQueue, TenantQueue, load_of
-from workers.scheduling.queue_forecast import QueueForecast, RunningWork
+from workers.policies.fair_queue import FairQueue, TenantQueue, load_of
+from workers.policies.queue_forecast import QueueForecast, RunningWork
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import TERMS, Load
 from workers.wire.protocol import MAX_RETRY_S, ServiceClass

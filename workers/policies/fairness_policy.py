@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from workers.scheduling.deadlines import Deadlines
-from workers.scheduling.fair_queue import FairQueue, TenantQueue, last_in_turn, with_leeway
+from workers.policies.deadlines import Deadlines
+from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn, with_leeway
+from workers.policies.step_budget import StepBudget
+from workers.policies.step_cost import StepTime
 from workers.scheduling.schedule import BlockReason, Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.step_budget import StepBudget
-from workers.scheduling.step_cost import StepTime
 
 MAX_TOKEN_GAP_S = 0.25
 PREFILL_COST = 1.0

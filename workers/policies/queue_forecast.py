@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from workers.policies.step_budget import StepBudget
+from workers.policies.step_cost import StepTime
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.step_budget import StepBudget
-from workers.scheduling.step_cost import StepTime
 from workers.scheduling.tenant_queue import Load, Terms
 
 ASSUMED_ANSWER = 64.0

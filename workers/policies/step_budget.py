@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from workers.scheduling.step_cost import StepTime
+from workers.policies.step_cost import StepTime
 
 MIN_TOKENS = 64
 MIN_PART = 0.25
