@@ -29,7 +29,7 @@ from workers.layers.forward_batch import ForwardBatch
 from workers.models.decoder import Decoder
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
-from workers.scheduling.scheduler import Scheduler
+from workers.policies.fair_scheduler import fair_scheduler
 from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
 
 HOST_PARTS = ("schedule_us", "build_us", "forward_us", "update_us")
@@ -182,7 +182,7 @@ def make_engine(
         *(cast(Decoder, Shaped(model, max_len)), model.ops, memory, buffer, tables),
         graphs=Limits.of(rows, max_len, num_slots, vocab) if graphs else None,
     )
-    scheduler = Scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)
+    scheduler = fair_scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)
     ring = StepRing()
     info = ModelInfo("model", "model", max_len)
     engine = Engine(

@@ -25,6 +25,7 @@ from workers.execution.observer import StepObserver
 from workers.execution.step_input import Runner
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
+from workers.policies.fair_scheduler import fair_scheduler
 from workers.policies.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
 from workers.verification.adapter_verifier import ModelInstance
@@ -159,6 +160,7 @@ class Simulation:
         runner: Callable[[FakeClock, Slots], Runner] = SimulatedRunner,
         runs_ahead: bool | None = None,
         observe: Callable[[EngineReport], StepObserver] = lambda report: report,
+        make_scheduler: Callable[..., Scheduler] = fair_scheduler,
     ) -> None:
         self.clock = FakeClock()
         self.bounds = bounds
@@ -166,7 +168,7 @@ class Simulation:
         arena = Arena(num_pages * PAGE_BYTES, 4 * PAGE_BYTES)
         self.kv = KVCache(arena, "model", PAGE_BYTES)
         self.slots = Slots(max_num_seqs)
-        self.scheduler = Scheduler(
+        self.scheduler = make_scheduler(
             self.kv,
             self.pool,
             self.slots,

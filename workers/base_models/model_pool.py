@@ -22,7 +22,7 @@ from workers.execution.model_runner import ModelRunner
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.models.progress import ByteProgress
-from workers.scheduling.demand import Demand
+from workers.scheduling.schedule import Demand
 from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
 from workers.wire.protocol import UNSATISFIABLE, DesiredModel, ErrorCode, ModelStatus
 

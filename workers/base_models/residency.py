@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workers.scheduling.demand import Demand
+from workers.scheduling.schedule import Demand
 
 Tier = Literal["host", "loading", "device", "draining"]
 

@@ -28,9 +28,8 @@ from workers.execution.step_input import (
     build_step_input,
 )
 from workers.grammar.grammars import Grammars
-from workers.policies.queue_limits import Refusal
-from workers.scheduling.demand import Demand
-from workers.scheduling.schedule import Schedule, ScheduledSequence
+from workers.scheduling.intake import Refusal
+from workers.scheduling.schedule import Demand, Schedule, ScheduledSequence
 from workers.scheduling.scheduler import EXPIRED, Scheduler
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.token_limits import TokenLimits

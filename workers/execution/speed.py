@@ -43,7 +43,7 @@ def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
                 break
         seconds = min(times_s[1:] or times_s)
         num_computed = num_sequences * num_tokens
-        scheduler.policy.step_time.note(num_computed, num_computed * start, seconds)
+        scheduler.policy.record_step(num_computed, num_computed * start, seconds)
         return seconds
 
     scheduler.forget_speed()

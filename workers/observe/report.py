@@ -103,7 +103,7 @@ class EngineReport:
             num_integrity_failures=self.num_integrity_failures,
             max_num_seqs=scheduler.max_num_seqs,
             num_waiting_tokens=scheduler.num_waiting_tokens,
-            prefill_tokens_per_s=scheduler.forecast.prompt_tokens_per_s,
+            prefill_tokens_per_s=scheduler.intake.prompt_tokens_per_s,
             decode_step_s=self._decode_steps.value,
             adapter_loads={tier: loads.number for tier, loads in self._pool.loads.items()},
             adapter_load_s={tier: loads.seconds for tier, loads in self._pool.loads.items()},

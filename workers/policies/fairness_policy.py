@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 
-from workers.policies.deadlines import Deadlines
 from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn, with_leeway
 from workers.policies.step_budget import StepBudget
 from workers.policies.step_cost import StepTime
+from workers.scheduling.policy import Charge
 from workers.scheduling.schedule import BlockReason, Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence
 
@@ -30,22 +31,22 @@ CACHED_COST = 0.1
 """Charge per token: computed in the prompt, generated, or taken from the prefix cache."""
 LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
 """Bounds of the fraction of slots that is kept for tenants with few of them."""
+MIN_KEPT = 64
+"""Number of entries below which ended sequences are kept until their deadline."""
 
 
 class FairnessPolicy:
-    """Policy for one step at a time: `begin_step`, then `begin_prompts`, then `in_turn` with a
-    `block` for each sequence that lacks something and a `take` for each that gets tokens."""
+    """Implementation of `SchedulingPolicy` with tenants, service classes and deadlines."""
 
     def __init__(
         self,
-        queue: FairQueue,
         *,
         max_num_seqs: int,
         max_batched_tokens: int,
         max_token_gap_s: float = MAX_TOKEN_GAP_S,
     ) -> None:
         """max_token_gap_s: see `_max_gap_s`."""
-        self._queue = queue
+        self.queue = FairQueue()
         self._max_num_seqs = max_num_seqs
         self._max_batched_tokens = max_batched_tokens
         self._max_token_gap_s = max_token_gap_s
@@ -58,18 +59,60 @@ class FairnessPolicy:
         self._is_spent = False
         """Whether the sequence whose turn it is gets no tokens, which ends the round."""
 
+    @property
+    def num_waiting(self) -> int:
+        return self.queue.num_waiting
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self.queue.num_waiting_tokens
+
+    @property
+    def has_pending(self) -> bool:
+        return self.queue.has_pending
+
+    @property
+    def weight(self) -> int:
+        return self.queue.weight
+
+    @property
+    def first_waiting(self) -> Sequence | None:
+        return next((s for s in self.queue.in_turn(lambda _: False) if s.is_waiting), None)
+
     def add(self, sequence: Sequence, num_live: int) -> None:
-        """Queues the sequence. num_live: upper bound of the number of other sequences."""
         self._deadlines.add(sequence, num_live)
-        self._queue.add(sequence)
+        self.queue.add(sequence)
+
+    def start(self, sequence: Sequence) -> None:
+        self.queue.start(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        self.queue.put_back(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        self.queue.leave(sequence)
+
+    def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
+        self.queue.remove(sequence, is_waiting=is_waiting)
 
     def take_expired(self, now: float) -> list[Sequence]:
-        """Returns waiting sequences whose deadline for the first token has passed."""
         return self._deadlines.take_passed(now)
 
     def predict_s(self, schedule: Schedule) -> float:
-        """Returns the predicted duration of the step in seconds."""
         return self.step_time.predict(schedule.num_tokens, schedule.num_attended)
+
+    def record_step(self, num_tokens: int, num_attended: int, seconds: float) -> None:
+        self.step_time.note(num_tokens, num_attended, seconds)
+
+    def forget_speed(self) -> None:
+        self.step_time.forget()
+
+    def last_in_turn(self, sequences: Iterable[Sequence]) -> Sequence:
+        return last_in_turn(sequences)
+
+    def charged(self, sequence: Sequence) -> Charge:
+        tenant = sequence.tenant_queue
+        return tenant.class_queue.counter, tenant.counter
 
     def begin_step(self) -> None:
         self._closed_by = None
@@ -78,11 +121,10 @@ class FairnessPolicy:
     def begin_prompts(
         self, schedule: Schedule, running: Iterable[Sequence], num_free_slots: int
     ) -> None:
-        """Sets the step's budget for prompts. schedule: the generating sequences."""
         over_share = frozenset(
             tenant
             for tenant in {sequence.tenant_queue for sequence in running}
-            if self._queue.is_over_share(tenant)
+            if self.queue.is_over_share(tenant)
         )
         self._budget = self._new_budget(schedule, over_share)
         if not num_free_slots and not over_share and self._closed_by is None:
@@ -91,7 +133,7 @@ class FairnessPolicy:
     def in_turn(self) -> Iterator[Sequence]:
         """Yields pending sequences in the order in which they get tokens, until one is blocked by
         the budget. Waiting ones are omitted once they may not start."""
-        for sequence in self._queue.in_turn(self._is_closed_to):
+        for sequence in self.queue.in_turn(self._is_closed_to):
             yield sequence
             if self._is_spent:
                 return
@@ -122,83 +164,83 @@ class FairnessPolicy:
 
     def room(self, sequence: Sequence) -> int:
         """Returns the number of the sequence's prompt tokens that the step has room for."""
-        is_over_share = self._queue.is_over_share(sequence.tenant_queue)
+        is_over_share = self.queue.is_over_share(sequence.tenant_queue)
         if self._budget.is_spent(is_over_share=is_over_share):
             return 0
         return self._budget.room(sequence.num_computed, is_over_share=is_over_share)
 
-    def may_have_slot(
-        self, tenant: TenantQueue, running: Iterable[Sequence], num_free: int
-    ) -> bool:
+    def may_have_slot(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         """Whether the tenant may have one more slot.
 
         About one slot for each other tenant with work is kept for tenants that are within their
         share and hold few slots. Without a free slot, a tenant may have one only if an over-share
         tenant must give one up for it.
         """
-        share = self._queue.share(tenant)
+        tenant = sequence.tenant_queue
+        share = self.queue.share(tenant)
         least, most = (int(part * self._max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
         if num_free > min(max(round(1.0 / share) - 1, least), most):
             return True
         limit = with_leeway(min(share, 0.5)) * self._max_num_seqs
-        if num_free and tenant.num_running < limit and not self._queue.is_over_share(tenant):
+        if num_free and tenant.num_running < limit and not self.queue.is_over_share(tenant):
             return True
-        return self.victim(tenant, running) is not None
+        return self.victim(sequence, running) is not None
 
-    def victim(self, tenant: TenantQueue, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the sequence that gives up its slot to the tenant: the newest of the over-share
-        tenant with the most slots for its share, if that tenant then still has no less than the
-        other. Returns None if there is none, or if the tenant itself is over its share."""
-        if self._queue.is_over_share(tenant):
+    def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+        """Returns the sequence that gives up its slot: the newest of the over-share tenant with the
+        most slots for its share, if that tenant then still has no less than the other. Returns None
+        if there is none, or if the sequence's tenant itself is over its share."""
+        tenant = sequence.tenant_queue
+        if self.queue.is_over_share(tenant):
             return None
-        level = (tenant.num_running + 1) / self._queue.share(tenant)
+        level = (tenant.num_running + 1) / self.queue.share(tenant)
         over_share = [
             other
-            for other in dict.fromkeys(sequence.tenant_queue for sequence in running)
-            if (other.num_running - 1) / self._queue.share(other) >= level
-            and self._queue.is_over_share(other)
+            for other in dict.fromkeys(each.tenant_queue for each in running)
+            if (other.num_running - 1) / self.queue.share(other) >= level
+            and self.queue.is_over_share(other)
         ]
         if not over_share:
             return None
-        most = max(over_share, key=lambda other: other.num_running / self._queue.share(other))
-        return last_in_turn(sequence for sequence in running if sequence.tenant_queue is most)
+        most = max(over_share, key=lambda other: other.num_running / self.queue.share(other))
+        return last_in_turn(each for each in running if each.tenant_queue is most)
 
-    def take(self, sequence: Sequence, num_tokens: int) -> None:
+    def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
         """Deducts prompt tokens from the budget and charges them, because the next turn depends on
         it. Tokens computed again after a preemption are not charged."""
         self._budget.take(num_tokens, sequence.num_computed)
         end = sequence.num_computed + num_tokens
         num_new = end - max(sequence.num_charged, sequence.num_computed)
         if num_new > 0:
-            self._queue.charge(sequence, PREFILL_COST * num_new)
+            self.queue.charge(sequence, PREFILL_COST * num_new)
             sequence.num_charged = end
 
     def charge_cached(self, sequence: Sequence) -> None:
         """Charges the prompt tokens found in the prefix cache."""
         num_cached = sequence.num_computed - sequence.num_charged
         if num_cached > 0:
-            self._queue.charge(sequence, CACHED_COST * num_cached)
+            self.queue.charge(sequence, CACHED_COST * num_cached)
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:
         """Charges all generated tokens of `num_known` except the last, each once."""
         if num_known > sequence.num_charged:
-            self._queue.charge(sequence, DECODE_COST * (num_known - sequence.num_charged))
+            self.queue.charge(sequence, DECODE_COST * (num_known - sequence.num_charged))
             sequence.num_charged = num_known
 
     def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
         """Charges an adapter's load. num_tokens: tokens that could be prefilled in its time."""
-        self._queue.charge(sequence, PREFILL_COST * num_tokens)
+        self.queue.charge(sequence, PREFILL_COST * num_tokens)
 
     def _is_closed_to(self, tenant: TenantQueue) -> bool:
         if self.is_closed:
             return True
-        return self._is_closed_to_over_share and self._queue.is_over_share(tenant)
+        return self._is_closed_to_over_share and self.queue.is_over_share(tenant)
 
     def _waits_over_share(self, sequence: Sequence | None) -> bool:
         return (
             sequence is not None
             and sequence.is_waiting
-            and self._queue.is_over_share(sequence.tenant_queue)
+            and self.queue.is_over_share(sequence.tenant_queue)
         )
 
     def _new_budget(self, schedule: Schedule, over_share: frozenset[TenantQueue]) -> StepBudget:
@@ -217,6 +259,34 @@ class FairnessPolicy:
     def _max_gap_s(self, item: ScheduledSequence) -> float:
         """Returns the maximum seconds of a step with this generating sequence."""
         return self._max_token_gap_s * item.sequence.terms.num_gaps
+
+
+class Deadlines:
+    """Heap of deadlines. Sequences that have started or ended are dropped at their deadline."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Sequence]] = []
+        self._num_added = 0
+
+    def add(self, sequence: Sequence, num_live: int) -> None:
+        """Adds the deadline of a sequence that has a timeout. num_live: upper bound of the
+        unfinished sequences here; the heap has at most about twice as many entries."""
+        if sequence.request.timeout_s is None:
+            return
+        self._num_added += 1
+        heappush(self._heap, (sequence.expires_s, self._num_added, sequence))
+        if len(self._heap) > 2 * num_live + MIN_KEPT:
+            self._heap = [each for each in self._heap if not each[2].is_finished]
+            heapify(self._heap)
+
+    def take_passed(self, now: float) -> list[Sequence]:
+        """Removes and returns sequences whose deadline for the first token has passed."""
+        passed: list[Sequence] = []
+        while self._heap and self._heap[0][0] <= now:
+            sequence = heappop(self._heap)[2]
+            if sequence.is_waiting and sequence.num_generated == 0:
+                passed.append(sequence)
+        return passed
 
 
 def _due_s(sequence: Sequence) -> float:

@@ -15,6 +15,8 @@ from heapq import nlargest
 
 from workers.policies.fair_queue import FairQueue, TenantQueue, load_of
 from workers.policies.queue_forecast import QueueForecast, RunningWork
+from workers.scheduling.intake import Refusal
+from workers.scheduling.schedule import Schedule
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import TERMS, Load
 from workers.wire.protocol import MAX_RETRY_S, ServiceClass
@@ -41,39 +43,52 @@ class QueueBounds:
     max_wait_s: float = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Refusal of a sequence. pace_s: seconds until the tenant's next place becomes free; 0 if
-    unknown, or if no place would help."""
-
-    sequence: Sequence
-    message: str
-    retry_after_s: float
-    pace_s: float = 0.0
-
-
 class QueueLimits:
-    """Bounds of one queue, and the choice of the requests to refuse."""
+    """Implementation of `Intake` for a fair queue."""
 
     def __init__(
         self,
         queue: FairQueue,
-        running: list[Sequence],
         forecast: QueueForecast,
         bounds: QueueBounds,
         memory_tokens: Callable[[], int],
     ) -> None:
-        """running: the scheduler's own list. memory_tokens: returns the tokens of running sequences
-        that fit into memory."""
+        """memory_tokens: returns the tokens of running sequences that fit into memory."""
         self._queue = queue
-        self._running = running
+        self._running: dict[Sequence, None] = {}
+        """Running sequences, in the order in which they started."""
         self._forecast = forecast
         self._bounds = bounds
         self._memory_tokens = memory_tokens
         self._next_check_s = 0.0
 
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        return self._forecast.prompt_tokens_per_s
+
+    def on_start(self, sequence: Sequence) -> None:
+        self._running[sequence] = None
+        self._forecast.note_start(load_of(sequence).num_tokens, sequence.num_uncomputed)
+
+    def on_preempt(self, sequence: Sequence) -> None:
+        del self._running[sequence]
+
+    def on_end(self, sequence: Sequence) -> None:
+        del self._running[sequence]
+        if sequence.is_begun and sequence.connection >= 0:
+            self._forecast.note_answer(sequence.num_generated)
+
+    def on_step(self, schedule: Schedule, ended_s: float, *, is_backlogged: bool) -> None:
+        work = schedule.num_tokens, schedule.num_attended
+        self._forecast.note_step(ended_s, *work, is_backlogged=is_backlogged)
+
+    def pause(self) -> None:
+        self._forecast.pause()
+
+    def forget_speed(self) -> None:
+        self._forecast.forget()
+
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
-        """Returns the sequences to refuse for the newcomer: none, others, or the newcomer alone."""
         request = newcomer.request
         if request.num_resumed:
             return []
@@ -89,8 +104,6 @@ class QueueLimits:
         return self._push_out(newcomer, tenant, now)
 
     def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
-        """Returns the waiting sequences whose first token is predicted to be late. able_s: time
-        since which sequences may be admitted, so that a wait for the base model does not count."""
         if now < self._next_check_s:
             return []
         self._next_check_s = now + CHECK_S

@@ -50,12 +50,12 @@ from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
+from workers.policies.fair_scheduler import fair_scheduler
 from workers.policies.queue_limits import QueueBounds
 from workers.process.config import WorkerConfig
 from workers.process.loop import WorkerLoop
 from workers.process.machine import CannotServe, settled
 from workers.process.server import Delivery
-from workers.scheduling.scheduler import Scheduler
 from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
 from workers.verification.effect_proof import EffectProof
 from workers.wire.protocol import (
@@ -331,7 +331,7 @@ class Worker:
             )
         pool.is_on_device = False
         kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, broker=self.broker)
-        scheduler = Scheduler(
+        scheduler = fair_scheduler(
             kv,
             pool,
             buffer,

@@ -17,10 +17,11 @@ starving adapters start, until enough of the running ones have ended.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from adapters.pool.source import AdapterLease, AdapterSource, Loading, NoRoom
+from workers.scheduling.policy import Charge
 from workers.scheduling.sequence import Sequence
 
 MAX_ASKED = 32
@@ -40,8 +41,10 @@ class AdapterAdmission:
     """Leases of adapters for sequences, and the victims of starving adapters. Adapters are
     identified by digest."""
 
-    def __init__(self, pool: AdapterSource) -> None:
+    def __init__(self, pool: AdapterSource, charged: Callable[[Sequence], Charge]) -> None:
+        """charged: `SchedulingPolicy.charged`."""
         self._pool = pool
+        self._charged = charged
         self._now = 0.0
         self._asked: set[str] = set()
         """Adapters requested in this step that are not on the device."""
@@ -145,7 +148,7 @@ class AdapterAdmission:
         self._victims.pop(digest, None)
 
     def _choose_victims(self, starving: list[str], running: list[Sequence]) -> None:
-        in_use = _in_use(running)
+        in_use = self._in_use(running)
         for digest, (victim, limit) in list(self._victims.items()):
             if victim in in_use:
                 self._victims[digest] = victim, min(limit - 1, in_use[victim][1])
@@ -168,28 +171,23 @@ class AdapterAdmission:
                 must_wait = bool(running) and not self._victims
                 self._lacks_pages |= must_wait and self._pool.num_missing_bytes(first.adapter) > 0
                 continue
-            charged = _charged(first)
+            charged = self._charged(first)
             victim = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))
             self._victims[digest] = victim, free[victim][1]
+
+    def _in_use(self, running: Iterable[Sequence]) -> dict[str, tuple[Charge, int]]:
+        """Returns the least charge of its tenants and the most tokens left of each leased
+        adapter."""
+        used: dict[str, tuple[Charge, int]] = {}
+        for sequence in running:
+            if sequence.adapter is not None:
+                charged, left = self._charged(sequence), _num_left(sequence)
+                if (other := used.get(sequence.adapter.digest)) is not None:
+                    charged, left = min(charged, other[0]), max(left, other[1])
+                used[sequence.adapter.digest] = charged, left
+        return used
 
 
 def _num_left(sequence: Sequence) -> int:
     """Returns the maximum number of tokens that the sequence may still generate."""
     return sequence.max_len - len(sequence.tokens)
-
-
-def _charged(sequence: Sequence) -> tuple[float, float]:
-    tenant = sequence.tenant_queue
-    return tenant.class_queue.counter, tenant.counter
-
-
-def _in_use(running: Iterable[Sequence]) -> dict[str, tuple[tuple[float, float], int]]:
-    """Returns for each leased adapter the least charge of its tenants and the most tokens left."""
-    used: dict[str, tuple[tuple[float, float], int]] = {}
-    for sequence in running:
-        if sequence.adapter is not None:
-            charged, left = _charged(sequence), _num_left(sequence)
-            if (other := used.get(sequence.adapter.digest)) is not None:
-                charged, left = min(charged, other[0]), max(left, other[1])
-            used[sequence.adapter.digest] = charged, left
-    return used

@@ -100,3 +100,14 @@ class Schedule:
     def num_attended(self) -> int:
         """Earlier positions that the step's tokens read, summed over the tokens."""
         return sum(item.num_tokens * item.start for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Work of a model's engine, by which models are loaded. num_extents: of KV, for its first
+    waiting sequence. is_short: whether the model is loaded but that sequence finds no room."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_extents: int = 0
+    is_short: bool = False

@@ -1,7 +1,7 @@
 """Scheduler that decides which sequences run in the next step, and with how many tokens.
 
-`FairnessPolicy` orders them. Only this module decides what fits: sequence slots, KV pages, adapter
-leases. No tensors.
+A `SchedulingPolicy` orders them. Only this module decides what fits: sequence slots, KV pages,
+adapter leases. No tensors.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from adapters.pool.load_cost import copy_s
 from adapters.pool.source import AdapterSource
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
-from workers.policies.fair_queue import FairQueue, last_in_turn, load_of
-from workers.policies.fairness_policy import MAX_TOKEN_GAP_S, FairnessPolicy
-from workers.policies.queue_forecast import QueueForecast
-from workers.policies.queue_limits import QueueBounds, QueueLimits, Refusal
 from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
+from workers.scheduling.intake import Intake, Refusal
+from workers.scheduling.policy import SchedulingPolicy
 from workers.scheduling.schedule import (
     Admitted,
     Blocked,
@@ -59,12 +57,12 @@ class Scheduler:
         kv: KVCache,
         pool: AdapterSource,
         slots: SlotAllocator,
+        policy: SchedulingPolicy,
+        intake: Intake,
         *,
         max_num_seqs: int,
         max_batched_tokens: int,
-        max_token_gap_s: float = MAX_TOKEN_GAP_S,
         max_pages: int | None = None,
-        bounds: QueueBounds = QueueBounds(),  # noqa: B008
     ) -> None:
         """max_pages: maximum pages of one sequence; None: all pages of the arena."""
         self._kv = kv
@@ -73,30 +71,12 @@ class Scheduler:
         self._max_pages = kv.num_total if max_pages is None else max_pages
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
-        self._queue = FairQueue()
-        self.policy = FairnessPolicy(
-            self._queue,
-            max_num_seqs=max_num_seqs,
-            max_batched_tokens=max_batched_tokens,
-            max_token_gap_s=max_token_gap_s,
-        )
-        self._adapters = AdapterAdmission(pool)
-        self.forecast = QueueForecast(
-            self.policy.step_time,
-            max_num_seqs=max_num_seqs,
-            max_batched_tokens=max_batched_tokens,
-            max_token_gap_s=max_token_gap_s,
-        )
+        self.policy = policy
+        self.intake = intake
+        self._adapters = AdapterAdmission(pool, policy.charged)
         self._able_s = 0.0
         """Time since which sequences may be admitted."""
         self.running: list[Sequence] = []
-        self._limits = QueueLimits(
-            self._queue,
-            self.running,
-            self.forecast,
-            bounds,
-            memory_tokens=lambda: kv.num_total * PAGE_TOKENS,
-        )
         self.leaving: list[Sequence] = []
         """Ended sequences whose tokens a step in flight still computes."""
         self._now = 0.0
@@ -112,7 +92,7 @@ class Scheduler:
     @property
     def first_waiting(self) -> Sequence | None:
         """The waiting sequence that is next in turn, or None."""
-        return next((s for s in self._queue.in_turn(lambda _: False) if s.is_waiting), None)
+        return self.policy.first_waiting
 
     @property
     def num_pages_wanted(self) -> int:
@@ -126,23 +106,23 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self._in_flight or self._queue.num_waiting)
+        return bool(self.running or self._in_flight or self.policy.num_waiting)
 
     @property
     def num_waiting(self) -> int:
-        return self._queue.num_waiting
+        return self.policy.num_waiting
 
     @property
     def num_waiting_tokens(self) -> int:
         """Prompt tokens that are neither computed nor known to be cached."""
-        return self._queue.num_waiting_tokens + sum(
+        return self.policy.num_waiting_tokens + sum(
             s.num_uncomputed for s in self.running if s.is_prefilling
         )
 
     @property
     def weight(self) -> int:
         """Sum of the weights of all tenants with work here."""
-        return self._queue.weight
+        return self.policy.weight
 
     @property
     def num_free_pages(self) -> int:
@@ -169,18 +149,18 @@ class Scheduler:
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
         """Returns the sequences to refuse for the newcomer: none, others, or the newcomer."""
-        return self._limits.refuse_for(newcomer, now)
+        return self.intake.refuse_for(newcomer, now)
 
     def forget_speed(self) -> None:
         """Forgets the measured step times, such as those of a warm-up with cold kernels."""
-        self.policy.step_time.forget()
-        self.forecast.forget()
+        self.policy.forget_speed()
+        self.intake.forget_speed()
 
     def refuse_late(self, now: float) -> list[Refusal]:
         """Returns waiting sequences whose first token would be late. Called after `schedule`."""
         if not self._is_backlogged:
             return []
-        return self._limits.refuse_late(now, self._able_s)
+        return self.intake.refuse_late(now, self._able_s)
 
     def load_adapter(self, sequence: Sequence) -> None:
         """Starts to load the adapter of a sequence to be added, if it has a free slot."""
@@ -197,16 +177,15 @@ class Scheduler:
         """Frees all resources of the sequence, in any state. Those that a step in flight uses are
         freed at that step's end."""
         if sequence.status is SequenceStatus.RUNNING:
-            if sequence.is_begun and sequence.connection >= 0:
-                self.forecast.note_answer(sequence.num_generated)
+            self.intake.on_end(sequence)
             self.running.remove(sequence)
             if sequence.num_inflight_steps:
                 self.leaving.append(sequence)
             else:
                 self._release(sequence)
-            self._queue.remove(sequence, is_waiting=False)
+            self.policy.remove(sequence, is_waiting=False)
         elif sequence.status is SequenceStatus.WAITING:
-            self._queue.remove(sequence, is_waiting=True)
+            self.policy.remove(sequence, is_waiting=True)
             self._adapters.note_not_waiting(sequence)
             self._adapters.cancel(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -214,7 +193,7 @@ class Scheduler:
     def suspend(self, now: float) -> None:
         """Preempts all running sequences, which keep their tokens. No step may be in flight."""
         self._now = now
-        self.forecast.pause()
+        self.intake.pause()
         for sequence in list(self.running):
             self._put_back(sequence)
 
@@ -237,7 +216,7 @@ class Scheduler:
         for sequence in self.expire(now):
             schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
         self._decode(schedule)
-        if self._queue.has_pending:
+        if self.policy.has_pending:
             self.policy.begin_prompts(schedule, self.running, self._num_free_slots)
             self._prefill(now, schedule)
         schedule.items.sort(key=lambda item: (item.adapter_slot < 0, item.adapter_slot))
@@ -245,16 +224,15 @@ class Scheduler:
             self._able_s = now
         self._depart(schedule)
         if not self._in_flight:
-            self.forecast.pause()
+            self.intake.pause()
         return schedule
 
     def note_duration(self, schedule: Schedule, seconds: float, ended_s: float) -> None:
         """Records the device time of a step that ended at `ended_s`. Called before `update`."""
         if 2 * schedule.num_prefill_tokens > schedule.num_tokens:
             self._kv.note_prefill(schedule.num_tokens, seconds)
-        work = schedule.num_tokens, schedule.num_attended
-        self.policy.step_time.note(*work, seconds)
-        self.forecast.note_step(ended_s, *work, is_backlogged=self._is_backlogged)
+        self.policy.record_step(schedule.num_tokens, schedule.num_attended, seconds)
+        self.intake.on_step(schedule, ended_s, is_backlogged=self._is_backlogged)
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """Copies the sequence's last `num_tokens` tokens to the device, which did not draw them."""
@@ -286,14 +264,14 @@ class Scheduler:
 
     def admit(self, sequence: Sequence, schedule: Schedule) -> Admitted | Blocked:
         """Starts a waiting sequence if it fits into the step. Otherwise it holds nothing."""
-        tenant, grammar = sequence.tenant_queue, sequence.grammar
+        grammar = sequence.grammar
         if grammar is not None and grammar.failure is not None:
             return Blocked(BlockReason.GRAMMAR, (ErrorCode.INVALID, grammar.failure))
         if grammar is not None and not grammar.is_ready:
             return Blocked(BlockReason.GRAMMAR)
         if not self.policy.room(sequence):
             return Blocked(BlockReason.BUDGET)
-        if not self.policy.may_have_slot(tenant, self.running, self._num_free_slots):
+        if not self.policy.may_have_slot(sequence, self.running, self._num_free_slots):
             return Blocked(BlockReason.SLOT)
         blocked = self._acquire_adapter(sequence, schedule)
         if blocked is None:
@@ -354,7 +332,7 @@ class Scheduler:
 
     def _take(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> None:
         schedule.items.append(ScheduledSequence(sequence, num_tokens))
-        self.policy.take(sequence, num_tokens)
+        self.policy.charge_prefill(sequence, num_tokens)
 
     def _grow(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
         """Allocates pages for the sequence's next tokens, preempting sequences while memory is
@@ -365,7 +343,9 @@ class Scheduler:
                 schedule.needs_drain = True
                 return False
             table = sequence.block_table
-            victim = last_in_turn(s for s in self.running if table.may_displace(s.block_table))
+            victim = self.policy.last_in_turn(
+                s for s in self.running if table.may_displace(s.block_table)
+            )
             self._preempt(victim, schedule)
             if victim is sequence:
                 return False
@@ -425,7 +405,7 @@ class Scheduler:
         if self._in_flight:
             schedule.needs_drain = True
             return Blocked(BlockReason.SLOT)
-        victim = self.policy.victim(sequence.tenant_queue, self.running)
+        victim = self.policy.victim(sequence, self.running)
         if victim is None:
             return Blocked(BlockReason.SLOT)
         self._preempt(victim, schedule)
@@ -450,7 +430,7 @@ class Scheduler:
         if not sequence.num_reached or sequence.num_computed > sequence.num_reached:
             # Cached positions up to `num_reached` may have been computed for this sequence.
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-        if not sequence.num_charged:
+        if sequence.stage_times.started_s is None:
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
         self.policy.charge_cached(sequence)
@@ -458,10 +438,9 @@ class Scheduler:
         sequence.slot = self._slots.allocate(sequence.tokens)
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
-        self._queue.start(sequence)
+        self.policy.start(sequence)
         self._adapters.note_not_waiting(sequence)
-        num_expected, num_uncomputed = load_of(sequence).num_tokens, sequence.num_uncomputed
-        self.forecast.note_start(num_expected, num_uncomputed)
+        self.intake.on_start(sequence)
         self._computing.add(sequence.next_page_key)
         return Admitted(num_tokens)
 
@@ -488,7 +467,7 @@ class Scheduler:
         if num_full > sequence.block_table.num_committed:
             sequence.block_table.commit(sequence.page_keys[:num_full])
         if sequence.is_pending and num_computed == len(sequence.tokens):
-            self._queue.leave(sequence)
+            self.policy.leave(sequence)
 
     def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
         self._put_back(victim)
@@ -497,10 +476,11 @@ class Scheduler:
 
     def _put_back(self, sequence: Sequence) -> None:
         """Makes a running sequence wait again. It keeps its tokens."""
+        self.intake.on_preempt(sequence)
         self.running.remove(sequence)
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
-        self._queue.put_back(sequence)
+        self.policy.put_back(sequence)
         self._adapters.note_waiting(sequence)
         sequence.stage_times.note_preemption(self._now)
         self.num_preemptions += 1

@@ -18,7 +18,7 @@ from workers.base_models.residency import (
     ModelResidency,
     Orders,
 )
-from workers.scheduling.demand import Demand
+from workers.scheduling.schedule import Demand
 
 TICK_S = 0.05
 

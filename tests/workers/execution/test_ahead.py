@@ -16,7 +16,7 @@ from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tests.workers.simulator import END, VOCAB, Late, SimulatedRunner, alone
-from tests.workers.waiting import waiting_of
+from tests.workers.waiting import fair_policy, waiting_of
 from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
 from workers.wire.protocol import (
     ErrorCode,
@@ -256,7 +256,7 @@ def test_a_prompt_fills_the_steps_that_a_stream_leaves_and_makes_no_token_late()
         runs_ahead=True,
     )
     for num_rows in range(1, 200):
-        simulation.scheduler.policy.step_time.note(num_rows, 0, step_s(num_rows))
+        fair_policy(simulation.scheduler).step_time.note(num_rows, 0, step_s(num_rows))
     requests = (
         generate(0, [token], 60, service_class=ServiceClass.INTERACTIVE) for token in range(VOCAB)
     )

@@ -17,9 +17,9 @@ from workers.execution.engine import Engine
 from workers.execution.step_input import PendingStep, StepInput
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
+from workers.policies.fair_scheduler import fair_scheduler
 from workers.process.loop import WorkerLoop
 from workers.process.server import Delivery
-from workers.scheduling.scheduler import Scheduler
 from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
 from workers.verification.effect_proof import EffectProof
 from workers.wire.protocol import (
@@ -56,7 +56,7 @@ class Box:
         slots = Slots(max_num_seqs)
         self.runner = ScriptedRunner(FakeClock(), slots)
         self.runner.script = {}
-        self.scheduler = Scheduler(
+        self.scheduler = fair_scheduler(
             house.kv,
             house.pool,
             slots,

@@ -23,7 +23,7 @@ from tests.workers.simulator import VOCAB, SimulatedRunner, Slots
 from workers.execution.engine import Engine
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
-from workers.scheduling.scheduler import Scheduler
+from workers.policies.fair_scheduler import fair_scheduler
 from workers.wire.protocol import ErrorCode, Failed, Generate, ModelInfo
 
 NUM_UNITS = 16
@@ -90,7 +90,7 @@ class Box:
         pool, kv = house.pool, house.kv
         self.ring = StepRing()
         slots = Slots(MAX_NUM_SEQS)
-        self.scheduler = Scheduler(
+        self.scheduler = fair_scheduler(
             kv, pool, slots, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64
         )
         slots.scheduler = self.scheduler

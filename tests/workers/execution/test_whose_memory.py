@@ -15,7 +15,7 @@ from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
 from workers.execution.observer import NoObserver
-from workers.scheduling.scheduler import Scheduler
+from workers.policies.fair_scheduler import fair_scheduler
 from workers.wire.protocol import Failed, ModelInfo, SequenceOutput
 
 NUM_UNITS = 32
@@ -48,7 +48,7 @@ class Box:
         self.clock = FakeClock()
         house = self.house
         slots = Slots(num_rows)
-        self.scheduler = Scheduler(
+        self.scheduler = fair_scheduler(
             house.kv, house.pool, slots, max_num_seqs=num_rows, max_batched_tokens=512
         )
         slots.scheduler = self.scheduler

@@ -9,11 +9,13 @@ import pytest
 from adapters.pool.source import AdapterRef, FixedAdapters, NoRoom
 from memory.accounts import NO_TENANT, Tenant
 from tests.workers.scheduling.test_fair_queue import Bench
+from workers.policies.fairness_policy import FairnessPolicy
 from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import TERMS
 from workers.wire.protocol import ServiceClass
 
+POLICY = FairnessPolicy(max_num_seqs=8, max_batched_tokens=64)
 LATER = 1e3
 """By when everybody's patience is over."""
 
@@ -41,7 +43,7 @@ class Device:
 
     def __init__(self) -> None:
         self.pool = FullPool()
-        self.turns = AdapterAdmission(self.pool)
+        self.turns = AdapterAdmission(self.pool, POLICY.charged)
         self.bench = Bench()
         self.running: list[Sequence] = []
 

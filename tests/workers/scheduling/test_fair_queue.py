@@ -153,7 +153,8 @@ def test_the_newest_sequence_of_the_over_share_tenant_with_most_slots_gives_way(
     for _ in range(100):
         bench.queue.charge(rows["most"][0], 100.0)
         bench.queue.charge(rows["some"][0], 110.0)
-    policy = FairnessPolicy(bench.queue, max_num_seqs=16, max_batched_tokens=512)
+    policy = FairnessPolicy(max_num_seqs=16, max_batched_tokens=512)
+    policy.queue = bench.queue
     running = [sequence for each in rows.values() for sequence in each]
-    assert policy.victim(rows["asks"][0].tenant_queue, running) is rows["most"][-1]
-    assert policy.victim(rows["some"][0].tenant_queue, running) is None
+    assert policy.victim(rows["asks"][0], running) is rows["most"][-1]
+    assert policy.victim(rows["some"][0], running) is None

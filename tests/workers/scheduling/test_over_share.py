@@ -10,7 +10,7 @@ from tests.scale import scaled
 from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask
 from tests.workers.simulation import Simulation, assert_equals_alone, generate, prompt_of
-from tests.workers.waiting import waiting_of
+from tests.workers.waiting import fair_policy, waiting_of
 from workers.policies.fair_queue import RECENT_TOKENS
 from workers.policies.queue_limits import QueueBounds
 from workers.wire.protocol import Generate
@@ -32,7 +32,7 @@ def market(max_num_seqs: int = 32, max_batched_tokens: int = 512) -> Market:
 
 
 def over_share(of: Market) -> set[str]:
-    queue = of.scheduler._queue  # pyright: ignore[reportPrivateUsage]
+    queue = fair_policy(of.scheduler).queue
     accounts = {sequence.tenant_queue for sequence in of.scheduler.running}
     return {account.tenant for account in accounts if queue.is_over_share(account)}
 

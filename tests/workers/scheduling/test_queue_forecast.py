@@ -34,7 +34,7 @@ def burst(market: Market, *, max_tokens: int) -> None:
 
 
 def prompt_tokens_per_s(market: Market) -> float:
-    return market.scheduler.forecast.prompt_tokens_per_s
+    return market.scheduler.intake.prompt_tokens_per_s
 
 
 def test_a_worker_that_starts_beside_others_knows_its_speed_all_the_same() -> None:

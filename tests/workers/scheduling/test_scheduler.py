@@ -29,8 +29,7 @@ from tests.workers.simulation import (
 from tests.workers.simulator import VOCAB
 from tests.workers.waiting import waiting_of
 from workers.execution.engine import MAX_FAILED_STEPS, EngineFailed
-from workers.policies.deadlines import MIN_KEPT
-from workers.policies.fairness_policy import CACHED_COST, PREFILL_COST
+from workers.policies.fairness_policy import CACHED_COST, MIN_KEPT, PREFILL_COST
 from workers.process.loop import INTEGRITY_PERIOD_S, WorkerLoop
 from workers.scheduling.sequence import Sequence
 from workers.verification.adapter_verifier import AdapterVerifier

@@ -1,0 +1,110 @@
+"""What every policy and intake does for the scheduler, whatever their order: sequences end with the
+tokens that they have alone, and nothing stays behind."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from memory.kv_cache import KVCache
+from memory.page_key import PAGE_TOKENS
+from tests.workers.simulation import Simulation, StubPool, assert_equals_alone, generate, prompt_of
+from tests.workers.simulator import Slots
+from workers.policies.fair_scheduler import fair_scheduler
+from workers.scheduling.intake import OpenIntake
+from workers.scheduling.policy import FifoPolicy
+from workers.scheduling.scheduler import Scheduler
+from workers.wire.protocol import ErrorCode, Generate
+
+pytestmark = pytest.mark.usefixtures("both_ways")
+
+
+def fifo(
+    kv: KVCache,
+    pool: StubPool,
+    slots: Slots,
+    *,
+    max_num_seqs: int,
+    max_batched_tokens: int,
+    **_: object,
+) -> Scheduler:
+    policy = FifoPolicy(max_batched_tokens)
+    return Scheduler(
+        *(kv, pool, slots, policy, OpenIntake()),
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+    )
+
+
+@pytest.fixture(params=[fifo, fair_scheduler])
+def simulation(request: pytest.FixtureRequest) -> Simulation:
+    pool = StubPool(num_slots=2, delay_steps=2)
+    return Simulation(num_pages=24, pool=pool, make_scheduler=request.param)
+
+
+def mixed(count: int) -> list[Generate]:
+    rng = random.Random(11)
+    shared = prompt_of(rng, 2 * PAGE_TOKENS)
+    return [
+        generate(
+            *(number, rng.choice([[], shared]) + prompt_of(rng, rng.randrange(1, 60))),
+            *(rng.randrange(1, 30), rng.choice([None, "a", "b", "c"])),
+            tenant=rng.choice(["x", "y"]),
+        )
+        for number in range(count)
+    ]
+
+
+def test_sequences_end_as_alone_under_preemption(simulation: Simulation) -> None:
+    requests = mixed(24)
+    for request in requests:
+        simulation.submit(request)
+        simulation.step()
+    simulation.run()
+    assert simulation.scheduler.num_preemptions > 0
+    assert_equals_alone(simulation, requests)
+    assert simulation.scheduler.num_waiting == simulation.scheduler.num_waiting_tokens == 0
+    assert not simulation.scheduler.policy.has_pending
+    simulation.assert_at_rest()
+
+
+def test_aborted_and_suspended_sequences_leave_nothing(simulation: Simulation) -> None:
+    requests = mixed(16)
+    for request in requests:
+        simulation.submit(request)
+    for _ in range(6):
+        simulation.step()
+    aborted = [number for number in range(0, 16, 3) if number not in simulation.finished]
+    for number in aborted:
+        simulation.engine.abort(0, number)
+    simulation.step()
+    simulation.suspend()
+    first = simulation.scheduler.first_waiting
+    assert first is not None and first.is_waiting
+    simulation.run()
+    assert_equals_alone(simulation, [each for each in requests if each.id not in aborted])
+    simulation.assert_at_rest()
+
+
+def test_a_sequence_that_waits_beyond_its_deadline_expires(simulation: Simulation) -> None:
+    requests = mixed(12)
+    for request in requests:
+        simulation.submit(request)
+    simulation.submit(generate(12, [1] * 20, timeout_s=0.5))
+    simulation.clock.now += 1.0
+    simulation.run()
+    assert simulation.finished[12] is ErrorCode.EXPIRED
+    assert_equals_alone(simulation, requests)
+
+
+def test_a_held_model_starts_nothing(simulation: Simulation) -> None:
+    simulation.engine.is_held = True
+    for request in mixed(4):
+        simulation.submit(request)
+    for _ in range(3):
+        simulation.step()
+    assert not simulation.scheduler.running and simulation.scheduler.num_waiting == 4
+    simulation.engine.is_held = False
+    simulation.run()
+    simulation.assert_at_rest()

@@ -1,0 +1,46 @@
+"""Composition of a scheduler with fair shares and a bounded queue."""
+
+from __future__ import annotations
+
+from adapters.pool.source import AdapterSource
+from memory.kv_cache import KVCache
+from memory.page_key import PAGE_TOKENS
+from workers.policies.fairness_policy import MAX_TOKEN_GAP_S, FairnessPolicy
+from workers.policies.queue_forecast import QueueForecast
+from workers.policies.queue_limits import QueueBounds, QueueLimits
+from workers.scheduling.scheduler import Scheduler, SlotAllocator
+
+
+def fair_scheduler(
+    kv: KVCache,
+    adapters: AdapterSource,
+    slots: SlotAllocator,
+    *,
+    max_num_seqs: int,
+    max_batched_tokens: int,
+    max_token_gap_s: float = MAX_TOKEN_GAP_S,
+    max_pages: int | None = None,
+    bounds: QueueBounds = QueueBounds(),  # noqa: B008
+) -> Scheduler:
+    """Returns a scheduler. max_token_gap_s: maximum seconds of a step while streams run. max_pages:
+    maximum pages of one sequence; None: all pages of the arena."""
+    policy = FairnessPolicy(
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        max_token_gap_s=max_token_gap_s,
+    )
+    forecast = QueueForecast(
+        policy.step_time,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        max_token_gap_s=max_token_gap_s,
+    )
+    intake = QueueLimits(
+        policy.queue, forecast, bounds, memory_tokens=lambda: kv.num_total * PAGE_TOKENS
+    )
+    return Scheduler(
+        *(kv, adapters, slots, policy, intake),
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        max_pages=max_pages,
+    )

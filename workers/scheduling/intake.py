@@ -1,0 +1,89 @@
+"""Requests that a queue refuses, as the scheduler sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from workers.scheduling.schedule import Schedule
+from workers.scheduling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Refusal of a sequence. pace_s: seconds until the tenant's next place becomes free; 0 if
+    unknown, or if no place would help."""
+
+    sequence: Sequence
+    message: str
+    retry_after_s: float
+    pace_s: float = 0.0
+
+
+class Intake(Protocol):
+    """Bounds of a scheduler's queue. It is told of sequences and steps, to predict waits."""
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Prompt tokens that are computed per second; 0 if unknown."""
+        ...
+
+    def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
+        """Returns the sequences to refuse for the newcomer: none, others, or the newcomer alone."""
+        ...
+
+    def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
+        """Returns the waiting sequences whose first token is predicted to be late. able_s: time
+        since which sequences may be admitted, so that a wait for the base model does not count."""
+        ...
+
+    def on_start(self, sequence: Sequence) -> None: ...
+
+    def on_preempt(self, sequence: Sequence) -> None: ...
+
+    def on_end(self, sequence: Sequence) -> None:
+        """Called when a running sequence has ended."""
+        ...
+
+    def on_step(self, schedule: Schedule, ended_s: float, *, is_backlogged: bool) -> None:
+        """Called when a step has ended. is_backlogged: whether sequences wait for slots, pages or
+        time."""
+        ...
+
+    def pause(self) -> None:
+        """Called when no step is in flight, so that the time until the next one does not count."""
+        ...
+
+    def forget_speed(self) -> None:
+        """Forgets the recorded times of steps."""
+        ...
+
+
+class OpenIntake:
+    """Simplest `Intake`: refuses nothing."""
+
+    prompt_tokens_per_s = 0.0
+
+    def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
+        return []
+
+    def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
+        return []
+
+    def on_start(self, sequence: Sequence) -> None:
+        pass
+
+    def on_preempt(self, sequence: Sequence) -> None:
+        pass
+
+    def on_end(self, sequence: Sequence) -> None:
+        pass
+
+    def on_step(self, schedule: Schedule, ended_s: float, *, is_backlogged: bool) -> None:
+        pass
+
+    def pause(self) -> None:
+        pass
+
+    def forget_speed(self) -> None:
+        pass

@@ -1,0 +1,262 @@
+"""Order and budget of sequences in a step, as the scheduler sees them."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from workers.scheduling.schedule import BlockReason, Schedule
+from workers.scheduling.sequence import Sequence
+
+Charge = tuple[float, float]
+
+
+class SchedulingPolicy(Protocol):
+    """Queue of pending sequences, whose prompts are not computed, and the budget of a step.
+
+    A sequence is added, starts, may be put back, and leaves once its prompt is computed. It is
+    removed at its end, in any state. In each step `begin_step` is called, then `begin_prompts`,
+    then `in_turn`, with a `block` for each sequence that lacks something and a `charge_prefill` for
+    each that gets tokens. The scheduler changes a sequence's status before it calls a method.
+    """
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of waiting sequences that are not known to be cached."""
+        ...
+
+    @property
+    def has_pending(self) -> bool: ...
+
+    @property
+    def weight(self) -> int:
+        """Sum of the weights of all tenants with work."""
+        ...
+
+    @property
+    def first_waiting(self) -> Sequence | None:
+        """The waiting sequence that is next in turn, or None."""
+        ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no waiting sequence may start in this step."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether waiting sequences wait for slots, pages or time, not for an adapter or model."""
+        ...
+
+    def add(self, sequence: Sequence, num_live: int) -> None:
+        """Queues a waiting sequence. num_live: upper bound of the number of other sequences."""
+        ...
+
+    def start(self, sequence: Sequence) -> None:
+        """Records that the sequence runs."""
+        ...
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Records that a running sequence waits again."""
+        ...
+
+    def leave(self, sequence: Sequence) -> None:
+        """Removes a sequence whose prompt is computed, which needs no turn any longer."""
+        ...
+
+    def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
+        """Removes a sequence that has ended."""
+        ...
+
+    def take_expired(self, now: float) -> list[Sequence]:
+        """Returns waiting sequences whose deadline for the first token has passed."""
+        ...
+
+    def begin_step(self) -> None: ...
+
+    def begin_prompts(
+        self, schedule: Schedule, running: Iterable[Sequence], num_free_slots: int
+    ) -> None:
+        """Sets the step's budget for prompts. schedule: the generating sequences."""
+        ...
+
+    def in_turn(self) -> Iterator[Sequence]:
+        """Yields pending sequences in the order in which they get tokens."""
+        ...
+
+    def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
+        """Records what the sequence lacks, so that later ones may be kept from starting. None: no
+        sequence may start."""
+        ...
+
+    def room(self, sequence: Sequence) -> int:
+        """Returns the number of the sequence's prompt tokens that the step has room for."""
+        ...
+
+    def may_have_slot(
+        self, sequence: Sequence, running: Iterable[Sequence], num_free: int
+    ) -> bool: ...
+
+    def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+        """Returns the running sequence that gives up its slot to the sequence, or None."""
+        ...
+
+    def last_in_turn(self, sequences: Iterable[Sequence]) -> Sequence:
+        """Returns the sequence to preempt when memory is short."""
+        ...
+
+    def charged(self, sequence: Sequence) -> Charge:
+        """Returns what the sequence's tenant was charged, for comparison with others."""
+        ...
+
+    def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
+        """Deducts the sequence's next prompt tokens from the budget, and charges new ones."""
+        ...
+
+    def charge_cached(self, sequence: Sequence) -> None:
+        """Charges the prompt tokens found in the prefix cache."""
+        ...
+
+    def charge_generated(self, sequence: Sequence, num_known: int) -> None:
+        """Charges all generated tokens of `num_known` except the last, each once."""
+        ...
+
+    def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
+        """Charges an adapter's load. num_tokens: tokens that could be prefilled in its time."""
+        ...
+
+    def predict_s(self, schedule: Schedule) -> float:
+        """Returns the predicted duration of the step in seconds; 0 if unknown."""
+        ...
+
+    def record_step(self, num_tokens: int, num_attended: int, seconds: float) -> None:
+        """Records the device time of a step. num_attended: as in `Schedule`."""
+        ...
+
+    def forget_speed(self) -> None:
+        """Forgets the recorded times of steps."""
+        ...
+
+
+class FifoPolicy:
+    """Simplest `SchedulingPolicy`: in the order of arrival, without tenants, up to a number of
+    tokens in a step."""
+
+    weight = 1
+
+    def __init__(self, max_batched_tokens: int) -> None:
+        self._max_batched_tokens = max_batched_tokens
+        self._room = 0
+        self._pending: list[Sequence] = []
+        self._closed_by: BlockReason | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(sequence.is_waiting for sequence in self._pending)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return sum(s.num_uncomputed for s in self._pending if s.is_waiting)
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    @property
+    def first_waiting(self) -> Sequence | None:
+        return next((sequence for sequence in self._pending if sequence.is_waiting), None)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed_by is not None
+
+    @property
+    def is_full(self) -> bool:
+        return self._closed_by not in (None, BlockReason.MODEL)
+
+    def add(self, sequence: Sequence, num_live: int) -> None:
+        insort(self._pending, sequence, key=_arrival)
+        sequence.is_pending = True
+
+    def start(self, sequence: Sequence) -> None:
+        pass
+
+    def put_back(self, sequence: Sequence) -> None:
+        if not sequence.is_pending:
+            self.add(sequence, 0)
+
+    def leave(self, sequence: Sequence) -> None:
+        self._pending.remove(sequence)
+        sequence.is_pending = False
+
+    def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
+        if sequence.is_pending:
+            self.leave(sequence)
+
+    def take_expired(self, now: float) -> list[Sequence]:
+        return [
+            sequence
+            for sequence in self._pending
+            if sequence.is_waiting and not sequence.num_generated and sequence.expires_s <= now
+        ]
+
+    def begin_step(self) -> None:
+        self._closed_by = None
+
+    def begin_prompts(
+        self, schedule: Schedule, running: Iterable[Sequence], num_free_slots: int
+    ) -> None:
+        self._room = self._max_batched_tokens - schedule.num_tokens
+
+    def in_turn(self) -> Iterator[Sequence]:
+        for sequence in self._pending.copy():
+            if not (sequence.is_waiting and self.is_closed):
+                yield sequence
+
+    def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
+        if reason not in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.GRAMMAR):
+            self._closed_by = reason
+
+    def room(self, sequence: Sequence) -> int:
+        return self._room
+
+    def may_have_slot(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+        return num_free > 0
+
+    def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+        return None
+
+    def last_in_turn(self, sequences: Iterable[Sequence]) -> Sequence:
+        return max(sequences, key=_arrival)
+
+    def charged(self, sequence: Sequence) -> Charge:
+        return 0.0, 0.0
+
+    def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
+        self._room -= num_tokens
+
+    def charge_cached(self, sequence: Sequence) -> None:
+        pass
+
+    def charge_generated(self, sequence: Sequence, num_known: int) -> None:
+        pass
+
+    def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
+        pass
+
+    def predict_s(self, schedule: Schedule) -> float:
+        return 0.0
+
+    def record_step(self, num_tokens: int, num_attended: int, seconds: float) -> None:
+        pass
+
+    def forget_speed(self) -> None:
+        pass
+
+
+def _arrival(sequence: Sequence) -> float:
+    return sequence.arrival_s
