@@ -1,0 +1,80 @@
+"""Two adapters of a random model in one batch. Run it with `python -m examples.engine`."""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from adapters.pool.source import FixedAdapters
+from memory.arena import Arena
+from memory.kv_cache import KVCache
+from ops.base import AdapterTables
+from ops.reference import ReferenceOps
+from workers.execution.engine import Engine
+from workers.execution.model_runner import ModelRunner
+from workers.execution.observer import NoObserver
+from workers.execution.token_buffer import TokenBuffer
+from workers.models.checkpoint import expected_tensors
+from workers.models.decoder import Decoder
+from workers.models.plan import ModelPlan
+from workers.scheduling.intake import OpenIntake
+from workers.scheduling.policy import FifoPolicy
+from workers.scheduling.scheduler import Scheduler
+from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams, SequenceOutput
+
+CONFIG = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "eos_token_id": 0}
+CONFIG |= {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+CONFIG |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
+RANK, NUM_PAGES, SIZES = 4, 32, {"max_num_seqs": 4, "max_batched_tokens": 64}
+
+
+def random_model(folder: Path, ops: ReferenceOps) -> Decoder:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    plan = ModelPlan.read(folder, "model", torch.float32)
+    weights = {name: torch.randn(shape) / 4 for name, shape in expected_tensors(plan.spec)}
+    save_file(weights, folder / "model.safetensors")
+    return Decoder.load(plan, ops)
+
+
+def random_adapters(model: Decoder, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:
+    """Returns the factors' bytes, and where each is in memory if the first is at `begin`."""
+    shape = model.plan.shape
+    size = count, shape.num_layers, len(shape.projections)
+    a, b, end = torch.zeros(size).long(), torch.zeros(size).long(), begin
+    for at in torch.cartesian_prod(*map(torch.arange, size)).tolist():
+        k, n = shape.projection_shape(at[1], shape.projections[at[2]])
+        a[*at], b[*at], end = end, end + 4 * RANK * k, end + 4 * RANK * (k + n)
+    factors = (torch.randn((end - begin) // 4) / 4).view(torch.uint8)
+    return factors, AdapterTables(a, b, torch.full(size, RANK).int())
+
+
+def run(names: list[str]) -> dict[int, list[int]]:
+    torch.manual_seed(0)
+    ops, adapters = ReferenceOps(), FixedAdapters(dict.fromkeys(names, RANK))
+    buffer = TokenBuffer(SIZES["max_num_seqs"], 128, ops.device)
+    with tempfile.TemporaryDirectory() as folder:
+        model = random_model(Path(folder), ops)
+    page = model.plan.kv_layout.page_bytes
+    kv = KVCache(Arena(NUM_PAGES * page, 4 * page, first_byte=page), "model", page)
+    pages = torch.zeros((NUM_PAGES + 1) * page, dtype=torch.uint8)
+    factors, tables = random_adapters(model, len(names), len(pages))
+    runner = ModelRunner(model, ops, torch.cat([pages, factors]), buffer, tables)
+    scheduler = Scheduler(kv, adapters, buffer, FifoPolicy(64), OpenIntake(), **SIZES)
+    parts = ModelInfo("model", "model", 128), scheduler, runner, kv, adapters, NoObserver()
+    engine = Engine(*parts, vocab_size=64, end_tokens=frozenset([0]), clock=time.monotonic)
+    params = SamplingParams(8, seed=0, temperature=0.0)
+    for number, ref in enumerate([None, *map(AdapterRef, names)]):
+        engine.submit(0, Generate(number, "", "model", [1, 2, 3], params, "", adapter=ref))
+    tokens: dict[int, list[int]] = {number: [] for number in range(1 + len(names))}
+    while engine.has_work:
+        outputs = (event for _, event in engine.step() if isinstance(event, SequenceOutput))
+        for output in outputs:
+            tokens[output.id] += output.tokens
+    return tokens
+
+
+if __name__ == "__main__":
+    print(run(["polite", "rude"]))
