@@ -206,7 +206,8 @@ def timed(
     num_tokens: int = 0,
 ) -> tuple[float, float]:
     """Returns the seconds of a step, and the microseconds in which the host works for it.
-    num_tokens: that each sequence may generate; by default four times as many as there are steps."""
+    num_tokens: that each sequence may generate; by default four times as many as
+    there are steps."""
     max_tokens = num_tokens or 4 * num_steps
     params = SamplingParams(max_tokens, seed=0, temperature=0.0, ignore_eos=True)
     for number in range(rows):

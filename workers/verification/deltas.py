@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adapters.pool.tiers import AdapterLease
+from adapters.pool.source import AdapterLease
 from ops.base import DeviceEvent, FusedLinear
 from workers.execution.model_runner import ModelRunner
 from workers.execution.upload import upload
