@@ -34,21 +34,21 @@ RANK, NUM_PAGES, SIZES = 4, 32, {"max_num_seqs": 4, "max_batched_tokens": 64}
 def random_model(folder: Path, ops: ReferenceOps) -> Decoder:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     plan = ModelPlan.read(folder, "model", torch.float32)
-    weights = {name: torch.randn(shape) / 4 for name, shape in expected_tensors(plan.spec)}
+    weights = {name: torch.randn(shape) / 2 for name, shape in expected_tensors(plan.spec)}
     save_file(weights, folder / "model.safetensors")
     return Decoder.load(plan, ops)
 
 
 def random_adapters(model: Decoder, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:
     """Returns the factors' bytes, and where each is in memory if the first is at `begin`."""
-    shape = model.plan.shape
-    size = count, shape.num_layers, len(shape.projections)
-    a, b, end = torch.zeros(size).long(), torch.zeros(size).long(), begin
-    for at in torch.cartesian_prod(*map(torch.arange, size)).tolist():
+    shape, end = model.plan.shape, begin
+    size = count, shape.num_layers + 1, len(shape.projections)
+    a, b, rank = torch.zeros(3, *size).long()
+    for at in torch.nonzero(torch.ones(size)[:, :-1]).tolist():
         k, n = shape.projection_shape(at[1], shape.projections[at[2]])
-        a[*at], b[*at], end = end, end + 4 * RANK * k, end + 4 * RANK * (k + n)
-    factors = (torch.randn((end - begin) // 4) / 4).view(torch.uint8)
-    return factors, AdapterTables(a, b, torch.full(size, RANK).int())
+        a[*at], b[*at], rank[*at], end = end, end + 4 * RANK * k, RANK, end + 4 * RANK * (k + n)
+    factors = torch.randn((end - begin) // 4) / 2
+    return factors.view(torch.uint8), AdapterTables(a, b, rank.int())
 
 
 def run(names: list[str]) -> dict[int, list[int]]:
