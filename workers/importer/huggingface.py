@@ -188,12 +188,10 @@ def _copy_weights(
 def _stored(
     tensors: Mapping[str, FileTensor | DequantizedTensor], weight_format: ImportFormat
 ) -> dict[str, StoredTensor]:
-    """Returns what is written of each tensor: its numbers, unless they are quantised."""
+    """Returns what is written of each tensor."""
     if weight_format not in INTO:
-        return {
-            name: StoredTensor(np.dtype(NUMPY_TYPES[tensor.dtype]), tensor.shape, tensor.read)
-            for name, tensor in tensors.items()
-        }
+        keeps = weight_format == "keep"
+        return dict(_unchanged(name, tensor, keeps) for name, tensor in tensors.items())
     stored: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         format = target_format(name, tensor.shape, weight_format)
@@ -208,6 +206,20 @@ def _stored(
                 lambda t=tensor, format=format: quantized(t.read_floats(), format),
             )
     return stored
+
+
+def _unchanged(
+    name: str, tensor: FileTensor | DequantizedTensor, keeps_integers: bool
+) -> tuple[str, StoredTensor]:
+    """Returns a tensor's name in the file and its numbers, or its integers in blocks if asked and
+    if a format holds them exactly."""
+    read = tensor.read_integers if isinstance(tensor, DequantizedTensor) else None
+    if keeps_integers and read is not None and (format := read().format()) is not None:
+        blocks = block_shape((tensor.shape[0], tensor.shape[1]), format)
+        return f"{name}.{format.name}", StoredTensor(
+            np.dtype(np.uint8), blocks, lambda: read().blocks(format)
+        )
+    return name, StoredTensor(np.dtype(NUMPY_TYPES[tensor.dtype]), tensor.shape, tensor.read)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
