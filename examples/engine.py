@@ -18,7 +18,7 @@ from workers.execution.model_runner import ModelRunner
 from workers.execution.observer import NoObserver
 from workers.execution.token_buffer import TokenBuffer
 from workers.models.checkpoint import expected_tensors
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 from workers.scheduling.intake import OpenIntake
 from workers.scheduling.policy import FifoPolicy
@@ -36,7 +36,7 @@ def random_model(folder: Path, ops: ReferenceOps) -> Decoder:
     plan = ModelPlan.read(folder, "model", torch.float32)
     weights = {name: torch.randn(shape) / 2 for name, shape in expected_tensors(plan.spec)}
     save_file(weights, folder / "model.safetensors")
-    return Decoder.load(plan, ops)
+    return load_model(plan, ops)
 
 
 def random_adapters(model: Decoder, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:

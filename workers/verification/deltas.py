@@ -33,7 +33,10 @@ def launch_deltas(
     -> y [T, sum(fused.widths)].
     DType: float32 in and out, ids int32, on the host.
     """
-    ops, num_tokens = runner.ops, len(inputs[0][1])
+    ops = runner.ops
+    if not inputs:
+        return LaunchedDeltas([], ops.record_event())
+    num_tokens = len(inputs[0][1])
     lora = runner.lora(lease, num_tokens)
     rows = upload([x.numpy() for _, x in inputs], ops.device)
     deltas: list[Tensor] = []

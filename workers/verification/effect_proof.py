@@ -25,7 +25,9 @@ from ops.base import EMBEDDING, HEAD, FusedLinear
 from ops.block_matrix import densify
 from workers.models.checkpoint import Checkpoint
 from workers.models.spec import ModelSpec
+from workers.models.transformers_spec import TransformersSpec
 from workers.verification.scoring import score_tokens
+from workers.verification.transformers_scoring import score_with_transformers
 
 SEED = 20250923
 PROBE_TOKENS = 16
@@ -84,7 +86,7 @@ class EffectProof:
         self,
         store: Store,
         folder: Path,
-        spec: ModelSpec,
+        spec: ModelSpec | TransformersSpec,
         shape: BaseModelShape,
         layout: ImageLayout,
     ) -> None:
@@ -103,7 +105,7 @@ class EffectProof:
         """Rows x of each width, float32 [PROBE_ROWS, width], exact in bfloat16."""
         self.inputs = [
             [(fused, self._rows_of(fused.in_features)) for fused in _fused_linears(shape, layer)]
-            for layer in range(shape.num_layers)
+            for layer in range(shape.num_layers + bool(shape.linears))
         ]
         """The fused linears of each layer, and their x. The layer after the last one has the output
         matrix and the embedding, whose x are token ids, int32 [PROBE_ROWS]."""
@@ -171,9 +173,11 @@ class EffectProof:
                         )
 
     def _score(self, factors: Factors | None) -> Tensor:
-        after = score_tokens(
-            self._folder, self._spec, self._shape, self.layout.dtype, self.tokens, factors
-        )
+        dtype = self.layout.dtype
+        if isinstance(self._spec, ModelSpec):
+            after = score_tokens(self._folder, self._spec, self._shape, dtype, self.tokens, factors)
+        else:
+            after = score_with_transformers(self._folder, self._spec, dtype, self.tokens, factors)
         return after[:-1].gather(1, torch.tensor(self.tokens[1:]).unsqueeze(1)).squeeze(1)
 
     def check_deltas(self, expected: Expected, deltas: list[list[Tensor]]) -> str | None:
