@@ -36,8 +36,11 @@ def import_tiny(source: Path, tmp_path: Path) -> ModelPlan:
 def linear_names(plan: ModelPlan) -> str:
     """Returns a pattern of the paths of all linears that take LoRA. Of a name such as `down_proj`
     peft would adapt the fused experts too, and of Ernie's MLPs it does so in any case."""
-    tied = plan.shape.tie_word_embeddings
-    linears = [linear for linear in plan.shape.linears if not (tied and linear.path == "lm_head")]
+    linears = [*plan.shape.linears]
+    if plan.shape.tie_word_embeddings or plan.spec.model_type == "phi":
+        # Of a tied output matrix peft would adapt the embedding too, and with one that has a bias
+        # it saves that bias, which is refused.
+        linears = [linear for linear in linears if linear.path != "lm_head"]
     if plan.spec.model_type == "ernie4_5_moe":
         linears = [linear for linear in linears if "self_attn" in linear.path]
     return "|".join(linear.path.replace(".", r"\.") for linear in linears)
