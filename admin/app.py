@@ -27,6 +27,7 @@ from admin.quotas.routes import (
     OwnQuotaController,
     TenantQuotaController,
 )
+from admin.signing_keys.routes import SigningKeyController
 from admin.tenants.routes import TenantController
 from admin.uploads.routes import UploadController
 from admin.usage.organization_routes import OrganizationController
@@ -72,6 +73,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         TenantQuotaController,
         KeyQuotaController,
         PriceController,
+        SigningKeyController,
         WorkerController,
         show_overview,
     ]

@@ -31,6 +31,7 @@ from loraplex.commands.roles import (
     serve_command,
     worker_command,
 )
+from loraplex.commands.signing_keys import signing_key_group
 from loraplex.commands.tenants import key_group, tenant_group
 from loraplex.commands.top import status_command, top_command
 from loraplex.commands.usage import usage_command
@@ -56,7 +57,15 @@ for command in (
     *(serve_command, gateway_command, worker_command, admin_command, migrate_command),
     *(quickstart_command, bootstrap_command, config_command, doctor_command),
     *(completion_command,),
-    *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
+    *(
+        tenant_group,
+        key_group,
+        signing_key_group,
+        audit_group,
+        adapter_group,
+        model_group,
+        chat_command,
+    ),
     *(quota_group, price_group, usage_command, workers_group, bench_command),
     *(status_command, top_command),
 ):

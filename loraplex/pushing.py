@@ -3,6 +3,7 @@ a lost connection."""
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import random
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from adapters.format.signature import sign
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
 from admin.adapters.serving_data import check_names, parse_serving
 from loraplex.adapter_folder import check_folder
@@ -34,7 +36,8 @@ Version = dict[str, Any]
 
 
 def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallback) -> Version:
-    """Uploads a folder and returns the version, ready or not. `fields` are those of the route.
+    """Uploads a folder and returns the version, ready or not. `fields` are those of the route, and
+    `sign`, a private key to sign the content with.
 
     Errors that do not depend on the files are raised before they are sent. Waits while too many
     uploads are in progress. `report` gets the number of bytes sent. Raises ApiFailure.
@@ -47,6 +50,10 @@ def _push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallba
     files = [folder / CONFIG_NAME, folder / WEIGHTS_NAME]
     check_folder(folder, tell)
     _check(api, fields)
+    if (key := fields.get("sign")) is not None:
+        signature = base64.b64encode(sign(key, content_digest(AdapterFiles.in_folder(folder))))
+        fields = {**fields, "signature": signature.decode()}
+        del fields["sign"]
     is_large = num_bytes(folder) > IN_PIECES_ABOVE
     deadline = time.monotonic() + PATIENCE_S
     while True:

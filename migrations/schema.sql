@@ -59,6 +59,8 @@ CREATE TABLE adapter_versions (
     retired_at timestamp with time zone,
     retired_generation bigint,
     expires_at timestamp with time zone,
+    signed_by text,
+    signature bytea,
     CONSTRAINT adapter_versions_complete CHECK (
 CASE
     WHEN (state = ANY (ARRAY['proving'::text, 'ready'::text])) THEN ((num_nonnulls(digest, base_name, manifest) = 3) AND (error IS NULL))
@@ -66,10 +68,13 @@ CASE
     WHEN (state = 'retired'::text) THEN ((retired_at IS NOT NULL) AND (retired_generation IS NOT NULL))
     ELSE true
 END),
+    CONSTRAINT adapter_versions_signature_check CHECK ((length(signature) = 64)),
+    CONSTRAINT adapter_versions_signed CHECK ((num_nulls(signed_by, signature) = ANY (ARRAY[0, 2]))),
     CONSTRAINT adapter_versions_state_check CHECK ((state = ANY (ARRAY['uploading'::text, 'validating'::text, 'proving'::text, 'ready'::text, 'rejected'::text, 'retired'::text]))),
     CONSTRAINT adapter_versions_version_check CHECK ((version > 0)),
     CONSTRAINT adapter_versions_pkey PRIMARY KEY (tenant_id, name, version),
     CONSTRAINT adapter_versions_base_name_fkey FOREIGN KEY (base_name) REFERENCES base_models(name),
+    CONSTRAINT adapter_versions_signed_by_fkey FOREIGN KEY (tenant_id, signed_by) REFERENCES signing_keys(tenant_id, id),
     CONSTRAINT adapter_versions_tenant_id_name_fkey FOREIGN KEY (tenant_id, name) REFERENCES adapters(tenant_id, name) ON DELETE CASCADE
 );
 CREATE INDEX adapter_versions_base ON adapter_versions USING btree (base_name);
@@ -77,6 +82,7 @@ CREATE UNIQUE INDEX adapter_versions_content ON adapter_versions USING btree (te
 CREATE INDEX adapter_versions_digest ON adapter_versions USING btree (digest);
 CREATE INDEX adapter_versions_ephemeral ON adapter_versions USING btree (expires_at) WHERE ((state = 'ready'::text) AND (expires_at IS NOT NULL));
 CREATE INDEX adapter_versions_rejected ON adapter_versions USING btree (tenant_id, created_at) WHERE (state = 'rejected'::text);
+CREATE INDEX adapter_versions_signed ON adapter_versions USING btree (tenant_id, signed_by) WHERE (signed_by IS NOT NULL);
 CREATE INDEX adapter_versions_unsettled ON adapter_versions USING btree (state) WHERE (state = ANY (ARRAY['proving'::text, 'retired'::text]));
 CREATE TRIGGER a_bump BEFORE INSERT OR DELETE OR UPDATE OR TRUNCATE ON adapter_versions FOR EACH STATEMENT EXECUTE FUNCTION bump_catalog();
 CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE ON adapter_versions FOR EACH ROW EXECUTE FUNCTION audit_change('version', 'name,version', 'manifest,serving,ready_generation,retired_generation');
@@ -469,12 +475,32 @@ CREATE TABLE schema_migrations (
 );
 GRANT SELECT ON TABLE schema_migrations TO loraplex_app;
 
+CREATE TABLE signing_keys (
+    id text NOT NULL,
+    tenant_id text NOT NULL,
+    name entity_name NOT NULL,
+    public_key bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    revoked_at timestamp with time zone,
+    CONSTRAINT signing_keys_id_check CHECK ((id ~ '^sig_[0-9A-Za-z]{12}$'::text)),
+    CONSTRAINT signing_keys_public_key_check CHECK ((length(public_key) = 32)),
+    CONSTRAINT signing_keys_pkey PRIMARY KEY (id),
+    CONSTRAINT signing_keys_tenant_id_id_key UNIQUE (tenant_id, id),
+    CONSTRAINT signing_keys_tenant_id_public_key_key UNIQUE (tenant_id, public_key),
+    CONSTRAINT signing_keys_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES tenants(id) ON DELETE CASCADE
+);
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE ON signing_keys FOR EACH ROW EXECUTE FUNCTION audit_change('signing_key', 'id', '');
+ALTER TABLE signing_keys ENABLE ROW LEVEL SECURITY;
+CREATE POLICY tenant ON signing_keys TO loraplex_app USING (((( SELECT current_setting('loraplex.tenant'::text, true) AS current_setting) = '*'::text) OR (tenant_id = ( SELECT current_setting('loraplex.tenant'::text, true) AS current_setting))));
+GRANT SELECT,INSERT,UPDATE ON TABLE signing_keys TO loraplex_app;
+
 CREATE TABLE tenants (
     id text NOT NULL,
     name entity_name NOT NULL,
     sharing_group entity_name,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     pin_bytes bigint DEFAULT 0 NOT NULL,
+    require_signature boolean DEFAULT false NOT NULL,
     CONSTRAINT tenants_id_check CHECK ((id ~ '^ten_[0-9A-Za-z]{12}$'::text)),
     CONSTRAINT tenants_name_check CHECK (((name)::text !~ '^ten_'::text)),
     CONSTRAINT tenants_pin_bytes_check CHECK ((pin_bytes >= 0)),
@@ -716,7 +742,7 @@ BEGIN
     verb := CASE
         WHEN kind = 'alias' AND TG_OP = 'INSERT' THEN becomes ->> 'reason'
         WHEN kind = 'key' AND TG_OP = 'INSERT' AND becomes ->> 'replaces' IS NOT NULL THEN 'rotate'
-        WHEN kind = 'key' AND TG_OP = 'UPDATE' AND logged ? 'revoked_at' THEN 'revoke'
+        WHEN kind IN ('key', 'signing_key') AND TG_OP = 'UPDATE' AND logged ? 'revoked_at' THEN 'revoke'
         WHEN kind = 'version' AND TG_OP = 'UPDATE' AND logged ? 'state' THEN becomes ->> 'state'
         ELSE (ARRAY['create', 'update', 'delete'])[array_position(ARRAY['INSERT', 'UPDATE', 'DELETE'], TG_OP)] END;
     INSERT INTO audit_log (tenant_id, action, object, details)

@@ -32,8 +32,10 @@ SELECT name, digest, shape, max_model_len, residency, created_at FROM base_model
 
 -- name: catalog_versions
 SELECT tenant_id, name, version, created_at, digest, base_name, serving, expires_at IS NOT NULL AS is_ephemeral,
-       coalesce(manifest -> 'invocation_tokens', '[]') AS invocation_tokens
-FROM adapter_versions WHERE state = 'ready' AND ($1::text[] IS NULL OR tenant_id = ANY ($1) AND name = ANY ($2::text[]))
+       coalesce(manifest -> 'invocation_tokens', '[]') AS invocation_tokens, signature,
+       (SELECT public_key FROM signing_keys k WHERE (k.tenant_id, k.id) = (v.tenant_id, v.signed_by)) AS public_key
+FROM adapter_versions v
+WHERE state = 'ready' AND ($1::text[] IS NULL OR tenant_id = ANY ($1) AND name = ANY ($2::text[]))
 ORDER BY tenant_id, name, version;
 
 -- name: catalog_aliases

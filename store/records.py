@@ -91,6 +91,8 @@ class Tenant(msgspec.Struct, frozen=True):
     """Unique name that people use, as in `tenant/adapter`."""
     sharing_group: str | None = None
     """Tenants of one group share cached prefixes. None shares with no other tenant."""
+    require_signature: bool = False
+    """Whether only signed adapters are accepted. Gateways do not load it."""
     created_at: datetime | None = None
     deleted_at: datetime | None = None
 
@@ -277,6 +279,10 @@ class ServedVersion(msgspec.Struct, frozen=True):
     """Token ids that switch an activated LoRA on, from its manifest."""
     is_ephemeral: bool = False
     """Whether it is loaded for a limited time, without verification."""
+    signature: bytes | None = None
+    """Signature of its content, which workers check. None if it is not signed."""
+    public_key: bytes | None = None
+    """Key that made the signature."""
 
 
 class Alias(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "adapters.manifest",
         "adapters.format.module_list",
         "adapters.format.patterns",
+        "adapters.format.signature",
         "adapters.format.strict_json",
         "adapters.format.validator",
         "adapters.errors",

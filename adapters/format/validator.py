@@ -24,11 +24,11 @@ from adapters.format.module_list import ListedModule
 from adapters.format.patterns import cpu_limit
 from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
 from adapters.manifest import OUTER, AdapterManifest, BaseModelShape
-from adapters.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from _typeshed import SupportsRead
     from numpy.typing import NDArray
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -151,7 +151,7 @@ def content_digest(files: AdapterFiles) -> str:
         return digest_streams(_read_config(files.config), file, files.weights.stat().st_size)
 
 
-def digest_streams(raw_config: bytes, weights: Readable, file_bytes: int) -> str:
+def digest_streams(raw_config: bytes, weights: SupportsRead[bytes], file_bytes: int) -> str:
     """`content_digest` of a configuration and of weights that have so many bytes."""
     digest = _start_digest(raw_config, file_bytes)
     while chunk := weights.read(CHUNK_BYTES):

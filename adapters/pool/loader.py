@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from adapters.errors import AdapterRejected, AdapterUnavailable
+from adapters.format.signature import is_signed
 from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import BaseModelShape
 from adapters.pool.host_slab import HostSlab
 from adapters.pool.image import AdapterImage, ImageCache, ImageCorrupt
 from adapters.pool.lora import ImageLayout, pack
+from adapters.pool.source import Signed
 from adapters.store.folder import DIGEST, NotInStore, Store
 from ops.base import Ops
 
@@ -45,14 +47,25 @@ class AdapterLoader:
     def is_cached(self, digest: str) -> bool:
         return self._cache.has(self.layout.version, digest)
 
-    def fetch(self, digest: str, proved: str = "", *, keeps_file: bool = True) -> AdapterImage:
+    def fetch(
+        self,
+        digest: str,
+        proved: str = "",
+        signed: Signed | None = None,
+        *,
+        keeps_file: bool = True,
+    ) -> AdapterImage:
         """Loads an image to the host: the cached one, or one packed from the store.
 
         proved: checksum that the image must have, if not empty; a cached one with another is
-        rebuilt. keeps_file: whether a packed image is written to the cache.
+        rebuilt. signed: signature that the content must have, if any. keeps_file: whether a packed
+        image is written to the cache.
         """
         if not DIGEST.fullmatch(digest):
             raise AdapterUnavailable("adapter.store.missing", "not a digest")
+        if signed and not is_signed(signed.public_key, signed.signature, digest):
+            message = f"the signature of adapter {digest} is not of its key"
+            raise AdapterUnavailable("adapter.signature.invalid", message)
         image = self._cache.load(self.layout.version, digest)
         if image is None or proved not in ("", image.checksum):
             image = self._build(digest, proved, keeps_file)

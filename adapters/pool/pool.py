@@ -352,7 +352,7 @@ class AdapterPool:
             reuse = self._requests.of(ref.digest)
             entry = self._entries[ref.digest] = AdapterEntry(ref.digest, self, reuse)
         entry.name = ref.name or entry.name
-        entry.is_ephemeral = ref.is_ephemeral
+        entry.is_ephemeral, entry.signed = ref.is_ephemeral, ref.signed
         if ref.checksum not in ("", entry.proved) and not (entry.is_proved or entry.loading):
             entry.proved, entry.failure = ref.checksum, None
         if entry.is_wrong and not entry.leases and entry.loading is None:
@@ -413,9 +413,8 @@ class AdapterPool:
             return
         if entry.image_bytes and self._host.victims(entry) is None:
             return
-        work = partial(
-            self._loader.fetch, entry.digest, entry.proved, keeps_file=not entry.is_ephemeral
-        )
+        asked = entry.digest, entry.proved, entry.signed
+        work = partial(self._loader.fetch, *asked, keeps_file=not entry.is_ephemeral)
         entry.load_times.source = self._far_tier(entry.digest)
         entry.load_times.fetch_begun_s = self._clock()
         self._submit(self._fetches, entry, work)

@@ -15,6 +15,16 @@ Tier = Literal["store", "disk", "host", "device", "loading"]
 """store: in no nearer tier, known only for the failure of its last load."""
 
 
+class Signed(Protocol):
+    """Signature of a content, and the ed25519 key that made it."""
+
+    @property
+    def public_key(self) -> bytes: ...
+
+    @property
+    def signature(self) -> bytes: ...
+
+
 class AdapterRef(Protocol):
     """Immutable adapter version."""
 
@@ -35,6 +45,9 @@ class AdapterRef(Protocol):
     def is_ephemeral(self) -> bool:
         """Whether the version is temporary, so that its image is not cached as a file."""
         ...
+
+    @property
+    def signed(self) -> Signed | None: ...
 
 
 class Load(NamedTuple):

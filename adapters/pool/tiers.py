@@ -10,7 +10,7 @@ import msgspec
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import build_s, copy_s, fetch_s
-from adapters.pool.source import LoadTimes, Tier
+from adapters.pool.source import LoadTimes, Signed, Tier
 from memory.accounts import NO_TENANT
 from memory.allocations import Allocation
 from memory.copy_queue import Copy
@@ -60,6 +60,8 @@ class AdapterEntry:
     name: str = ""
     is_ephemeral: bool = False
     """Whether the last request had it as an ephemeral version."""
+    signed: Signed | None = None
+    """Signature of the last request's version, which the next fetch checks."""
     account: str = NO_TENANT.name
     """Tenant that last requested it and is charged for its bytes."""
     image: AdapterImage | None = None

@@ -13,9 +13,11 @@ import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from adapters.readable import Readable
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
+
 
 Kind = Literal["adapters", "models"]
 
@@ -78,7 +80,9 @@ class Store(Protocol):
         cache. Raises NotInStore."""
         ...
 
-    def open_adapter_file(self, digest: str, name: str) -> AbstractContextManager[Readable]:
+    def open_adapter_file(
+        self, digest: str, name: str
+    ) -> AbstractContextManager[SupportsRead[bytes]]:
         """Opens one of the adapter's files. Raises NotInStore."""
         ...
 
@@ -151,7 +155,9 @@ class LocalStore:
         folder = self._existing("adapters", digest)
         return {file.name: file.stat().st_size for file in folder.iterdir()}
 
-    def open_adapter_file(self, digest: str, name: str) -> AbstractContextManager[Readable]:
+    def open_adapter_file(
+        self, digest: str, name: str
+    ) -> AbstractContextManager[SupportsRead[bytes]]:
         return (self._existing("adapters", digest) / name).open("rb")
 
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:

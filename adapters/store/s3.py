@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import boto3
 import msgspec
@@ -27,7 +27,6 @@ from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from adapters.readable import Readable
 from adapters.store.folder import (
     WEIGHTS_SUFFIX,
     Kind,
@@ -44,6 +43,9 @@ CONFIG = Config(
     # Supported by every server with this interface, whatever its host name.
     s3={"addressing_style": "path"},
 )
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
 UNFINISHED_S = 24 * 3600.0
 """Age in seconds at which files of no entry count as left by a writer that died."""
 SWEEP_S = 3600.0
@@ -151,7 +153,7 @@ class ObjectStore:
         return sizes
 
     @contextlib.contextmanager
-    def open_adapter_file(self, digest: str, name: str) -> Generator[Readable]:
+    def open_adapter_file(self, digest: str, name: str) -> Generator[SupportsRead[bytes]]:
         key = self._file("adapters", digest, self._entry("adapters", digest), name)
         with _translated_errors():
             found = self._client.get_object(Bucket=self._bucket, Key=key)

@@ -14,6 +14,7 @@ from admin.adapters import retirement, versions
 from admin.adapters.aliases import PRODUCTION
 from admin.adapters.retirement import Retirement
 from admin.adapters.versions import NewVersion, VersionDetails
+from admin.signing_keys.signing_keys import check_signature
 from store.database import Connection
 from store.errors import Conflict, Invalid, NotFound
 from store.queries import lock_catalog, sql
@@ -59,12 +60,14 @@ async def add_ephemeral(
 ) -> VersionDetails:
     """Adds a ready ephemeral version, and retires those beyond the limit.
 
-    Raises the errors of `check_name`, AlreadyExists if a base model has the name, and Conflict if
-    the tenant's quota has no room.
+    Raises the errors of `check_name`, AlreadyExists if a base model has the name, Conflict if the
+    tenant's quota has no room, and Forbidden if the tenant requires signatures, which vLLM's routes
+    do not have.
     """
     await lock_catalog(connection)
     await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
     numbers = await check_name(connection, new.tenant_id, new.name, in_place=in_place)
+    await check_signature(connection, new.tenant_id, new.manifest.digest, None)
     too_many = numbers[retention.max_versions - 1 :]
     if too_many:
         await retirement.retire_versions(connection, new.tenant_id, new.name, too_many)

@@ -103,6 +103,10 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     retired_at: datetime | None
     expires_at: datetime | None
     """Time at which an ephemeral version is retired. null for other versions."""
+    signed_by: str | None
+    """Id of the key that signed the content. null if it is not signed."""
+    signing_key_revoked_at: datetime | None
+    """When that key was revoked."""
     effect_proof: Literal["passed", "pending", "failed", "skipped"]
     """Whether a worker has verified the version's effect. `skipped` for an ephemeral version."""
     serving: ServingView

@@ -13,6 +13,7 @@ import msgspec
 
 from adapters.manifest import AdapterManifest
 from admin.adapters import aliases
+from admin.signing_keys.signing_keys import check_signature
 from store.database import Connection
 from store.errors import Conflict, NotFound
 from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
@@ -37,6 +38,8 @@ class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
     alias: str | None = None
     """Alias that points to the version as soon as it is ready."""
     key_id: str | None = None
+    signature: bytes | None = None
+    """Detached signature of the content."""
     approves_template: bool = False
     """Whether the chat template is approved."""
 
@@ -65,6 +68,9 @@ class VersionDetails(msgspec.Struct, frozen=True, kw_only=True):
     retired_at: datetime | None = None
     expires_at: datetime | None = None
     """Time at which an ephemeral version is retired. None for other versions."""
+    signed_by: str | None = None
+    """Id of the signing key. None if the version is not signed."""
+    signing_key_revoked_at: datetime | None = None
     attempts: int | None = None
     """Number of verifications begun."""
     detail: str | None = None
@@ -108,17 +114,24 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
     """Returns a version with this content and serving data, and whether it is new.
 
     A new version waits for verification even if another with the same content is verified, so that
-    a tenant's upload never reveals other tenants' uploads. Raises AlreadyExists if a base model has
-    the name, and Conflict for the alias or if the tenant's quota has no room.
+    a tenant's upload never reveals other tenants' uploads. An existing version takes the signature.
+    Raises AlreadyExists if a base model has the name, Conflict for the alias or if the tenant's
+    quota has no room, and the errors of `check_signature`.
     """
     await lock_catalog(connection)
     await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
     digest = new.manifest.digest
+    signed = await check_signature(connection, new.tenant_id, digest, new.signature)
     row = await connection.fetchrow(
         sql["version_find_content"],
         *(new.tenant_id, new.name, new.base_name, digest, new.serving),
     )
     if row is not None:
+        if signed is not None:
+            place = new.tenant_id, new.name, row["version"]
+            await connection.execute(
+                sql["version_sign"], *place, signed.signed_by, signed.signature
+            )
         await _want_alias(connection, new, row["version"], row["state"])
         found = await find_version(connection, new.tenant_id, new.name, row["version"])
         return found, False
@@ -129,6 +142,7 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
         sql["version_insert"],
         *(*key, AdapterState.PROVING, digest, new.base_name, new.manifest, None),
         *(new.serving, new.alias, new.key_id),
+        *(None if signed is None else signed.signed_by, new.signature),
     )
     await connection.execute(sql["version_prove"], *key, new.base_name)
     return await find_version(connection, *key), True

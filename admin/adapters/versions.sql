@@ -4,8 +4,9 @@ RETURNING last_version;
 
 -- name: version_insert
 INSERT INTO adapter_versions
-    (tenant_id, name, version, state, digest, base_name, manifest, error, serving, wanted_alias, uploaded_by)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
+    (tenant_id, name, version, state, digest, base_name, manifest, error, serving, wanted_alias, uploaded_by,
+     signed_by, signature)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
 
 -- name: version_prove
 INSERT INTO version_proving (tenant_id, name, version, detail)
@@ -24,6 +25,8 @@ WHERE tenant_id = $1 AND name = $2 AND base_name = $3 AND digest = $4 AND servin
 -- $3: where the page before ended; $4: limit, or null; $5: the one that is asked for, or null.
 SELECT v.tenant_id, v.name, v.version, version_state(v.state, v.serving) AS state, v.created_at, v.digest, v.base_name,
        v.manifest, v.error, v.serving, v.wanted_alias, v.uploaded_by, v.retired_at, v.expires_at, p.attempts, p.detail,
+       v.signed_by, (SELECT revoked_at FROM signing_keys k
+                     WHERE (k.tenant_id, k.id) = (v.tenant_id, v.signed_by)) AS signing_key_revoked_at,
        version_state(v.state, v.serving) = 'ready' AND NOT EXISTS (
            SELECT FROM gateways g
            WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served

@@ -77,6 +77,9 @@ class TenantController(Controller):
             changed = await _checked(connection, tenant, if_match)
             if data.sharing_group is not msgspec.UNSET:
                 changed = await tenants.set_sharing_group(connection, changed, data.sharing_group)
+            if data.require_signature is not msgspec.UNSET:
+                required = data.require_signature
+                changed = await tenants.set_require_signature(connection, changed, required)
         return tagged(TenantView.of(changed))
 
     @delete("/{tenant:str}", guards=[requires(ADMIN)], status_code=200)

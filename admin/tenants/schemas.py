@@ -25,12 +25,16 @@ class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sharing_group: EntityName | msgspec.UnsetType | None = msgspec.UNSET
     """Tenants of one group share cached prefixes. null shares with no other tenant."""
+    require_signature: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether only adapters signed with one of the tenant's keys are accepted."""
 
 
 class TenantView(msgspec.Struct, frozen=True):
     id: str
     name: str
     sharing_group: str | None
+    require_signature: bool
+    """Whether only adapters signed with one of the tenant's keys are accepted."""
     created_at: datetime | None
     deleted_at: datetime | None = None
     """When the tenant was deleted. Its usage is kept."""

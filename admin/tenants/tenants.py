@@ -55,6 +55,11 @@ async def set_sharing_group(
     return await fetch_one(connection, Tenant, "tenant_set_sharing_group", *values)
 
 
+async def set_require_signature(connection: Connection, tenant: Tenant, required: bool) -> Tenant:
+    """Sets whether only signed adapters are accepted."""
+    return await fetch_one(connection, Tenant, "tenant_set_require_signature", tenant.id, required)
+
+
 async def delete_tenant(connection: Connection, tenant: Tenant) -> None:
     """Deletes a tenant with its keys and adapters."""
     await connection.execute(sql["quotas_lock"], tenant.id)

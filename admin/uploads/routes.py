@@ -33,6 +33,7 @@ from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
 from admin.models import models
 from admin.schemas import Deleted, Page, page
+from admin.signing_keys.signing_keys import parse_signature
 from admin.uploads.resumable import PartialUpload
 from admin.uploads.schemas import RejectedUploadView, UploadCreate, UploadView, VersionCreate
 from admin.uploads.upload import MULTIPART, VersionFields, media_type
@@ -99,10 +100,10 @@ class UploadController(Controller):
 
         A form has the files peft writes, or one archive, and the fields name, model, tenant, alias,
         sha256, serving, folder_serving (what files beside it say: taken where `serving` says
-        nothing and the base model has another), approve_template; a JSON body has the same fields
-        and `upload`, the id. The version is ready, and `alias` points to it, when it has been
-        proved and the chat template, if it brings one, is approved. 201 for a new version; 200 and
-        the existing one if its content is already there.
+        nothing and the base model has another), signature, approve_template; a JSON body has the
+        same fields and `upload`, the id. The version is ready, and `alias` points to it, when it
+        has been proved and the chat template, if it brings one, is approved. 201 for a new version;
+        200 and the existing one if its content is already there.
         """
         plane = request.plane
         kind, options = media_type(request.headers.get("content-type", ""))
@@ -191,6 +192,7 @@ async def _make(
         serving=serving,
         alias=given.alias,
         key_id=request.user.id,
+        signature=parse_signature(given.signature),
         approves_template=given.approve_template == "true",
     )
     version, is_new = await plane.publish(new, staged, request.actor)
@@ -218,6 +220,7 @@ async def _check(
     check_names(given.name, given.model, given.alias)
     serving = await asyncio.to_thread(parse_serving, given.serving)
     found = await asyncio.to_thread(parse_serving, given.folder_serving, "folder_serving")
+    parse_signature(given.signature)
     if given.approve_template not in (None, "true", "false"):
         raise Invalid("true or false", "approve_template_invalid", "approve_template")
     if given.approve_template == "true" and request.user.tenant_id is not None:

@@ -55,6 +55,8 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alias: str | None = None
     sha256: str | None = None
     """Hex, of the archive."""
+    signature: str | None = None
+    """Base64 of the ed25519 signature of the content."""
     approve_template: bool = False
     """Lets the chat template run. Admin keys only."""
     serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -69,6 +71,7 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             model=self.model,
             tenant=self.tenant,
             alias=self.alias,
+            signature=self.signature,
             serving=_text(self.serving, "serving"),
             folder_serving=_text(self.folder_serving, "folder_serving"),
             approve_template="true" if self.approve_template else None,

@@ -77,6 +77,8 @@ class VersionFields(FormFields, kw_only=True):
     folder_serving: str | None = None
     """JSON of the same form: what files beside the adapter say. Taken where `serving` says nothing
     and the base model has another."""
+    signature: str | None = None
+    """Base64 of the ed25519 signature of the content."""
     approve_template: str | None = None
     """"true": lets the chat template run. Admin keys only."""
 

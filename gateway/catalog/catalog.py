@@ -33,7 +33,7 @@ from store.records import (
     Tenant,
 )
 from web.errors import Overloaded
-from workers.wire.protocol import AdapterRef, DesiredModel, ServiceClass
+from workers.wire.protocol import AdapterRef, AdapterSignature, DesiredModel, ServiceClass
 
 DEFAULT_ALIAS = "prod"
 NOTHING = ServingData()
@@ -81,7 +81,10 @@ class ResolvedModel(msgspec.Struct, frozen=True):
             return None
         name = f"{version.name}@{version.version}"
         checksum = self.checksums.get(layout, "")
-        return AdapterRef(version.digest, name, checksum, version.is_ephemeral)
+        signed = None
+        if version.signature is not None and version.public_key is not None:
+            signed = AdapterSignature(version.public_key, version.signature)
+        return AdapterRef(version.digest, name, checksum, version.is_ephemeral, signed)
 
     def chat_template(self) -> str | None:
         """Returns the version's own template, or None if the base model's applies. Raises

@@ -41,6 +41,8 @@ VERSIONS = (
     Column("max_rank", "rank", Kind.NUMBER),
     Column("file_bytes", "size", Kind.SIZE),
     Column("created_at", "created", Kind.AGE),
+    Column("signed_by", "signed by", Kind.ID),
+    Column("signing_key_revoked_at", "key revoked", Kind.AGE),
     Column("template", "template", Kind.WORD),
     Column("digest", "digest", Kind.ID),
 )
@@ -60,7 +62,12 @@ MOVES = (
     Column("detail", "detail", Kind.PROSE),
     Column("changed_by", "key", Kind.ID),
 )
-KINDS = {"file_bytes": Kind.SIZE, "created_at": Kind.AGE, "retired_at": Kind.AGE}
+KINDS = {
+    "file_bytes": Kind.SIZE,
+    "created_at": Kind.AGE,
+    "retired_at": Kind.AGE,
+    "signing_key_revoked_at": Kind.AGE,
+}
 PERCENT = click.IntRange(1, 99)
 
 completions_option = click.option(

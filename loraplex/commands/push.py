@@ -24,7 +24,7 @@ FIELDS = ("name", "model", "alias", "tenant", "serving", "approve_template", "we
 class Upload(NamedTuple):
     folder: Path
     fields: dict[str, Any]
-    """Fields of the upload route, and `weights_only`."""
+    """Fields of the upload route, and `weights_only` and `sign`, a private key."""
 
 
 class Pushed(NamedTuple):
@@ -63,6 +63,13 @@ class Pushed(NamedTuple):
     help="Take no chat template, end tokens or defaults from chat_template.jinja, "
     "tokenizer_config.json and generation_config.json of FOLDER.",
 )
+@click.option(
+    "--sign",
+    "key_file",
+    type=FILE,
+    metavar="KEYFILE",
+    help="Sign the content with this ed25519 private key (PEM or OpenSSH).",
+)
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE")
 @click.option(
     "--wait/--no-wait",
@@ -81,6 +88,7 @@ def push_command(
     chat_template: Path | None,
     approve_template: bool,
     weights_only: bool,
+    key_file: Path | None,
     metadata: tuple[str, ...],
     wait: bool,
     tenant: str | None,
@@ -92,6 +100,7 @@ def push_command(
     given: dict[str, Any] = {"model": model, "alias": alias, "tenant": tenant}
     given["serving"] = _serving(serving, chat_template, pairs("--metadata", metadata))
     given["approve_template"], given["weights_only"] = approve_template, weights_only
+    given["sign"] = key_file and _private_key(key_file)
     common = {key: value for key, value in given.items() if value}
     if name is not None and (len(folders) != 1 or manifest):
         raise click.UsageError("--name is of one FOLDER; several are named by their folders")
@@ -194,6 +203,17 @@ def _advise(version: Version, taken: str, tenant: str | None) -> None:
             f"{version['wanted_alias']} was not moved to {name}: it was moved since, or its pins"
             " would not fit"
         )
+
+
+def _private_key(file: Path) -> Any:
+    """Reads the key that signs. Raises UsageError."""
+    from adapters.format.signature import MAX_KEY_BYTES, KeyRefused, read_private_key
+
+    try:
+        with file.open("rb") as opened:
+            return read_private_key(opened.read(MAX_KEY_BYTES))
+    except KeyRefused as error:
+        raise click.UsageError(f"--sign {file}: {error}") from None
 
 
 def _listed(manifest: Path, common: dict[str, Any]) -> list[Upload]:

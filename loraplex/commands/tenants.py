@@ -78,18 +78,31 @@ def show_tenant(name: str, as_json: bool) -> None:
 
 @tenant_group.command("change")
 @click.argument("name")
+@click.option("--sharing-group", help="Group of tenants that share cached prefixes; '' removes it.")
 @click.option(
-    "--sharing-group",
-    required=True,
-    help="Group of tenants that share cached prefixes; '' removes it.",
+    "--require-signature/--no-require-signature",
+    default=None,
+    help="Accept only adapters signed with one of the tenant's signing keys, or any.",
 )
 @json_option
-def change_tenant(name: str, sharing_group: str, as_json: bool) -> None:
-    """Change the group of tenants with which a tenant shares cached prefixes."""
+def change_tenant(
+    name: str, sharing_group: str | None, require_signature: bool | None, as_json: bool
+) -> None:
+    """Change with whom a tenant shares cached prefixes, or whether its adapters must be signed."""
+    change: dict[str, Any] = {}
+    done: list[str] = []
+    if sharing_group is not None:
+        change["sharing_group"] = sharing_group or None
+        shared = f"group {sharing_group}" if sharing_group else "no other tenant"
+        done.append(f"{name} shares with {shared}")
+    if require_signature is not None:
+        change["require_signature"] = require_signature
+        done.append(f"{name} {'requires' if require_signature else 'does not require'} signatures")
+    if not change:
+        raise click.UsageError("give --sharing-group or --require-signature")
     with api() as server:
-        changed = server.patch(route("tenants", name), {"sharing_group": sharing_group or None})
-    shared = f"group {sharing_group}" if sharing_group else "no other tenant"
-    show_done(changed, f"{name} shares with {shared}", as_json)
+        changed = server.patch(route("tenants", name), change)
+    show_done(changed, "; ".join(done), as_json)
 
 
 @tenant_group.command("delete")

@@ -40,6 +40,7 @@ class Ref:
     checksum: str = ""
     name: str = ""
     is_ephemeral: bool = False
+    signed: Any = None
 
 
 class SteppedExecutor(Executor):

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapters.pool.source import AdapterLease
 from ops.base import (
     AdapterTables,
     DeviceEvent,
@@ -27,7 +26,6 @@ from workers.execution.batch_builder import (
     build_inputs,
     build_segments,
     forward_batch,
-    rank_bound,
 )
 from workers.execution.graph_runner import GraphRunner, Limits
 from workers.execution.pooler import pool, read_vectors
@@ -43,7 +41,7 @@ from workers.execution.step_input import (
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import upload
 from workers.execution.warm_up import every_form
-from workers.models.loading import LoadedModel
+from workers.models.decoder import Decoder
 from workers.wire.protocol import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -54,7 +52,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: Decoder,
         ops: Ops,
         arena: Tensor,
         buffer: TokenBuffer,
@@ -133,11 +131,6 @@ class ModelRunner:
             sample_us=(perf_counter_ns() - computed) // 1000,
         )
 
-    def lora(self, lease: AdapterLease, num_rows: int) -> LoRABatch:
-        """Returns the batch of one segment of rows with the leased adapter."""
-        segments = build_segments([(lease.slot, num_rows)])
-        return self._lora(segments, rank_bound(lease.max_rank))
-
     def _prepare_graph(
         self, step: StepInput, inputs: BatchInputs[Array], shape: StepShape
     ) -> Callable[[], Tensor] | None:
@@ -172,9 +165,9 @@ class ModelRunner:
         segments = build_segments([(slot, 1) for slot in slots.tolist()])
         if not len(segments[1]):
             return self.model.logits(hidden)
-        return self.model.logits(hidden, lora=self._lora(segments, max_rank))
+        return self.model.logits(hidden, lora=self.lora(segments, max_rank))
 
-    def _lora(self, segments: tuple[Array, Array], max_rank: int) -> LoRABatch:
+    def lora(self, segments: tuple[Array, Array], max_rank: int) -> LoRABatch:
         """Returns the batch of segments as `build_segments` returns them."""
         start, slot = upload(segments, self.ops.device)
         return LoRABatch(
@@ -235,7 +228,7 @@ class LaunchedStep:
 
 
 def _decode_logits(
-    model: LoadedModel,
+    model: Decoder,
     buffer: TokenBuffer,
     view: KVCacheView,
     tables: AdapterTables,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from adapters.pool.source import AdapterLease
 from ops.base import DeviceEvent, FusedLinear
+from workers.execution.batch_builder import build_segments, rank_bound
 from workers.execution.model_runner import ModelRunner
 from workers.execution.upload import upload
 
@@ -33,11 +34,9 @@ def launch_deltas(
     -> y [T, sum(fused.widths)].
     DType: float32 in and out, ids int32, on the host.
     """
-    ops = runner.ops
-    if not inputs:
-        return LaunchedDeltas([], ops.record_event())
-    num_tokens = len(inputs[0][1])
-    lora = runner.lora(lease, num_tokens)
+    ops, num_tokens = runner.ops, len(inputs[0][1])
+    segments = build_segments([(lease.slot, num_tokens)])
+    lora = runner.lora(segments, rank_bound(lease.max_rank))
     rows = upload([x.numpy() for _, x in inputs], ops.device)
     deltas: list[Tensor] = []
     for (fused, _), x in zip(inputs, rows, strict=True):

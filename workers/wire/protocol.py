@@ -125,6 +125,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     rules: TokenRules | None = None
 
 
+class AdapterSignature(msgspec.Struct, frozen=True):
+    """Ed25519 signature of an adapter's content, and the raw public key that made it."""
+
+    public_key: bytes
+    signature: bytes
+
+
 class AdapterRef(msgspec.Struct, frozen=True):
     """Immutable adapter version. `digest` alone identifies it; `name` is for humans."""
 
@@ -135,6 +142,8 @@ class AdapterRef(msgspec.Struct, frozen=True):
     proved for this layout yet."""
     is_ephemeral: bool = False
     """Whether the version is temporary, so that its packed image is not worth a file."""
+    signed: AdapterSignature | None = None
+    """Signature that the worker checks when it loads the image. None for an unsigned version."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

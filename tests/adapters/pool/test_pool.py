@@ -5,10 +5,13 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from adapters.errors import AdapterUnavailable
+from adapters.format.signature import sign
 from adapters.pool.failures import MAX_FAULTS
 from adapters.pool.image import AdapterImage
 from adapters.pool.lora import ImageTables
@@ -631,3 +634,27 @@ def await_lease(house: House, index: int) -> AdapterLease:
                 return lease
         time.sleep(0.001)
     raise AssertionError(f"adapter {index} does not come")
+
+
+class Signed(NamedTuple):
+    public_key: bytes
+    signature: bytes
+
+
+def test_a_signature_that_is_not_of_its_key_serves_nothing(tmp_path: Path) -> None:
+    """The worker checks what the catalog says, whenever it fetches."""
+    house = House(tmp_path, ranks=[4])
+    key = Ed25519PrivateKey.generate()
+    digest = house.refs[0].digest
+    public = key.public_key().public_bytes_raw()
+    wrong = Signed(public, sign(key, "0" * 64))
+    house.refs[0] = replace(house.refs[0], signed=wrong)
+    house.pool.prefetch(house.refs[0])
+    house.settle_step()
+    with pytest.raises(AdapterUnavailable) as caught:
+        house.pool.acquire(house.refs[0])
+    assert caught.value.code == "adapter.signature.invalid"
+    house.now += 3600
+    house.pool.poll()
+    house.refs[0] = replace(house.refs[0], signed=Signed(public, sign(key, digest)))
+    assert house.serves(house.load(0).slot, 0)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from admin.audit import audit
 from admin.audit.audit import AuditEntry, Verification
 from admin.keys import keys
+from admin.signing_keys.schemas import SigningKeyCreate
 from admin.tenants import tenants
 from store.database import Connection, Database
 from store.errors import ApiError, Invalid
@@ -99,6 +100,10 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
     await call("PATCH /tenants/x", "tenants/acme", "tenant.update", json=group)
     made = await call("POST /tenants/x/keys", "tenants/acme/keys", "key.create", json={})
     acme = plane.bearing(made["key"])
+    key = {"json": SigningKeyCreate.example}
+    signs = await call("POST /signing-keys", "signing-keys", "signing_key.create", by=acme, **key)
+    place = f"signing-keys/{signs['id']}"
+    await call("DELETE /signing-keys/x", place, "signing_key.revoke", by=acme)
     spare = (await call("POST /keys", "keys", "key.create", json={}))["record"]["id"]
     quota, pins, few = "tenants/acme/quota", {"pin_bytes": 1 << 20}, {"concurrent_requests": 9}
     await call("PUT /tenants/x/quota", quota, "tenant.update", json=pins)

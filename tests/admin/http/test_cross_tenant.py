@@ -16,6 +16,7 @@ from litestar.routes import HTTPRoute
 
 from admin.adapters.load_routes import LoadLoraAdapter
 from admin.http.parameters import parameters
+from admin.signing_keys.schemas import SigningKeyCreate
 from store.database import EVERYTHING
 from store.records import TENANT_SCOPES
 from tests.admin.conftest import Plane
@@ -30,6 +31,7 @@ ABSENT: dict[str, str] = {
     "alias": "none",
     "version": "77",
     "upload_id": "upl_000000000000000000000000",
+    "signing_key_id": "sig_000000000000",
     "worker_id": "none",
     "path": "none",
 }
@@ -83,6 +85,7 @@ async def matrix(plane: Plane, base: str) -> Matrix:
     limits = await plane.client.put("tenants/acme/quota", json={"requests_per_minute": 5})
     assert limits.status_code == 200, limits.text
     upload = await acme.post("uploads", json={"bytes": 10, "filename": "a.tar"})
+    signing_key = await acme.post("signing-keys", json=SigningKeyCreate.example)
     await plane.client.post("tenants", json={"name": "globex"})
     keys = [await plane.key("globex", scopes=sorted(scopes)) for scopes in SCOPES]
     foreign = {
@@ -92,6 +95,7 @@ async def matrix(plane: Plane, base: str) -> Matrix:
         "alias": "prod",
         "version": "1",
         "upload_id": upload.json()["id"],
+        "signing_key_id": signing_key.json()["id"],
         "worker_id": "worker-1",
         "path": "openapi.json",
     }

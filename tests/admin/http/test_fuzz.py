@@ -102,6 +102,7 @@ class World:
             "alias": "prod",
             "version": 1,
             "upload_id": upload.json()["id"],
+            "signing_key_id": "sig_000000000000",
             "worker_id": "worker-1",
         }
 

@@ -19,6 +19,7 @@ from admin.adapters import versions
 from admin.adapters.retirement import retire_version
 from admin.keys import keys
 from admin.migrate import load_migrations
+from admin.signing_keys import signing_keys
 from store import queries
 from store.database import APP_ROLE, EVERYTHING, NOTHING, Connection, Database
 from store.errors import ApiError, DatabaseUnavailable
@@ -40,6 +41,7 @@ NOBODYS = {
     "usage_kept",
 }
 """Tables without a tenant's rows; the migration says why of each."""
+PUBLIC_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIDVnJTvNA4nBN9QkhXyTEJm8n/ZPXkcpECxk/G8sjLv7"
 OPERATORS = {"gateway_load", "idempotent_requests", "quota_holders", "workers"}
 """Of them a tenant sees nothing."""
 
@@ -66,6 +68,8 @@ async def fill(connection: Connection, name: str, digit: str) -> str:
     key, _ = await keys.create_key(connection, PEPPER, tenant_id, frozenset({"inference"}))
     await make_ready(connection, tenant_id, digit, chr(ord(digit) + 1))
     await versions.add_rejected(connection, tenant_id, "bot", {"code": "x"})
+    public = f"ssh-ed25519 {PUBLIC_KEY}"
+    await signing_keys.add_key(connection, tenant_id, "ci", public, by_tenant=True)
     alias = (tenant_id, "bot", "prod")
     canary = (1, {"1": 9, "2": 1}, None, "somebody", "canary", None, None)
     move = await connection.fetchval(sql["alias_point"], *alias, *canary)

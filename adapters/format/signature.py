@@ -1,0 +1,73 @@
+"""Detached ed25519 signatures over an adapter's content digest. Torch-free."""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_pem_public_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+TAG = b"loraplex adapter signature 1\0"
+"""First bytes of what is signed, so that a signature has no other meaning."""
+SIGNATURE_BYTES = 64
+MAX_KEY_BYTES = 16 << 10
+
+
+class KeyRefused(ValueError):
+    """Text that is not an ed25519 key of the kind that is needed."""
+
+
+def sign(private: Ed25519PrivateKey, digest: str) -> bytes:
+    """Returns the signature of the content with this digest (hex)."""
+    return private.sign(TAG + bytes.fromhex(digest))
+
+
+def is_signed(public: bytes, signature: bytes, digest: str) -> bool:
+    """Whether the signature of the content with this digest was made with the key's private part.
+
+    public: the raw key, 32 bytes.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, TAG + bytes.fromhex(digest))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def read_private_key(text: bytes) -> Ed25519PrivateKey:
+    """Reads a private key in PEM (PKCS 8) or in OpenSSH's form. Raises KeyRefused, also for one
+    with a passphrase."""
+    is_ssh = b"BEGIN OPENSSH PRIVATE KEY" in text
+    load = load_ssh_private_key if is_ssh else load_pem_private_key
+    try:
+        key = load(text[:MAX_KEY_BYTES], password=None)
+    except TypeError:
+        raise KeyRefused("the key has a passphrase: give one without") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise KeyRefused("not a private key in PEM or in OpenSSH's form") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyRefused("not an ed25519 key")
+    return key
+
+
+def read_public_key(text: str) -> bytes:
+    """Reads a public key in PEM, or as `ssh-ed25519 ...`, and returns its 32 raw bytes. Raises
+    KeyRefused."""
+    raw = text.strip().encode("ascii", "replace")
+    if b"PRIVATE KEY" in raw:
+        raise KeyRefused("this is a private key: keep it, and register the public one")
+    load = load_ssh_public_key if raw.startswith(b"ssh-") else load_pem_public_key
+    try:
+        key = load(raw[:MAX_KEY_BYTES])
+    except (ValueError, UnsupportedAlgorithm):
+        raise KeyRefused("not a public key in PEM or in OpenSSH's form") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise KeyRefused("not an ed25519 key")
+    return key.public_bytes_raw()

@@ -1,0 +1,136 @@
+"""Public keys with which a tenant signs its adapters: register, list, revoke, check a signature.
+
+Writing functions require a transaction of the caller's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime
+
+import msgspec
+
+from adapters.format.signature import SIGNATURE_BYTES, KeyRefused, is_signed, read_public_key
+from store.database import Connection
+from store.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from store.queries import fetch_all, fetch_one, lock_catalog, sql
+from store.records import random_base62
+
+MAX_KEYS = 32
+"""Maximum number of signing keys of a tenant, revoked ones included: a signature is compared with
+each."""
+
+
+class SigningKey(msgspec.Struct, frozen=True):
+    id: str
+    tenant_id: str
+    name: str
+    public_key: bytes
+    """The 32 raw bytes of an ed25519 key."""
+    created_at: datetime
+    revoked_at: datetime | None = None
+    versions: int = 0
+    """Number of versions that it has signed."""
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """Signature of a version's content. `signed_by`: id of the key."""
+
+    signed_by: str
+    signature: bytes
+
+
+async def add_key(
+    connection: Connection, tenant_id: str, name: str, public_key: str, *, by_tenant: bool
+) -> SigningKey:
+    """Registers a public key.
+
+    by_tenant: whether a key of the tenant asks. Once the tenant requires signatures, only an admin
+    may add keys, because otherwise a stolen API key could sign. Raises Invalid, Forbidden,
+    AlreadyExists and Conflict.
+    """
+    await lock_catalog(connection)
+    try:
+        raw = read_public_key(public_key)
+    except KeyRefused as error:
+        raise Invalid(f"public_key: {error}", "invalid_public_key", "public_key") from None
+    if by_tenant and await connection.fetchval(sql["signature_required"], tenant_id):
+        raise Forbidden("This tenant requires signatures: only an admin key may add signing keys.")
+    if len(await list_keys(connection, tenant_id, "", None)) >= MAX_KEYS:
+        raise Conflict(f"a tenant has at most {MAX_KEYS} signing keys", "too_many_signing_keys")
+    values = f"sig_{random_base62(12)}", tenant_id, name, raw
+    taken = AlreadyExists("this public key is already registered", param="public_key")
+    return await fetch_one(connection, SigningKey, "signing_key_insert", *values, missing=taken)
+
+
+async def list_keys(
+    connection: Connection, tenant_id: str, after: str, limit: int | None
+) -> list[SigningKey]:
+    """Returns keys by id, also revoked ones, all of them if `limit` is None."""
+    return await fetch_all(
+        connection, SigningKey, "signing_key_list", tenant_id, after, limit, None
+    )
+
+
+async def find_key(connection: Connection, tenant_id: str, key_id: str) -> SigningKey:
+    """Returns a key. Raises NotFound."""
+    missing = NotFound(f"no signing key {key_id[:128]!r}", "signing_key_not_found")
+    place = tenant_id, "", None, key_id
+    return await fetch_one(connection, SigningKey, "signing_key_list", *place, missing=missing)
+
+
+async def revoke_key(connection: Connection, tenant_id: str, key_id: str) -> SigningKey:
+    """Revokes a key permanently. Repeating this has no effect. Raises NotFound."""
+    await lock_catalog(connection)
+    await find_key(connection, tenant_id, key_id)
+    await connection.execute(sql["signing_key_revoke"], tenant_id, key_id)
+    return await find_key(connection, tenant_id, key_id)
+
+
+def parse_signature(text: str | None) -> bytes | None:
+    """Returns the signature that a form has as base64. Raises Invalid."""
+    if text is None:
+        return None
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raw = b""
+    if len(raw) != SIGNATURE_BYTES:
+        raise Invalid(
+            f"signature: not the base64 of {SIGNATURE_BYTES} bytes",
+            "signature_invalid",
+            "signature",
+        )
+    return raw
+
+
+async def check_signature(
+    connection: Connection, tenant_id: str, digest: str, signature: bytes | None
+) -> Signature | None:
+    """Returns the signature of the content with the key that made it, or None for an unsigned
+    content.
+
+    Raises Invalid if none of the tenant's keys made it or the one that did is revoked, and
+    Forbidden if there is none and the tenant requires one. The caller holds the catalog's lock.
+    """
+    if signature is None:
+        if await connection.fetchval(sql["signature_required"], tenant_id):
+            raise Forbidden(
+                "This tenant requires signed adapters: push with --sign KEYFILE (the field"
+                " signature).",
+                "signature_required",
+            )
+        return None
+    for key in await list_keys(connection, tenant_id, "", None):
+        if is_signed(key.public_key, signature, digest):
+            if key.revoked_at is not None:
+                message = f"signature: made with the key {key.name!r} ({key.id}), which is revoked"
+                raise Invalid(message, "signing_key_revoked", "signature")
+            return Signature(key.id, signature)
+    raise Invalid(
+        f"signature: made with none of the tenant's signing keys, or of another content than"
+        f" {digest}",
+        "signature_invalid",
+        "signature",
+    )

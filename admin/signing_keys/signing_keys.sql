@@ -1,0 +1,21 @@
+-- name: signing_key_insert
+-- Nothing if the tenant has this key already.
+INSERT INTO signing_keys (id, tenant_id, name, public_key) VALUES ($1, $2, $3, $4)
+ON CONFLICT (tenant_id, public_key) DO NOTHING
+RETURNING id, tenant_id, name, public_key, created_at, revoked_at, 0 AS versions;
+
+-- name: signing_key_list
+-- $2: where the page before ended; $3: limit, or null; $4: the one that is asked for, or null.
+SELECT id, tenant_id, name, public_key, created_at, revoked_at,
+       (SELECT count(*) FROM adapter_versions v WHERE (v.tenant_id, v.signed_by) = (k.tenant_id, k.id)) AS versions
+FROM signing_keys k WHERE tenant_id = $1 AND id > $2 AND ($4::text IS NULL OR id = $4) ORDER BY id LIMIT $3;
+
+-- name: signing_key_revoke
+UPDATE signing_keys SET revoked_at = now() WHERE tenant_id = $1 AND id = $2 AND revoked_at IS NULL;
+
+-- name: signature_required
+SELECT require_signature FROM tenants WHERE id = $1;
+
+-- name: version_sign
+-- Of a version that is there already.
+UPDATE adapter_versions SET signed_by = $4, signature = $5 WHERE tenant_id = $1 AND name = $2 AND version = $3;

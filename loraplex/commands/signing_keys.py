@@ -1,0 +1,59 @@
+"""`loraplex signing-key`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from loraplex.commands.options import api, json_option, list_options, route, tenant_option
+from loraplex.output import Form, show_done, show_list
+from loraplex.tables import Column, Kind
+
+SIGNING_KEYS = (
+    Column("id", "id", Kind.NAME),
+    Column("name", "name"),
+    Column("versions", "versions", Kind.NUMBER),
+    Column("revoked_at", "revoked", Kind.AGE),
+    Column("created_at", "created", Kind.AGE),
+    Column("public_key", "public key", Kind.ID),
+)
+
+
+@click.group("signing-key")
+def signing_key_group() -> None:
+    """Public keys with which a tenant signs its adapters (adapter push --sign)."""
+
+
+@signing_key_group.command("create")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--name", help="Name of the key (default: name of the file).")
+@tenant_option
+@json_option
+def create_signing_key(file: Path, name: str | None, tenant: str | None, as_json: bool) -> None:
+    """Register the ed25519 public key in FILE (PEM or OpenSSH, such as id_ed25519.pub)."""
+    body = {"name": name or file.stem, "public_key": file.read_text(errors="replace")[:1024]}
+    with api() as server:
+        made = server.post(route("signing-keys"), body, tenant=tenant)
+    show_done(made, f"{made['name']} ({made['id']})", as_json)
+
+
+@signing_key_group.command("list")
+@tenant_option
+@list_options
+def list_signing_keys(tenant: str | None, form: Form | None) -> None:
+    """List signing keys, including revoked ones."""
+    with api() as server:
+        found = server.all(route("signing-keys"), cursor="id", tenant=tenant)
+    show_list(found, SIGNING_KEYS, form)
+
+
+@signing_key_group.command("revoke")
+@click.argument("key_id")
+@tenant_option
+@json_option
+def revoke_signing_key(key_id: str, tenant: str | None, as_json: bool) -> None:
+    """Revoke a signing key permanently. Its versions stay served and show that."""
+    with api() as server:
+        gone = server.delete(route("signing-keys", key_id), tenant=tenant)
+    show_done(gone, f"revoked {key_id}; it signed {gone['versions']} version(s)", as_json)
