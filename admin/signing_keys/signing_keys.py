@@ -13,9 +13,10 @@ import msgspec
 
 from adapters.format.signature import SIGNATURE_BYTES, KeyRefused, is_signed, read_public_key
 from store.database import Connection
-from store.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from store.errors import AlreadyExists, Conflict, Invalid, NotFound
 from store.queries import fetch_all, fetch_one, lock_catalog, sql
 from store.records import random_base62
+from web.errors import Forbidden
 
 MAX_KEYS = 32
 """Maximum number of signing keys of a tenant, revoked ones included: a signature is compared with

@@ -27,7 +27,9 @@ from workers.wire.protocol import AdapterRef, ErrorCode, ProbeResult
 
 log = logging.getLogger(__name__)
 
-MAX_PROBES = 4
+MAX_PROBES = 16
+"""Maximum number of versions in verification at a time. A worker scores those that wait in one pass
+through the base model."""
 POLL_INTERVAL_S = 2.0
 RENEW_S = 20.0
 """Seconds between renewals of a claim whose probe is in flight; a third of how long one lasts."""

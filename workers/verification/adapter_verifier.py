@@ -53,6 +53,8 @@ CONNECTION = -2
 """Connection number of the verifier's own sequences."""
 
 MAX_QUEUED = 64
+MAX_TOGETHER = 16
+"""Maximum number of adapters that are scored in one pass through the model."""
 STEP_BUDGET_S = 5e-4
 LEASE_TIMEOUT_S = 30.0
 NUM_TOP = 8
@@ -184,7 +186,8 @@ class AdapterVerifier:
     def _prove(self, probe: Probe) -> Work[ProbeResult]:
         instance, digest = self._instances[probe.model], probe.adapter.digest
         effect_proof = instance.effect_proof
-        expected = yield from self._on_thread(lambda: effect_proof.expect(digest))
+        next_ones = self._next_ones(probe.model)
+        expected = yield from self._on_thread(lambda: effect_proof.expect(digest, next_ones))
         proved = AdapterRef(digest, probe.adapter.name, expected.checksum)
         lease = yield from self._lease(instance.pool, AdapterRef(digest))
         try:
@@ -208,6 +211,11 @@ class AdapterVerifier:
         effect = effect_proof.check_scores(expected, scores, instance.base_scores)
         fingerprint = Fingerprint([t for t, _ in top], [p for _, p in top], effect)
         return ProbeResult(probe.id, effect_proof.layout.version, checksum, fingerprint)
+
+    def _next_ones(self, model: str) -> list[str]:
+        """Returns the digests of the model's probes that wait."""
+        waiting = [probe.adapter.digest for _, probe in self._queue if probe.model == model]
+        return waiting[: MAX_TOGETHER - 1]
 
     def _on_thread(self, call: Callable[[], T]) -> Work[T]:
         future: Future[T] = self._thread.submit(call)

@@ -8,13 +8,17 @@ much it does by the reference backend.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from adapters.errors import AdapterRejected, AdapterUnavailable
 from adapters.manifest import BaseModelShape
 from adapters.pool.factors import Factors
 from adapters.pool.image import AdapterImage
@@ -25,11 +29,12 @@ from ops.base import EMBEDDING, HEAD, FusedLinear
 from ops.block_matrix import densify
 from workers.models.checkpoint import Checkpoint
 from workers.models.spec import ModelSpec
-from workers.models.transformers_spec import TransformersSpec
 from workers.verification.scoring import score_tokens
-from workers.verification.transformers_scoring import score_with_transformers
 
 SEED = 20250923
+BASE = ""
+MAX_SCORES = 1024
+"""Maximum number of adapters whose scores are kept: 60 bytes each."""
 PROBE_TOKENS = 16
 PROBE_ROWS = 4
 """Rows of x: a wrong factor shows in each."""
@@ -86,7 +91,7 @@ class EffectProof:
         self,
         store: Store,
         folder: Path,
-        spec: ModelSpec | TransformersSpec,
+        spec: ModelSpec,
         shape: BaseModelShape,
         layout: ImageLayout,
     ) -> None:
@@ -95,7 +100,8 @@ class EffectProof:
         self._spec = spec
         self._shape = shape
         self.layout = layout
-        self._base_scores: Tensor | None = None
+        self._scores: OrderedDict[str, Tensor] = OrderedDict()
+        """By the adapter's digest, those computed last; '' for the base model."""
         random = torch.Generator().manual_seed(SEED)
         self.tokens: list[int] = torch.randint(
             spec.vocab_size, (PROBE_TOKENS,), generator=random
@@ -105,28 +111,32 @@ class EffectProof:
         """Rows x of each width, float32 [PROBE_ROWS, width], exact in bfloat16."""
         self.inputs = [
             [(fused, self._rows_of(fused.in_features)) for fused in _fused_linears(shape, layer)]
-            for layer in range(shape.num_layers + bool(shape.linears))
+            for layer in range(shape.num_layers)
         ]
         """The fused linears of each layer, and their x. The layer after the last one has the output
         matrix and the embedding, whose x are token ids, int32 [PROBE_ROWS]."""
         if not shape.linears:
             self.inputs.append(self._outer_inputs(shape))
 
-    def expect(self, digest: str) -> Expected:
-        """Reads the adapter's files. Raises AdapterRejected, AdapterUnavailable or OSError."""
+    def expect(self, digest: str, next_ones: Sequence[str] = ()) -> Expected:
+        """Reads the adapter's files.
+
+        next_ones: adapters that will be expected next, which are scored in the same pass through
+        the model. Raises AdapterRejected, AdapterUnavailable, NotProved or OSError.
+        """
         files = stored_files(self._store, digest)
         factors = Factors(files, self._shape)
         self._check_copies(factors)
-        if self._base_scores is None:
-            self._base_scores = self._score(None)
+        if digest not in self._scores:
+            self._score({digest: factors} | self._readable(next_ones))
         return Expected(
             checksum=AdapterImage.of(digest, *pack(files, self._shape, self.layout)).checksum,
             deltas=[
                 [self._delta(factors, layer, fused, x) for fused, x in inputs]
                 for layer, inputs in enumerate(self.inputs)
             ],
-            scores=self._score(factors),
-            base_scores=self._base_scores,
+            scores=self._scores[digest],
+            base_scores=self._scores[BASE],
         )
 
     def _rows_of(self, width: int) -> Tensor:
@@ -172,13 +182,30 @@ class EffectProof:
                             is_final=True,
                         )
 
-    def _score(self, factors: Factors | None) -> Tensor:
-        dtype = self.layout.dtype
-        if isinstance(self._spec, ModelSpec):
-            after = score_tokens(self._folder, self._spec, self._shape, dtype, self.tokens, factors)
-        else:
-            after = score_with_transformers(self._folder, self._spec, dtype, self.tokens, factors)
-        return after[:-1].gather(1, torch.tensor(self.tokens[1:]).unsqueeze(1)).squeeze(1)
+    def _readable(self, digests: Sequence[str]) -> dict[str, Factors]:
+        """Returns the factors of those adapters that are not scored yet. The error of one that
+        cannot be read is raised when it is expected itself."""
+        found: dict[str, Factors] = {}
+        for digest in digests:
+            if digest not in self._scores:
+                with contextlib.suppress(AdapterRejected, AdapterUnavailable, OSError):
+                    found[digest] = Factors(stored_files(self._store, digest), self._shape)
+        return found
+
+    def _score(self, adapters: dict[str, Factors]) -> None:
+        """Scores the probe with each of the adapters, and with none."""
+        scores = score_tokens(
+            self._folder,
+            self._spec,
+            self._shape,
+            self.layout.dtype,
+            self.tokens,
+            [*adapters.values()],
+        )
+        self._scores.update(zip([*adapters, BASE], scores, strict=True))
+        self._scores.move_to_end(BASE)
+        while len(self._scores) > MAX_SCORES:
+            self._scores.popitem(last=False)
 
     def check_deltas(self, expected: Expected, deltas: list[list[Tensor]]) -> str | None:
         """The projection that differs most from the files, in words; None if none does too much.

@@ -1,22 +1,33 @@
-"""The reference backend's opinion of a few tokens, with one layer's weights in memory at a time.
+"""The reference backend's opinion of a few tokens, for several adapters in one pass, with one
+layer's weights in memory at a time.
 
 Slow and small: it stands beside a served model to check it, without a second copy of the weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from adapters.manifest import PROJECTIONS, BaseModelShape
+from adapters.manifest import BaseModelShape
 from adapters.pool.factors import Factors
-from ops.base import EMBEDDING, HEAD, PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout
-from ops.block_matrix import Weight, densify
+from ops.base import (
+    EMBEDDING,
+    PAGE_TOKENS,
+    AdapterTables,
+    AttentionBatch,
+    FusedLinear,
+    KVCacheView,
+    KVLayout,
+    LoRABatch,
+)
+from ops.block_matrix import densify
 from ops.reference import ReferenceOps
 from workers.layers.decoder_layer import run_layer
-from workers.layers.forward_batch import ForwardBatch
 from workers.layers.lm_head import LMHead
 from workers.models.checkpoint import Checkpoint
 from workers.models.decoder import first_input, load_input_norm, load_layer, rope_tables
@@ -28,32 +39,37 @@ HEAD_ROWS = 8192
 """Rows of the output matrix that are in memory at a time."""
 
 
-class MergedLoader(WeightLoader):
-    """Weights rounded to the serving dtype, then float32 with an adapter's products added to them,
-    as peft merges."""
+class UnmergedOps(ReferenceOps):
+    """Reference ops whose adapters are read from their files, in full precision.
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        shape: BaseModelShape,
-        factors: Factors | None,
-    ) -> None:
-        super().__init__(checkpoint, ReferenceOps(), dtype, ProgressMeter(0, None))
+    factors: of the adapter of each segment.
+    """
+
+    def __init__(self, factors: Sequence[Factors]) -> None:
+        super().__init__()
         self._factors = factors
-        self._projections = {
-            f"{shape.module_path(layer, name)}.weight": (layer, index)
-            for layer in range(shape.num_layers)
-            for index, name in enumerate(PROJECTIONS)
-        }
+        self.first_column = 0
+        """First column of the output matrix whose part is computed."""
 
-    def _weight(self, name: str) -> Weight:
-        weight = densify([super()._weight(name)]).float()
-        projection = self._projections.get(name)
-        found = (
-            None if self._factors is None or projection is None else self._factors.read(*projection)
-        )
-        return weight if found is None else torch.addmm(weight, found[1], found[0])
+    def add_lora(
+        self, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
+    ) -> None:
+        starts = lora.segment_start.tolist()
+        for factors, (first, end) in zip(self._factors, pairwise(starts), strict=True):
+            column = 0
+            for projection, width in zip(fused.projections, fused.widths, strict=True):
+                if (found := factors.read(layer, projection)) is not None:
+                    a, b = found
+                    own = b[self.first_column : self.first_column + width]
+                    y[first:end, column : column + width] += x[first:end] @ a.T @ own.T
+                column += width
+
+    def add_embedding_lora(self, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
+        starts = lora.segment_start.tolist()
+        for factors, (first, end) in zip(self._factors, pairwise(starts), strict=True):
+            if (found := factors.read(lora.outer_layer, EMBEDDING)) is not None:
+                a, b = found
+                y[first:end] += a[:, ids[first:end].long()].T @ b.T * scale
 
 
 @torch.inference_mode()
@@ -63,56 +79,74 @@ def score_tokens(
     shape: BaseModelShape,
     dtype: torch.dtype,
     tokens: list[int],
-    factors: Factors | None = None,
+    adapters: Sequence[Factors],
 ) -> Tensor:
-    """Log-probabilities float32 [len(tokens), V] of what follows each token.
+    """Computes the log-probability of each token but the first, float32 [len(adapters) + 1,
+    len(tokens) - 1]: with each adapter, then with none.
 
-    folder: a canonical model. dtype: what it is served in; weights, keys and values are rounded so.
-    factors: of the adapter, if any, in full precision.
+    folder: a canonical model. dtype: what it is served in; weights, keys and values are rounded so,
+    and the adapters' factors are not.
     """
+    ops = UnmergedOps(adapters)
+    count, num_tokens = len(adapters) + 1, len(tokens)
+    layout = KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
+    attention, kv = _sequences(count, num_tokens, layout)
+    lora = _segments(len(adapters), num_tokens, shape, dtype) if adapters else None
+    ids = torch.tensor(tokens * count, dtype=torch.int32)
     with Checkpoint(folder) as checkpoint:
-        loader = MergedLoader(checkpoint, dtype, shape, factors)
-        ops = loader.ops
-        batch = _one_sequence(
-            tokens, KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
-        )
-        rows_of_table = checkpoint.get("model.embed_tokens.weight")[batch.input_ids.long()]
-        table = densify([rows_of_table]).to(dtype).float()
-        if factors is not None and (found := factors.read(spec.num_layers, EMBEDDING)) is not None:
-            table = torch.addmm(table, found[0][:, tokens].T, found[1].T)
-        rows = torch.arange(len(tokens), dtype=torch.int32)
-        residual = ops.embed(rows, table, spec.embed_scale)
+        loader = WeightLoader(checkpoint, ops, dtype, ProgressMeter(0, None))
+        table = densify([checkpoint.get("model.embed_tokens.weight")[torch.tensor(tokens)]])
+        rows = torch.arange(num_tokens, dtype=torch.int32).repeat(count)
+        residual = ops.embed(rows, table.to(dtype), spec.embed_scale)
+        if lora is not None:
+            ops.add_embedding_lora(residual, ids, lora, spec.embed_scale)
         x = first_input(ops, residual, load_input_norm(loader, spec, 0))
-        ropes = rope_tables(spec, len(tokens))
+        ropes = rope_tables(spec, num_tokens)
         for layer, layer_spec in enumerate(spec.layers):
             weights = load_layer(loader, spec, layer, ropes[layer_spec.rope])
-            x = run_layer(ops, weights, x, residual, batch.attention, batch.kv, batch.lora)
+            x = run_layer(ops, weights, x, residual, attention, kv, lora)
         module = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
         weight = checkpoint.get(f"{module}.weight")
-        found = None if factors is None else factors.read(spec.num_layers, HEAD)
-        parts: list[Tensor] = []
+        total = torch.full((len(x),), -torch.inf, dtype=torch.float64)
+        chosen = torch.zeros(len(x), dtype=torch.float64)
+        following = ids.roll(-1).long()
         for start in range(0, spec.vocab_size, HEAD_ROWS):
-            part = densify([weight[start : start + HEAD_ROWS]]).to(dtype).float()
-            if found is not None:
-                part = torch.addmm(part, found[1][start : start + HEAD_ROWS], found[0])
+            part = densify([weight[start : start + HEAD_ROWS]]).to(dtype)
+            ops.first_column = start
             head = LMHead(ops, ops.pack_linear(part), spec.logits_scale, spec.logits_softcap)
-            parts.append(head.forward(x))
-    return torch.cat(parts, dim=1).double().log_softmax(-1).float()
+            logits = head.forward(x, lora=lora).double()
+            total = torch.logaddexp(total, logits.logsumexp(-1))
+            found = torch.nonzero((following >= start) & (following < start + len(part))).flatten()
+            chosen[found] = logits[found, following[found] - start]
+    return (chosen - total).view(count, num_tokens)[:, :-1].float()
 
 
-def _one_sequence(tokens: list[int], layout: KVLayout) -> ForwardBatch:
-    """All the tokens as one prompt, in an arena of its own."""
-    num_tokens = len(tokens)
-    num_pages = -(-num_tokens // PAGE_TOKENS)
-    arena = torch.zeros(num_pages * layout.page_bytes, dtype=torch.uint8)
+def _sequences(count: int, length: int, layout: KVLayout) -> tuple[AttentionBatch, KVCacheView]:
+    """Returns prompts of this length, in an arena of their own."""
+    num_pages = -(-length // PAGE_TOKENS)
+    arena = torch.zeros(count * num_pages * layout.page_bytes, dtype=torch.uint8)
+    sequences = torch.arange(count, dtype=torch.int32)
     attention = AttentionBatch(
-        query_start=torch.tensor([0, num_tokens], dtype=torch.int32),
-        token_seq=torch.zeros(num_tokens, dtype=torch.int32),
-        positions=torch.arange(num_tokens, dtype=torch.int32),
-        context_lens=torch.tensor([num_tokens], dtype=torch.int32),
-        block_tables=torch.arange(num_pages).unsqueeze(0) * layout.page_bytes,
-        max_query=num_tokens,
-        max_context=num_tokens,
+        query_start=torch.arange(count + 1, dtype=torch.int32) * length,
+        token_seq=sequences.repeat_interleave(length),
+        positions=torch.arange(length, dtype=torch.int32).repeat(count),
+        context_lens=torch.full((count,), length, dtype=torch.int32),
+        block_tables=torch.arange(count * num_pages).view(count, num_pages) * layout.page_bytes,
+        max_query=length,
+        max_context=length,
     )
-    ids = torch.tensor(tokens, dtype=torch.int32)
-    return ForwardBatch(ids, attention, KVCacheView(arena, layout), lora=None)
+    return attention, KVCacheView(arena, layout)
+
+
+def _segments(count: int, length: int, shape: BaseModelShape, dtype: torch.dtype) -> LoRABatch:
+    """Returns one segment for each adapter. Its factors are not in the tables, but in files."""
+    size = (count, shape.num_layers + 1, len(shape.projections))
+    offsets = torch.zeros(size, dtype=torch.int64)
+    return LoRABatch(
+        arena=torch.empty(0, dtype=torch.uint8),
+        dtype=dtype,
+        tables=AdapterTables(offsets, offsets, torch.zeros(size, dtype=torch.int32)),
+        segment_start=torch.arange(count + 1, dtype=torch.int32) * length,
+        segment_slot=torch.arange(count, dtype=torch.int32),
+        max_rank=0,
+    )

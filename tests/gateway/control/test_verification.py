@@ -56,7 +56,8 @@ async def test_a_version_that_is_not_proved_is_unknown(live: Live) -> None:
     assert await states(live) == ["proving"]
 
 
-async def test_at_most_four_at_a_time(live: Live) -> None:
+async def test_at_most_so_many_at_a_time(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "MAX_PROBES", 4)
     live.worker.probe_script = lambda _: None
     await upload(live, *DIGITS)
     async with live.worker, live.gateway():

@@ -31,9 +31,11 @@ from tests.workers.process.test_worker import ADAPTERS, Setup, import_broken_mod
 from workers.process.config import WorkerConfig
 from workers.process.server import Disconnected
 from workers.verification import adapter_verifier
+from workers.verification import effect_proof as proofs
 from workers.verification.adapter_verifier import MAX_QUEUED
 from workers.verification.deltas import LaunchedDeltas, launch_deltas
 from workers.verification.effect_proof import NotProved
+from workers.verification.scoring import score_tokens
 from workers.wire.protocol import AdapterRef, Drain, ErrorCode, FinishReason, Probe
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpu"])
@@ -432,3 +434,39 @@ def test_a_probe_that_failed_is_gone_with_its_answer(llama: Setup) -> None:
             assert not [one for one in gc.get_objects() if type(one) is AdapterUnavailable]
         finally:
             gc.enable()
+
+
+def test_waiting_adapters_are_scored_in_one_pass(
+    llama: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed for those that wait is kept, and is what each has alone."""
+    passes: list[int] = []
+
+    def count(*arguments: Any) -> Tensor:
+        passes.append(len(arguments[-1]))
+        return score_tokens(*arguments)
+
+    refs = list(llama.refs.values())
+    with Driver(llama.config()) as driver:
+        model = driver.worker.instances[llama.digest]
+        alone = [model.effect_proof.expect(ref.digest).scores for ref in refs]
+    monkeypatch.setattr(proofs, "score_tokens", count)
+    with Driver(llama.config()) as driver:
+        for number, ref in enumerate(refs):
+            driver.loop.post(0, Probe(number, llama.digest, ref))
+        assert [driver.await_probe(number).error for number in range(len(refs))] == [""] * len(refs)
+        proof = driver.worker.instances[llama.digest].effect_proof
+        together = [proof.expect(ref.digest).scores for ref in refs]
+    # The first may have begun before the others were queued.
+    assert len(passes) <= 2 and sum(passes) == len(refs)
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+def test_the_next_one_s_files_do_not_matter_to_the_first(llama: Setup) -> None:
+    with Driver(llama.config()) as driver:
+        proof = driver.worker.instances[llama.digest].effect_proof
+    digest = llama.refs["r4"].digest
+    assert proof.expect(digest, ["0" * 64, "no digest"]).scores.isfinite().all()
+    with pytest.raises(AdapterUnavailable):
+        proof.expect("0" * 64)
