@@ -53,8 +53,7 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
     rotary_dim: int = 0
     """Rows of each head that are rotated; 0 = all."""
     linears: tuple[ModelLinear, ...] = ()
-    """Linears of a model that transformers computes; empty for a native family. `num_layers` then
-    includes one more layer if there are linears outside of the layers."""
+    """Linears of a model that transformers computes; empty for a native family."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], digest: str) -> BaseModelShape:

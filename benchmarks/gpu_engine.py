@@ -20,13 +20,13 @@ from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import Batch, ShapedModel
 from memory.arena import Arena
 from memory.kv_cache import KVCache
-from ops.base import PAGE_TOKENS, AdapterTables
+from ops.base import PAGE_TOKENS, AdapterTables, LoRABatch
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
 from workers.execution.token_buffer import TokenBuffer
 from workers.layers.forward_batch import ForwardBatch
-from workers.models.decoder import Decoder
+from workers.models.loading import LoadedModel
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
@@ -46,7 +46,9 @@ class Shaped:
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self._model.hidden(Batch(batch.input_ids, batch.attention, batch.kv, batch.lora))
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(
+        self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
+    ) -> Tensor:
         return self._model.logits(hidden, out)
 
 
@@ -179,7 +181,7 @@ def make_engine(
     pool = FixedAdapters({str(slot): rank for slot, rank in enumerate(ranks)})
     num_slots, vocab = len(tables.rank), model.shape.vocab
     runner = ModelRunner(
-        *(cast(Decoder, Shaped(model, max_len)), model.ops, memory, buffer, tables),
+        *(cast(LoadedModel, Shaped(model, max_len)), model.ops, memory, buffer, tables),
         graphs=Limits.of(rows, max_len, num_slots, vocab) if graphs else None,
     )
     scheduler = fair_scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)

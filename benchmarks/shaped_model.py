@@ -134,7 +134,10 @@ class ShapedModel:
         """Logits float32 [T, V]."""
         return self.logits(self.hidden(batch))
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(
+        self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
+    ) -> Tensor:
+        """Computes logits; no adapter touches the output matrix."""
         self.arrival.wait(-1)
         logits = self.ops.linear(hidden, self.head)
         return logits.float() if out is None else out.copy_(logits)

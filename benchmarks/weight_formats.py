@@ -28,7 +28,7 @@ from ops.registry import select
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.real_model import demo_gguf
 from workers.importer import ImportFormat, import_model
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 
 FORMATS: tuple[ImportFormat, ...] = ("bfloat16", "keep", "int8", "int4")
@@ -49,7 +49,7 @@ class Model:
         digest = import_model(source, LocalStore(folder), weight_format=weight_format)
         self.folder = folder / "models" / digest
         plan = ModelPlan.read(self.folder, digest, torch.bfloat16, 1024)
-        self.decoder = Decoder.load(plan, self.ops)
+        self.decoder = load_model(plan, self.ops)
 
     def paged(self, num_pages: int) -> PagedModel:
         return PagedModel(self.decoder, self.ops, num_pages)

@@ -17,8 +17,9 @@ from workers.execution.engine import Engine
 from workers.execution.model_runner import ModelRunner
 from workers.execution.observer import NoObserver
 from workers.execution.token_buffer import TokenBuffer
+from workers.models import read_spec
 from workers.models.checkpoint import expected_tensors
-from workers.models.decoder import Decoder
+from workers.models.loading import LoadedModel, load_model
 from workers.models.plan import ModelPlan
 from workers.scheduling.intake import OpenIntake
 from workers.scheduling.policy import FifoPolicy
@@ -31,17 +32,19 @@ CONFIG |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_emb
 RANK, NUM_PAGES, SIZES = 4, 32, {"max_num_seqs": 4, "max_batched_tokens": 64}
 
 
-def random_model(folder: Path, ops: ReferenceOps) -> Decoder:
+def random_model(folder: Path, ops: ReferenceOps) -> LoadedModel:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     plan = ModelPlan.read(folder, "model", torch.float32)
-    weights = {name: torch.randn(shape) / 2 for name, shape in expected_tensors(plan.spec)}
+    weights = {name: torch.randn(shape) / 2 for name, shape in expected_tensors(read_spec(CONFIG))}
     save_file(weights, folder / "model.safetensors")
-    return Decoder.load(plan, ops)
+    return load_model(plan, ops)
 
 
-def random_adapters(model: Decoder, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:
+def random_adapters(
+    model: LoadedModel, count: int, begin: int
+) -> tuple[torch.Tensor, AdapterTables]:
     """Returns the factors' bytes, and where each is in memory if the first is at `begin`."""
-    shape, end = model.plan.shape, begin
+    shape, end = plan.shape, begin
     size = count, shape.num_layers + 1, len(shape.projections)
     a, b, rank = torch.zeros(3, *size).long()
     for at in torch.nonzero(torch.ones(size)[:, :-1]).tolist():
@@ -60,7 +63,7 @@ def run(names: list[str]) -> dict[int, list[int]]:
     page = model.plan.kv_layout.page_bytes
     kv = KVCache(Arena(NUM_PAGES * page, 4 * page, first_byte=page), "model", page)
     pages = torch.zeros((NUM_PAGES + 1) * page, dtype=torch.uint8)
-    factors, tables = random_adapters(model, len(names), len(pages))
+    factors, tables = random_adapters(model.plan, len(names), len(pages))
     runner = ModelRunner(model, ops, torch.cat([pages, factors]), buffer, tables)
     scheduler = Scheduler(kv, adapters, buffer, FifoPolicy(64), OpenIntake(), **SIZES)
     parts = ModelInfo("model", "model", 128), scheduler, runner, kv, adapters, NoObserver()

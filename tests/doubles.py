@@ -20,7 +20,6 @@ FAMILIES = (
 )
 LAID_OUT_ANEW = ("phi3", "glm", "glm4")
 """Families whose weights are not canonical before they are imported."""
-
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -34,6 +33,44 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 257,
     "pad_token_id": 258,
 }
+SLIDING: dict[str, Any] = {
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "cohere2": SLIDING,
+    "ernie4_5": {},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 1,
+        "moe_num_shared_experts": 1,
+    },
+    "exaone4": SLIDING,
+    "gemma4_text": {
+        **SLIDING,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": SIZES["vocab_size"],
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 0,
+    },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, **SLIDING},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {},
+    "ministral3": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "nemotron": {},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "phi": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "seed_oss": {},
+    "starcoder2": {"sliding_window": 24},
+}
+"""Families that transformers' own code computes, with the changes of their tiny models."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -136,6 +173,7 @@ def make_model(folder: Path, family: str = "llama", *, seed: int = 0, **changes:
             }
         case _:
             pass
+    extra |= TRANSFORMERS.get(family, {})
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **{**SIZES, **extra, **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")

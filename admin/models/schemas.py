@@ -46,6 +46,8 @@ class ModelView(msgspec.Struct, frozen=True):
     name: str
     digest: str
     model_type: str
+    served_by: str
+    """What computes the model: `native` code, or that of `transformers`."""
     max_model_len: int
     residency: Residency
     source: str
@@ -54,7 +56,8 @@ class ModelView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: BaseModel) -> ModelView:
-        return shown(cls, model, model_type=model.shape.model_type)
+        shape = model.shape
+        return shown(cls, model, model_type=shape.model_type, served_by=shape.served_by)
 
 
 class ModelDetails(ModelView, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from loraplex.commands.options import (
     yes_option,
 )
 from loraplex.errors import ApiFailure
-from loraplex.output import Form, progress, show_done, show_list, show_one
+from loraplex.output import Form, progress, show_done, show_list, show_one, tell
 from loraplex.tables import Column, Kind
 
 MODELS = (
@@ -90,6 +90,8 @@ def add(model: str, weight_format: str, replace: bool, as_json: bool, **flags: A
     with connect(settings) as server:
         fields = {"name": name, "digest": digest, "source": source_of(Path(path).absolute())}
         made = server.post("/admin/v1/models", fields)
+    if made["served_by"] == "transformers":
+        tell(f"{name} is served by transformers: there is no native code for {made['model_type']}")
     show_done(made, f"{name} {digest}", as_json)
 
 

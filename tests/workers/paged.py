@@ -13,7 +13,6 @@ from adapters.pool.factors import Factors
 from adapters.pool.lora import packed_factors
 from ops.base import (
     PAGE_TOKENS,
-    PROJECTIONS,
     AdapterTables,
     AttentionBatch,
     KVCacheView,
@@ -21,7 +20,7 @@ from ops.base import (
     Ops,
 )
 from workers.layers.forward_batch import ForwardBatch
-from workers.models.decoder import Decoder
+from workers.models.loading import LoadedModel
 
 ADAPTER_BYTES = 1 << 21
 MAX_SLOTS = 5
@@ -39,7 +38,7 @@ class Stream:
 class PagedModel:
     """Pages are handed out in a shuffled order, so that no sequence's pages lie together."""
 
-    def __init__(self, model: Decoder, ops: Ops, num_pages: int = 64) -> None:
+    def __init__(self, model: LoadedModel, ops: Ops, num_pages: int = 64) -> None:
         self.model, self.ops = model, ops
         page_bytes = model.plan.kv_layout.page_bytes
         # In front lies the page of padded rows.
@@ -49,7 +48,8 @@ class PagedModel:
         )
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(7))
         self.free = [self.pages_start + int(page) * page_bytes for page in order]
-        shape = (MAX_SLOTS, model.plan.spec.num_layers + 1, len(PROJECTIONS))
+        modules = model.plan.shape
+        shape = (MAX_SLOTS, modules.num_layers + 1, len(modules.projections))
         self.tables = AdapterTables(
             torch.zeros(shape, dtype=torch.int64),
             torch.zeros(shape, dtype=torch.int64),
@@ -71,7 +71,7 @@ class PagedModel:
                 self.tables.rank[slot, layer, projection] = len(found[0])
 
     def _write(self, matrix: Tensor) -> int:
-        raw = matrix.to(self.model.plan.kv_layout.dtype).contiguous().view(torch.uint8).flatten()
+        raw = matrix.to(self.model.plan.kv_layout.dtype).flatten().view(torch.uint8)
         start, self.end = self.end, self.end + (-(-len(raw) // 64) * 64)
         assert self.end <= self.pages_start
         self.arena[start : start + len(raw)] = raw

@@ -16,7 +16,7 @@ from time import perf_counter
 from adapters.pool.loader import one_thread
 from ops.base import Ops
 from workers.device.weight_image import WeightImage
-from workers.models.decoder import Decoder
+from workers.models.loading import LoadedModel, load_model
 from workers.models.plan import ModelPlan
 from workers.models.progress import ByteProgress
 
@@ -29,7 +29,7 @@ class LoadCancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    model: Decoder
+    model: LoadedModel
     seconds: float
 
 
@@ -81,15 +81,15 @@ class ModelLoader:
         before = resident_bytes()
         begin = perf_counter()
         try:
-            model = Decoder.load(plan, self._ops, image=image, progress=progress)
+            model = load_model(plan, self._ops, image=image, progress=progress)
         except BaseException:
             if image is not None:
                 image.drop()
             raise
         seconds = perf_counter() - begin
         log.info(
-            "model %s: loaded in %.2f s, %d MiB of weights, the process went from %d to %d MiB",
-            *(plan.digest[:12], seconds, model.num_bytes >> 20),
+            "model %s (%s): loaded in %.2f s, %d MiB of weights, process from %d to %d MiB",
+            *(plan.digest[:12], plan.shape.served_by, seconds, model.num_bytes >> 20),
             *(before >> 20, resident_bytes() >> 20),
         )
         return Loaded(model, seconds)

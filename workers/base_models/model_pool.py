@@ -19,7 +19,7 @@ from workers.base_models.residency import ModelResidency, ModelState
 from workers.device.weight_image import WeightImage
 from workers.execution.engine import Event
 from workers.execution.model_runner import ModelRunner
-from workers.models.decoder import Decoder
+from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
 from workers.models.progress import ByteProgress
 from workers.scheduling.schedule import Demand
@@ -39,7 +39,7 @@ class RegisteredModel:
     plan: ModelPlan
     instance: ModelInstance
     state: ModelState
-    make_runner: Callable[[Decoder], ModelRunner]
+    make_runner: Callable[[LoadedModel], ModelRunner]
     num_bytes: int
     """Bytes of its weights: an upper bound, then as loaded."""
     image: WeightImage | None = None

@@ -41,7 +41,7 @@ from workers.execution.step_input import (
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import upload
 from workers.execution.warm_up import every_form
-from workers.models.decoder import Decoder
+from workers.models.loading import LoadedModel
 from workers.wire.protocol import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LoadedModel,
         ops: Ops,
         arena: Tensor,
         buffer: TokenBuffer,
@@ -228,7 +228,7 @@ class LaunchedStep:
 
 
 def _decode_logits(
-    model: Decoder,
+    model: LoadedModel,
     buffer: TokenBuffer,
     view: KVCacheView,
     tables: AdapterTables,

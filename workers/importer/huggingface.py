@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from workers.importer.weight_formats import (
     quantized,
     target_format,
 )
-from workers.models import read_spec
+from workers.models import FAMILIES, read_spec
 from workers.models.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -37,8 +37,11 @@ from workers.models.checkpoint import (
     weight_files,
 )
 from workers.models.progress import ByteProgress, ProgressMeter
-from workers.models.spec import ModelSpec
+from workers.models.spec import ModelSpec, UnsupportedModel
 from workers.models.text_part import OTHER_PARTS, is_composite, text_part
+
+if TYPE_CHECKING:
+    from workers.importer.transformers_model import ModuleTensor
 
 POOLING = "1_Pooling/config.json"
 """Where Sentence Transformers says how vectors are made of hidden states."""
@@ -70,6 +73,47 @@ def write_from_huggingface(
     is written.
     """
     whole = _read_object(source / "config.json")
+    config = text_part(whole)
+    if config.get("model_type") in FAMILIES:
+        config, tensors = _native(source, whole, weight_format)
+    else:
+        config, tensors = _of_transformers(source, whole, weight_format)
+    _write_tokenizer(source, folder)
+    write_json(folder / "config.json", config)
+    if (source / "generation_config.json").is_file():
+        write_json(folder / "generation_config.json", _generation_config(source))
+    if (source / POOLING).is_file():
+        write_json(folder / "pooling.json", {"pooling": _pooling(source)})
+    if tensors is None:
+        _copy_weights(source, folder, check_room, progress)
+    else:
+        write_safetensors(folder / SINGLE_FILE, tensors, check_room, progress)
+
+
+def _of_transformers(
+    source: Path, config: dict[str, Any], weight_format: ImportFormat
+) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Returns the canonical config and the tensors of a model without a native family."""
+    try:
+        from workers.importer.transformers_model import read_transformers_model
+    except ImportError as error:
+        raise UnsupportedModel(
+            "model_type", config.get("model_type"), ", ".join(FAMILIES)
+        ) from error
+    _refuse_pickles(source)
+    model = read_transformers_model(source, config)
+    stored: dict[str, StoredTensor] = {}
+    for name, tensor in model.tensors.items():
+        into = weight_format if name in model.matrices else "bfloat16"
+        stored |= _stored({name: tensor}, into)
+    return model.config, stored
+
+
+def _native(
+    source: Path, whole: dict[str, Any], weight_format: ImportFormat
+) -> tuple[dict[str, Any], dict[str, StoredTensor] | None]:
+    """Returns the canonical config and the tensors of a native family; None instead of the tensors
+    if the files are copied as they are."""
     quantization = whole.pop("quantization_config", None)
     config = text_part(whole)
     others = OTHER_PARTS if is_composite(whole) else ()
@@ -88,17 +132,7 @@ def write_from_huggingface(
         shape = BaseModelShape.from_config(config, "")
         tensors = canonical_layout(file_tensors(source, others), shape)
         check_tensors(tensors, spec)
-    _write_tokenizer(source, folder)
-    write_json(folder / "config.json", config)
-    if (source / "generation_config.json").is_file():
-        write_json(folder / "generation_config.json", _generation_config(source))
-    if (source / POOLING).is_file():
-        write_json(folder / "pooling.json", {"pooling": _pooling(source)})
-    if tensors is None:
-        _copy_weights(source, folder, check_room, progress)
-    else:
-        stored = _stored(tensors, weight_format)
-        write_safetensors(folder / SINGLE_FILE, stored, check_room, progress)
+    return config, None if tensors is None else _stored(tensors, weight_format)
 
 
 def _dequantized(
@@ -186,14 +220,13 @@ def _copy_weights(
 
 
 def _stored(
-    tensors: Mapping[str, FileTensor | DequantizedTensor], weight_format: ImportFormat
+    tensors: Mapping[str, FileTensor | DequantizedTensor | ModuleTensor],
+    weight_format: ImportFormat,
 ) -> dict[str, StoredTensor]:
-    """Returns what is written of each tensor: its numbers, unless they are quantised."""
+    """Returns what is written of each tensor."""
     if weight_format not in INTO:
-        return {
-            name: StoredTensor(np.dtype(NUMPY_TYPES[tensor.dtype]), tensor.shape, tensor.read)
-            for name, tensor in tensors.items()
-        }
+        keeps = weight_format == "keep"
+        return dict(_unchanged(name, tensor, keeps) for name, tensor in tensors.items())
     stored: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         format = target_format(name, tensor.shape, weight_format)
@@ -208,6 +241,20 @@ def _stored(
                 lambda t=tensor, format=format: quantized(t.read_floats(), format),
             )
     return stored
+
+
+def _unchanged(
+    name: str, tensor: FileTensor | DequantizedTensor, keeps_integers: bool
+) -> tuple[str, StoredTensor]:
+    """Returns a tensor's name in the file and its numbers, or its integers in blocks if asked and
+    if a format holds them exactly."""
+    read = tensor.read_integers if isinstance(tensor, DequantizedTensor) else None
+    if keeps_integers and read is not None and (format := read().format()) is not None:
+        blocks = block_shape((tensor.shape[0], tensor.shape[1]), format)
+        return f"{name}.{format.name}", StoredTensor(
+            np.dtype(np.uint8), blocks, lambda: read().blocks(format)
+        )
+    return name, StoredTensor(np.dtype(NUMPY_TYPES[tensor.dtype]), tensor.shape, tensor.read)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

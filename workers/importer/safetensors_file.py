@@ -25,6 +25,7 @@ DTYPES = {
     np.dtype(np.uint8): "U8",
     np.dtype(np.float16): "F16",
     np.dtype(np.float32): "F32",
+    np.dtype(np.int64): "I64",
 }
 ALIGNMENT = 64
 

@@ -1,10 +1,11 @@
-"""Base models by `model_type`: the reader of each family's config.json. One decoder serves all."""
+"""Base models by `model_type`: the reader of each native family's config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from adapters.manifest import RECORDED
 from workers.models.gemma import read_gemma, read_gemma2, read_gemma3_text
 from workers.models.glm import read_glm
 from workers.models.llama import read_granite, read_llama, read_mistral, read_smollm3
@@ -12,6 +13,7 @@ from workers.models.olmo import read_olmo2, read_olmo3
 from workers.models.phi import read_phi3
 from workers.models.qwen import read_qwen2, read_qwen3
 from workers.models.spec import ModelSpec, UnsupportedModel
+from workers.models.transformers_spec import TransformersSpec
 
 FAMILIES: dict[str, Callable[[dict[str, Any]], ModelSpec]] = {
     "llama": read_llama,
@@ -31,13 +33,21 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], ModelSpec]] = {
 }
 
 
-def read_spec(config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelSpec:
-    """Reads the spec of a Hugging Face config.json. Raises UnsupportedModel, naming the field.
+def read_any_spec(
+    config: dict[str, Any], generation: dict[str, Any]
+) -> ModelSpec | TransformersSpec:
+    """Reads the spec of a canonical config.json. Raises UnsupportedModel, naming the field.
 
     End tokens of generation_config.json, if any, replace those of the config.
     """
-    if generation and generation.get("eos_token_id") is not None:
+    if generation.get("eos_token_id") is not None:
         config = {**config, "eos_token_id": generation["eos_token_id"]}
+    return TransformersSpec.read(config) if RECORDED in config else read_spec(config)
+
+
+def read_spec(config: dict[str, Any]) -> ModelSpec:
+    """Reads the spec of a config.json of a native family. Raises UnsupportedModel, naming the
+    field."""
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
         raise UnsupportedModel("model_type", model_type, ", ".join(FAMILIES))

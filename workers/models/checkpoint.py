@@ -159,6 +159,8 @@ class Checkpoint:
                 )
 
     def _read(self, name: str) -> Tensor:
+        if name not in self._stored:
+            raise CheckpointError(f"tensor {name} is missing")
         handle, stored = self._stored[name]
         return handle.get_tensor(stored)
 

@@ -1,21 +1,19 @@
-"""Decoder for all model families. Their differences are data in the spec."""
+"""Decoder for all native families. Their differences are data in the spec."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from ops.base import AdaptedLinear, LayerWeights, LoRABatch, Norm, Ops, QKNorm
-from workers.device.weight_image import Arrival, WeightImage
+from workers.device.weight_image import Arrival
 from workers.layers.decoder_layer import bind_layers
 from workers.layers.forward_batch import ForwardBatch
 from workers.layers.linear import fused_linear
 from workers.layers.lm_head import LMHead
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
-from workers.models.checkpoint import Checkpoint, weight_files
 from workers.models.loader import WeightLoader
 from workers.models.plan import ModelPlan
-from workers.models.progress import ByteProgress, ProgressMeter
 from workers.models.spec import ModelSpec
 
 
@@ -23,8 +21,9 @@ class Decoder:
     """Loaded base model. Immutable, because a step's state is in its batch and its pages."""
 
     def __init__(self, plan: ModelPlan, loader: WeightLoader) -> None:
+        assert isinstance(plan.spec, ModelSpec)
         self.plan = plan
-        spec = plan.spec
+        self._spec = spec = plan.spec
         self.arrival = Arrival() if loader.image is None else loader.image.arrival
         ropes = {
             rope: loader.keep(table)
@@ -47,35 +46,10 @@ class Decoder:
         loader.end_part()
         self.num_bytes = loader.num_bytes
 
-    @classmethod
-    def load(
-        cls,
-        plan: ModelPlan,
-        ops: Ops,
-        *,
-        image: WeightImage | None = None,
-        progress: ByteProgress | None = None,
-    ) -> Decoder:
-        """Reads a canonical folder and packs its weights one by one. image: receives the weights
-        instead of the device; the model can compute after the image is brought to the device.
-
-        Raises CheckpointError, MemoryError, and what `progress` raises to stop it.
-        """
-        if image is not None:
-            image.begin()
-        meter = ProgressMeter(
-            sum(path.stat().st_size for path in weight_files(plan.folder)), progress
-        )
-        with Checkpoint(plan.folder) as checkpoint:
-            checkpoint.check(plan.spec)
-            model = cls(plan, WeightLoader(checkpoint, ops, plan.dtype, meter, image))
-        meter.finish()
-        return model
-
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Computes the hidden states [T, K] of the step's rows, after the final norm."""
         self.arrival.wait(0)
-        scale = self.plan.spec.embed_scale
+        scale = self._spec.embed_scale
         residual = self._ops.embed(batch.input_ids, self._table, scale)
         if batch.lora is not None:
             self._ops.add_embedding_lora(residual, batch.input_ids, batch.lora, scale)

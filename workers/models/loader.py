@@ -46,8 +46,13 @@ class WeightLoader:
         return self.keep(self._read(f"{module}.weight", torch.float32) + offset)
 
     def table(self, name: str) -> Tensor:
-        """Loads an embedding table as a copy that outlives the mapped file."""
-        return self.keep(self._read(name, self._dtype).clone(memory_format=torch.contiguous_format))
+        """Loads an embedding table in the dtype of weights."""
+        return self.tensor(name, self._dtype)
+
+    def tensor(self, name: str, dtype: torch.dtype | None) -> Tensor:
+        """Loads a tensor as a copy that outlives the mapped file. dtype: None = the stored one."""
+        read = self._read(name, dtype)
+        return self.keep(read.clone(memory_format=torch.contiguous_format))
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Places a tensor on the device or in the image, unchanged."""
@@ -67,7 +72,8 @@ class WeightLoader:
         self._meter.add(found.blocks.nbytes)
         return BlockMatrix(found.format, found.blocks.to(self._device))
 
-    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def _read(self, name: str, dtype: torch.dtype | None) -> Tensor:
         found = self._checkpoint.get(name)
         self._meter.add((found if isinstance(found, Tensor) else found.blocks).nbytes)
-        return densify([found]).to(self._device, dtype)
+        plain = densify([found])
+        return plain.to(self._device, plain.dtype if dtype is None else dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,18 @@ import torch
 from adapters.manifest import BaseModelShape
 from ops.base import KVLayout, Ops
 from ops.weight_format import BLOCK_SIZES, WeightFormat
-from workers.models import read_spec
-from workers.models.checkpoint import Checkpoint, CheckpointError, expected_tensors
+from workers.models import read_any_spec
+from workers.models.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    expected_tensors,
+)
 from workers.models.spec import ModelSpec
+from workers.models.transformers_spec import TransformersSpec
 
 MAX_PADDING = 64
-"""Maximum number of rows that a backend adds to a linear as padding."""
+"""Maximum number of rows that a backend adds to a linear as padding, and of numbers between two
+tensors of a weight image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class ModelPlan:
 
     digest: str
     folder: Path
-    spec: ModelSpec
+    spec: ModelSpec | TransformersSpec
     shape: BaseModelShape
     dtype: torch.dtype
     max_model_len: int
@@ -42,21 +48,46 @@ class ModelPlan:
     ) -> ModelPlan:
         """Reads the plan of a canonical folder. Raises UnsupportedModel."""
         config = _read_json(folder / "config.json")
-        spec = read_spec(config, _read_json(folder / "generation_config.json"))
+        spec = read_any_spec(config, _read_json(folder / "generation_config.json"))
         length = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
         shape = BaseModelShape.from_config(config, digest)
         return cls(digest, folder, spec.served(length), shape, dtype, length, _read_formats(folder))
 
     @property
     def kv_layout(self) -> KVLayout:
+        """Layout of a page. If attention modules differ in their heads, that of a page of equal
+        size in which all have the largest ones."""
         spec = self.spec
-        return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
+        if isinstance(spec, ModelSpec):
+            return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
+        places = self.site_layouts
+        end = max((layer + 1) * layout.layer_bytes for layout, layer in places)
+        largest = max((layout for layout, _ in places), key=lambda layout: layout.layer_bytes)
+        return replace(largest, num_layers=-(-end // largest.layer_bytes))
+
+    @property
+    def site_layouts(self) -> list[tuple[KVLayout, int]]:
+        """Layout of each attention site of a model that transformers computes, and the layer of
+        that layout in which the site's keys and values are stored. Sites do not overlap."""
+        assert isinstance(self.spec, TransformersSpec)
+        sites = self.spec.recorded.sites
+        places: list[tuple[KVLayout, int]] = []
+        end = 0
+        for site in sites:
+            layout = KVLayout(len(sites), site.num_kv_heads, site.padded_dim, self.dtype)
+            layer = -(-end // layout.layer_bytes)
+            places.append((layout, layer))
+            end = (layer + 1) * layout.layer_bytes
+        return places
 
     def max_bytes(self, ops: Ops) -> int:
         """Returns an upper bound of the loaded weights' bytes, little above the actual number."""
         spec = self.spec
         # The reference backend computes with float32 copies.
         plain = 4 if ops.name == "reference" else self.dtype.itemsize
+        if isinstance(spec, TransformersSpec):
+            others = spec.recorded.other_numbers * torch.float32.itemsize
+            return spec.recorded.matrix_numbers * plain + others
         keeps_blocks = ops.keeps_blocks and self.dtype is torch.bfloat16
         tensors = dict(expected_tensors(spec))
         table = tensors.pop("model.embed_tokens.weight")

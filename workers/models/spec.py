@@ -110,7 +110,7 @@ def common_fields(config: dict[str, Any], *own: str) -> dict[str, Any]:
         "max_position_embeddings": positive(config, "max_position_embeddings"),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
         "attention_scale": head_dim**-0.5,
-        "eos_token_ids": _end_tokens(config),
+        "eos_token_ids": end_tokens(config),
     }
 
 
@@ -159,7 +159,7 @@ def _refuse_extensions(config: dict[str, Any]) -> None:
         raise UnsupportedModel("use_bidirectional_attention", True, "False")
 
 
-def _end_tokens(config: dict[str, Any]) -> tuple[int, ...]:
+def end_tokens(config: dict[str, Any]) -> tuple[int, ...]:
     """Returns the end tokens that can be drawn. Drops -1 and ids beyond the vocabulary."""
     value: int | list[int] | None = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]

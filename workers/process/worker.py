@@ -46,7 +46,7 @@ from workers.execution.speed import measure_speed
 from workers.execution.token_buffer import TokenBuffer
 from workers.grammar.grammars import Grammars
 from workers.grammar.sequence_grammar import GrammarThreads
-from workers.models.decoder import Decoder
+from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
@@ -97,7 +97,7 @@ class Worker:
 
     def __init__(self, config: WorkerConfig, *, instance_id: str, progress: ModelProgress) -> None:
         """Loads models to the device in the order of the configuration, as far as there is room.
-        Raises CannotServe, and what `Decoder.load` raises."""
+        Raises CannotServe, and what `load_model` raises."""
         self.config = config = settled(config)
         self.instance_id = instance_id
         self.ring = StepRing()
@@ -363,7 +363,7 @@ class Worker:
             grammars=self._read_grammars(plan),
         )
 
-        def make_runner(model: Decoder) -> ModelRunner:
+        def make_runner(model: LoadedModel) -> ModelRunner:
             tables = pool.tables
             return self.runner(
                 *(model, self.ops, self.memory, buffer, tables),

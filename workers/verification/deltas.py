@@ -34,7 +34,10 @@ def launch_deltas(
     -> y [T, sum(fused.widths)].
     DType: float32 in and out, ids int32, on the host.
     """
-    ops, num_tokens = runner.ops, len(inputs[0][1])
+    ops = runner.ops
+    if not inputs:
+        return LaunchedDeltas([], ops.record_event())
+    num_tokens = len(inputs[0][1])
     segments = build_segments([(lease.slot, num_tokens)])
     lora = runner.lora(segments, rank_bound(lease.max_rank))
     rows = upload([x.numpy() for _, x in inputs], ops.device)

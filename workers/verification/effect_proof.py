@@ -29,7 +29,9 @@ from ops.base import EMBEDDING, HEAD, FusedLinear
 from ops.block_matrix import densify
 from workers.models.checkpoint import Checkpoint
 from workers.models.spec import ModelSpec
+from workers.models.transformers_spec import TransformersSpec
 from workers.verification.scoring import score_tokens
+from workers.verification.transformers_scoring import score_with_transformers
 
 SEED = 20250923
 BASE = ""
@@ -91,7 +93,7 @@ class EffectProof:
         self,
         store: Store,
         folder: Path,
-        spec: ModelSpec,
+        spec: ModelSpec | TransformersSpec,
         shape: BaseModelShape,
         layout: ImageLayout,
     ) -> None:
@@ -111,7 +113,7 @@ class EffectProof:
         """Rows x of each width, float32 [PROBE_ROWS, width], exact in bfloat16."""
         self.inputs = [
             [(fused, self._rows_of(fused.in_features)) for fused in _fused_linears(shape, layer)]
-            for layer in range(shape.num_layers)
+            for layer in range(shape.num_layers + bool(shape.linears))
         ]
         """The fused linears of each layer, and their x. The layer after the last one has the output
         matrix and the embedding, whose x are token ids, int32 [PROBE_ROWS]."""
@@ -128,7 +130,8 @@ class EffectProof:
         factors = Factors(files, self._shape)
         self._check_copies(factors)
         if digest not in self._scores:
-            self._score({digest: factors} | self._readable(next_ones))
+            is_native = isinstance(self._spec, ModelSpec)
+            self._score({digest: factors} | self._readable(next_ones if is_native else ()))
         return Expected(
             checksum=AdapterImage.of(digest, *pack(files, self._shape, self.layout)).checksum,
             deltas=[
@@ -194,15 +197,22 @@ class EffectProof:
 
     def _score(self, adapters: dict[str, Factors]) -> None:
         """Scores the probe with each of the adapters, and with none."""
-        scores = score_tokens(
-            self._folder,
-            self._spec,
-            self._shape,
-            self.layout.dtype,
-            self.tokens,
-            [*adapters.values()],
-        )
-        self._scores.update(zip([*adapters, BASE], scores, strict=True))
+        dtype = self.layout.dtype
+        if isinstance(self._spec, ModelSpec):
+            factors = [*adapters.values()]
+            scores = score_tokens(
+                self._folder, self._spec, self._shape, dtype, self.tokens, factors
+            )
+            self._scores.update(zip([*adapters, BASE], scores, strict=True))
+        else:
+            # Each takes a pass of its own.
+            following = torch.tensor(self.tokens[1:]).unsqueeze(1)
+            for digest, each in [*adapters.items(), (BASE, None)]:
+                if digest not in self._scores:
+                    after = score_with_transformers(
+                        self._folder, self._spec, dtype, self.tokens, each
+                    )
+                    self._scores[digest] = after[:-1].gather(1, following).squeeze(1)
         self._scores.move_to_end(BASE)
         while len(self._scores) > MAX_SCORES:
             self._scores.popitem(last=False)

@@ -247,6 +247,7 @@ def answers(now: datetime) -> dict[str, Any]:
             "name": name,
             "digest": digest,
             "model_type": "llama",
+            "served_by": "native",
             "max_model_len": 8192,
             "residency": "auto",
             "source": "SmolLM2-135M-Instruct",

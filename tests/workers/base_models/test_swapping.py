@@ -47,7 +47,7 @@ from workers.wire.protocol import (
 
 pytestmark = pytest.mark.full
 
-FAMILIES = {"one": "llama", "two": "qwen2", "three": "gemma3_text"}
+FAMILIES = {"one": "llama", "two": "starcoder2", "three": "gemma3_text"}
 KV_EXTENTS = 6
 """Beside the weights of the largest: eight pages each."""
 

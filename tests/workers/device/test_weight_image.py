@@ -25,7 +25,7 @@ from tests.workers.paged import PagedModel, Stream
 from workers.device.device_memory import AddressRange, MappedMemory
 from workers.device.virtual_memory import HostVirtualMemory
 from workers.device.weight_image import Arrival, WeightImage
-from workers.models.decoder import Decoder
+from workers.models.loading import LoadedModel, load_model
 from workers.models.plan import ModelPlan
 from workers.wire.protocol import Generate, SamplingParams
 
@@ -134,10 +134,10 @@ class Home:
             self.memory.lend(extent)
         self.addresses: AddressRange = self.memory.reserve(num_extents)
         self.image = WeightImage(self.addresses, ops)
-        self.model = Decoder.load(self.plan, ops, image=self.image)
+        self.model = load_model(self.plan, ops, image=self.image)
 
 
-def logits(model: Decoder, ops: Ops) -> Tensor:
+def logits(model: LoadedModel, ops: Ops) -> Tensor:
     return PagedModel(model, ops).step([(Stream(), PROMPT)])[0]
 
 
@@ -149,7 +149,7 @@ def test_weights_from_the_image_are_the_weights(tmp_path: Path, backend: str, fa
     or tied to the embedding."""
     ops = triton_backend() if backend == "triton" else select(backend)
     home = Home(tmp_path, ops, family)
-    plain = Decoder.load(home.plan, ops)
+    plain = load_model(home.plan, ops)
     expected = logits(plain, ops)
     other = home.memory.reserve(len(home.addresses.tensor) // EXTENT)
     for _ in range(3):
@@ -166,7 +166,7 @@ def test_weights_from_the_image_are_the_weights(tmp_path: Path, backend: str, fa
 def test_a_layer_waits_for_its_own_weights_and_no_later_ones(tmp_path: Path) -> None:
     late = LateOps(ReferenceOps())
     home = Home(tmp_path, late)  # pyright: ignore
-    expected = logits(Decoder.load(home.plan, ReferenceOps()), ReferenceOps())
+    expected = logits(load_model(home.plan, ReferenceOps()), ReferenceOps())
     home.image.bring()
     late.hold_back(home)
     assert not home.image.arrival.is_complete
@@ -216,7 +216,7 @@ def test_weights_that_are_larger_than_their_addresses_are_refused(tmp_path: Path
     home = Home(tmp_path, ReferenceOps())
     small = WeightImage(home.memory.reserve(1), ReferenceOps())
     with pytest.raises(MemoryError, match="more than 65536 bytes"):
-        Decoder.load(home.plan, ReferenceOps(), image=small)
+        load_model(home.plan, ReferenceOps(), image=small)
 
 
 def test_steps_are_captured_when_all_weights_are_there() -> None:

@@ -44,7 +44,7 @@ from workers.execution.graph_runner import (
 from workers.execution.step_input import Array
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import Packing, new_host_buffer, upload
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 from workers.wire.protocol import Generate
 
@@ -61,7 +61,7 @@ class Steps:
         # By how large a step can be, Triton splits sums.
         self.tolerance = 0.0 if backend == "cpu" else 1e-5
         self.paged = PagedModel(
-            Decoder.load(ModelPlan.read(folder, "tiny", torch.float32), ops), ops, num_pages=192
+            load_model(ModelPlan.read(folder, "tiny", torch.float32), ops), ops, num_pages=192
         )
         for slot, adapter in enumerate(adapters):
             self.paged.load_adapter(slot, adapter)

@@ -22,7 +22,7 @@ from workers.importer.gguf_tensors import to_bfloat16
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import inverse_frequencies
 from workers.models import read_spec
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
@@ -210,7 +210,7 @@ def test_demo_model_answers_as_under_transformers(tmp_path: Path) -> None:
         torch.tensor([prompt]), max_new_tokens=20, do_sample=False
     )
     ops = select("reference")
-    model = PagedModel(Decoder.load(ModelPlan.read(folder, digest, torch.float32), ops), ops)
+    model = PagedModel(load_model(ModelPlan.read(folder, digest, torch.float32), ops), ops)
     answer = expected[0, len(prompt) :].tolist()
     assert model.generate(Stream(), prompt, len(answer)) == answer
     assert "Paris" in tokenizer.decode(answer)

@@ -18,9 +18,11 @@ from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 
 from adapters.store.folder import LocalStore
+from ops.block_matrix import densify
 from tests.doubles import make_tokenizer
 from workers.importer import ImportFormat, ImportRefused, import_model
 from workers.importer.gguf_tensors import to_bfloat16
+from workers.models.checkpoint import Checkpoint
 
 WRITTEN = Path(__file__).with_name("quantized")
 CHECKPOINTS = sorted(path.name for path in WRITTEN.iterdir())
@@ -100,6 +102,49 @@ def test_a_dequantised_matrix_can_be_stored_in_blocks(tmp_path: Path) -> None:
     again = quantize(expected[f"{DOWN_PROJ}.weight"].float().numpy(), GGMLQuantizationType.Q8_0)
     assert blocks.shape == again.shape
     assert (blocks.numpy() == again).mean() > 0.8
+
+
+KEPT = {
+    "autoawq": "Q8_0",
+    "compressed-tensors-w4-asymmetric": "Q8_0",
+    "compressed-tensors-w4-symmetric": "Q4_0",
+    "compressed-tensors-w8": "Q8_0",
+    "compressed-tensors-w8a8": "Q8_0",
+    "gptqmodel-gptq-2": "Q4_0",
+    "gptqmodel-gptq-3": "Q4_0",
+    "gptqmodel-gptq-4-asymmetric": "Q8_0",
+    "gptqmodel-gptq-4-second-layout": "Q4_0",
+    "gptqmodel-gptq-8": "Q8_0",
+}
+"""Formats that hold a checkpoint's integers exactly. With zero points, 4 bits need 8; columns that
+were ordered by their activations do not share scales in blocks."""
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_integers_that_are_kept_have_the_bits_of_the_bfloat16_import(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    source = source_of(checkpoint, tmp_path / "source")
+    plain = load_file(imported(source, tmp_path) / "model.safetensors")
+    with Checkpoint(imported(source, tmp_path, "keep")) as kept:
+        for name, values in plain.items():
+            assert torch.equal(densify([kept.get(name)]), values), name
+        formats = {format.name for format in kept.formats.values()}
+        assert formats == ({KEPT[checkpoint]} if checkpoint in KEPT else set())
+        assert len(kept.formats) == (7 if checkpoint in KEPT else 0)
+
+
+def test_scales_that_no_block_holds_are_not_rounded(tmp_path: Path) -> None:
+    def widen(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{K_PROJ}.weight_scale"] = tensors[f"{K_PROJ}.weight_scale"].float() * 1.0001
+        tensors[f"{DOWN_PROJ}.weight_scale"] = tensors[f"{DOWN_PROJ}.weight_scale"].float() * 1e6
+
+    source = source_of("compressed-tensors-w4-symmetric", tmp_path / "source", widen)
+    plain = load_file(imported(source, tmp_path) / "model.safetensors")
+    with Checkpoint(imported(source, tmp_path, "keep")) as kept:
+        assert len(kept.formats) == 7 - 2
+        for module in (K_PROJ, DOWN_PROJ):
+            assert torch.equal(densify([kept.get(f"{module}.weight")]), plain[f"{module}.weight"])
 
 
 def test_room_is_checked_for_the_dequantised_bytes(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.workers.real_model import demo_gguf
 from tests.workers.tiny_gguf import write_gguf
 from workers.importer import ImportFormat, import_model
 from workers.models.checkpoint import Checkpoint, CheckpointError
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
@@ -34,7 +34,7 @@ def imported(source: Path, store: Path, weight_format: ImportFormat) -> Path:
 
 def answer(folder: Path, backend: str, dtype: torch.dtype = torch.bfloat16) -> list[int]:
     ops = select(backend)
-    model = PagedModel(Decoder.load(ModelPlan.read(folder, "tiny", dtype), ops), ops)
+    model = PagedModel(load_model(ModelPlan.read(folder, "tiny", dtype), ops), ops)
     return model.generate(Stream(), list(range(1, 40)), 12)
 
 
@@ -101,7 +101,7 @@ def test_the_demo_model_is_kept_as_it_is_stored(tmp_path: Path) -> None:
     assert torch.equal(blocks, torch.from_numpy(stored["blk.3.ffn_up.weight"].data.copy()))
     ops = select("cpu")
     models = [
-        Decoder.load(ModelPlan.read(folder, "demo", torch.bfloat16, 64), ops)
+        load_model(ModelPlan.read(folder, "demo", torch.bfloat16, 64), ops)
         for folder in (kept, plain)
     ]
     prompt = list(range(100, 130))

@@ -13,7 +13,7 @@ from ops.registry import select
 from tests.doubles import make_model
 from tests.workers.paged import PagedModel, Stream
 from workers.models.checkpoint import CheckpointError
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path) -> PagedModel:
     ops = select("reference")
-    return PagedModel(Decoder.load(ModelPlan.read(folder, "tiny", torch.float32), ops), ops)
+    return PagedModel(load_model(ModelPlan.read(folder, "tiny", torch.float32), ops), ops)
 
 
 def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
@@ -54,7 +54,7 @@ def test_two_names_of_one_tensor_are_refused(folder: Path) -> None:
 
 def test_progress_ends_at_the_total(folder: Path) -> None:
     calls: list[tuple[int, int]] = []
-    Decoder.load(
+    load_model(
         ModelPlan.read(folder, "tiny", torch.bfloat16),
         select("reference"),
         progress=lambda done, total: calls.append((done, total)),

@@ -14,7 +14,7 @@ from ops.registry import select
 from tests.doubles import FAMILIES, LAID_OUT_ANEW, SIZES, make_adapter, make_model
 from tests.workers.paged import PagedModel, Stream
 from workers.importer import import_model
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 
 TOLERANCE = 2e-4
@@ -43,7 +43,7 @@ def canonical(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def paged(canonical: Path) -> PagedModel:
     ops = select("cpu")
-    return PagedModel(Decoder.load(ModelPlan.read(canonical, "tiny", torch.float32), ops), ops)
+    return PagedModel(load_model(ModelPlan.read(canonical, "tiny", torch.float32), ops), ops)
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def test_bfloat16_stays_near_float32(canonical: Path) -> None:
     ops = select("reference")
     tokens = draw_tokens(4, 40)
     rows = [
-        PagedModel(Decoder.load(ModelPlan.read(canonical, "tiny", dtype), ops), ops).step(
+        PagedModel(load_model(ModelPlan.read(canonical, "tiny", dtype), ops), ops).step(
             [(Stream(), tokens)]
         )[0]
         for dtype in (torch.float32, torch.bfloat16)

@@ -10,7 +10,7 @@ import torch
 from ops.registry import select
 from tests.doubles import FAMILIES, make_model
 from tests.ops.conftest import triton_backend
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 
 
@@ -27,7 +27,7 @@ def test_weights_take_what_was_planned_for_them(tmp_path: Path, family: str) -> 
     ):
         plan = ModelPlan.read(folder, "tiny", dtype, max_model_len=64)
         ops = triton_backend() if backend == "triton" else select(backend)
-        loaded = Decoder.load(plan, ops)
+        loaded = load_model(plan, ops)
         planned = plan.max_bytes(ops)
         assert loaded.num_bytes <= planned <= 1.25 * loaded.num_bytes
 
@@ -37,5 +37,5 @@ def test_a_head_that_is_tied_to_the_embedding_is_held_with_it_once(tmp_path: Pat
     plan = ModelPlan.read(make_model(tmp_path, "llama"), "tiny", torch.float32, max_model_len=64)
     assert plan.spec.tie_word_embeddings
     table_bytes = plan.spec.vocab_size * plan.spec.hidden_size * torch.float32.itemsize
-    once, twice = (Decoder.load(plan, ops) for ops in (triton_backend(), select("reference")))
+    once, twice = (load_model(plan, ops) for ops in (triton_backend(), select("reference")))
     assert twice.num_bytes - once.num_bytes == table_bytes

@@ -17,7 +17,7 @@ from tests.doubles import SIZES, make_adapter, make_tokenizer
 from tests.workers.paged import PagedModel, Stream
 from workers.importer import import_model
 from workers.models.checkpoint import Checkpoint, CheckpointError, canonical_name
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 from workers.models.text_part import OTHER_PARTS
 
@@ -96,7 +96,7 @@ def load(source: Path, store: Path) -> PagedModel:
     ops = select("cpu")
     plan = ModelPlan.read(store / "models" / digest, digest, torch.float32)
     assert plan.spec.eos_token_ids == (257,)
-    return PagedModel(Decoder.load(plan, ops), ops)
+    return PagedModel(load_model(plan, ops), ops)
 
 
 @torch.no_grad()

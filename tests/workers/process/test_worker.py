@@ -86,6 +86,15 @@ class Setup:
         )
 
 
+STARCODER_ADAPTERS: dict[str, dict[str, Any]] = {
+    "r4": {"rank": 4},
+    "r8-rslora": {"rank": 8, "use_rslora": True},
+    "r5-attention": {"rank": 5, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+    "r12-mlp": {"rank": 12, "targets": ["c_fc", "c_proj"]},
+    "r1-one-layer": {"rank": 1, "targets": ["q_proj", "c_fc"], "layers_to_transform": [1]},
+}
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     yield Setup(tmp_path_factory.mktemp("llama"), "llama")
@@ -100,26 +109,48 @@ def test_batched_with_strangers_equals_alone_equals_peft(
     llama: Setup, backend: str, runs_ahead: bool
 ) -> None:
     """Little memory: sequences are preempted and adapters evicted, and nothing changes."""
-    rng = random.Random(7)
-    shared = [rng.randrange(256) for _ in range(48)]
     config = llama.config(
         ops=backend, memory=(12 << 16), max_loaded_adapters=3, runs_ahead=runs_ahead
     )
+    assert_batched_equals_alone(llama, config)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("backend", "runs_ahead"), [("reference", False), ("cpu", True)], ids=["reference", "cpu-ahead"]
+)
+def test_the_same_of_a_family_that_transformers_computes(
+    tmp_path: Path, backend: str, runs_ahead: bool
+) -> None:
+    """In addition, every adapter is proved as an upload is."""
+    starcoder = Setup(tmp_path, "starcoder2", STARCODER_ADAPTERS)
+    config = starcoder.config(
+        ops=backend, memory=(12 << 16), max_loaded_adapters=3, runs_ahead=runs_ahead
+    )
+    assert_batched_equals_alone(starcoder, config)
+    with Driver(config) as driver:
+        for number, (name, ref) in enumerate(starcoder.refs.items()):
+            assert (name, driver.probe(number, starcoder.digest, ref).error) == (name, "")
+
+
+def assert_batched_equals_alone(setup: Setup, config: WorkerConfig) -> None:
+    rng = random.Random(7)
+    shared = [rng.randrange(256) for _ in range(48)]
     with Driver(config) as driver:
         requests: list[tuple[Generate, str | None]] = []
         for number in range(40):
-            name = rng.choice([None, *ADAPTERS])
+            name = rng.choice([None, *setup.refs])
             own = [rng.randrange(256) for _ in range(rng.randrange(1, 30))]
             prompt = (shared if rng.random() < 0.5 else []) + own
-            ref = None if name is None else llama.refs[name]
-            requests.append((llama.generate(number, prompt, 64, ref), name))
+            ref = None if name is None else setup.refs[name]
+            requests.append((setup.generate(number, prompt, 64, ref), name))
         for request, _ in requests:
             driver.submit(request)
         driver.wait()
-        scheduler = driver.worker.engines[llama.digest].scheduler
+        scheduler = driver.worker.engines[setup.digest].scheduler
         assert scheduler.num_preemptions > 0
         assert scheduler.num_hit_tokens > 0
-    oracle = Oracle(llama.model, llama.folders)
+    oracle = Oracle(setup.model, setup.folders)
     verdict = Verdict()
     for request, name in requests:
         assert driver.ended[request.id] is FinishReason.LENGTH

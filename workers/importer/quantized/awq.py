@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from workers.importer.canonical import ImportRefused
 from workers.importer.file_tensors import FLOATS
+from workers.importer.quantized.grouped_integers import GroupedIntegers
 from workers.importer.quantized.groups import group_size, read_groups
 from workers.importer.quantized.matrix import FindMatrix, QuantizedMatrix
-from workers.importer.quantized.packed_integers import scale_groups, unpack
+from workers.importer.quantized.packed_integers import unpack
 from workers.importer.quantized.source_tensors import SourceTensors
 
 BITS = 4
@@ -49,14 +50,16 @@ def _find(
     tensors.require(f"{module}.qzeros", (num_groups, rows // PER_WORD), "I32")
     group_size(columns, num_groups, asked_group)
 
-    def read() -> NDArray[np.float32]:
+    def read() -> GroupedIntegers:
         codes = _unpack(tensors[words].read(), rows)
         zeros = _unpack(tensors[f"{module}.qzeros"].read(), rows)
         scales = tensors[f"{module}.scales"].read_floats()
         groups = read_groups(tensors, f"{module}.g_idx", columns, num_groups, asked_group)
-        return scale_groups(codes.T, zeros.T, scales.T, groups)
+        return GroupedIntegers(codes.T, zeros.T, scales.T, groups)
 
-    return QuantizedMatrix(frozenset([words, f"{module}.qzeros", f"{module}.scales"]), read)
+    return QuantizedMatrix.of_integers(
+        frozenset([words, f"{module}.qzeros", f"{module}.scales"]), read
+    )
 
 
 def _unpack(words: NDArray[np.int32], count: int) -> NDArray[np.uint8]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from workers.importer.canonical import ImportRefused
 from workers.importer.file_tensors import FLOATS
 from workers.importer.quantized.float8 import block_sizes, find_float8
+from workers.importer.quantized.grouped_integers import GroupedIntegers
 from workers.importer.quantized.groups import group_size, read_groups
 from workers.importer.quantized.matrix import FindMatrix, QuantizedMatrix
-from workers.importer.quantized.packed_integers import scale_groups, unpack
+from workers.importer.quantized.packed_integers import unpack
 from workers.importer.quantized.source_tensors import SourceTensors
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
@@ -88,15 +88,15 @@ def _packed(
     if zero_words in tensors:
         tensors.require(zero_words, (-(-rows * bits // 32), num_groups), "I32")
 
-    def read() -> NDArray[np.float32]:
+    def read() -> GroupedIntegers:
         codes = unpack(tensors[words].read(), bits, columns)
         zeros = 1 << (bits - 1)
         if zero_words in tensors:
             zeros = unpack(tensors[zero_words].read().T, bits, rows).T
-        return _scaled(codes, zeros, asked_group, module, tensors)
+        return _grouped(codes, zeros, asked_group, module, tensors)
 
     parts = {words, f"{module}.weight_scale", f"{module}.weight_shape", zero_words}
-    return QuantizedMatrix(_present(parts, module, tensors), read)
+    return QuantizedMatrix.of_integers(_present(parts, module, tensors), read)
 
 
 def _whole(
@@ -108,13 +108,12 @@ def _whole(
     if zero_name in tensors:
         tensors.require(zero_name, (shape[0], num_groups), "I8")
 
-    def read() -> NDArray[np.float32]:
+    def read() -> GroupedIntegers:
         zeros = tensors[zero_name].read() if zero_name in tensors else 0
-        return _scaled(tensors[name].read(), zeros, asked_group, module, tensors)
+        return _grouped(tensors[name].read(), zeros, asked_group, module, tensors)
 
-    return QuantizedMatrix(
-        _present({name, f"{module}.weight_scale", zero_name}, module, tensors), read
-    )
+    parts = {name, f"{module}.weight_scale", zero_name}
+    return QuantizedMatrix.of_integers(_present(parts, module, tensors), read)
 
 
 def _num_groups(
@@ -131,17 +130,17 @@ def _num_groups(
     return num_groups
 
 
-def _scaled(
+def _grouped(
     codes: NDArray[Any],
     zeros: NDArray[Any] | int,
     asked_group: object,
     module: str,
     tensors: SourceTensors,
-) -> NDArray[np.float32]:
+) -> GroupedIntegers:
     scales = tensors[f"{module}.weight_scale"].read_floats()
     columns, num_groups = codes.shape[1], scales.shape[1]
     groups = read_groups(tensors, f"{module}.weight_g_idx", columns, num_groups, asked_group)
-    return scale_groups(codes, zeros, scales, groups)
+    return GroupedIntegers(codes, zeros, scales, groups)
 
 
 def _present(names: set[str], module: str, tensors: SourceTensors) -> frozenset[str]:

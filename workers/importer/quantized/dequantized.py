@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from workers.importer.canonical import ImportRefused
 from workers.importer.file_tensors import FLOATS
 from workers.importer.gguf_tensors import to_bfloat16
+from workers.importer.quantized.grouped_integers import GroupedIntegers
 from workers.importer.quantized.matrix import FindMatrix
 from workers.importer.quantized.source_tensors import SourceTensors
 from workers.importer.safetensors_file import BFloat16
@@ -38,6 +39,8 @@ class DequantizedTensor:
 
     shape: tuple[int, ...]
     read_floats: Callable[[], NDArray[np.float32]]
+    read_integers: Callable[[], GroupedIntegers] | None = None
+    """Reads a matrix of integers with scales; None for any other tensor."""
 
     def read(self) -> BFloat16:
         return to_bfloat16(self.read_floats())
@@ -58,7 +61,7 @@ def dequantized_tensors(
             matrix = find(name.removesuffix(".weight"), (shape[0], shape[1]), tensors)
         if matrix is not None:
             unused -= matrix.parts
-            found[name] = DequantizedTensor(shape, matrix.read)
+            found[name] = DequantizedTensor(shape, matrix.read, matrix.read_integers)
         else:
             tensor = tensors.require(name, shape, *FLOATS)
             unused.discard(name)

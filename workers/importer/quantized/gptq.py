@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from workers.importer.canonical import ImportRefused
 from workers.importer.file_tensors import FLOATS
+from workers.importer.quantized.grouped_integers import GroupedIntegers
 from workers.importer.quantized.groups import group_size, read_groups
 from workers.importer.quantized.matrix import FindMatrix, QuantizedMatrix
-from workers.importer.quantized.packed_integers import scale_groups, unpack
+from workers.importer.quantized.packed_integers import unpack
 from workers.importer.quantized.source_tensors import SourceTensors
 
 BITS = (2, 3, 4, 8)
@@ -60,15 +61,15 @@ def _find(
     else:
         group_size(columns, num_groups, asked_group)
 
-    def read() -> NDArray[np.float32]:
+    def read() -> GroupedIntegers:
         codes = unpack(tensors[words].read().T, bits, columns)
         zeros = _zeros(tensors[f"{module}.qzeros"].read(), bits, rows, is_first_layout)
         scales = tensors[f"{module}.scales"].read_floats()
         groups = read_groups(tensors, order, columns, num_groups, asked_group)
-        return scale_groups(codes, zeros.T, scales.T, groups)
+        return GroupedIntegers(codes, zeros.T, scales.T, groups)
 
     parts = [words, f"{module}.qzeros", f"{module}.scales", order]
-    return QuantizedMatrix(frozenset(name for name in parts if name in tensors), read)
+    return QuantizedMatrix.of_integers(frozenset(name for name in parts if name in tensors), read)
 
 
 def _zeros(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,22 +16,3 @@ def unpack(words: NDArray[np.int32], bits: int, count: int) -> NDArray[np.uint8]
     stream = np.unpackbits(octets, axis=-1, count=count * bits, bitorder="little")
     fields = stream.reshape(*words.shape[:-1], count, bits)
     return np.packbits(fields, axis=-1, bitorder="little")[..., 0]
-
-
-def scale_groups(
-    codes: NDArray[Any],
-    zeros: NDArray[Any] | int,
-    scales: NDArray[np.float32],
-    groups: NDArray[np.int32],
-) -> NDArray[np.float32]:
-    """Returns (code - zero) * scale of a matrix [N, K].
-
-    zeros, scales: [N, G]; a single zero is that of all. groups: the group of each column.
-    """
-    values = codes.astype(np.float32)
-    if isinstance(zeros, int):
-        values -= np.float32(zeros)
-    else:
-        values -= zeros.astype(np.float32)[:, groups]
-    values *= scales[:, groups]
-    return values

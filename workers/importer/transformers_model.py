@@ -1,0 +1,140 @@
+"""A Hugging Face directory of a family without native code, read by transformers.
+
+transformers converts the names and layouts of checkpoints to those of its modules, such as the
+experts of a layer in one tensor. The whole model is in memory meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adapters.manifest import RECORDED
+from workers.importer.transformers_probe import probe
+from workers.models.spec import UnsupportedModel, positive
+from workers.models.transformers_modules import NotComputable, library
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTensor:
+    """Parameter or buffer of a loaded model. dtype: as safetensors calls it."""
+
+    tensor: Tensor
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> ModuleTensor:
+        return cls(tensor, TYPES[tensor.dtype], tuple(tensor.shape))
+
+    def read(self) -> NDArray[Any]:
+        """Returns the numbers as they are; bfloat16 comes as its bits."""
+        plain = self.tensor.detach().contiguous()
+        if self.dtype == "BF16":
+            return plain.view(torch.int16).numpy().view(np.uint16)
+        return plain.numpy()
+
+    def read_floats(self) -> NDArray[np.float32]:
+        return self.tensor.detach().float().numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersModel:
+    """Canonical config and tensors by stored name. matrices: names of those that may be stored in
+    blocks."""
+
+    config: dict[str, Any]
+    tensors: dict[str, ModuleTensor]
+    matrices: frozenset[str]
+
+
+def read_transformers_model(source: Path, config: dict[str, Any]) -> TransformersModel:
+    """Loads the model, finds out what it is made of, and proves that it can be served.
+
+    config: the source's config.json. Raises UnsupportedModel.
+    """
+    transformers = library()
+    model_type = str(config.get("model_type"))
+    if config.get("auto_map"):
+        raise UnsupportedModel("auto_map", config["auto_map"], "absent: remote code is never run")
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise UnsupportedModel(
+            "model_type", model_type, f"those of transformers {transformers.__version__}"
+        )
+    if config.get("quantization_config"):
+        raise NotComputable(
+            model_type, "quantised checkpoints are supported for native families only"
+        )
+    parsed = transformers.CONFIG_MAPPING[model_type].from_dict(config)
+    if parsed.is_encoder_decoder:
+        raise NotComputable(model_type, "it is an encoder-decoder")
+    if type(parsed) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise NotComputable(model_type, "it is no causal language model")
+    _refuse_ropes(parsed)
+    model = _load(source, transformers)
+    known: Any = model.config
+    facts = {name: getattr(known, name, None) for name in ("vocab_size", "max_position_embeddings")}
+    for name in facts:
+        positive(facts, name)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    tensors = {name: _module_tensor(model_type, name, tensor) for name, tensor in named}
+    table = [name for name, own in named if own is _table(model)]
+    recorded = probe(model)
+    linears = {linear.path for linear in recorded.shape.linears} | {*recorded.plain_linears}
+    matrices = frozenset([*table, *(f"{path}.weight" for path in linears)])
+    canonical = config | facts | {RECORDED: msgspec.to_builtins(recorded)}
+    return TransformersModel(canonical, tensors, matrices)
+
+
+def _load(source: Path, transformers: Any) -> PreTrainedModel:
+    try:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype="auto",
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnsupportedModel("model", str(source), f"what transformers loads: {error}") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[kind]:
+            raise UnsupportedModel(kind, sorted(map(str, report[kind]))[:3], "none")
+    return model.eval()
+
+
+def _refuse_ropes(config: Any) -> None:
+    """Raises UnsupportedModel if frequencies depend on the longest text of a step."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    nested = [each for each in ropes.values() if isinstance(each, dict)]
+    for rope in (ropes, *nested):
+        if (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
+            raise UnsupportedModel("rope_type", kind, "those that do not depend on the text")
+
+
+def _module_tensor(model_type: str, name: str, tensor: Tensor) -> ModuleTensor:
+    if tensor.dtype not in TYPES:
+        raise NotComputable(model_type, f"{name} is {tensor.dtype}")
+    if math.prod(tensor.shape) == 0:
+        raise NotComputable(model_type, f"{name} is empty")
+    return ModuleTensor.of(tensor)
+
+
+def _table(model: PreTrainedModel) -> Tensor:
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    return embedding.weight

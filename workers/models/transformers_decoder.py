@@ -1,0 +1,129 @@
+"""Decoder that the modelling file of transformers computes, by our ops and over our pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ops.base import AdaptedLinear, FusedLinear, LoRABatch
+from workers.device.weight_image import Arrival
+from workers.layers.forward_batch import ForwardBatch
+from workers.models.checkpoint import canonical_name
+from workers.models.loader import WeightLoader
+from workers.models.plan import ModelPlan
+from workers.models.transformers_modules import (
+    AdaptedModule,
+    PagedAttention,
+    Step,
+    build_model,
+    detach_backbone,
+    replace_module,
+)
+from workers.models.transformers_spec import TransformersSpec
+
+
+class TransformersDecoder:
+    """Loaded base model. Used by one thread, because a forward pass sets the step of its modules.
+
+    Its weights are one part of the image, so the first step begins when all have been copied.
+    """
+
+    def __init__(self, plan: ModelPlan, loader: WeightLoader) -> None:
+        assert isinstance(plan.spec, TransformersSpec)
+        self.plan = plan
+        self.arrival = Arrival() if loader.image is None else loader.image.arrival
+        self._ops = loader.ops
+        self._spec = plan.spec
+        self._step = Step()
+        self._activations = loader.ops.activation_dtype(plan.dtype)
+        model = build_model(plan.spec.config, self._activations)
+        self._place_attention(model)
+        self._place_linears(model, loader)
+        self._place_others(model, loader)
+        loader.end_part()
+        self._backbone = detach_backbone(model)
+        self._head = model
+        self.num_bytes = loader.num_bytes
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Computes the hidden states [T, K] of the step's rows, after the final norm."""
+        self.arrival.wait(-1)
+        with self._step.of(batch, batch.lora):
+            output = self._backbone(
+                input_ids=batch.input_ids.unsqueeze(0),
+                position_ids=batch.attention.positions.unsqueeze(0).long(),
+                use_cache=False,
+            )
+        return output.last_hidden_state[0]
+
+    def logits(
+        self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
+    ) -> Tensor:
+        """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given. lora:
+        segments of these rows."""
+        self.arrival.wait(-1)
+        with self._step.of(None, lora):
+            logits = self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits[0]
+        return logits.to(torch.float32) if out is None else out.copy_(logits)
+
+    def _place_attention(self, model: nn.Module) -> None:
+        for site, (layout, layer) in zip(
+            self._spec.recorded.sites, self.plan.site_layouts, strict=True
+        ):
+            attention = PagedAttention(self._ops, self._step, layout, layer, site.window)
+            model.get_submodule(site.module).paged_attention = attention  # pyright: ignore
+
+    def _place_linears(self, model: nn.Module, loader: WeightLoader) -> None:
+        shape, recorded = self._spec.recorded.shape, self._spec.recorded
+        for linear in shape.linears:
+            index = shape.projections.index(linear.name)
+            fused = FusedLinear((index,), (linear.out_features,), linear.in_features)
+            self._place_linear(model, loader, linear.path, fused, linear.layer)
+        for path in recorded.plain_linears:
+            own = model.get_submodule(path)
+            assert isinstance(own, nn.Linear)
+            fused = FusedLinear((0,), (own.out_features,), own.in_features)
+            self._place_linear(model, loader, path, fused, None)
+
+    def _place_linear(
+        self,
+        model: nn.Module,
+        loader: WeightLoader,
+        path: str,
+        fused: FusedLinear,
+        layer: int | None,
+    ) -> None:
+        own = model.get_submodule(path)
+        assert isinstance(own, nn.Linear)
+        stored = self._stored(f"{path}.weight").removesuffix(".weight")
+        weight = loader.linear([stored], bias=own.bias is not None)
+        module = AdaptedModule(self._ops, AdaptedLinear(weight, fused), layer, self._step)
+        replace_module(model, path, module)
+
+    def _place_others(self, model: nn.Module, loader: WeightLoader) -> None:
+        """Places parameters and buffers of all modules but linears, each tensor once."""
+        placed: dict[str, nn.Parameter | Tensor] = {}
+        for path, module in list(model.named_modules()):
+            prefix = f"{path}." if path else ""
+            is_table = isinstance(module, nn.Embedding)
+            for name in [name for name, own in module._parameters.items() if own is not None]:
+                stored = self._stored(prefix + name)
+                if stored not in placed:
+                    dtype = self.plan.dtype if is_table else self._activations
+                    tensor = loader.tensor(stored, dtype)
+                    placed[stored] = nn.Parameter(tensor, requires_grad=False)
+                module._parameters[name] = placed[stored]  # pyright: ignore[reportArgumentType]
+            for name in [name for name, own in module._buffers.items() if own is not None]:
+                stored = self._stored(prefix + name)
+                if stored not in placed:
+                    placed[stored] = loader.tensor(stored, None)
+                module._buffers[name] = placed[stored]
+            if is_table:
+                module.register_forward_hook(self._widen)
+
+    def _widen(self, module: nn.Module, inputs: object, rows: Tensor) -> Tensor:
+        """Returns rows of an embedding table in the dtype of activations."""
+        return rows.to(self._activations)
+
+    def _stored(self, name: str) -> str:
+        return canonical_name(self._spec.recorded.aliases.get(name, name))

@@ -1,0 +1,208 @@
+"""Modules of transformers, which compute their linears and their attention by our ops."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ops.base import AdaptedLinear, KVCacheView, KVLayout, LoRABatch, Ops
+from workers.layers.forward_batch import ForwardBatch
+from workers.models.spec import UnsupportedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ATTENTION = "loraplex"
+"""Name of our attention among those of transformers. It has no mask function there, so that models
+build no mask."""
+INSTALL = "pip install 'loraplex[transformers]'"
+
+
+class NotComputable(UnsupportedModel):
+    """Model without a native family that its modelling file cannot compute for us either."""
+
+    def __init__(self, model_type: str, why: str) -> None:
+        ValueError.__init__(
+            self,
+            f"model_type = {model_type!r} has no native family, and transformers' code for it "
+            f"cannot be used: {why}",
+        )
+
+
+def library() -> Any:
+    """Returns the module `transformers`. Raises UnsupportedModel if it is not installed."""
+    try:
+        return import_module("transformers")
+    except ImportError as error:
+        raise UnsupportedModel(
+            "model_type", "without a native family", f"those of transformers, after {INSTALL}"
+        ) from error
+
+
+def build_model(
+    config: dict[str, Any], dtype: torch.dtype, attention: str | None = ATTENTION
+) -> PreTrainedModel:
+    """Builds the modules of a causal language model on the meta device.
+
+    attention: name of a function of transformers' interface; None = the model's own choice.
+    Raises UnsupportedModel if transformers is not installed, or too old to know the model.
+    """
+    transformers = library()
+    transformers.AttentionInterface.register(ATTENTION, attend)
+    model_type = config["model_type"]
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise UnsupportedModel(
+            "model_type", model_type, f"those of transformers {transformers.__version__}"
+        )
+    parsed = transformers.CONFIG_MAPPING[model_type].from_dict(config)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            parsed, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+        )
+    return model.eval()
+
+
+class Step:
+    """Inputs of the forward pass in progress, read by the modules of one model. lora: segments of
+    the rows that linears get."""
+
+    def __init__(self) -> None:
+        self._batch: ForwardBatch | None = None
+        self.lora: LoRABatch | None = None
+
+    @property
+    def batch(self) -> ForwardBatch:
+        assert self._batch is not None, "no forward pass is in progress"
+        return self._batch
+
+    @contextmanager
+    def of(self, batch: ForwardBatch | None, lora: LoRABatch | None) -> Generator[None]:
+        """Context of a forward pass. batch: None if it has no attention."""
+        self._batch, self.lora = batch, lora
+        try:
+            yield
+        finally:
+            self._batch = self.lora = None
+
+
+class AdaptedModule(nn.Module):
+    """Takes the place of a linear module. Has no `weight`, so that code that would read it, and so
+    pass by the adapters, fails."""
+
+    def __init__(self, ops: Ops, linear: AdaptedLinear, layer: int | None, step: Step) -> None:
+        """layer: its index in the adapter tables, or None if no adapter can add to the linear."""
+        super().__init__()
+        self.in_features = linear.fused.in_features
+        self.out_features = sum(linear.fused.widths)
+        self._ops = ops
+        self._linear = linear
+        self._layer = layer
+        self._step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        y = self._ops.linear(rows, self._linear.weight)
+        if self._layer is not None and (lora := self._step.lora) is not None:
+            self._ops.add_lora(y, rows, self._linear.fused, self._layer, lora)
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+class PagedAttention:
+    """Attention of one module over the pages of the step's sequences."""
+
+    def __init__(
+        self, ops: Ops, step: Step, layout: KVLayout, layer: int, window: int | None
+    ) -> None:
+        """layout, layer: where the module's keys and values are stored in a page."""
+        self._ops = ops
+        self._step = step
+        self._layout = layout
+        self._layer = layer
+        self._window = window
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Shape: query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] -> [1, T, H, E]."""
+        batch = self._step.batch
+        num_heads, dim = query.shape[1], query.shape[3]
+        heads = [self._padded(part[0].transpose(0, 1)) for part in (query, key, value)]
+        qkv = torch.cat(heads, dim=1).flatten(1)
+        where = (KVCacheView(batch.kv.arena, self._layout), self._layer, num_heads)
+        self._ops.rope_write_kv(qkv, None, batch.attention, *where)
+        out = self._ops.paged_attention(
+            *(qkv, batch.attention, *where),
+            scale=dim**-0.5 if scale is None else scale,
+            window=self._window,
+            softcap=softcap,
+            sinks=None if sinks is None else sinks.float(),
+        )
+        return out.view(1, len(qkv), num_heads, -1)[..., : value.shape[3]]
+
+    def _padded(self, heads: Tensor) -> Tensor:
+        """Pads heads with zeros to the size of those in pages."""
+        missing = self._layout.head_dim - heads.shape[-1]
+        return nn.functional.pad(heads, (0, missing)) if missing else heads
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention function of transformers' interface. The module's window was recorded when the
+    model was imported; dropout has no effect, because nothing is trained."""
+    site: PagedAttention = module.paged_attention  # pyright: ignore[reportAssignmentType]
+    return site.attend(query, key, value, scaling, softcap, s_aux), None
+
+
+class HiddenOutput:
+    """Output of a backbone with nothing but its hidden states; other fields are None."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class StoredHidden(nn.Module):
+    """Takes the place of a causal language model's backbone, so that its forward pass computes
+    logits of hidden states that there are already."""
+
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> HiddenOutput:
+        return HiddenOutput(inputs_embeds)
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+
+
+def detach_backbone(model: PreTrainedModel) -> nn.Module:
+    """Returns the model's backbone. The model itself then computes logits of hidden states, which
+    it takes as `inputs_embeds`."""
+    backbone: nn.Module = getattr(model, model.base_model_prefix)
+    setattr(model, model.base_model_prefix, StoredHidden())
+    return backbone

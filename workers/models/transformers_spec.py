@@ -1,0 +1,98 @@
+"""Description of a model that the modelling file of transformers computes; torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from adapters.manifest import RECORDED, BaseModelShape
+from workers.models.spec import end_tokens
+
+HEAD_STEP = 16
+"""Heads are padded with zeros to a multiple of this size, which all backends compute."""
+
+
+class AttentionSite(msgspec.Struct, frozen=True, array_like=True):
+    """Attention of one module, as the import saw it called.
+
+    head_dim: of queries and keys. value_dim: of values. window: number of tokens that a row sees,
+    itself included; None = all.
+    """
+
+    module: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None
+
+    @property
+    def padded_dim(self) -> int:
+        return -(-max(self.head_dim, self.value_dim) // HEAD_STEP) * HEAD_STEP
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """Facts that the import found by running the model, stored in its canonical config.json.
+
+    sites: in the order of their calls. aliases: stored name of each tensor that is another one
+    under a second name. plain_linears: paths of linears to which no adapter can add.
+    matrix_numbers, other_numbers: upper bounds of the numbers in linears and tables, and in all
+    other tensors.
+    """
+
+    shape: BaseModelShape
+    sites: tuple[AttentionSite, ...]
+    aliases: dict[str, str]
+    plain_linears: tuple[str, ...]
+    matrix_numbers: int
+    other_numbers: int
+
+
+class TransformersSpec(msgspec.Struct, frozen=True):
+    """Description of a causal language model that transformers implements.
+
+    config: its config.json without what the import added.
+    """
+
+    config: dict[str, Any]
+    recorded: Recorded
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: dict[str, Any]) -> TransformersSpec:
+        """Reads a canonical config.json."""
+        return cls(
+            config={name: value for name, value in config.items() if name != RECORDED},
+            recorded=msgspec.convert(config[RECORDED], Recorded),
+            max_position_embeddings=config["max_position_embeddings"],
+            eos_token_ids=end_tokens(config),
+        )
+
+    @property
+    def model_type(self) -> str:
+        return self.recorded.shape.model_type
+
+    @property
+    def vocab_size(self) -> int:
+        return self.recorded.shape.vocab_size
+
+    @property
+    def head_dim(self) -> int:
+        """Size of the largest head in the KV pages."""
+        return max(site.padded_dim for site in self.recorded.sites)
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        return self.recorded.shape.tie_word_embeddings
+
+    @property
+    def linears(self) -> frozenset[str]:
+        """Paths of all linears, whose weights are stored as matrices of the serving dtype."""
+        paths = [linear.path for linear in self.recorded.shape.linears]
+        return frozenset([*paths, *self.recorded.plain_linears])
+
+    def served(self, max_model_len: int) -> TransformersSpec:
+        """Returns the spec for texts of at most this length, which is the same one."""
+        return self
