@@ -41,7 +41,7 @@ CONTEXT = 256
 class FixedCount(ThreadCount):
     """Number of threads that never changes."""
 
-    def record_step(self, seconds: float) -> int:
+    def record_step(self, begin: float, end: float) -> int:
         return self.limit
 
 

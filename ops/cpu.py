@@ -247,8 +247,8 @@ class CpuOps(HostOps):
             assert _is_float(layer.rope) and layer.rope.shape[1] in self.head_dims
         return NativeLayers(self._lib, layers, self._after_step)
 
-    def _after_step(self, seconds: float) -> None:
-        self._lib.set_num_threads(self.threads.record_step(seconds))
+    def _after_step(self, begin: float, end: float) -> None:
+        self._lib.set_num_threads(self.threads.record_step(begin, end))
 
     def team_ids(self, count: int) -> list[int]:
         """Returns the system's ids of the calling thread's team of kernel threads."""

@@ -66,9 +66,10 @@ class NativeLayers:
         self,
         library: ctypes.CDLL,
         layers: list[LayerWeights],
-        after_step: Callable[[float], None],
+        after_step: Callable[[float, float], None],
     ) -> None:
-        """library: the compiled kernels. after_step: called with the seconds of each step."""
+        """library: the compiled kernels. after_step: called with the times in seconds at
+        which each step began and ended."""
         self._run = library.run_layers
         self._after_step = after_step
         self._layers = layers  # keeps the memory that the structures point to
@@ -90,7 +91,7 @@ class NativeLayers:
         step = _step(len(x), batch, kv, lora)
         begin = time.perf_counter()
         self._run(self._native, len(self._layers), byref(step), y.data_ptr(), residual.data_ptr())
-        self._after_step(time.perf_counter() - begin)
+        self._after_step(begin, time.perf_counter())
         return y
 
 

@@ -8,7 +8,9 @@ from typing import Protocol
 WINDOW_S = 0.1
 """Seconds of computing after which the number is considered."""
 MAX_DELAY = 0.25
-"""Share of a window for which threads may together wait for cores before their number drops."""
+"""Share of a window's time for which threads may together wait for cores before their number
+drops. Pauses between steps belong to the window: where steps are short beside them, a delay costs
+little, and where it costs much, the steps are long."""
 SLACK = 0.25
 """Cores that others may use before a thread more is too many."""
 
@@ -40,31 +42,34 @@ class ThreadCount:
         self._team: Sequence[int] = ()
         self._delay = 0.0
         self._computed = 0.0
+        self._begin: float | None = None
 
-    def record_step(self, seconds: float) -> int:
-        """Records the duration of a step on the thread that computed it. Returns the number of
-        threads for the next step."""
+    def record_step(self, begin: float, end: float) -> int:
+        """Records when a step began and ended, in seconds, on the thread that computed it. Returns
+        the number of threads for the next step."""
         if self.limit == 1:
             return 1
-        self._computed += seconds
+        self._begin = begin if self._begin is None else self._begin
+        self._computed += end - begin
         if self._computed >= WINDOW_S:
-            if self.current > 1 and (share := self._delayed_share()) > MAX_DELAY:
+            length = end - self._begin
+            if self.current > 1 and (share := self._delayed_seconds() / length) > MAX_DELAY:
                 self._set(max(1, self.current - max(1, round(share))))
                 self._times.free_cores()  # what is free is measured from here on
             elif self.current < self.limit and (free := self._times.free_cores()) is not None:
                 self._set(min(self.limit, max(self.current, int(free + SLACK))))
-            self._computed = 0.0
+            self._computed, self._begin = 0.0, end
         return self.current
 
     def _set(self, count: int) -> None:
         if count != self.current:
             self.current, self._team = count, ()
 
-    def _delayed_share(self) -> float:
-        """Returns the time for which threads waited in this window, as a share of its length, or 0
-        in the first window of a team."""
+    def _delayed_seconds(self) -> float:
+        """Returns the seconds for which threads waited in this window, or 0 in the first window of
+        a team."""
         is_new = not self._team
         if is_new:
             self._team = self._thread_ids(self.current)
         before, self._delay = self._delay, self._times.run_delay(self._team)
-        return 0.0 if is_new else (self._delay - before) / self._computed
+        return 0.0 if is_new else self._delay - before

@@ -16,31 +16,41 @@ from ops.scheduler_times import SchedulerTimes
 from ops.thread_count import WINDOW_S, ThreadCount
 from tests.ops.conftest import VARIANTS, backend
 
+STEP_S = 0.125
+"""Seconds of a step, each of which is a window."""
+assert STEP_S >= WINDOW_S
+
 
 class Machine:
-    """Scheduler times that a test sets. The delay is each window's share of its length."""
+    """Scheduler times that a test sets. delay: of each window, as a share of its computing."""
 
     def __init__(self) -> None:
         self.delay = 0.0
         self.free: float | None = None
         self._delayed = 0.0
+        self._now = 0.0
 
     def run_delay(self, thread_ids: Sequence[int]) -> float:
         assert len(thread_ids) > 1
-        self._delayed += self.delay * WINDOW_S
+        self._delayed += self.delay * STEP_S
         return self._delayed
 
     def free_cores(self) -> float | None:
         return self.free
 
+    def run(self, count: ThreadCount, number: int, pause: float = 0.0) -> list[int]:
+        """Records steps of a window's computing, each after a pause. Returns what each gave."""
+        given: list[int] = []
+        for _ in range(number):
+            begin = self._now + pause
+            self._now = begin + STEP_S
+            given.append(count.record_step(begin, self._now))
+        return given
+
 
 def make_count(limit: int) -> tuple[ThreadCount, Machine]:
     machine = Machine()
     return ThreadCount(limit, machine, lambda count: list(range(1, count + 1))), machine
-
-
-def run_windows(count: ThreadCount, number: int) -> list[int]:
-    return [count.record_step(WINDOW_S) for _ in range(number)]
 
 
 @pytest.mark.parametrize(
@@ -57,25 +67,31 @@ def run_windows(count: ThreadCount, number: int) -> list[int]:
 def test_threads_that_wait_for_cores_are_given_up(limit, delay, expected) -> None:
     count, machine = make_count(limit)
     machine.delay = delay
-    assert run_windows(count, 2) == [limit, expected]
+    assert machine.run(count, 2) == [limit, expected]
+
+
+def test_delays_that_are_short_beside_the_pauses_between_steps_change_nothing() -> None:
+    count, machine = make_count(2)
+    machine.delay = 0.5
+    assert machine.run(count, 5, pause=4 * STEP_S) == [2] * 5
 
 
 def test_cores_that_others_leave_free_are_taken_back() -> None:
     count, machine = make_count(4)
     machine.delay, machine.free = 2.0, 2.1
-    assert run_windows(count, 2)[-1] == 2
+    assert machine.run(count, 2)[-1] == 2
     machine.delay = 0.0
-    assert run_windows(count, 3)[-1] == 2  # others still use what was given up
+    assert machine.run(count, 3)[-1] == 2  # others still use what was given up
     machine.free = 2.9
-    assert run_windows(count, 1)[-1] == 3
+    assert machine.run(count, 1)[-1] == 3
     machine.free = 64.0
-    assert run_windows(count, 2)[-1] == 4
+    assert machine.run(count, 2)[-1] == 4
 
 
 def test_nothing_changes_where_nothing_is_known(tmp_path: Path) -> None:
     times = SchedulerTimes(tmp_path)
     count = ThreadCount(8, times, lambda count: list(range(1, count + 1)))
-    assert run_windows(count, 5) == [8] * 5
+    assert Machine().run(count, 5) == [8] * 5
     assert times.free_cores() is None
 
 
