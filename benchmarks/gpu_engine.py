@@ -17,7 +17,7 @@ from adapters.pool.pool import AdapterPool
 from adapters.pool.source import FixedAdapters
 from benchmarks.gpu_ops import CONTEXT
 from benchmarks.gpu_timing import Bench
-from benchmarks.shaped_model import Batch, ShapedModel
+from benchmarks.shaped_model import TINY, Batch, ShapedModel
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import PAGE_TOKENS, AdapterTables, LoRABatch
@@ -49,7 +49,7 @@ class Shaped:
     def logits(
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
-        return self._model.logits(hidden, out)
+        return self._model.logits(hidden, out, lora)
 
 
 def engine_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, Any]]:
@@ -106,7 +106,10 @@ def _measured(
     num_steps: int,
 ) -> tuple[float, float]:
     """Times an engine as `timed` does, and drops it afterwards."""
-    engine, ring = make_engine(model, rows, context + 4 * num_steps, runs_ahead, True, ranks)
+    # Twice the sequences, because some places are kept for tenants that have none yet.
+    engine, ring = make_engine(
+        model, 2 * rows, context + 4 * num_steps, runs_ahead, model.shape is not TINY, ranks
+    )
     return timed(engine, ring, rows, context, num_steps, len(ranks))
 
 
@@ -118,7 +121,7 @@ def mixed_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     max_len = context + 6 * num_steps
     for ranks in ((), (4, 2) if bench.tiny else (16,) * 8):
         # Twice the sequences, because some places are kept for tenants that have none yet.
-        engine, ring = make_engine(model, 2 * rows, max_len, True, True, ranks)
+        engine, ring = make_engine(model, 2 * rows, max_len, True, not bench.tiny, ranks)
         decode_s, _ = timed(engine, ring, rows, context, num_steps, len(ranks), 6 * num_steps)
         # The first prompt's kernels may have to be loaded.
         _submit_prompt(engine, rows, prompt, ranks)
@@ -164,7 +167,8 @@ def make_engine(
     graphs: bool,
     ranks: tuple[int, ...] = (),
 ) -> tuple[Engine, StepRing]:
-    """ranks: of the adapters, which lie behind the KV pages."""
+    """graphs: not for the tiny model, because the interpreter would compute all their padding.
+    ranks: of the adapters, which lie behind the KV pages."""
     device, page_bytes = model.ops.device, model.layout.page_bytes
     num_pages = rows * -(-max_len // PAGE_TOKENS) + rows
     extent_bytes = 8 * page_bytes
@@ -180,11 +184,12 @@ def make_engine(
     buffer = TokenBuffer(rows, max_len, device)
     pool = FixedAdapters({str(slot): rank for slot, rank in enumerate(ranks)})
     num_slots, vocab = len(tables.rank), model.shape.vocab
+    max_tokens = 2048
     runner = ModelRunner(
         *(cast(LoadedModel, Shaped(model, max_len)), model.ops, memory, buffer, tables),
-        graphs=Limits.of(rows, max_len, num_slots, vocab) if graphs else None,
+        graphs=Limits.of(rows, max_tokens, max_len, num_slots, vocab) if graphs else None,
     )
-    scheduler = fair_scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)
+    scheduler = fair_scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=max_tokens)
     ring = StepRing()
     info = ModelInfo("model", "model", max_len)
     engine = Engine(
@@ -208,8 +213,7 @@ def timed(
     num_tokens: int = 0,
 ) -> tuple[float, float]:
     """Returns the seconds of a step, and the microseconds in which the host works for it.
-    num_tokens: that each sequence may generate; by default four times as many as
-    there are steps."""
+    num_tokens: that each sequence may generate; by default four times the number of steps."""
     max_tokens = num_tokens or 4 * num_steps
     params = SamplingParams(max_tokens, seed=0, temperature=0.0, ignore_eos=True)
     for number in range(rows):

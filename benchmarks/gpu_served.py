@@ -20,9 +20,10 @@ def warm_up_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     or read in steps after that."""
     rows, max_len, max_tokens = (2, 40, 32) if bench.tiny else (64, 2048, 2048)
     ranks = (4, 2) if bench.tiny else (8, 16, 32, 64) * 8
-    engine, ring = make_engine(model, rows, max_len, True, True, ranks)
+    engine, ring = make_engine(model, rows, max_len, True, not bench.tiny, ranks)
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
+    bench.free_memory()
     free, begin = _free_bytes(bench), time.perf_counter()
     num_graphs = runner.warm_up(max(ranks), max_tokens)
     seconds = time.perf_counter() - begin

@@ -15,6 +15,7 @@ from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import ShapedModel
 from ops import triton_attention, triton_lora, triton_table
 from ops.base import FusedLinear, LoRABatch
+from ops.cuda import CudaOps
 from ops.triton_table import Blocks
 
 CONTEXTS = ((1, 1024), (1, 32_768), (32, 1024), (256, 1024))
@@ -27,7 +28,7 @@ def attention_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]
     shape = model.shape
     group = shape.heads // shape.kv_heads
     itemsize = model.dtype.itemsize
-    long = triton_table.long_attention(group, itemsize)
+    long = triton_table.long_attention(group, shape.dim, itemsize, cuda_ops(model).shared_bytes)
     for num_seqs, context in ((2, 40),) if bench.tiny else CONTEXTS:
         short = triton_table.short_attention(num_seqs, shape.kv_heads, group, context, itemsize)
         blocks = {
@@ -91,6 +92,7 @@ def form_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     """LoRA of a layer by row and by adapter, at the numbers of adapters that graphs are made for:
     `triton_table.reads_by_row` chooses between the two."""
     shape, layers = model.shape, range(model.shape.layers)
+    overlaps = cuda_ops(model).overlaps
     for rows, count in ((2, 2),) if bench.tiny else ((32, 8), (32, 16), (128, 8), (256, 32)):
         lora = model.assign(model.adapters(count, (16,)), rows, count)
         us: dict[str, dict[str, float]] = {"by_row_us": {}, "by_adapter_us": {}}
@@ -111,8 +113,8 @@ def form_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
                     lora: LoRABatch = lora,
                 ) -> None:
                     for n in layers:
-                        planes = triton_lora.shrink(x, fused, n, lora, shrinks)
-                        triton_lora.expand_add(y, planes, fused, n, lora, expands)
+                        planes = triton_lora.shrink(x, fused, n, lora, shrinks, overlaps)
+                        triton_lora.expand_add(y, planes, fused, n, lora, expands, overlaps)
 
                 us[f"{form}_us"][name] = 1e6 * bench.seconds(add) / len(layers)
         yield {"rows": rows, "adapters": count, **us}
@@ -154,11 +156,11 @@ def beside_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
             ) -> None:
                 for n in layers:
                     with _forked(side):
-                        planes = triton_lora.shrink(x, fused, n, lora, shrinks)
+                        planes = triton_lora.shrink(x, fused, n, lora, shrinks, False)
                     y = ops.linear(x, model.layers[n][name])
                     if side is not None:
                         torch.cuda.current_stream().wait_stream(side)
-                    triton_lora.expand_add(y, planes, fused, n, lora, expands)
+                    triton_lora.expand_add(y, planes, fused, n, lora, expands, False)
 
             us["behind_us"][name] = bench.seconds(behind) / len(layers) * 1e6
             us["beside_us"][name] = bench.seconds(beside) / len(layers) * 1e6
@@ -175,3 +177,8 @@ def _forked(side: torch.cuda.Stream | None) -> AbstractContextManager[object]:
         return nullcontext()
     side.wait_stream(torch.cuda.current_stream())
     return torch.cuda.stream(side)
+
+
+def cuda_ops(model: ShapedModel) -> CudaOps:
+    assert isinstance(model.ops, CudaOps)
+    return model.ops

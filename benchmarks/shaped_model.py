@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ops.base import (
+    HEAD,
     PAGE_TOKENS,
     AdapterTables,
     AttentionBatch,
@@ -132,14 +133,16 @@ class ShapedModel:
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits float32 [T, V]."""
-        return self.logits(self.hidden(batch))
+        return self.logits(self.hidden(batch), lora=batch.lora)
 
     def logits(
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
-        """Computes logits; no adapter touches the output matrix."""
         self.arrival.wait(-1)
         logits = self.ops.linear(hidden, self.head)
+        if lora is not None:
+            fused = FusedLinear((HEAD,), (self.shape.vocab,), self.shape.hidden)
+            self.ops.add_lora(logits, hidden, fused, lora.outer_layer, lora)
         return logits.float() if out is None else out.copy_(logits)
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -147,6 +150,8 @@ class ShapedModel:
         ops, fused_linears = self.ops, self.shape.fused_linears
         self.arrival.wait(0)
         residual = ops.embed(batch.ids, self.table)
+        if batch.lora is not None:
+            ops.add_embedding_lora(residual, batch.ids, batch.lora, 1.0)
         x = ops.rms_norm(residual, self.norm, 1e-5)
 
         def linear(name: str, x: Tensor, layer: int) -> Tensor:
@@ -195,15 +200,16 @@ class ShapedModel:
         return batch
 
     def adapters(self, count: int, ranks: tuple[int, ...]) -> LoRABatch:
-        """`count` adapters on all projections, of the given ranks in turn; no rows yet."""
+        """`count` adapters on all projections of the layers, of the given ranks in turn; no rows
+        yet."""
         shape, itemsize = self.shape, self.dtype.itemsize
-        size = (count, shape.layers, 7)
+        size = (count, shape.layers + 1, 7)
         a, b = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
         rank = torch.zeros(size, dtype=torch.int32)
         at = 0
         for slot in range(count):
             r = ranks[slot % len(ranks)]
-            rank[slot] = r
+            rank[slot, : shape.layers] = r
             for layer in range(shape.layers):
                 for fused in shape.fused_linears.values():
                     for projection, width in zip(fused.projections, fused.widths, strict=True):

@@ -81,7 +81,13 @@ class CudaOps:
             cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             knobs.cache.dir = str(cache_dir)
         self._graph_pool, self._streams = None, dict[str, torch.cuda.Stream]()
+        self.overlaps, self.shared_bytes = False, 0
+        """Whether a kernel may start before the one that it waits for has ended, and the shared
+        memory that a program may have."""
         if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self.overlaps = properties.major >= 9
+            self.shared_bytes = properties.shared_memory_per_block_optin
             self._graph_pool = torch.cuda.graph_pool_handle()
             # Made once: torch hands out 32 streams in rotation, so a copy could get a capture's.
             for name in ("capture", *get_args(StreamName)):
@@ -160,7 +166,9 @@ class CudaOps:
             *(len(batch.context_lens), kv.layout.num_kv_heads, group),
             *(batch.max_context, qkv.itemsize),
         )
-        long = triton_table.long_attention(group, qkv.itemsize)
+        long = triton_table.long_attention(
+            group, kv.layout.head_dim, qkv.itemsize, self.shared_bytes
+        )
         return triton_attention.paged_attention(
             qkv, batch, kv, layer, num_heads, scale, window, softcap, short, long, sinks
         )
@@ -177,9 +185,9 @@ class CudaOps:
         rows, segments, ranks = len(x), len(lora.segment_slot), lora.max_rank
         if rows and segments and ranks:
             blocks = triton_table.shrink(rows, segments, x.shape[1], ranks, x.itemsize)
-            planes = triton_lora.shrink(x, fused, layer, lora, blocks)
+            planes = triton_lora.shrink(x, fused, layer, lora, blocks, self.overlaps)
             blocks = triton_table.expand(rows, segments, ranks, y.itemsize)
-            triton_lora.expand_add(y, planes, fused, layer, lora, blocks)
+            triton_lora.expand_add(y, planes, fused, layer, lora, blocks, self.overlaps)
 
     def add_embedding_lora(self, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
         assert y.is_contiguous() and ids.dtype is torch.int32 and len(ids) == len(y)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ops.triton_blocks import COUNTS, group_of_row
 from ops.triton_sgmv import column_tile, load_b, load_planes
@@ -38,8 +39,11 @@ def shrink_rows(
     SPLIT: tl.constexpr,
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Computes planes[split][row, projection, ranks] = A x over this split's part of the sum."""
+    if OVERLAPS:
+        gdc_launch_dependents()
     RANK_TILES: tl.constexpr = RANKS // COLUMNS
     row, split = tl.program_id(0), tl.program_id(2)
     projection, rank_tile = tl.program_id(1) // RANK_TILES, tl.program_id(1) % RANK_TILES
@@ -93,6 +97,7 @@ def expand_rows(
     SPLIT: tl.constexpr,
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Computes y[row, columns] += B (sum of planes) for one tile of one projection's columns."""
     row = tl.program_id(0)
@@ -116,12 +121,15 @@ def expand_rows(
     stride = num_rows * PROJECTIONS * RANKS
     plane = planes + (row.to(tl.int64) * PROJECTIONS + projection) * RANKS
     result = tl.zeros((COLUMNS,), tl.float32)
-    for at in range(0, rank, DEPTH):
-        lane = at + tl.arange(0, DEPTH)
+    lane = tl.arange(0, DEPTH)
+    factor = load_b(b, column[:, None], lane[None, :], in_width[:, None], rank)
+    if OVERLAPS:
+        gdc_wait()
+    for _ in range(0, rank, DEPTH):
         value = load_planes(plane, lane, lane >= 0, rank, stride, SPLIT)
+        result += tl.sum(factor.to(tl.float32) * value[None, :], axis=1)
+        lane += DEPTH
         factor = load_b(b, column[:, None], lane[None, :], in_width[:, None], rank)
-        factor = factor.to(tl.float32)
-        result += tl.sum(factor * value[None, :], axis=1)
     tl.store(to, (base.to(tl.float32) + result).to(base.dtype), mask=in_width)
 
 

@@ -4,6 +4,10 @@ Shrink multiplies rows by their adapter's A and writes float32 planes, one for e
 Expand adds the planes in a fixed order, multiplies by B and adds to the base's output. There are no
 atomics, and nothing is zeroed because only written values are read. Every segment's rank, offsets
 and slot are read on the device, so one captured launch serves any adapters.
+
+Where the device can (`overlaps`: Hopper and later), the expand starts before the shrink has ended:
+it loads its part of B, then waits for the planes (programmatic dependent launch, CUDA C++
+Programming Guide). Nothing else may be launched between the two.
 """
 
 # pyright knows neither Triton's launch options nor that jitted functions return tensors.
@@ -36,7 +40,9 @@ class Planes:
         return self.values.shape[0]
 
 
-def shrink(x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch, blocks: Blocks) -> Planes:
+def shrink(
+    x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch, blocks: Blocks, overlaps: bool
+) -> Planes:
     """Semantics: planes.sum(0)[t, i, :rank] = x[t] A^T for projection i of the fused linear.
     Shape: x [T, K]; A [rank, K] -> planes [split, T, P, R], R a power of two.
     DType: x any float, A the adapter's dtype raised to x's, sums float32.
@@ -68,6 +74,7 @@ def shrink(x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch, blocks: B
         SPLIT=blocks.split,
         STEP=ALIGNMENT // lora.dtype.itemsize,
         ALIGN=ALIGNMENT,
+        OVERLAPS=overlaps,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )
@@ -75,7 +82,13 @@ def shrink(x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch, blocks: B
 
 
 def expand_add(
-    y: Tensor, planes: Planes, fused: FusedLinear, layer: int, lora: LoRABatch, blocks: Blocks
+    y: Tensor,
+    planes: Planes,
+    fused: FusedLinear,
+    layer: int,
+    lora: LoRABatch,
+    blocks: Blocks,
+    overlaps: bool,
 ) -> None:
     """Semantics: y[t, columns of i] += planes.sum(0)[t, i, :rank] B^T, in place.
     Shape: y [T, sum(fused.widths)]; B [N, rank], scaled.
@@ -100,8 +113,10 @@ def expand_add(
         SPLIT=planes.split,
         STEP=ALIGNMENT // lora.dtype.itemsize,
         ALIGN=ALIGNMENT,
+        OVERLAPS=overlaps,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
+        **({"launch_pdl": True} if overlaps else {}),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ops.triton_blocks import COUNTS, group_of_block
 
@@ -37,8 +38,11 @@ def shrink_segments(
     SPLIT: tl.constexpr,
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Computes planes[split][rows, projection, ranks] = x A^T over this split's part of the sum."""
+    if OVERLAPS:
+        gdc_launch_dependents()
     RANK_TILES: tl.constexpr = RANKS // COLUMNS
     block, split = tl.program_id(0), tl.program_id(2)
     projection, rank_tile = tl.program_id(1) // RANK_TILES, tl.program_id(1) % RANK_TILES
@@ -132,6 +136,7 @@ def expand_segments(
     SPLIT: tl.constexpr,
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Computes y[rows, columns] += (sum of planes) B^T for one tile of one projection's columns."""
     block = tl.program_id(0)
@@ -161,9 +166,13 @@ def expand_segments(
     stride = num_rows * PROJECTIONS * RANKS
     plane = planes + (row * PROJECTIONS + projection)[:, None] * RANKS
     result = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for at in range(0, rank, DEPTH):
-        lane = at + tl.arange(0, DEPTH)
+    lane = tl.arange(0, DEPTH)
+    right = load_b(b, column[None, :], lane[:, None], in_width[None, :], rank)
+    if OVERLAPS:
+        gdc_wait()
+    for _ in range(0, rank, DEPTH):
         left = load_planes(plane, lane[None, :], in_rows[:, None], rank, stride, SPLIT)
-        right = load_b(b, column[None, :], lane[:, None], in_width[None, :], rank)
         result = tl.dot(left.to(base.dtype), right.to(base.dtype), result, input_precision="ieee")
+        lane += DEPTH
+        right = load_b(b, column[None, :], lane[:, None], in_width[None, :], rank)
     tl.store(to, (base.to(tl.float32) + result).to(base.dtype), mask=changed)

@@ -1,9 +1,9 @@
 """Block sizes of the Triton kernels, chosen by shape on the host: no autotuning on the hot path.
 
-The numbers come from public tunings on Hopper and from arithmetic, not from a sweep of ours;
-`benchmarks/gpu_tuning.py` compares the forms. BLOCK_N of the LoRA expand stays at 64 or less,
-because 128 gave NaN on sm_90 elsewhere (vllm#48590); `tests/ops/test_cuda.py` must pass before it
-is raised.
+The numbers were measured on an H200 with shapes of an 8B model, see docs/understand/gpu.md;
+`benchmarks/gpu_tuning.py` compares some with their alternatives. Tiles of 128 columns gave NaN in
+the LoRA expand on sm_90 elsewhere (vllm#48590); `tests/ops/test_cuda.py` covers that case, and
+passed there with Triton 3.6.
 
 Every value that selects a compiled kernel is a power of two, so that few are compiled. Float32 uses
 no tensor cores (tf32 would not give float32's results), so its tiles are small.
@@ -23,7 +23,7 @@ PROCESSORS = 132
 SMALLEST_DOT = 16
 """Smallest side of a tl.dot. Smaller operands are padded and masked."""
 
-MAX_EXPAND_COLUMNS = 64
+EXPAND_COLUMNS = 128
 
 MAX_PARTS = 16
 """Maximum number of parts that a context is split into."""
@@ -81,15 +81,16 @@ def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: i
     bytes of an activation. The split depends on the form and the depth alone, so that steps of one
     form add in the same order."""
     columns = min(max(power_of_two(ranks), SMALLEST_DOT), 64)
+    warps = 4
     if reads_by_row(num_rows, num_segments):
-        rows, step, split = 1, 256 if columns <= 32 else 128, 8
+        rows, step, split, warps = 1, 256 if columns <= 32 else 128, 16, 8
     elif itemsize > 2:
         rows, columns, step, split = 16, min(columns, 32), 32, 8
     else:
         rows, step = _rows(num_rows, num_segments), 128
-        split = 8 if rows == 16 else 2
-    # Each part has at least two steps of the sum.
-    return Blocks(rows, columns, step, min(split, _floor(depth // (2 * step))), warps=4, stages=3)
+        # The expand reads all planes of its rows again for each tile of columns.
+        split = 4 if rows > 16 else 16 if depth > 8192 else 8
+    return Blocks(rows, columns, step, min(split, _floor(depth // step)), warps, stages=3)
 
 
 def expand(num_rows: int, num_segments: int, ranks: int, itemsize: int) -> Blocks:
@@ -98,13 +99,16 @@ def expand(num_rows: int, num_segments: int, ranks: int, itemsize: int) -> Block
     depth = _expand_depth(ranks)
     if itemsize > 2:
         return Blocks(16, 32, min(depth, 32), 1, warps=4, stages=1)
-    return Blocks(_rows(num_rows, num_segments), MAX_EXPAND_COLUMNS, depth, 1, warps=4, stages=1)
+    rows = _rows(num_rows, num_segments)
+    # A tall tile of that width would not fit the registers.
+    columns = EXPAND_COLUMNS if rows == 16 else EXPAND_COLUMNS // 2
+    return Blocks(rows, columns, depth, 1, warps=4, stages=1)
 
 
 def expand_by_row(ranks: int) -> Blocks:
     """Returns the tile sizes of an expand that works by row. ranks: the largest of the step."""
     depth = _expand_depth(ranks)
-    return Blocks(1, 4096 // depth, depth, 1, warps=4, stages=1)
+    return Blocks(1, 8192 // depth, depth, 1, warps=4, stages=1)
 
 
 def _expand_depth(ranks: int) -> int:
@@ -122,17 +126,21 @@ def short_attention(
     most = min(MAX_PARTS, power_of_two(blocks_of(max_context, PART_TOKENS)))
     programs = min(max(wanted, 4), most)
     # A page's address is loaded before its keys, which takes two stages. With 3 stages no load of
-    # keys or values would overlap the arithmetic on the previous ones.
-    stages = 1 if itemsize > 2 else 5
+    # keys or values overlaps the arithmetic on the previous ones, but more programs fit a
+    # multiprocessor, which hides the loads where there are so many.
+    stages = 1 if itemsize > 2 else 5 if num_seqs * num_kv_heads < PROCESSORS else 3
     return AttentionBlocks(rows, 32, PART_TOKENS, programs, warps=4, stages=stages)
 
 
-def long_attention(group: int, itemsize: int) -> AttentionBlocks:
-    """Returns the tile sizes for sequences of many tokens, such as a prefill."""
+def long_attention(group: int, dim: int, itemsize: int, shared_bytes: int) -> AttentionBlocks:
+    """Returns the tile sizes for sequences of many tokens, such as a prefill. dim: size of a head.
+    shared_bytes: shared memory that a program may have."""
     smallest = max(SMALLEST_DOT, power_of_two(group))
     if itemsize > 2:
         return AttentionBlocks(smallest, 32, PART_TOKENS, 1, warps=4, stages=1)
-    return AttentionBlocks(max(128, smallest), 64, PART_TOKENS, 1, warps=8, stages=2)
+    # Heads of 128 take 98 KB with 2 stages and 133 KB with 5.
+    stages = 5 if dim <= 128 and shared_bytes >= 160 << 10 else 2
+    return AttentionBlocks(max(128, smallest), 64, PART_TOKENS, 1, warps=8, stages=stages)
 
 
 def _rows(num_rows: int, num_segments: int) -> int:

@@ -31,7 +31,7 @@ from ops.base import (
     SamplingBatch,
 )
 from ops.cuda import CudaOps
-from tools.triton_driver import run_nothing
+from tools.triton_driver import SHARED_BYTES, run_nothing
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 4096, 32, 8, 128, 14336, 128256
 
@@ -122,6 +122,7 @@ def sample(ops: CudaOps, rows: int, num_top: int = 16) -> None:
 def main() -> None:
     run_nothing(report)
     ops = CudaOps(torch.device("cpu"))
+    ops.overlaps, ops.shared_bytes = True, SHARED_BYTES
     for dtype in [torch.float32] if "float32" in sys.argv else [torch.bfloat16]:
         x, weight = torch.zeros(16, HIDDEN, dtype=dtype), torch.ones(HIDDEN)
         ops.rms_norm(x, weight, 1e-5)

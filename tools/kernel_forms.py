@@ -30,7 +30,7 @@ from ops.cuda import CudaOps
 from tests.workers.driver import Driver
 from tests.workers.process.test_gpu_worker import Models
 from tools.late_kernels import UnrunWorker
-from tools.triton_driver import run_nothing
+from tools.triton_driver import SHARED_BYTES, run_nothing
 from workers.execution.batch_builder import BatchInputs, build_inputs, forward_batch
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import upload
@@ -38,12 +38,16 @@ from workers.execution.warm_up import every_form
 
 META = torch.device("meta")
 MAX_LEN = 2048
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 """Launch options that the kernels set. The others are the compiler's defaults."""
 
 
 class MetaOps(CudaOps):
-    """Ops on tensors that have shapes and no memory."""
+    """Ops on tensors that have shapes and no memory, as those of a Hopper GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.overlaps, self.shared_bytes = True, SHARED_BYTES
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         work()

@@ -24,7 +24,7 @@ from ops.base import Ops, SamplingBatch
 from ops.cuda import CudaOps
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
-from tools.triton_driver import run_nothing
+from tools.triton_driver import SHARED_BYTES, run_nothing
 from workers.process.worker import Worker
 from workers.wire.protocol import Generate, SamplingParams
 
@@ -42,7 +42,8 @@ class UnrunOps(CudaOps):
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-        self.compiles = True
+        self.compiles = self.overlaps = True
+        self.shared_bytes = SHARED_BYTES
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         work()

@@ -13,8 +13,8 @@ import pytest
 
 pytestmark = pytest.mark.full
 
-MAX_FORMS = {"_attend": 8, "_combine": 2, "_rope_write_kv": 2}
-MAX_FORMS |= {"shrink_rows": 3, "expand_rows": 3, "shrink_segments": 6, "expand_segments": 6}
+MAX_FORMS = {"_attend": 12, "_combine": 2, "_rope_write_kv": 2}
+MAX_FORMS |= {"shrink_rows": 3, "expand_rows": 3, "shrink_segments": 9, "expand_segments": 9}
 """Of kernels whose blocks depend on a step's shape; the others have one."""
 
 MAX_DECODE_BYTES = 64 << 10
@@ -55,11 +55,12 @@ def test_kernels_compile_for_hopper(request: pytest.FixtureRequest):
     for kernel in kernels:
         assert kernel["stack"] == 0, kernel
         assert kernel["wide_loads"] > 0 or kernel["name"] not in by_memory, kernel
-    # Loads overlap the arithmetic on what was loaded before; prefill has a tile too large for it.
+    # Loads overlap the arithmetic on what was loaded before where few sequences generate. Many need
+    # it less, and programs that take less memory more.
     decode = [k for k in kernels if k["name"] == "_attend" and k["shared"] < MAX_DECODE_BYTES]
-    assert len(decode) >= 2
-    for kernel in decode + [k for k in kernels if k["name"] == "shrink_segments"]:
-        assert kernel["in_flight"] > 0, kernel
+    assert {kernel["in_flight"] > 0 for kernel in decode} == {False, True}
+    for kernel in kernels:
+        assert kernel["in_flight"] > 0 or kernel["name"] != "shrink_segments", kernel
 
 
 def _without_interpreter(module: str, *arguments: str, **variables: str) -> str:

@@ -136,7 +136,7 @@ def test_no_block_size_reads_what_was_not_written(
 ):
     """B.3 of the reference: NaN in scratch, in the arena and beyond the rank stays where it is.
 
-    On a GPU this decides whether triton_table.MAX_EXPAND_COLUMNS may be 128.
+    On a GPU this decides whether triton_table.EXPAND_COLUMNS may be 128.
     """
     torch.manual_seed(rank)
     fused = FusedLinear((0, 1, 2), (144, 16, 40), 72)
@@ -148,14 +148,15 @@ def test_no_block_size_reads_what_was_not_written(
     expected = start.double() + formulas.lora(x, fused, LAYER, lora, factors)
     there = on_device(lora)
     tolerance = 1e-4 if dtype is torch.float32 else 8e-2
+    overlaps = triton_ops.overlaps
     for rows, columns, split in SWEEP_BLOCKS:
         blocks = Blocks(rows, min(columns, 64), 32, split, 4, 2)
         wide = replace(blocks, columns=columns, split=1)
 
         def add(blocks: Blocks = blocks, wide: Blocks = wide) -> Tensor:
             y = start.clone().to(DEVICE)
-            planes = triton_lora.shrink(x.to(DEVICE), fused, LAYER, there, blocks)
-            triton_lora.expand_add(y, planes, fused, LAYER, there, wide)
+            planes = triton_lora.shrink(x.to(DEVICE), fused, LAYER, there, blocks, overlaps)
+            triton_lora.expand_add(y, planes, fused, LAYER, there, wide, overlaps)
             return y.cpu()
 
         y = add()
@@ -223,6 +224,8 @@ class FakeCuda:
         for name in ("Stream", "stream", "graph", "current_stream", "set_stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+        hopper = SimpleNamespace(major=9, shared_memory_per_block_optin=227 << 10)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: hopper)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
 
     def Stream(self, device: torch.device) -> SimpleNamespace:

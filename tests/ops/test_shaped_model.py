@@ -58,7 +58,7 @@ def test_dropped_engines_leave_nothing_on_the_device():
     try:
         before = tensor_bytes()
         for number in range(10):
-            engine, ring = make_engine(model, 2, 26, bool(number % 2), True, (4, 2))
+            engine, ring = make_engine(model, 2, 30, bool(number % 2), True, (4, 2))
             timed(engine, ring, 2, 20, 2, num_adapters=2)
             assert tensor_bytes() > before
             del engine

@@ -1,10 +1,14 @@
-"""Decode steps as captured graphs (CUDA graphs), one per number of tokens, number of adapters and
+"""Steps as captured graphs (CUDA graphs), one per number of tokens, sequences and adapters and per
 rank bound.
 
-A graph reads its inputs at fixed addresses. A step is padded to the next available number of tokens
-and of adapters. A padding token is a sequence of its own on a scratch page, after all real ones and
-in no segment, so it has no adapter. A padding segment is empty. The adapters of the tokens are read
-on the device.
+A graph reads its inputs at fixed addresses. A step is padded to the next available numbers. Where
+every sequence has one token, each padding token is a sequence of its own; in a step with prompts
+all padding tokens are one sequence. They are on a scratch page, after all real tokens and in no
+segment, so they have no adapter. A padding segment is empty. The lengths of the sequences and the
+adapters of the tokens are read on the device.
+
+A step of few prompt tokens takes the device less time than the host needs to launch its kernels one
+by one. So it has a graph, too, and larger ones have none.
 
 All graphs share their inputs, block tables and logits, because they run one after the other. They
 are captured before the first request, the largest first, so that the others reuse its memory for
@@ -32,7 +36,12 @@ from workers.execution.upload import ALIGNMENT, Packing, new_host_buffer
 log = logging.getLogger(__name__)
 
 NUM_TOKENS = (1, 2, 4, 8, 16, 24, *range(32, 257, 16))
-"""Numbers of tokens that graphs are captured for. Larger steps are computed op by op."""
+"""Numbers of tokens that graphs of steps without prompts are captured for."""
+NUM_TOKENS_WITH_PROMPTS = (128, 256, 512)
+"""Numbers of tokens that graphs of steps with prompts are captured for. Larger steps are computed
+op by op."""
+FEW_SEQUENCES = 16
+"""Number of sequences that graphs of steps with prompts are captured for, beside the largest."""
 NUM_SEGMENTS = (4, 16, 64)
 """Numbers of adapters that graphs are captured for (see `segment_sizes`). Each padding segment
 costs programs that end at once."""
@@ -44,21 +53,25 @@ SCRATCH_PAGE = 0
 class Limits:
     """Sizes that a model's graphs are captured for.
 
-    num_tokens: of the largest step. max_context: tokens of the longest sequence. num_slots: number
-    of adapter slots.
+    num_sequences: of the largest step. num_tokens: of the largest step with prompts that has a
+    graph. max_context: tokens of the longest sequence. num_slots: number of adapter slots.
     """
 
+    num_sequences: int
     num_tokens: int
     max_context: int
     num_slots: int
     vocab_size: int
 
     @classmethod
-    def of(cls, max_num_seqs: int, max_context: int, num_slots: int, vocab_size: int) -> Limits:
-        """Returns limits for steps of `max_num_seqs` sequences, bounded by the largest graph."""
-        place = bisect_left(NUM_TOKENS, max_num_seqs)
-        num_tokens = NUM_TOKENS[min(place, len(NUM_TOKENS) - 1)]
-        return cls(num_tokens, max_context, num_slots, vocab_size)
+    def of(
+        cls, max_num_seqs: int, max_tokens: int, max_context: int, num_slots: int, vocab_size: int
+    ) -> Limits:
+        """Returns limits for steps of `max_num_seqs` sequences and `max_tokens` tokens, bounded by
+        the largest graphs."""
+        num_sequences = _least(NUM_TOKENS, max_num_seqs)
+        num_tokens = _least(NUM_TOKENS_WITH_PROMPTS, max_tokens)
+        return cls(num_sequences, num_tokens, max_context, num_slots, vocab_size)
 
     @property
     def num_pages(self) -> int:
@@ -66,66 +79,81 @@ class Limits:
         return -(-self.max_context // PAGE_TOKENS)
 
     @property
+    def num_rows(self) -> int:
+        """Number of sequences of the largest graph, with one of padding tokens."""
+        return self.num_sequences + 1
+
+    @property
     def input_bytes(self) -> int:
         """Bytes uploaded for the largest step: its inputs, then its block tables."""
-        inputs = Packing(_inputs(self.num_tokens, min(self.num_tokens, self.num_slots)))
-        return inputs.num_bytes + 8 * self.num_tokens * self.num_pages + ALIGNMENT
+        num_segments = min(self.num_rows, self.num_slots)
+        inputs = Packing(_inputs(self.num_tokens, self.num_rows, num_segments))
+        return inputs.num_bytes + 8 * self.num_rows * self.num_pages + ALIGNMENT
 
     @property
     def num_bytes(self) -> int:
         """Bytes of `GraphBuffers`."""
         tables, logits = 8 * self.num_pages, 4 * self.vocab_size
-        return self.input_bytes + self.num_tokens * (tables + logits)
+        return self.input_bytes + self.num_rows * (tables + logits)
 
 
 class GraphKey(NamedTuple):
-    """Steps that a graph serves: up to this many tokens and adapters, of ranks up to `max_rank`.
-    Rank 0 if there are no adapters."""
+    """Steps that a graph serves: up to this many tokens, sequences and adapters, of ranks up to
+    `max_rank`. Rank 0 if there are no adapters. Without prompts each token is a sequence and is
+    sampled."""
 
     num_tokens: int
+    has_prompts: bool
+    num_sequences: int
     num_segments: int
     max_rank: int
 
 
 Compute = Callable[[BatchInputs[Tensor], StepShape, Tensor], Tensor]
-"""Function of inputs on the device and the output tensor for the logits, float32 [tokens, V].
-Returns the output tensor."""
+"""Function of inputs on the device and the output tensor for the logits of the last tokens, float32
+[N, V]. Returns the output tensor."""
 
 
 class GraphBuffers:
     """Device memory shared by all graphs of a model."""
 
     def __init__(self, limits: Limits, device: torch.device) -> None:
-        size = limits.num_tokens
+        rows = limits.num_rows
         self.inputs = torch.empty(limits.input_bytes, dtype=torch.uint8, device=device)
-        self.tables = torch.empty((size, limits.num_pages), dtype=torch.int64, device=device)
+        self.tables = torch.empty((rows, limits.num_pages), dtype=torch.int64, device=device)
         """As wide as the longest sequence needs."""
-        self.logits = torch.empty((size, limits.vocab_size), dtype=torch.float32, device=device)
+        self.logits = torch.empty((rows, limits.vocab_size), dtype=torch.float32, device=device)
 
 
 class GraphInputs:
-    """Inputs of up to `num_tokens` sequences with one token each, and of up to `num_segments`
-    segments, in device memory at fixed addresses. The block tables there are as wide as the longest
-    sequence needs, but only the width that the step needs is uploaded."""
+    """Inputs of steps that a graph serves, in device memory at fixed addresses. The block tables
+    there are as wide as the longest sequence needs, but only the width that the step needs is
+    uploaded."""
 
-    def __init__(self, num_tokens: int, num_segments: int, buffers: GraphBuffers) -> None:
-        self._num_tokens = num_tokens
-        self._packing = Packing(_inputs(num_tokens, num_segments))
+    def __init__(self, key: GraphKey, buffers: GraphBuffers) -> None:
+        self._key = key
+        self._packing = Packing(_inputs(key.num_tokens, key.num_sequences, key.num_segments))
         self._memory = buffers.inputs
         self.tensors = BatchInputs[Tensor](*self._packing.tensors(self._memory))._replace(
-            block_tables=buffers.tables[:num_tokens]
+            block_tables=buffers.tables[: key.num_sequences]
         )
 
     def fill(self, inputs: BatchInputs[Array]) -> None:
         """Replaces all inputs, after the work already submitted to the device."""
         count, num_pages = inputs.block_tables.shape
-        wide = Packing([np.zeros((self._num_tokens, num_pages), np.int64)])
+        num_tokens, has_prompts, num_sequences, *_ = self._key
+        wide = Packing([np.zeros((num_sequences, num_pages), np.int64)])
         first = self._packing.num_bytes
         end = first + wide.num_bytes
         host = new_host_buffer(end, self._memory.device)
         to = BatchInputs[Array](*self._packing.arrays(host))
-        to.query_start[:] = np.arange(len(to.query_start))
-        to.token_seq[:] = to.last_tokens[:] = np.arange(len(to.token_seq))
+        if has_prompts:
+            _pad(to.query_start, inputs.query_start, num_tokens)
+            _pad(to.token_seq, inputs.token_seq, count)
+            _pad(to.last_tokens, inputs.last_tokens, 0)
+        else:
+            to.query_start[:] = np.arange(num_sequences + 1)
+            to.token_seq[:] = to.last_tokens[:] = np.arange(num_tokens)
         _pad(to.buffer_slots, inputs.buffer_slots, 0)
         _pad(to.buffer_positions, inputs.buffer_positions, 0)
         _pad(to.positions, inputs.positions, 0)
@@ -148,23 +176,24 @@ class StepGraph:
         self, key: GraphKey, limits: Limits, buffers: GraphBuffers, ops: Ops, compute: Compute
     ) -> None:
         """Captures the graph. Raises what the backend raises."""
-        self._inputs = GraphInputs(key.num_tokens, key.num_segments, buffers)
+        self._inputs = GraphInputs(key, buffers)
         # `capture` computes the work once before; here it computes padding only.
-        self._inputs.fill(_inputs(0, 0)._replace(block_tables=np.zeros((0, 1), np.int64)))
-        shape = StepShape(max_query=1, max_context=limits.max_context, max_rank=key.max_rank)
-        logits = buffers.logits[: key.num_tokens]
+        self._inputs.fill(_inputs(0, 0, 0)._replace(block_tables=np.zeros((0, 1), np.int64)))
+        max_query = key.num_tokens if key.has_prompts else 1
+        shape = StepShape(max_query, max_context=limits.max_context, max_rank=key.max_rank)
+        logits = buffers.logits[: key.num_sequences]
         self._run = ops.capture(partial(compute, self._inputs.tensors, shape, logits))
 
     def prepare(self, inputs: BatchInputs[Array]) -> Callable[[], Tensor]:
-        """Returns a function that computes the logits of the inputs, float32 [tokens, V]. They are
+        """Returns a function that computes the logits of the last tokens, float32 [N, V]. They are
         valid until any graph runs again."""
         self._inputs.fill(inputs)
-        run, count = self._run, len(inputs.positions)
+        run, count = self._run, len(inputs.last_tokens)
         return lambda: run()[:count]
 
 
 class GraphRunner:
-    """Runner of decode steps by graphs, captured by `capture_all` or at first use."""
+    """Runner of steps by graphs, captured by `capture_all` or at first use."""
 
     def __init__(self, limits: Limits, ops: Ops, compute: Compute) -> None:
         self._limits = limits
@@ -182,11 +211,10 @@ class GraphRunner:
         return len(self._graphs)
 
     def prepare(self, inputs: BatchInputs[Array], shape: StepShape) -> Callable[[], Tensor] | None:
-        """Returns a function that computes the logits (see `StepGraph.prepare`), or None if a
-        sequence has several tokens, the step is too large or its graph cannot be captured."""
-        if shape.max_query > 1 or len(inputs.positions) > self._limits.num_tokens:
-            return None
-        graph = self._graph(self._key(inputs, shape))
+        """Returns a function that computes the logits (see `StepGraph.prepare`), or None if the
+        step is larger than every graph or its graph cannot be captured."""
+        key = self._key(inputs, shape)
+        graph = None if key is None else self._graph(key)
         return None if graph is None else graph.prepare(inputs)
 
     def _graph(self, key: GraphKey) -> StepGraph | None:
@@ -199,26 +227,59 @@ class GraphRunner:
                 log.warning(
                     "capturing a graph of %d tokens, %d adapters and rank %d failed, all steps"
                     " without a graph run op by op from now on: %s: %s",
-                    *(*key, type(error).__name__, error),
+                    *(key.num_tokens, key.num_segments, key.max_rank),
+                    *(type(error).__name__, error),
                 )
                 return None
             self._graphs[key] = graph
         return graph
 
-    def _key(self, inputs: BatchInputs[Array], shape: StepShape) -> GraphKey:
-        num_tokens = NUM_TOKENS[bisect_left(NUM_TOKENS, len(inputs.positions))]
-        num_segments = len(inputs.segment_slot)
-        if not num_segments:
-            return GraphKey(num_tokens, 0, 0)
-        sizes = segment_sizes(num_tokens, self._limits.num_slots)
-        return GraphKey(num_tokens, sizes[bisect_left(sizes, num_segments)], shape.max_rank)
+    def _key(self, inputs: BatchInputs[Array], shape: StepShape) -> GraphKey | None:
+        """Returns the smallest graph that serves the step, or None."""
+        num_tokens, num_segments = len(inputs.positions), len(inputs.segment_slot)
+        num_sequences, bounds = len(inputs.context_lens), [shape.max_rank] if num_segments else []
+        if shape.max_query == 1 and len(inputs.last_tokens) == num_tokens:
+            if num_tokens > self._limits.num_sequences:
+                return None
+            size = NUM_TOKENS[bisect_left(NUM_TOKENS, num_tokens)]
+            keys = self._generating_keys(size, bounds)
+        else:
+            # One sequence is left for padding tokens.
+            num_sequences += 1
+            keys = self._prompt_keys(bounds)
+        least = num_tokens, num_sequences, num_segments
+        for key in keys:
+            sizes = key.num_tokens, key.num_sequences, key.num_segments
+            if all(size >= wanted for size, wanted in zip(sizes, least, strict=True)):
+                return key
+        return None
 
     def _keys(self, max_rank: int) -> Iterator[GraphKey]:
-        for num_tokens in NUM_TOKENS[: NUM_TOKENS.index(self._limits.num_tokens) + 1]:
-            yield GraphKey(num_tokens, 0, 0)
-            for num_segments in segment_sizes(num_tokens, self._limits.num_slots):
-                for rank in rank_bounds(max_rank):
-                    yield GraphKey(num_tokens, num_segments, rank)
+        bounds = rank_bounds(max_rank)
+        for size in NUM_TOKENS[: NUM_TOKENS.index(self._limits.num_sequences) + 1]:
+            yield from self._generating_keys(size, bounds)
+        yield from self._prompt_keys(bounds)
+
+    def _generating_keys(self, num_tokens: int, bounds: list[int]) -> Iterator[GraphKey]:
+        """Yields the graphs of steps of that size without prompts, the smallest first."""
+        yield GraphKey(num_tokens, False, num_tokens, 0, 0)
+        for num_segments in segment_sizes(num_tokens, self._limits.num_slots):
+            for bound in bounds:
+                yield GraphKey(num_tokens, False, num_tokens, num_segments, bound)
+
+    def _prompt_keys(self, bounds: list[int]) -> Iterator[GraphKey]:
+        """Yields the graphs of steps with prompts, the smallest first."""
+        last = NUM_TOKENS_WITH_PROMPTS.index(self._limits.num_tokens)
+        for num_tokens in NUM_TOKENS_WITH_PROMPTS[: last + 1]:
+            for most in sorted(
+                {min(FEW_SEQUENCES, self._limits.num_sequences) + 1, self._limits.num_rows}
+            ):
+                num_sequences = min(most, num_tokens)
+                yield GraphKey(num_tokens, True, num_sequences, 0, 0)
+                # So many that LoRA kernels still work by adapter (see `segment_sizes`).
+                num_segments = min(num_sequences, self._limits.num_slots, (num_tokens - 1) // 2)
+                for bound in bounds:
+                    yield GraphKey(num_tokens, True, num_sequences, num_segments, bound)
 
 
 def segment_sizes(num_tokens: int, num_slots: int) -> list[int]:
@@ -235,18 +296,23 @@ def segment_sizes(num_tokens: int, num_slots: int) -> list[int]:
     return sorted({min(size, most) for size in sizes if size})
 
 
-def _inputs(num_tokens: int, num_segments: int) -> BatchInputs[Array]:
+def _least(sizes: tuple[int, ...], number: int) -> int:
+    """Returns the smallest size that is at least `number`, or the largest size."""
+    return sizes[min(bisect_left(sizes, number), len(sizes) - 1)]
+
+
+def _inputs(num_tokens: int, num_sequences: int, num_segments: int) -> BatchInputs[Array]:
     """Returns zeros in the shapes of such a step, without block tables."""
     many, few = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.int32)
     return BatchInputs[Array](
         buffer_slots=many,
         buffer_positions=many,
-        query_start=np.zeros(num_tokens + 1, np.int32),
+        query_start=np.zeros(num_sequences + 1, np.int32),
         token_seq=few,
         positions=few,
-        context_lens=few,
-        block_tables=np.zeros((num_tokens, 0), np.int64),
-        last_tokens=many,
+        context_lens=np.zeros(num_sequences, np.int32),
+        block_tables=np.zeros((num_sequences, 0), np.int64),
+        last_tokens=np.zeros(num_sequences, np.int64),
         segment_start=np.zeros(num_segments + 1, np.int32),
         segment_slot=np.zeros(num_segments, np.int32),
         sampled_start=np.zeros(num_segments + 1, np.int32),

@@ -84,7 +84,7 @@ class ModelRunner:
         self.model.arrival.synchronize()
         if self.ops.compiles:
             for step in every_form(self.model.plan.max_model_len, max_tokens, max_rank):
-                self.launch(step).result()
+                self._launch(step, may_use_graph=False).result()
         num_graphs = 0 if self._graphs is None else self._graphs.capture_all(max_rank)
         log.info(
             "%d kernels compiled or read, %d graphs captured in %.1f s",
@@ -104,10 +104,10 @@ class ModelRunner:
                 self.ops.record_event().synchronize()
             raise
 
-    def _launch(self, step: StepInput) -> LaunchedStep:
+    def _launch(self, step: StepInput, *, may_use_graph: bool = True) -> LaunchedStep:
         begin = perf_counter_ns()
         inputs, shape = build_inputs(step)
-        graph = self._prepare_graph(step, inputs, shape)
+        graph = self._prepare_graph(step, inputs, shape) if may_use_graph else None
         tensors = [] if graph else upload([*inputs], self.ops.device)
         sampling = self._sampler.upload(step)
         built = perf_counter_ns()
@@ -135,8 +135,8 @@ class ModelRunner:
         self, step: StepInput, inputs: BatchInputs[Array], shape: StepShape
     ) -> Callable[[], Tensor] | None:
         """Returns a function that computes the logits by a graph. Returns None if the step must be
-        computed op by op: graphs require one token and one sample of each sequence."""
-        if self._graphs is None or len(step.samples) < len(step.counts):
+        computed op by op: a graph computes logits of samples and nothing else."""
+        if self._graphs is None or not step.samples or step.scores or step.pools:
             return None
         if not self.model.arrival.is_complete:
             return None
@@ -236,9 +236,12 @@ def _decode_logits(
     shape: StepShape,
     out: Tensor,
 ) -> Tensor:
-    """Computes the logits of all tokens of a step into `out`."""
+    """Computes the logits of the last tokens of a step into `out`."""
     batch = forward_batch(inputs, shape, buffer, view, tables)
-    return model.logits(model.forward(batch), out, batch.sample_lora)
+    hidden = model.forward(batch)
+    return model.logits(
+        hidden if shape.max_query == 1 else hidden[inputs.last_tokens], out, batch.sample_lora
+    )
 
 
 @contextmanager

@@ -233,8 +233,13 @@ class Worker:
         config = self.config
         if not self._uses_graphs:
             return None
-        slots, vocab = config.max_loaded_adapters, plan.spec.vocab_size
-        return Limits.of(config.max_num_seqs, plan.max_model_len, slots, vocab)
+        return Limits.of(
+            config.max_num_seqs,
+            config.max_batched_tokens,
+            plan.max_model_len,
+            config.max_loaded_adapters,
+            plan.spec.vocab_size,
+        )
 
     def _warm_up(self, digest: str) -> None:
         """Warms up a model loaded at start-up. A model loaded later compiles its kernels and

@@ -1,5 +1,5 @@
-"""A decode step run as a graph, padded to fixed shapes at fixed addresses, computes what the step
-alone computes, whatever step it was captured for. On the CPU a graph computes anew from the same
+"""A step run as a graph, padded to fixed shapes at fixed addresses, computes what the step alone
+computes, whatever step it was captured for. On the CPU a graph computes anew from the same
 memory."""
 
 from __future__ import annotations
@@ -70,49 +70,64 @@ class Steps:
         self.buffer = TokenBuffer(32, MAX_LEN, torch.device("cpu"))
         num_slots = len(self.paged.tables.rank)
         vocab_size = self.paged.model.plan.spec.vocab_size
-        self.limits = Limits.of(20, MAX_LEN, num_slots, vocab_size)
+        self.limits = Limits.of(20, 2048, MAX_LEN, num_slots, vocab_size)
 
-    def begin(self, slots: list[int], longest: int = 40) -> BatchInputs[Array]:
-        """New sequences with these adapters, and the inputs of their next step."""
+    def begin(
+        self, slots: list[int], longest: int = 40, counts: list[int] | None = None
+    ) -> BatchInputs[Array]:
+        """New sequences with these adapters, and the inputs of their next step. counts: tokens of
+        each in that step; of those with more than one, every second one is not sampled."""
         rng = random.Random(len(slots))
-        count = len(slots)
+        count, counts = len(slots), counts or [1] * len(slots)
         streams = [Stream(slot) for slot in slots]
-        prompts = [[rng.randrange(VOCAB) for _ in range(rng.randrange(2, longest))] for _ in slots]
-        work = zip(streams, prompts, strict=True)
-        self.paged.step([(stream, prompt[:-1]) for stream, prompt in work])
+        prompts = [
+            [rng.randrange(VOCAB) for _ in range(n + rng.randrange(1, longest - 1))] for n in counts
+        ]
+        work = zip(streams, prompts, counts, strict=True)
+        self.paged.step([(stream, prompt[:-n]) for stream, prompt, n in work])
         for stream, prompt in zip(streams, prompts, strict=True):
             while len(stream.pages) * PAGE_TOKENS < len(prompt):
                 stream.pages.append(self.paged.free.pop())
-        positions = np.array([stream.length for stream in streams], np.int32)
+        starts = np.array([stream.length for stream in streams], np.int32)
+        query_start = np.cumsum([0, *counts], dtype=np.int32)
+        token_seq = np.repeat(np.arange(count, dtype=np.int32), counts)
+        positions = np.arange(sum(counts), dtype=np.int32) - (query_start[:-1] - starts)[token_seq]
+        sampled = [n for n, tokens in enumerate(counts) if tokens == 1 or n % 2 == 0]
         tables = np.full((count, max(len(stream.pages) for stream in streams)), -(1 << 40))
         for row, stream in enumerate(streams):
             tables[row, : len(stream.pages)] = stream.pages
-        segment_start, segment_slot = build_segments([(slot, 1) for slot in slots])
+        segment_start, segment_slot = build_segments([*zip(slots, counts, strict=True)])
+        buffer_slots = np.array([self.buffer.allocate(tokens) for tokens in prompts], np.int64)
+        last_tokens = query_start[1:][sampled].astype(np.int64) - 1
         rows = BatchInputs[Array](
-            buffer_slots=np.array([self.buffer.allocate(tokens) for tokens in prompts], np.int64),
+            buffer_slots=buffer_slots[token_seq],
             buffer_positions=positions.astype(np.int64),
-            query_start=np.arange(count + 1, dtype=np.int32),
-            token_seq=np.arange(count, dtype=np.int32),
+            query_start=query_start,
+            token_seq=token_seq,
             positions=positions,
-            context_lens=positions + 1,
+            context_lens=starts + np.array(counts, np.int32),
             block_tables=tables,
-            last_tokens=np.arange(count, dtype=np.int64),
+            last_tokens=last_tokens,
             segment_start=segment_start,
             segment_slot=segment_slot,
-            sampled_start=segment_start,
+            sampled_start=np.searchsorted(last_tokens, segment_start).astype(np.int32),
         )
-        for stream, row in zip(streams, rows.buffer_slots.tolist(), strict=True):
+        for stream, slot in zip(streams, buffer_slots.tolist(), strict=True):
             self.paged.free += stream.pages
-            self.buffer.free(row)
+            self.buffer.free(slot)
         return rows
 
     def shape(self, rows: BatchInputs[Array]) -> StepShape:
         max_rank = self.max_rank if len(rows.segment_slot) else 0
-        return StepShape(1, int(rows.context_lens.max()), rank_bound(max_rank))
+        counts = np.diff(rows.query_start)
+        return StepShape(int(counts.max()), int(rows.context_lens.max()), rank_bound(max_rank))
 
-    def graph(self, num_tokens: int) -> StepGraph:
-        """For that many tokens, and adapters as many as there are."""
-        key = GraphKey(num_tokens, min(num_tokens, self.limits.num_slots), 16)
+    def graph(self, num_tokens: int, num_sequences: int = 0) -> StepGraph:
+        """For that many tokens, and adapters as many as there are. num_sequences: of a graph for
+        steps with prompts."""
+        num_segments = min(num_tokens, self.limits.num_slots)
+        sizes = num_tokens, num_sequences > 0, num_sequences or num_tokens
+        key = GraphKey(*sizes, num_segments, 16)
         buffers = GraphBuffers(self.limits, self.ops.device)
         return StepGraph(key, self.limits, buffers, self.ops, self.compute)
 
@@ -124,7 +139,8 @@ class Steps:
         self, rows: BatchInputs[Tensor], shape: StepShape, out: Tensor | None = None
     ) -> Tensor:
         batch = forward_batch(rows, shape, self.buffer, self.view, self.paged.tables)
-        return self.paged.model.logits(self.paged.model.forward(batch), out, batch.sample_lora)
+        hidden = self.paged.model.forward(batch)
+        return self.paged.model.logits(hidden[rows.last_tokens], out, batch.sample_lora)
 
     def assert_same(self, rows: BatchInputs[Array], run: Callable[[], Tensor]) -> None:
         """The logits, and every byte of the arena but those of the scratch page."""
@@ -189,7 +205,30 @@ def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: lis
         steps.assert_same(rows, graph.prepare(rows))
 
 
+@torch.inference_mode()
+def test_a_padded_step_with_prompts_is_the_step(steps: Steps) -> None:
+    """Prompts alone and beside sequences that generate, their last part or one before it."""
+    rng = random.Random(2)
+    graphs = GraphRunner(steps.limits, steps.ops, steps.compute)
+    for counts in (
+        [2],
+        [70],
+        [1, 1, 90, 1],
+        [3, 1, 4, 1, 5],
+        [1] * 15 + [2, 60],
+        [99, 29],
+        [80] * 4,
+    ):
+        for num_adapted in {0, 1, len(counts)}:
+            slots = mixed(rng, len(counts), num_adapted)
+            rows = steps.begin(slots, longest=30, counts=counts)
+            run = graphs.prepare(rows, steps.shape(rows))
+            assert run is not None
+            steps.assert_same(rows, run)
+
+
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore:invalid value")  # sums of planes that are not written
 @torch.inference_mode()
 @pytest.mark.skipif(not IS_INTERPRETED, reason="tests/workers/process/test_gpu_worker.py does it")
 def test_triton_kernels_leave_padding_alone(tmp_path: Path) -> None:
@@ -198,6 +237,10 @@ def test_triton_kernels_leave_padding_alone(tmp_path: Path) -> None:
     graph = steps.graph(3)
     for slots in ([1, -1], [-1]):
         rows = steps.begin(slots, longest=5)
+        steps.assert_same(rows, graph.prepare(rows))
+    graph = steps.graph(16, num_sequences=4)
+    for counts in ([1, 2, 10], [5]):
+        rows = steps.begin([1, 0, -1][: len(counts)], longest=5, counts=counts)
         steps.assert_same(rows, graph.prepare(rows))
 
 
@@ -231,17 +274,19 @@ class Noting:
         return GraphRunner(steps.limits, self, compute)  # pyright: ignore
 
 
-def test_addresses_stay_and_prompts_and_large_steps_are_left(steps: Steps) -> None:
+def test_addresses_stay_and_large_steps_are_left(steps: Steps) -> None:
     noting = Noting(steps)
     graphs = noting.noted(steps)
     for slots in ([0, 1, -1], [0, 1, 2, -1], [2, -1, -1, -1], [-1] * 4, [-1] * 3, [1, 1, 1]):
         rows = steps.begin(slots)
         assert graphs.prepare(rows, steps.shape(rows)) is not None
     assert len(noting.captured) == 3, "with many adapters, with one, with none"
-    rows = steps.begin([-1])
-    assert graphs.prepare(rows, StepShape(2, 20, 0)) is None
-    large = rows._replace(positions=np.zeros(25, np.int32))
+    large = rows._replace(positions=np.zeros(25, np.int32), last_tokens=np.zeros(25, np.int64))
     assert graphs.prepare(large, StepShape(1, 20, 0)) is None
+    many = steps.begin([-1] * 25, longest=5, counts=[2] * 25)
+    assert graphs.prepare(many, steps.shape(many)) is None
+    long = rows._replace(positions=np.zeros(513, np.int32))
+    assert graphs.prepare(long, StepShape(511, 20, 0)) is None
 
 
 @torch.inference_mode()
@@ -250,13 +295,16 @@ def test_all_graphs_are_captured_before_the_first_step_the_largest_first(steps: 
     graphs = noting.noted(steps)
     num_graphs = graphs.capture_all(steps.max_rank)
     assert num_graphs == len(noting.captured)
-    sizes = [len(logits) for logits in noting.captured]
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 24
+    sizes = [size for size, _ in noting.forms]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 512
     buffers = {logits.data_ptr() for logits in noting.captured}
     assert len(buffers) == 1, "one buffer for the logits of all"
     rng = random.Random(4)
     for count in range(1, 21):
         rows = steps.begin(mixed(rng, count, rng.randrange(count + 1)))
+        assert graphs.prepare(rows, steps.shape(rows)) is not None
+        counts = [rng.randrange(1, 20) for _ in range(count)]
+        rows = steps.begin(mixed(rng, count, rng.randrange(count + 1)), counts=counts)
         assert graphs.prepare(rows, steps.shape(rows)) is not None
     assert len(noting.captured) == num_graphs
 
@@ -266,9 +314,9 @@ def test_a_graph_that_cannot_be_captured_leaves_steps_to_be_computed_op_by_op(
     steps: Steps, caplog: pytest.LogCaptureFixture
 ) -> None:
     noting = Noting(steps)
-    noting.fails_at = 2
+    noting.fails_at = 14
     graphs = noting.noted(steps)
-    assert graphs.capture_all(steps.max_rank) == 2
+    assert graphs.capture_all(steps.max_rank) == 14, "all with prompts, and two without"
     small = steps.begin([0, -1])
     assert graphs.prepare(small, steps.shape(small)) is None
     large = steps.begin([0] * 20)
@@ -323,14 +371,16 @@ def test_ranks_have_few_bounds() -> None:
 
 
 def test_the_buffers_of_graphs_are_as_large_as_is_reckoned_with() -> None:
-    for limits in (Limits.of(1, 40, 1, 77), Limits.of(100, 4096, 8, 500)):
+    for limits in (Limits.of(1, 64, 40, 1, 77), Limits.of(100, 2048, 4096, 8, 500)):
         buffers = GraphBuffers(limits, torch.device("cpu"))
         held = (buffers.inputs, buffers.tables, buffers.logits)
         assert sum(tensor.nbytes for tensor in held) == limits.num_bytes
 
 
 def test_block_tables_go_to_the_device_as_wide_as_the_step_needs_them(steps: Steps) -> None:
-    graphs = GraphInputs(4, 4, GraphBuffers(steps.limits, torch.device("cpu")))
+    graphs = GraphInputs(
+        GraphKey(4, False, 4, 4, 16), GraphBuffers(steps.limits, torch.device("cpu"))
+    )
     graphs.tensors.block_tables.fill_(77)
     for longest in (40, 90, 5):
         rows = steps.begin([0, 1, -1], longest)

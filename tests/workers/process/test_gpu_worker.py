@@ -68,7 +68,7 @@ class Models:
             (staged / "config.json").write_text(json.dumps(CONFIG))
             torch.manual_seed(seed)
             tensors: dict[str, torch.Tensor] = {}
-            for name, shape in expected_tensors(read_spec(CONFIG, {})):
+            for name, shape in expected_tensors(read_spec(CONFIG)):
                 deviation = 0.5 if "embed" in name else 0.08
                 tensors[name] = torch.randn(shape) * deviation
                 if "norm" in name:
