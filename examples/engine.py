@@ -40,9 +40,7 @@ def random_model(folder: Path, ops: ReferenceOps) -> LoadedModel:
     return load_model(plan, ops)
 
 
-def random_adapters(
-    model: LoadedModel, count: int, begin: int
-) -> tuple[torch.Tensor, AdapterTables]:
+def random_adapters(plan: ModelPlan, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:
     """Returns the factors' bytes, and where each is in memory if the first is at `begin`."""
     shape, end = plan.shape, begin
     size = count, shape.num_layers + 1, len(shape.projections)

@@ -244,7 +244,7 @@ def _stored(
 
 
 def _unchanged(
-    name: str, tensor: FileTensor | DequantizedTensor, keeps_integers: bool
+    name: str, tensor: FileTensor | DequantizedTensor | ModuleTensor, keeps_integers: bool
 ) -> tuple[str, StoredTensor]:
     """Returns a tensor's name in the file and its numbers, or its integers in blocks if asked and
     if a format holds them exactly."""

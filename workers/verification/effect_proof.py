@@ -130,8 +130,7 @@ class EffectProof:
         factors = Factors(files, self._shape)
         self._check_copies(factors)
         if digest not in self._scores:
-            is_native = isinstance(self._spec, ModelSpec)
-            self._score({digest: factors} | self._readable(next_ones if is_native else ()))
+            self._score({digest: factors} | self._readable(next_ones))
         return Expected(
             checksum=AdapterImage.of(digest, *pack(files, self._shape, self.layout)).checksum,
             deltas=[
@@ -197,22 +196,14 @@ class EffectProof:
 
     def _score(self, adapters: dict[str, Factors]) -> None:
         """Scores the probe with each of the adapters, and with none."""
-        dtype = self.layout.dtype
+        dtype, factors = self.layout.dtype, [*adapters.values()]
         if isinstance(self._spec, ModelSpec):
-            factors = [*adapters.values()]
             scores = score_tokens(
                 self._folder, self._spec, self._shape, dtype, self.tokens, factors
             )
-            self._scores.update(zip([*adapters, BASE], scores, strict=True))
         else:
-            # Each takes a pass of its own.
-            following = torch.tensor(self.tokens[1:]).unsqueeze(1)
-            for digest, each in [*adapters.items(), (BASE, None)]:
-                if digest not in self._scores:
-                    after = score_with_transformers(
-                        self._folder, self._spec, dtype, self.tokens, each
-                    )
-                    self._scores[digest] = after[:-1].gather(1, following).squeeze(1)
+            scores = score_with_transformers(self._folder, self._spec, dtype, self.tokens, factors)
+        self._scores.update(zip([*adapters, BASE], scores, strict=True))
         self._scores.move_to_end(BASE)
         while len(self._scores) > MAX_SCORES:
             self._scores.popitem(last=False)

@@ -1,4 +1,5 @@
-"""Scores of a few tokens by the modelling file of transformers with its own attention.
+"""Scores of a few tokens, for several adapters in one pass, by the modelling file of transformers
+with its own attention.
 
 Weights are read when their module is called and dropped afterwards, so that it needs little memory
 beside a served model.
@@ -6,6 +7,7 @@ beside a served model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,46 +26,37 @@ def score_with_transformers(
     spec: TransformersSpec,
     dtype: torch.dtype,
     tokens: list[int],
-    factors: Factors | None = None,
+    adapters: Sequence[Factors],
 ) -> Tensor:
-    """Computes log-probabilities float32 [len(tokens), V] of what follows each token.
+    """Computes scores as `score_tokens` does for a native family.
 
-    folder: a canonical model. dtype: what it is served in; matrices are rounded so. factors: of the
-    adapter, if any, in full precision.
+    Shape: float32 [len(adapters) + 1, len(tokens) - 1].
     """
     model = build_model(spec.config, torch.float32, attention=None)
+    shape = spec.recorded.shape
     with Checkpoint(folder) as checkpoint:
-        weights = _Weights(checkpoint, spec, dtype, factors)
+        weights = _Weights(checkpoint, spec, dtype)
         for path, module in model.named_modules():
             if module._parameters or module._buffers:
                 _read_when_called(module, path, weights)
-        output = model(
-            input_ids=torch.tensor([tokens]),
-            position_ids=torch.arange(len(tokens)).unsqueeze(0),
-            use_cache=False,
-        )
-    return output.logits[0].double().log_softmax(-1).float()
+        for linear in shape.linears:
+            at = linear.layer, shape.projections.index(linear.name)
+            _add_when_called(model.get_submodule(linear.path), adapters, at)
+        count = len(adapters) + 1
+        ids = torch.tensor([tokens] * count)
+        positions = torch.arange(len(tokens)).expand(count, -1)
+        output = model(input_ids=ids, position_ids=positions, use_cache=False)
+    scores = output.logits[:, :-1].double().log_softmax(-1)
+    return scores.gather(2, ids[:, 1:].unsqueeze(2)).squeeze(2).float()
 
 
 class _Weights:
-    """Tensors of a canonical folder in float32, with an adapter's products added to them."""
+    """Tensors of a canonical folder in float32, matrices rounded to the serving dtype before."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        spec: TransformersSpec,
-        dtype: torch.dtype,
-        factors: Factors | None,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, spec: TransformersSpec, dtype: torch.dtype) -> None:
         self._checkpoint = checkpoint
         self._aliases = spec.recorded.aliases
         self._dtype = dtype
-        self._factors = factors
-        shape = spec.recorded.shape
-        self._sites = {
-            f"{linear.path}.weight": (linear.layer, shape.projections.index(linear.name))
-            for linear in shape.linears
-        }
         self._matrices = {f"{path}.weight" for path in spec.linears}
 
     def read(self, name: str, *, is_table: bool) -> Tensor:
@@ -72,10 +65,18 @@ class _Weights:
             return weight
         if is_table or name in self._matrices:
             weight = weight.to(self._dtype)
-        weight = weight.float()
-        site = self._sites.get(name)
-        found = None if self._factors is None or site is None else self._factors.read(*site)
-        return weight if found is None else torch.addmm(weight, found[1], found[0])
+        return weight.float()
+
+
+def _add_when_called(module: nn.Module, adapters: Sequence[Factors], at: tuple[int, int]) -> None:
+    """Makes each adapter add to the linear's output of its text. at: layer and projection."""
+
+    def add(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        for x, y, factors in zip(inputs[0], output, adapters, strict=False):
+            if (found := factors.read(*at)) is not None:
+                y += x @ found[0].T @ found[1].T
+
+    module.register_forward_hook(add)
 
 
 def _read_when_called(module: nn.Module, path: str, weights: _Weights) -> None:
