@@ -136,8 +136,8 @@ class Shell:
 
 
 def missing_words(shown: list[str], output: str) -> list[str]:
-    """What the shown lines have and the output has nowhere: fields of JSON, more than half of a
-    table's columns, or the words of a message. Figures, ids, times and what a model says differ
+    """What the shown lines have and the output has nowhere: fields of JSON, a table's
+    columns, or the words of a message. Figures, ids, times and what a model says differ
     from run to run."""
     lines = [line for line in shown if line.strip() not in ("", "...")]
     if not lines:
@@ -146,9 +146,7 @@ def missing_words(shown: list[str], output: str) -> list[str]:
         words = re.findall(r'"(\w+)":', lines[0])
     elif re.match(r"[A-Za-z_/]+( {2,}[A-Za-z_/]+)+ *$", lines[0]):
         # As a terminal shows them; into a pipe they are written small.
-        columns = lines[0].lower().split()
-        missing = [column for column in columns if column not in output]
-        return missing if 2 * len(missing) > len(columns) else []
+        words = lines[0].lower().split()
     else:
         words = SAYING.findall(" ".join(lines))
     return [word for word in words if word not in output]
