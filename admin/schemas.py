@@ -6,6 +6,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
+from store.database import FORMS
+
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -31,10 +33,12 @@ def page(found: list[T], limit: int) -> Page[T]:
 
 
 # `$(?!\n)` ends a text both in Python and in ECMAScript, whose patterns OpenAPI uses.
-EntityName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)")]
-AliasName = Annotated[
-    str, msgspec.Meta(pattern=r"^(?![0-9]+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)")
-]
+_ENTITY = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)"
+_ALIAS = r"^(?![0-9]+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
+EntityName = Annotated[str, msgspec.Meta(pattern=_ENTITY)]
+AliasName = Annotated[str, msgspec.Meta(pattern=_ALIAS)]
+PATTERNS = {_ENTITY: FORMS["entity_name_form"], _ALIAS: FORMS["alias_name_form"]}
+"""What each pattern asks for, for people."""
 
 
 class Deleted(msgspec.Struct, frozen=True):

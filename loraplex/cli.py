@@ -12,30 +12,7 @@ import sys
 
 import click
 
-from loraplex.commands.adapters import adapter_group
-from loraplex.commands.audit import audit_group
-from loraplex.commands.bench import bench_command
-from loraplex.commands.chat import chat_command
-from loraplex.commands.completion import completion_command
-from loraplex.commands.doctor import doctor_command
-from loraplex.commands.models import model_group
-from loraplex.commands.prices import price_group
-from loraplex.commands.quickstart import quickstart_command
-from loraplex.commands.quotas import quota_group
-from loraplex.commands.roles import (
-    admin_command,
-    bootstrap_command,
-    config_command,
-    gateway_command,
-    migrate_command,
-    serve_command,
-    worker_command,
-)
-from loraplex.commands.signing_keys import signing_key_group
-from loraplex.commands.tenants import key_group, tenant_group
-from loraplex.commands.top import status_command, top_command
-from loraplex.commands.usage import usage_command
-from loraplex.commands.workers import workers_group
+from loraplex.commands.lazy_group import LazyGroup
 from loraplex.errors import LoraplexError, OutputLost
 from loraplex.output import watch_output
 from store.errors import ApiError
@@ -47,29 +24,41 @@ MAX_DESCRIPTORS = 65_536
 close every possible descriptor at their start become slow."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+COMMANDS = {
+    "adapter": "adapters:adapter_group",
+    "admin": "roles:admin_command",
+    "audit": "audit:audit_group",
+    "bench": "bench:bench_command",
+    "bootstrap": "roles:bootstrap_command",
+    "chat": "chat:chat_command",
+    "completion": "completion:completion_command",
+    "config": "roles:config_command",
+    "doctor": "doctor:doctor_command",
+    "gateway": "roles:gateway_command",
+    "key": "tenants:key_group",
+    "migrate": "roles:migrate_command",
+    "model": "models:model_group",
+    "price": "prices:price_group",
+    "quickstart": "quickstart:quickstart_command",
+    "quota": "quotas:quota_group",
+    "serve": "roles:serve_command",
+    "signing-key": "signing_keys:signing_key_group",
+    "status": "top:status_command",
+    "tenant": "tenants:tenant_group",
+    "top": "top:top_command",
+    "usage": "usage:usage_command",
+    "worker": "roles:worker_command",
+    "workers": "workers:workers_group",
+}
+"""Module below `loraplex.commands` and attribute of each command."""
+
+
+@click.group(
+    cls=LazyGroup, commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="loraplex")
 def cli() -> None:
     """Serve many LoRA fine-tunes of a few base models behind one OpenAI-compatible endpoint."""
-
-
-for command in (
-    *(serve_command, gateway_command, worker_command, admin_command, migrate_command),
-    *(quickstart_command, bootstrap_command, config_command, doctor_command),
-    *(completion_command,),
-    *(
-        tenant_group,
-        key_group,
-        signing_key_group,
-        audit_group,
-        adapter_group,
-        model_group,
-        chat_command,
-    ),
-    *(quota_group, price_group, usage_command, workers_group, bench_command),
-    *(status_command, top_command),
-):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+import click
+
 from loraplex.errors import OutputLost
 from loraplex.neutral_text import ExactText, NeutralText, neutral
 from loraplex.tables import UNBOUNDED, Column, Kind, Row, exact, fields, fitted, printable, tabbed
@@ -65,11 +67,30 @@ def print_answer(text: str) -> None:
 
 Form = Literal["json", "wide"]
 """Format of a command's output. None stands for text that fits the terminal."""
+_FORM = "loraplex.form"
+"""Key of the format in a click context's `meta`."""
 
 
-def show_list(rows: Sequence[Row], columns: Sequence[Column], form: Form | None = None) -> None:
+def set_form(context: click.Context, option: click.Parameter, is_on: bool) -> None:
+    """Notes the format that an option of the running command chooses. --json precedes --wide."""
+    if is_on and not is_json():
+        context.meta[_FORM] = option.name
+
+
+def is_json() -> bool:
+    """Returns whether the running command prints JSON."""
+    return _form() == "json"
+
+
+def _form() -> Form | None:
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(_FORM)
+
+
+def show_list(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     """Prints the rows as JSON, or some of their fields as a table. A terminal shows the columns
-    that fit, a pipe and `wide` show all."""
+    that fit, a pipe and --wide show all."""
+    form = _form()
     if form == "json":
         print(json.dumps(rows, indent=2))
     elif form == "wide":
@@ -80,9 +101,9 @@ def show_list(rows: Sequence[Row], columns: Sequence[Column], form: Form | None 
         print("\n".join(tabbed(rows, columns)))
 
 
-def show_one(record: Row, as_json: bool, kinds: Mapping[str, Kind] | None = None) -> None:
+def show_one(record: Row, kinds: Mapping[str, Kind] | None = None) -> None:
     """Prints a record as JSON or as a line for each field. `kinds` are of sizes and ages."""
-    if as_json:
+    if is_json():
         print(json.dumps(record, indent=2))
     elif sys.stdout.isatty():
         print("\n".join(fields(record, _width(), datetime.now(UTC), kinds or {})))
@@ -91,9 +112,9 @@ def show_one(record: Row, as_json: bool, kinds: Mapping[str, Kind] | None = None
             print(f"{name}\t{printable(exact(value))}")
 
 
-def show_done(answer: Row, sentence: str, as_json: bool) -> None:
+def show_done(answer: Row, sentence: str) -> None:
     """Prints the result of a change: the server's answer as JSON, or a sentence."""
-    print(json.dumps(answer, indent=2) if as_json else sentence)
+    print(json.dumps(answer, indent=2) if is_json() else sentence)
 
 
 def _width() -> int:

@@ -60,6 +60,10 @@ _ORIGIN = re.compile(
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
+KINDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+"""What the decoder's types are called in messages."""
+
+
 class MemoryRange(msgspec.Struct, frozen=True):
     """Minimum and maximum bytes for adapters, written MIN:MAX."""
 
@@ -68,7 +72,7 @@ class MemoryRange(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.max is not None and self.min > self.max:
-            raise ValueError(f"{self} is not MIN:MAX")
+            raise ValueError(f"{self} is not MIN:MAX, because MIN is larger")
 
     def __str__(self) -> str:
         return f"{self.min}:{'' if self.max is None else self.max}"
@@ -306,9 +310,13 @@ def load_settings(
     try:
         return msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        found = re.search(r"`\$\.(\w+)", str(error))
-        source = sources.get(found[1], "settings") if found else "settings"
-        raise BadSettings(f"{source}: {list_choices(str(error), Settings)}") from error
+        reason, _, place = list_choices(str(error), Settings).partition(" - at ")
+        found = re.match(r"`\$\.(\w+)", place)
+        name = found[1] if found else ""
+        reason = reason.replace("`", "").replace("Expected", "expected", 1)
+        for kind, words in KINDS.items():
+            reason = re.sub(rf"\b{kind}\b", words, reason)
+        raise BadSettings(f"{sources.get(name, 'settings')}: {name}: {reason}") from error
 
 
 def parse_size(text: str) -> int:

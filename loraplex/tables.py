@@ -148,7 +148,7 @@ def exact(value: Any) -> str:
         case bool():
             return "yes" if value else "no"
         case float():
-            return f"{value:.5g}"
+            return f"{value:.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
         case dict():
             told = {key: exact(item) for key, item in value.items()}
             return ", ".join(f"{key}={item}" for key, item in told.items() if item)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from ast import literal_eval
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from typing import Any, NamedTuple, get_args
@@ -12,6 +13,7 @@ import msgspec
 from litestar.exceptions import InternalServerException
 from msgspec.structs import fields
 
+from admin.schemas import PATTERNS
 from store.errors import Invalid
 from store.stored_text import check_json
 from web.body_budget import HeldBody
@@ -20,6 +22,7 @@ from web.errors import Overloaded, Stalled, TooLarge
 
 _PLACE = re.compile(r"^(?P<reason>.*) - at (?:`key` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
 _DECIMAL = re.compile(rb"""null|"?[0-9.eE+-]+"?""")
+_PATTERN = re.compile(r"matching regex (?P<text>'.*'|\".*\")$", re.DOTALL)
 _FIELD = re.compile(r"field `(?P<name>[^`]*)`$", re.DOTALL)
 
 
@@ -115,6 +118,8 @@ def _explain(message: str) -> Invalid:
     """Returns the decoder's message as an error that names the wrong, missing or unknown field."""
     place = _PLACE.match(message)
     reason, path = (place["reason"], place["path"]) if place else (message, "")
+    if pattern := _PATTERN.search(reason):
+        reason = PATTERNS.get(literal_eval(pattern["text"]), reason)
     named = _FIELD.search(reason)
     field = f"{path}.{named['name']}" if named else path
     param = re.split(r"[.\[]", field.lstrip("."))[0][:64] or None

@@ -19,7 +19,7 @@ from loraplex.commands.options import (
     yes_option,
 )
 from loraplex.commands.push import push_command
-from loraplex.output import Form, show_done, show_list, show_one
+from loraplex.output import is_json, show_done, show_list, show_one
 from loraplex.tables import Column, Kind, Row
 
 ADAPTERS = (
@@ -94,13 +94,13 @@ adapter_group.add_command(push_command)
 @adapter_group.command("list")
 @tenant_option
 @list_options
-def list_adapters(tenant: str | None, form: Form | None) -> None:
+def list_adapters(tenant: str | None) -> None:
     """List adapters and their aliases. An admin key lists those of all tenants."""
     with api() as server:
         found = server.all("/admin/v1/adapters", cursor=("tenant", "name"), tenant=tenant)
-    if form != "json":
+    if not is_json():
         found = [adapter | _summary(adapter) for adapter in found]
-    show_list(found, ADAPTERS, form)
+    show_list(found, ADAPTERS)
 
 
 @adapter_group.command("show")
@@ -110,14 +110,14 @@ def list_adapters(tenant: str | None, form: Form | None) -> None:
 )
 @tenant_option
 @json_option
-def show_adapter(name: str, verify: bool, tenant: str | None, as_json: bool) -> None:
+def show_adapter(name: str, verify: bool, tenant: str | None) -> None:
     """Show an adapter's versions, or one version given as NAME@VERSION."""
     if verify and "@" not in name:
         raise click.UsageError("--verify takes NAME@VERSION")
     with api() as server:
         found = server.get(_path(name), tenant=tenant, **({"verify": True} if verify else {}))
-    if as_json or "versions" not in found:
-        show_one(found, as_json, KINDS)
+    if is_json() or "versions" not in found:
+        show_one(found, KINDS)
         return
     show_one(
         {
@@ -126,7 +126,6 @@ def show_adapter(name: str, verify: bool, tenant: str | None, as_json: bool) -> 
             "serves": _pointers(found),
             "created_at": found["created_at"],
         },
-        as_json,
         KINDS,
     )
     click.echo()
@@ -136,12 +135,12 @@ def show_adapter(name: str, verify: bool, tenant: str | None, as_json: bool) -> 
 @adapter_group.command("rejected")
 @tenant_option
 @list_options
-def list_rejected(tenant: str | None, form: Form | None) -> None:
+def list_rejected(tenant: str | None) -> None:
     """List refused uploads and the reasons, newest first."""
     with api() as server:
         found = server.get(route("uploads", "rejected"), tenant=tenant)["data"]
-    rows = found if form == "json" else [rejected | rejected["error"] for rejected in found]
-    show_list(rows, REJECTED, form)
+    rows = found if is_json() else [rejected | rejected["error"] for rejected in found]
+    show_list(rows, REJECTED)
 
 
 @adapter_group.command("history")
@@ -149,11 +148,11 @@ def list_rejected(tenant: str | None, form: Form | None) -> None:
 @alias_option
 @tenant_option
 @list_options
-def history(name: str, alias: str, tenant: str | None, form: Form | None) -> None:
+def history(name: str, alias: str, tenant: str | None) -> None:
     """Show the history of an alias, newest first."""
     with api() as server:
         found = server.get(_alias_path(name, alias), tenant=tenant)
-    show_list(found["history"], MOVES, form)
+    show_list(found["history"], MOVES)
 
 
 @adapter_group.command("promote")
@@ -162,14 +161,12 @@ def history(name: str, alias: str, tenant: str | None, form: Form | None) -> Non
 @completions_option
 @tenant_option
 @json_option
-def promote(
-    version: str, alias: str, completions_only: bool, tenant: str | None, as_json: bool
-) -> None:
+def promote(version: str, alias: str, completions_only: bool, tenant: str | None) -> None:
     """Point an alias to a version."""
     name, number = _parse_version(version)
     with api() as server:
         body = {"version": number, "completions_only": completions_only}
-        _tell(server.put(_alias_path(name, alias), body, tenant=tenant), as_json)
+        _tell(server.put(_alias_path(name, alias), body, tenant=tenant))
 
 
 @adapter_group.command("canary")
@@ -197,7 +194,6 @@ def canary(
     alias: str,
     completions_only: bool,
     tenant: str | None,
-    as_json: bool,
 ) -> None:
     """Send a part of an alias's requests to another version."""
     name, at, _ = version.partition("@")
@@ -216,31 +212,31 @@ def canary(
                 raise click.UsageError(f"{name}@{alias} is version {stable} already")
             body = {"canary": {stable: 100 - weight, number: weight}} | chosen
             body["completions_only"] = completions_only
-        _tell(server.put(path, body, if_match=etag, tenant=tenant), as_json)
+        _tell(server.put(path, body, if_match=etag, tenant=tenant))
 
 
 @adapter_group.command("rollback")
 @on_alias
-def rollback(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
+def rollback(name: str, alias: str, tenant: str | None) -> None:
     """Undo the last change of an alias: restore the version or canary set before it."""
     with api() as server:
-        _tell(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant), as_json)
+        _tell(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant))
 
 
 @adapter_group.command("pin")
 @on_alias
-def pin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
+def pin(name: str, alias: str, tenant: str | None) -> None:
     """Keep an alias's version on the device, within the tenant's quota."""
     with api() as server:
-        _tell(server.put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant), as_json)
+        _tell(server.put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant))
 
 
 @adapter_group.command("unpin")
 @on_alias
-def unpin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
+def unpin(name: str, alias: str, tenant: str | None) -> None:
     """Allow an alias's version to be evicted from the device."""
     with api() as server:
-        _tell(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant), as_json)
+        _tell(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant))
 
 
 @adapter_group.command("unalias")
@@ -248,7 +244,7 @@ def unpin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
 @tenant_option
 @yes_option
 @json_option
-def unalias(pointer: str, tenant: str | None, yes: bool, as_json: bool) -> None:
+def unalias(pointer: str, tenant: str | None, yes: bool) -> None:
     """Delete an alias, such as support-bot@staging. Its version is kept."""
     name, _, alias = pointer.partition("@")
     if not (name and alias):
@@ -256,20 +252,20 @@ def unalias(pointer: str, tenant: str | None, yes: bool, as_json: bool) -> None:
     confirm(f"Delete the alias {pointer}? Requests for it will be refused.", yes)
     with api() as server:
         gone = server.delete(_alias_path(name, alias), tenant=tenant)
-    show_done(gone, f"deleted the alias {pointer}", as_json)
+    show_done(gone, f"deleted the alias {pointer}")
 
 
 @adapter_group.command("approve")
 @click.argument("version", metavar="NAME@VERSION")
 @tenant_option
 @json_option
-def approve(version: str, tenant: str | None, as_json: bool) -> None:
+def approve(version: str, tenant: str | None) -> None:
     """Let a version's chat template run (admin keys only)."""
     _parse_version(version)
     with api() as server:
         made = server.post(f"{_path(version)}/template/approve", tenant=tenant)
     digest = made["serving"]["template"]["digest"]
-    show_done(made, f"approved the chat template {digest[:12]}", as_json)
+    show_done(made, f"approved the chat template {digest[:12]}")
 
 
 @adapter_group.command("delete")
@@ -277,7 +273,7 @@ def approve(version: str, tenant: str | None, as_json: bool) -> None:
 @tenant_option
 @yes_option
 @json_option
-def delete(name: str, tenant: str | None, yes: bool, as_json: bool) -> None:
+def delete(name: str, tenant: str | None, yes: bool) -> None:
     """Delete an adapter, or one version given as NAME@VERSION. Running requests continue."""
     with api() as server:
         if not yes:
@@ -285,7 +281,7 @@ def delete(name: str, tenant: str | None, yes: bool, as_json: bool) -> None:
         gone = server.delete(_path(name), tenant=tenant)
     in_flight = gone["in_flight"]
     told = f"deleted {name}" + (f", {in_flight} requests in flight" if in_flight else "")
-    show_done(gone, told, as_json)
+    show_done(gone, told)
 
 
 def _question(name: str, found: Row, tenant: str | None) -> str:
@@ -332,14 +328,14 @@ def _policy(given: tuple[str, ...]) -> dict[str, Any]:
         raise click.UsageError(f"--policy takes numbers: {error}") from error
 
 
-def _tell(alias: Row, as_json: bool) -> None:
+def _tell(alias: Row) -> None:
     """Prints what an alias points to."""
     name, canary = f"{alias['name']}@{alias['alias']}", alias["canary"]
     pinned = ", pinned" if alias["pinned"] else ""
     points = f"version {alias['version']}"
     if canary is not None:
         points = ", ".join(f"{part} version {v}" for v, part in _percent(canary).items())
-    show_done(alias, f"{name} is now {points}{pinned}", as_json)
+    show_done(alias, f"{name} is now {points}{pinned}")
 
 
 def _percent(canary: dict[str, int]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import click
 from loraplex.api import Api
 from loraplex.commands.options import api, json_option, list_options, route
 from loraplex.errors import LoraplexError
-from loraplex.output import Form, progress, show_done, show_list
+from loraplex.output import progress, show_done, show_list
 from loraplex.tables import Column, Kind
 
 COLUMNS = (
@@ -45,13 +45,13 @@ def audit_group() -> None:
 )
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @list_options
-def list_entries(tenant: str | None, object: str | None, limit: int, form: Form | None) -> None:
+def list_entries(tenant: str | None, object: str | None, limit: int) -> None:
     """List the newest entries."""
     with api() as server:
         if tenant is not None and not tenant.startswith("ten_"):
             tenant = server.get(route("tenants", tenant))["id"]
         page = server.get("/admin/v1/audit", tenant=tenant, object=object, limit=limit)
-    show_list(page["data"], COLUMNS, form)
+    show_list(page["data"], COLUMNS)
 
 
 @audit_group.command("verify")
@@ -62,7 +62,7 @@ def list_entries(tenant: str | None, object: str | None, limit: int, form: Form 
     " short or rewritten as a whole.",
 )
 @json_option
-def verify(anchor: str | None, as_json: bool) -> None:
+def verify(anchor: str | None) -> None:
     """Recompute the hash chain and name the first row that was changed."""
     kept = None if anchor is None else ANCHOR.fullmatch(anchor)
     if anchor is not None and not kept:
@@ -74,7 +74,7 @@ def verify(anchor: str | None, as_json: bool) -> None:
         if kept:
             _check_anchor(server, int(kept[1]), kept[2])
     told = f"{newest['seq'] - newest['pruned']} entries are as they were written"
-    show_done(newest, f"{told}\n{newest['seq']}:{newest['hash']}", as_json)
+    show_done(newest, f"{told}\n{newest['seq']}:{newest['hash']}")
 
 
 def _verify_all(server: Api) -> dict[str, Any]:

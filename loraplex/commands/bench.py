@@ -17,7 +17,7 @@ import click
 
 from loraplex.commands.options import json_option
 from loraplex.errors import ApiFailure, BadSettings
-from loraplex.output import ProgressCallback, progress, show_list
+from loraplex.output import ProgressCallback, is_json, progress, show_list
 from loraplex.settings import load_settings
 from loraplex.tables import Column, Kind, Row
 
@@ -147,7 +147,6 @@ def bench_command(
     timeout: float,
     seed: int,
     plot: bool,
-    as_json: bool,
 ) -> None:
     """Send streamed requests and show times, rates and goodput.
 
@@ -161,7 +160,7 @@ def bench_command(
 
     if concurrency is not None and rate is not None:
         raise click.UsageError("give --concurrency or --rate")
-    if plot and as_json:
+    if plot and is_json():
         raise click.UsageError("give --plot or --json")
     if len(models) > MAX_MODELS:
         raise click.UsageError(f"--model: more than {MAX_MODELS}")
@@ -185,7 +184,7 @@ def bench_command(
     outcomes: list[Outcome] = []
     with progress("requests" if plan.is_counted else "seconds", of_bytes=False) as report:
         asyncio.run(run_plan(place, plan, _noting(outcomes, plan, report)))
-    _tell(place, plan, outcomes, Targets(ttft_target, itl_target), as_json=as_json, plot=plot)
+    _tell(place, plan, outcomes, Targets(ttft_target, itl_target), plot=plot)
     if all(outcome.error for outcome in outcomes):
         raise ApiFailure("no request was answered")
 
@@ -224,9 +223,7 @@ def _noting(outcomes: list[Outcome], plan: Plan, report: ProgressCallback) -> On
     return note
 
 
-def _tell(
-    url: str, plan: Plan, outcomes: list[Outcome], targets: Targets, *, as_json: bool, plot: bool
-) -> None:
+def _tell(url: str, plan: Plan, outcomes: list[Outcome], targets: Targets, *, plot: bool) -> None:
     from loraplex.load.figures import failures, load_seconds, summarise
 
     seconds = load_seconds(outcomes)
@@ -234,7 +231,7 @@ def _tell(
     found = {name: summarise(group, seconds, targets) for name, group in groups.items()}
     total = summarise(outcomes, seconds, targets)
     failed = failures(outcomes)
-    if as_json:
+    if is_json():
         load = {name: value for name, value in plan._asdict().items() if name != "keys"}
         document = {
             "url": url,

@@ -16,7 +16,7 @@ from loraplex.commands.options import (
     settings_of,
     settings_options,
 )
-from loraplex.output import Form, show_list
+from loraplex.output import show_list
 from loraplex.tables import Column, Kind
 
 COLUMNS = (
@@ -30,7 +30,7 @@ COLUMNS = (
 @click.command("doctor")
 @list_options
 @settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
-def doctor_command(form: Form | None, **flags: Any) -> None:
+def doctor_command(**flags: Any) -> None:
     """Check machine, compiler, disk, store, certificates, database, server and workers.
 
     Changes nothing. Exit codes: 0 no check failed, 1 a check failed, 2 wrong settings.
@@ -38,6 +38,6 @@ def doctor_command(form: Form | None, **flags: Any) -> None:
     from loraplex.box.checkup import checkup
 
     found = [finding._asdict() for finding in checkup(settings_of(flags))]
-    show_list(found, COLUMNS, form)
+    show_list(found, COLUMNS)
     if any(finding["state"] == "failed" for finding in found):
         sys.exit(1)

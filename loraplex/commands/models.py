@@ -19,7 +19,7 @@ from loraplex.commands.options import (
     yes_option,
 )
 from loraplex.errors import ApiFailure
-from loraplex.output import Form, progress, show_done, show_list, show_one, tell
+from loraplex.output import is_json, progress, show_done, show_list, show_one, tell
 from loraplex.tables import Column, Kind
 
 MODELS = (
@@ -68,7 +68,7 @@ def model_group() -> None:
 @click.option("--replace", is_flag=True, help="Replace the weights of a name that is in use.")
 @json_option
 @settings_options()
-def add(model: str, weight_format: str, replace: bool, as_json: bool, **flags: Any) -> None:
+def add(model: str, weight_format: str, replace: bool, **flags: Any) -> None:
     """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
     from admin.models.base_choice import source_of
     from loraplex.api import connect, with_store_of_server
@@ -92,32 +92,32 @@ def add(model: str, weight_format: str, replace: bool, as_json: bool, **flags: A
         made = server.post("/admin/v1/models", fields)
     if made["served_by"] == "transformers":
         tell(f"{name} is served by transformers: there is no native code for {made['model_type']}")
-    show_done(made, f"{name} {digest}", as_json)
+    show_done(made, f"{name} {digest}")
 
 
 @model_group.command("list")
 @list_options
-def list_models(form: Form | None) -> None:
+def list_models() -> None:
     """List the registered base models with their states on the workers."""
     with api() as server:
         models = server.all("/admin/v1/models")
-    if form != "json":
+    if not is_json():
         models = [model | {"state": _state(model["workers"])} for model in models]
-    show_list(models, MODELS, form)
+    show_list(models, MODELS)
 
 
 @model_group.command("show")
 @click.argument("name")
 @json_option
-def show_model(name: str, as_json: bool) -> None:
+def show_model(name: str) -> None:
     """Show one base model and its tier on each worker."""
     with api() as server:
         model = server.get(route("models", name))
-    if as_json:
-        show_one(model, as_json)
+    if is_json():
+        show_one(model)
         return
     workers = model.pop("workers")
-    show_one(model, as_json, {"created_at": Kind.AGE})
+    show_one(model, {"created_at": Kind.AGE})
     click.echo()
     show_list(workers, STATES)
 
@@ -125,33 +125,33 @@ def show_model(name: str, as_json: bool) -> None:
 @model_group.command("load")
 @click.argument("name")
 @json_option
-def load(name: str, as_json: bool) -> None:
+def load(name: str) -> None:
     """Let workers load a base model again on request; `pin` loads it at once."""
-    _move(name, as_json, to="auto", unless="pinned")
+    _move(name, to="auto", unless="pinned")
 
 
 @model_group.command("unload")
 @click.argument("name")
 @json_option
-def unload(name: str, as_json: bool) -> None:
+def unload(name: str) -> None:
     """Unload a base model from every device after its requests have ended, and keep it unloaded."""
-    _move(name, as_json, to="unloaded")
+    _move(name, to="unloaded")
 
 
 @model_group.command("pin")
 @click.argument("name")
 @json_option
-def pin(name: str, as_json: bool) -> None:
+def pin(name: str) -> None:
     """Load a base model on every worker now, and keep it on the device."""
-    _move(name, as_json, to="pinned")
+    _move(name, to="pinned")
 
 
 @model_group.command("unpin")
 @click.argument("name")
 @json_option
-def unpin(name: str, as_json: bool) -> None:
+def unpin(name: str) -> None:
     """Unpin a base model: workers may unload it when it is idle."""
-    _move(name, as_json, to="auto", unless="unloaded")
+    _move(name, to="auto", unless="unloaded")
 
 
 def _state(workers: list[dict[str, Any]]) -> str:
@@ -162,23 +162,23 @@ def _state(workers: list[dict[str, Any]]) -> str:
     return "; ".join(f"{state} ({number})" for state, number in sorted(counts.items()))
 
 
-def _move(name: str, as_json: bool, *, to: str, unless: str = "") -> None:
+def _move(name: str, *, to: str, unless: str = "") -> None:
     """Sets a model's residency, unless its residency is `unless`."""
     path = route("models", name)
     with api() as server:
         model, etag = server.get_tagged(path)
         if model["residency"] != unless:
             model = server.patch(path, {"residency": to}, if_match=etag)
-    show_done(model, f"{name} is {MEANINGS[model['residency']]}", as_json)
+    show_done(model, f"{name} is {MEANINGS[model['residency']]}")
 
 
 @model_group.command("delete")
 @click.argument("name")
 @yes_option
 @json_option
-def delete_model(name: str, yes: bool, as_json: bool) -> None:
+def delete_model(name: str, yes: bool) -> None:
     """Delete a base model that no adapter uses. Its files stay in the store."""
     confirm(f"Delete base model {name} and its price?", yes)
     with api() as server:
         gone = server.delete(route("models", name))
-    show_done(gone, f"deleted {name}", as_json)
+    show_done(gone, f"deleted {name}")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from urllib.parse import quote
 
 import click
+import msgspec
 
+from loraplex.output import set_form
 from loraplex.settings import Settings, load_settings
+from loraplex.tables import size
 
 if TYPE_CHECKING:
     from loraplex.api import Api
@@ -21,68 +24,70 @@ if TYPE_CHECKING:
 SPAN = re.compile(r"(\d{1,5})([hd])", re.ASCII)
 F = TypeVar("F", bound=Callable[..., Any])
 
-PLACE: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--data-dir", {"type": click.Path(path_type=Path), "help": "Everything kept; ~/.loraplex"}),
-)
-SERVING: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--host", {}),
-    ("--port", {"type": int}),
-    ("--management-host", {"help": "of metrics, and of the admin plane where --host is public"}),
-    ("--management-port", {"type": int}),
-    ("--tls-certificate", {"type": click.Path(path_type=Path), "help": "of --port; PEM"}),
-    ("--tls-key", {"type": click.Path(path_type=Path)}),
-)
-TRANSPORT: tuple[tuple[str, dict[str, Any]], ...] = (
-    (
-        "--insecure-transport",
-        {"is_flag": True, "default": None, "help": "Connect to workers over tcp:// without TLS."},
-    ),
-)
-WORKING: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--device", {"help": "Device of the worker: auto, cpu or cuda."}),
-    ("--dtype", {"help": "Precision of weights and KV pages: bfloat16 or float32."}),
-    ("--ops", {"help": "Kernels: cpu, reference or cuda (default: those of --device)."}),
-    ("--threads", {"type": int}),
-    ("--memory", {"metavar": "BYTES", "help": "Memory for KV pages and adapters, such as 512MiB."}),
-    (
-        "--device-memory",
-        {
-            "metavar": "BYTES",
-            "help": "Total device memory, weights included; set it if the models do not all fit.",
-        },
-    ),
-    (
-        "--adapter-memory",
-        {
-            "metavar": "MIN:MAX",
-            "help": "Part of --memory that adapters may use, such as 64MiB:256MiB.",
-        },
-    ),
-    ("--host-adapter-memory", {"metavar": "BYTES"}),
-    (
-        "--adapter-cache",
-        {"metavar": "BYTES", "help": "Disk space for packed adapters on the worker."},
-    ),
-    ("--max-num-seqs", {"type": int}),
-    ("--max-batched-tokens", {"type": int}),
-    ("--max-model-len", {"type": int}),
-)
-UPLOADS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--max-lora-rank", {"type": int, "help": "Maximum rank of an uploaded adapter."}),
-)
+Options = Mapping[str, str]
+"""Help of each setting that is an option. Type and default are those of `Settings`."""
+
+PLACE: Options = {"data_dir": "Folder of everything that is stored."}
+SERVING: Options = {
+    "host": "Address to listen on.",
+    "port": "Port to listen on. 0 chooses a free one.",
+    "management_host": "Address for metrics, and for the admin plane if --host is public.",
+    "management_port": "Port for metrics (default: 8002, or a free one).",
+    "tls_certificate": "PEM file with the certificate for TLS on --port.",
+    "tls_key": "PEM file with the key for TLS on --port.",
+}
+TRANSPORT: Options = {"insecure_transport": "Connect to workers over tcp:// without TLS."}
+WORKING: Options = {
+    "device": "Device of the worker: auto, cpu or cuda.",
+    "dtype": "Precision of weights and KV pages: bfloat16 or float32.",
+    "ops": "Kernels: cpu, reference or cuda (default: those of --device).",
+    "threads": "Number of threads that compute (default: one for each core).",
+    "memory": "Memory for KV pages and adapters, such as 512MiB.",
+    "device_memory": "Total device memory, weights included; set it if the models do not all fit.",
+    "adapter_memory": "Part of --memory that adapters may use, such as 64MiB:256MiB.",
+    "host_adapter_memory": "Host memory for packed adapters that are not on the device.",
+    "adapter_cache": "Disk space for packed adapters on the worker.",
+    "max_num_seqs": "Maximum number of sequences that run at once.",
+    "max_batched_tokens": "Maximum tokens of a step (default: 512 on a CPU, 2048 on a GPU).",
+    "max_model_len": "Maximum tokens of prompt and answer together (default: the model's).",
+}
+UPLOADS: Options = {"max_lora_rank": "Maximum rank of an uploaded adapter."}
+SIZES = ("memory", "device_memory", "host_adapter_memory", "adapter_cache")
+FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
-def settings_options(*groups: tuple[tuple[str, dict[str, Any]], ...]) -> Callable[[F], F]:
+def settings_options(*groups: Options) -> Callable[[F], F]:
     """Adds --config and the options of these groups, which `settings_of` reads."""
 
     def decorate(command: F) -> F:
         for group in reversed((*groups, PLACE)):
-            for name, details in reversed(group):
-                command = click.option(name, **details)(command)
+            for name, text in reversed([*group.items()]):
+                command = _setting_option(name, text)(command)
         config = click.Path(path_type=Path, dir_okay=False)
         return click.option("--config", type=config, help="TOML file with settings.")(command)
 
     return decorate
+
+
+def _setting_option(name: str, text: str) -> Callable[[F], F]:
+    """Returns the option of a setting. Its value is None unless it is given."""
+    field, details = FIELDS[name], dict[str, Any]()
+    outer: list[Any] = [field.type, *get_args(field.type)]
+    kinds: list[Any] = outer + [kind for each in outer for kind in get_args(each)]
+    if name in SIZES:
+        details["metavar"] = "BYTES"
+    elif name == "adapter_memory":
+        details["metavar"] = "MIN:MAX"
+    elif Path in kinds:
+        details["type"] = click.Path(path_type=Path)
+    elif bool in kinds:
+        details |= {"is_flag": True, "default": None}
+    elif int in kinds:
+        details["type"] = int
+    default: Any = size(field.default) if name in SIZES and field.default else field.default
+    if isinstance(default, str | int | Path) and not isinstance(default, bool):
+        text = f"{text.rstrip('.')} (default: {default})."
+    return click.option(f"--{name.replace('_', '-')}", help=text, **details)
 
 
 def settings_of(flags: dict[str, Any]) -> Settings:
@@ -92,23 +97,20 @@ def settings_of(flags: dict[str, Any]) -> Settings:
     return load_settings(known, file=file)
 
 
+def form_option(name: str, help: str) -> Callable[[F], F]:
+    """Returns a flag that chooses the format in which the command prints."""
+    return click.option(name, is_flag=True, expose_value=False, callback=set_form, help=help)
+
+
 def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")(
-        command
-    )
+    return form_option("--json", "Print JSON instead of text.")(command)
 
 
 def list_options(command: F) -> F:
-    """Adds the options of a list. The command takes `form` and passes it to `show_list`."""
-    command = click.option(
-        "--wide",
-        "form",
-        flag_value="wide",
-        help="Print all columns, whatever the width of the terminal.",
-    )(command)
-    return click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")(
+    command = form_option("--wide", "Print all columns, whatever the width of the terminal.")(
         command
     )
+    return form_option("--json", "Print JSON instead of a table.")(command)
 
 
 def tenant_option(command: F) -> F:

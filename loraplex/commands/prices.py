@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from loraplex.commands.options import api, json_option, list_options, route
-from loraplex.output import Form, show_done, show_list, show_one
+from loraplex.output import show_done, show_list, show_one
 from loraplex.tables import Column, Kind
 
 COLUMNS = (
@@ -24,10 +24,10 @@ def price_group() -> None:
 
 @price_group.command("list")
 @list_options
-def list_prices(form: Form | None) -> None:
+def list_prices() -> None:
     """List the prices. Models without a price are free."""
     with api() as server:
-        show_list(server.all("/admin/v1/prices", cursor="model"), COLUMNS, form)
+        show_list(server.all("/admin/v1/prices", cursor="model"), COLUMNS)
 
 
 @price_group.command("set")
@@ -40,17 +40,17 @@ def list_prices(form: Form | None) -> None:
 )
 @click.option("--output", required=True, metavar="DOLLARS", help="Price per million answer tokens.")
 @json_option
-def set_price(model: str, as_json: bool, **dollars: str | None) -> None:
+def set_price(model: str, **dollars: str | None) -> None:
     """Set the price of a base model for future requests."""
     with api() as server:
-        show_one(server.put(route("prices", model), dollars), as_json, {"updated_at": Kind.AGE})
+        show_one(server.put(route("prices", model), dollars), {"updated_at": Kind.AGE})
 
 
 @price_group.command("remove")
 @click.argument("model")
 @json_option
-def remove_price(model: str, as_json: bool) -> None:
+def remove_price(model: str) -> None:
     """Remove the price of a base model: future requests are free."""
     with api() as server:
         gone = server.delete(route("prices", model))
-    show_done(gone, f"{model} costs nothing now", as_json)
+    show_done(gone, f"{model} costs nothing now")

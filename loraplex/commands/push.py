@@ -10,7 +10,7 @@ import click
 
 from loraplex.commands.options import api, from_json, json_option, pairs, tenant_option
 from loraplex.errors import ApiFailure, Refused
-from loraplex.output import ProgressCallback, progress, show_done, show_list, tell, waiting
+from loraplex.output import ProgressCallback, is_json, progress, show_done, show_list, tell, waiting
 
 if TYPE_CHECKING:
     from loraplex.api import Api
@@ -92,7 +92,6 @@ def push_command(
     metadata: tuple[str, ...],
     wait: bool,
     tenant: str | None,
-    as_json: bool,
 ) -> None:
     """Upload each FOLDER that peft saved, as a new version of the adapter of its name.
 
@@ -116,9 +115,9 @@ def push_command(
         pushed, failures = _push_all(server, uploads, wait=wait, is_alone=is_alone)
     made = [version for version, _ in pushed]
     if is_alone:
-        show_done(made[0], _told(made[0]), as_json)
-    elif as_json:
-        show_list(made, (), "json")
+        show_done(made[0], _told(made[0]))
+    elif is_json():
+        show_list(made, ())
     else:
         for version in made:
             click.echo(_told(version))

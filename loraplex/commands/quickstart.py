@@ -10,7 +10,7 @@ import click
 
 from loraplex.commands.options import api, json_option, route
 from loraplex.errors import Refused
-from loraplex.output import progress, tell, waiting
+from loraplex.output import is_json, progress, tell, waiting
 
 
 @click.command("quickstart")
@@ -27,7 +27,7 @@ from loraplex.output import progress, tell, waiting
 )
 @json_option
 def quickstart_command(
-    tenant: str, folder: Path | None, name: str | None, model: str | None, as_json: bool
+    tenant: str, folder: Path | None, name: str | None, model: str | None
 ) -> None:
     """Create TENANT with a key and its first adapter, and print the key and a first command.
 
@@ -56,7 +56,7 @@ def quickstart_command(
         else:
             called = next((each["name"] for each in server.all("/admin/v1/models")), "MODEL")
         key = server.post(route("tenants", tenant, "keys"), {"name": "quickstart"})["key"]
-    if as_json:
+    if is_json():
         print(json.dumps({"tenant": tenant, "key": key, "model": called}, indent=2))
         return
     click.echo(

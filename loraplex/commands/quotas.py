@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import click
 
 from loraplex.api import Api
 from loraplex.commands.options import api, json_option, route
-from loraplex.output import show_done, show_list, show_one, tell
+from loraplex.output import is_json, show_done, show_list, show_one, tell
 from loraplex.settings import parse_size
 from loraplex.tables import Column, Kind, Row, Size
 
@@ -75,19 +76,19 @@ def limit_options(command: F) -> F:
 @quota_group.command("show")
 @whose_options
 @json_option
-def show_quota(tenant: str | None, key: str | None, as_json: bool) -> None:
+def show_quota(tenant: str | None, key: str | None) -> None:
     """Show the limits and their current use. A tenant's own key needs neither --tenant nor
     --key."""
     path = route("quota") if tenant is key is None else _path(tenant, key)
     with api() as server:
-        _show(server.get(path), as_json)
+        _show(server.get(path))
 
 
 @quota_group.command("set")
 @whose_options
 @limit_options
 @json_option
-def set_quota(tenant: str | None, key: str | None, as_json: bool, **given: str | None) -> None:
+def set_quota(tenant: str | None, key: str | None, **given: str | None) -> None:
     """Change some limits; 'none' removes one. The others are kept."""
     changes = {name: _value(name, text) for name, text in given.items() if text is not None}
     if not changes:
@@ -100,17 +101,17 @@ def set_quota(tenant: str | None, key: str | None, as_json: bool, **given: str |
         changed = server.put(path, body, if_match=etag)
         if any(changes.get(name) is not None for name in DOLLARS):
             _warn_of_prices(server)
-    _show(changed, as_json)
+    _show(changed)
 
 
 @quota_group.command("clear")
 @whose_options
 @json_option
-def clear_quota(tenant: str | None, key: str | None, as_json: bool) -> None:
+def clear_quota(tenant: str | None, key: str | None) -> None:
     """Remove all limits. Nothing may be pinned afterwards."""
     with api() as server:
         cleared = server.delete(_path(tenant, key))
-    show_done(cleared, f"{cleared['id']} has no limits", as_json)
+    show_done(cleared, f"{cleared['id']} has no limits")
 
 
 def _warn_of_prices(server: Api) -> None:
@@ -138,12 +139,17 @@ def _value(name: str, text: str) -> int | str | None:
     """Returns the value of a limit. Raises UsageError if the text is invalid."""
     if text == NONE:
         return None
+    option = f"--{name.replace('_', '-')}"
     try:
         if name in BYTES:
             return parse_size(text)
-        return text if name in DOLLARS or name in CLASSES else int(text)
     except ValueError as error:
-        raise click.UsageError(f"--{name.replace('_', '-')}: {error}") from error
+        raise click.UsageError(f"{option}: {error}") from error
+    if name in DOLLARS or name in CLASSES:
+        return text
+    if not re.fullmatch(r"-?[0-9]+", text):
+        raise click.UsageError(f"{option}: {text!r} is neither a whole number nor '{NONE}'")
+    return int(text)
 
 
 def _row(name: str, use: dict[str, Any]) -> Row:
@@ -152,9 +158,9 @@ def _row(name: str, use: dict[str, Any]) -> Row:
     return {"name": name} | use
 
 
-def _show(quota: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        show_one(quota, as_json)
+def _show(quota: dict[str, Any]) -> None:
+    if is_json():
+        show_one(quota)
         return
     # Without a limit `pin_bytes`, nothing may be pinned.
     if quota["use"].keys() <= {"pin_bytes"} and not quota.get("pin_bytes"):

@@ -19,10 +19,11 @@ from loraplex.commands.options import (
     TRANSPORT,
     UPLOADS,
     WORKING,
+    json_option,
     settings_of,
     settings_options,
 )
-from loraplex.output import tell
+from loraplex.output import is_json, tell
 from loraplex.private import path_digest, write_private
 from loraplex.settings import SECRETS, Settings, check_address
 
@@ -231,15 +232,15 @@ def bootstrap_command(**flags: Any) -> None:
 
 @click.command("config")
 @click.option("--model", "models", multiple=True, metavar="[NAME=]PATH")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 @settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
-def config_command(as_json: bool, **flags: Any) -> None:
+def config_command(**flags: Any) -> None:
     """Print the effective settings as a settings file, with secrets hidden."""
     from loraplex.output import show_one
 
     shown = settings_of(flags).shown()
-    if as_json:
-        show_one(shown, as_json)
+    if is_json():
+        show_one(shown)
     else:
         click.echo("\n".join(_in_toml(name, value) for name, value in shown.items()))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from loraplex.commands.options import api, json_option, list_options, route, tenant_option
-from loraplex.output import Form, show_done, show_list
+from loraplex.output import show_done, show_list
 from loraplex.tables import Column, Kind
 
 SIGNING_KEYS = (
@@ -30,30 +30,30 @@ def signing_key_group() -> None:
 @click.option("--name", help="Name of the key (default: name of the file).")
 @tenant_option
 @json_option
-def create_signing_key(file: Path, name: str | None, tenant: str | None, as_json: bool) -> None:
+def create_signing_key(file: Path, name: str | None, tenant: str | None) -> None:
     """Register the ed25519 public key in FILE (PEM or OpenSSH, such as id_ed25519.pub)."""
     body = {"name": name or file.stem, "public_key": file.read_text(errors="replace")[:1024]}
     with api() as server:
         made = server.post(route("signing-keys"), body, tenant=tenant)
-    show_done(made, f"{made['name']} ({made['id']})", as_json)
+    show_done(made, f"{made['name']} ({made['id']})")
 
 
 @signing_key_group.command("list")
 @tenant_option
 @list_options
-def list_signing_keys(tenant: str | None, form: Form | None) -> None:
+def list_signing_keys(tenant: str | None) -> None:
     """List signing keys, including revoked ones."""
     with api() as server:
         found = server.all(route("signing-keys"), cursor="id", tenant=tenant)
-    show_list(found, SIGNING_KEYS, form)
+    show_list(found, SIGNING_KEYS)
 
 
 @signing_key_group.command("revoke")
 @click.argument("key_id")
 @tenant_option
 @json_option
-def revoke_signing_key(key_id: str, tenant: str | None, as_json: bool) -> None:
+def revoke_signing_key(key_id: str, tenant: str | None) -> None:
     """Revoke a signing key permanently. Its versions stay served and show that."""
     with api() as server:
         gone = server.delete(route("signing-keys", key_id), tenant=tenant)
-    show_done(gone, f"revoked {key_id}; it signed {gone['versions']} version(s)", as_json)
+    show_done(gone, f"revoked {key_id}; it signed {gone['versions']} version(s)")

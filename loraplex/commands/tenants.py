@@ -15,7 +15,7 @@ from loraplex.commands.options import (
     route,
     yes_option,
 )
-from loraplex.output import Form, show_done, show_list, show_one
+from loraplex.output import show_done, show_list, show_one
 from loraplex.tables import Column, Kind
 
 TENANTS = (
@@ -52,28 +52,28 @@ def tenant_group() -> None:
 @click.argument("name")
 @click.option("--sharing-group", help="Group of tenants that share cached prefixes.")
 @json_option
-def create_tenant(name: str, sharing_group: str | None, as_json: bool) -> None:
+def create_tenant(name: str, sharing_group: str | None) -> None:
     """Create a tenant."""
     with api() as server:
         made = server.post("/admin/v1/tenants", {"name": name, "sharing_group": sharing_group})
-    show_done(made, f"{made['name']} ({made['id']})", as_json)
+    show_done(made, f"{made['name']} ({made['id']})")
 
 
 @tenant_group.command("list")
 @list_options
-def list_tenants(form: Form | None) -> None:
+def list_tenants() -> None:
     """List all tenants."""
     with api() as server:
-        show_list(server.all("/admin/v1/tenants"), TENANTS, form)
+        show_list(server.all("/admin/v1/tenants"), TENANTS)
 
 
 @tenant_group.command("show")
 @click.argument("name")
 @json_option
-def show_tenant(name: str, as_json: bool) -> None:
+def show_tenant(name: str) -> None:
     """Show one tenant, by name or id."""
     with api() as server:
-        show_one(server.get(route("tenants", name)), as_json, {"created_at": Kind.AGE})
+        show_one(server.get(route("tenants", name)), {"created_at": Kind.AGE})
 
 
 @tenant_group.command("change")
@@ -85,9 +85,7 @@ def show_tenant(name: str, as_json: bool) -> None:
     help="Accept only adapters signed with one of the tenant's signing keys, or any.",
 )
 @json_option
-def change_tenant(
-    name: str, sharing_group: str | None, require_signature: bool | None, as_json: bool
-) -> None:
+def change_tenant(name: str, sharing_group: str | None, require_signature: bool | None) -> None:
     """Change with whom a tenant shares cached prefixes, or whether its adapters must be signed."""
     change: dict[str, Any] = {}
     done: list[str] = []
@@ -102,20 +100,20 @@ def change_tenant(
         raise click.UsageError("give --sharing-group or --require-signature")
     with api() as server:
         changed = server.patch(route("tenants", name), change)
-    show_done(changed, "; ".join(done), as_json)
+    show_done(changed, "; ".join(done))
 
 
 @tenant_group.command("delete")
 @click.argument("name")
 @yes_option
 @json_option
-def delete_tenant(name: str, yes: bool, as_json: bool) -> None:
+def delete_tenant(name: str, yes: bool) -> None:
     """Delete a tenant, its keys and its adapters."""
     with api() as server:
         found = server.get(route("tenants", name))
         confirm(f"Delete tenant {found['name']} ({found['id']}) with its keys and adapters?", yes)
         gone = server.delete(route("tenants", found["id"]))
-    show_done(gone, f"deleted {found['name']}", as_json)
+    show_done(gone, f"deleted {found['name']}")
 
 
 @click.group("key")
@@ -155,7 +153,6 @@ def create_key(
     name: str | None,
     not_before: str | None,
     expires_at: str | None,
-    as_json: bool,
 ) -> None:
     """Create and print a key of a tenant, or with --admin a key that may do everything."""
     if admin == (tenant is not None):
@@ -168,16 +165,16 @@ def create_key(
     lists = {"scopes": list(scopes), "models": list(models), "cidrs": list(cidrs)}
     body = fields | {name: given for name, given in lists.items() if given}
     with api() as server:
-        _show_made(server.post(_keys_of(tenant), body), as_json)
+        _show_made(server.post(_keys_of(tenant), body))
 
 
 @key_group.command("list")
 @click.option("--tenant", help="Tenant whose keys are listed (default: admin keys).")
 @list_options
-def list_keys(tenant: str | None, form: Form | None) -> None:
+def list_keys(tenant: str | None) -> None:
     """List keys, including revoked ones."""
     with api() as server:
-        show_list(server.all(_keys_of(tenant), cursor="id"), KEYS, form)
+        show_list(server.all(_keys_of(tenant), cursor="id"), KEYS)
 
 
 @key_group.command("rotate")
@@ -190,27 +187,27 @@ def list_keys(tenant: str | None, form: Form | None) -> None:
 )
 @expiry_option
 @json_option
-def rotate_key(key_id: str, overlap: int | None, expires_at: str | None, as_json: bool) -> None:
+def rotate_key(key_id: str, overlap: int | None, expires_at: str | None) -> None:
     """Replace a key by a new one with the same rights, and print it."""
     ends = expires_at and moment(expires_at, ahead=True)
     body = {"overlap_s": overlap, "expires_at": ends}
     with api() as server:
-        _show_made(server.post(route("keys", key_id, "rotate"), body), as_json)
+        _show_made(server.post(route("keys", key_id, "rotate"), body))
 
 
 @key_group.command("revoke")
 @click.argument("key_id")
 @json_option
-def revoke_key(key_id: str, as_json: bool) -> None:
+def revoke_key(key_id: str) -> None:
     """Revoke a key permanently, by its id."""
     with api() as server:
         gone = server.delete(route("keys", key_id))
-    show_done(gone, f"revoked {key_id}", as_json)
+    show_done(gone, f"revoked {key_id}")
 
 
-def _show_made(made: dict[str, Any], as_json: bool) -> None:
+def _show_made(made: dict[str, Any]) -> None:
     """Prints a new key. It cannot be shown again."""
-    show_done(made, made["key"], as_json)
+    show_done(made, made["key"])
 
 
 def _keys_of(tenant: str | None) -> str:

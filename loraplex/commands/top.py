@@ -18,6 +18,7 @@ import click
 
 from loraplex.commands.options import api, json_option, route
 from loraplex.errors import ApiFailure
+from loraplex.output import is_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,10 +56,10 @@ def top_command(once: bool, interval: float) -> None:
 
 @click.command("status")
 @json_option
-def status_command(as_json: bool) -> None:
+def status_command() -> None:
     """Show on one screen: workers, models, adapters, load, last errors."""
     with api() as server:
-        if as_json:
+        if is_json():
             print(json.dumps(server.get(route("overview")), indent=2))
         else:
             _print(server)

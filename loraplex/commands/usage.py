@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from loraplex.commands.options import api, list_options, moment, tenant_option
-from loraplex.output import Form, show_list
+from loraplex.output import show_list
 from loraplex.tables import Column, Kind
 
 START = {"1d": Column("start", "day", Kind.DAY), "1h": Column("start", "hour", Kind.HOUR)}
@@ -46,7 +46,6 @@ def usage_command(
     end: str | None,
     bucket: str,
     group_by: str,
-    form: Form | None,
 ) -> None:
     """Show usage over time: requests, tokens and dollars."""
     start, before = (text and moment(text) for text in (since, end))
@@ -75,4 +74,4 @@ def usage_command(
         "tenant_name" if name == "tenant" else name for name in DIMENSIONS if name not in asked
     }
     told = [column for column in COLUMNS if column.key not in hidden]
-    show_list(rows, (START[bucket], *told), form)
+    show_list(rows, (START[bucket], *told))

@@ -8,7 +8,7 @@ import click
 
 from loraplex.commands.options import api, json_option, list_options, route
 from loraplex.errors import Refused
-from loraplex.output import Form, show_done, show_list, show_one
+from loraplex.output import is_json, show_done, show_list, show_one
 from loraplex.tables import Column, Kind
 
 COLUMNS = (
@@ -64,23 +64,23 @@ def workers_group() -> None:
 
 @workers_group.command("list")
 @list_options
-def list_workers(form: Form | None) -> None:
+def list_workers() -> None:
     """List the workers. A lost one stays in the list for half a minute."""
     with api() as server:
-        show_list(server.all("/admin/v1/workers", cursor="id"), COLUMNS, form)
+        show_list(server.all("/admin/v1/workers", cursor="id"), COLUMNS)
 
 
 @workers_group.command("show")
 @click.argument("worker", metavar="ID")
 @json_option
-def show_worker(worker: str, as_json: bool) -> None:
+def show_worker(worker: str) -> None:
     """Show what a worker reports: models, adapters by tier, memory, settings."""
     with api() as server:
         found = server.get(route("workers", worker))
-    if as_json:
-        show_one(found, as_json)
+    if is_json():
+        show_one(found)
         return
-    show_one({field: found[field] for field in SUMMARY}, as_json, KINDS)
+    show_one({field: found[field] for field in SUMMARY}, KINDS)
     adapters = [adapter for held in found["adapters"].values() for adapter in held]
     settings = [
         {"setting": name, "value": value} for name, value in sorted(found["settings"].items())
@@ -98,7 +98,7 @@ def show_worker(worker: str, as_json: bool) -> None:
 @click.argument("worker", metavar="ID")
 @click.option("--wait", is_flag=True, help="Wait until no request is left on the worker.")
 @json_option
-def drain(worker: str, wait: bool, as_json: bool) -> None:
+def drain(worker: str, wait: bool) -> None:
     """Let a worker finish its requests, without accepting new ones."""
     path = route("workers", worker)
     with api() as server:
@@ -110,19 +110,19 @@ def drain(worker: str, wait: bool, as_json: bool) -> None:
             except Refused as refused:
                 if refused.code != "worker_not_found":
                     raise
-                show_done(found, f"{worker} has ended", as_json)
+                show_done(found, f"{worker} has ended")
                 return
-    show_done(found, f"{worker} takes nothing new; {_left(found)}", as_json)
+    show_done(found, f"{worker} takes nothing new; {_left(found)}")
 
 
 @workers_group.command("undrain")
 @click.argument("worker", metavar="ID")
 @json_option
-def undrain(worker: str, as_json: bool) -> None:
+def undrain(worker: str) -> None:
     """Let a worker accept requests again."""
     with api() as server:
         found = server.delete(route("workers", worker, "drain"))
-    show_done(found, f"{worker} takes requests again", as_json)
+    show_done(found, f"{worker} takes requests again")
 
 
 def _left(worker: dict[str, int]) -> str:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from loraplex.cli import cli
+from loraplex.cli import COMMANDS
 from tests.k8s.test_manifests import OWN, command_of, own_containers
 from tools.manifests import ROOT
 
@@ -46,7 +46,7 @@ def test_each_image_of_the_manifests_runs_what_they_run() -> None:
             text = (IMAGES / f"{found[1]}.Containerfile").read_text()
             (line,) = re.findall(r"^CMD \[(.*)\]$", text, re.MULTILINE)
             words = [word.strip('" ') for word in line.split(",")]
-            assert words[0] == "loraplex" and words[1] in cli.commands
+            assert words[0] == "loraplex" and words[1] in COMMANDS
             if command_of(container)[1] != "migrate":
                 assert command_of(container) == words
     assert asked == {file.name.split(".")[0] for file in FILES}

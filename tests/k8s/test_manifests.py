@@ -208,7 +208,10 @@ def test_commands_and_settings_are_the_product_s(overlay: str, tmp_path: Path) -
         command, role, *arguments = command_of(container)
         assert command == "loraplex"
         # Refuses a flag that is not there.
-        with cli.commands[role].make_context(role, arguments, parent=click.Context(cli)):
+        context = click.Context(cli)
+        product = cli.get_command(context, role)
+        assert product is not None
+        with product.make_context(role, arguments, parent=context):
             roles.add(role)
         settings_of(overlay, container, tmp_path)
         given = environment(overlay, container)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
+import click
 import pytest
 from rich.cells import cell_len
 
-from loraplex.output import show_list, show_one
+from loraplex.output import set_form, show_list, show_one
 from loraplex.tables import Column, Kind, age, fitted, size, tabbed
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 FIELD = Column("field", "field")
+
+
+@contextmanager
+def chosen(form: str) -> Iterator[None]:
+    """A running command whose options chose the format."""
+    command = click.Command("list", params=[form_parameter(form)])
+    with command.make_context("list", [f"--{form}"]):
+        yield
+
+
+def form_parameter(form: str) -> click.Option:
+    return click.Option([f"--{form}"], is_flag=True, expose_value=False, callback=set_form)
 
 
 @pytest.mark.parametrize(
@@ -33,22 +48,24 @@ def test_what_others_wrote_is_only_text(value: object, shown: str, capsys: pytes
     show_list(rows, [FIELD])
     assert capsys.readouterr().out.splitlines() == ["field", shown]
     assert list(fitted(rows, [FIELD], 80, NOW)) == ["FIELD", shown]
-    show_one({"field": value}, as_json=False)
+    show_one({"field": value})
     assert capsys.readouterr().out.splitlines() == [f"field\t{shown}"]
 
 
 def test_json_is_an_object_for_one_and_a_list_for_many(capsys: pytest.CaptureFixture):
-    show_one({"a": 1}, as_json=True)
-    assert json.loads(capsys.readouterr().out) == {"a": 1}
-    show_list([{"a": 1}], [], "json")
-    assert json.loads(capsys.readouterr().out) == [{"a": 1}]
-    show_list([], [], "json")
-    assert json.loads(capsys.readouterr().out) == []
+    with chosen("json"):
+        show_one({"a": 1})
+        assert json.loads(capsys.readouterr().out) == {"a": 1}
+        show_list([{"a": 1}], [])
+        assert json.loads(capsys.readouterr().out) == [{"a": 1}]
+        show_list([], [])
+        assert json.loads(capsys.readouterr().out) == []
 
 
 def test_wide_is_a_table_of_all_columns_in_a_pipe_too(capsys: pytest.CaptureFixture):
     columns = [Column(name, name) for name in ("first", "second")]
-    show_list([{"first": "x" * 200, "second": "y" * 200}], columns, "wide")
+    with chosen("wide"):
+        show_list([{"first": "x" * 200, "second": "y" * 200}], columns)
     assert capsys.readouterr().out.splitlines()[1] == f"{'x' * 200}  {'y' * 200}"
 
 

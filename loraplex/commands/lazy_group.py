@@ -1,0 +1,28 @@
+"""Group of commands whose modules are imported when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """Group that imports a command for its own run or help, or for the help of all."""
+
+    def __init__(self, *args: Any, commands: Mapping[str, str], **options: Any) -> None:
+        """`commands` are MODULE:ATTRIBUTE below `loraplex.commands`, by name."""
+        super().__init__(*args, **options)
+        self._places = commands
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = self._places.get(cmd_name)
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        return getattr(import_module(f"loraplex.commands.{module}"), attribute)
