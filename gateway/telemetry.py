@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from gateway.error_codes import CODES
 from gateway.last_errors import LastErrors
 from gateway.quota_types import Kind
 from gateway.top_use import TopUse
+from store.records import Tenant
 from telemetry.tallies import Counter, Histogram
 
 REQUEST = ("model_name", "class")
@@ -168,6 +169,8 @@ class Standing(NamedTuple):
     """Number of workers by state, connected or not."""
     moves: dict[str, int]
     """Number of sequences moved to another worker since the start, by outcome."""
+    tenants: Mapping[str, Tenant]
+    """Tenants of the catalog by id."""
 
 
 _standing: Callable[[], Standing] | None = None
@@ -228,6 +231,20 @@ _meter.create_observable_gauge(
     [partial(_observe, lambda s: [Observation(n, {"state": k}) for k, n in s.workers.items()])],
     description="Workers by `state`: ready, silent, draining, lost, or absent: an address that has "
     "never answered.",
+)
+
+
+def _names(standing: Standing) -> Iterator[Observation]:
+    """Yields the names of tenants that `tenant_use` has a series of."""
+    for (tenant_id,) in tenant_use.totals():
+        if (tenant := standing.tenants.get(tenant_id)) is not None:
+            yield Observation(1, {"tenant": tenant_id, "name": tenant.name})
+
+
+_meter.create_observable_gauge(
+    "loraplex_tenant_info",
+    [partial(_observe, _names)],
+    description="Always 1. The `name` of each `tenant` of the other metrics, to join by.",
 )
 _meter.create_observable_counter(
     "loraplex_moves",

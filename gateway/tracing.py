@@ -27,6 +27,7 @@ from opentelemetry.trace import (
 )
 
 from gateway.trace_state import read_trace_state
+from store.records import Tenant
 from web.headers import find_header, find_headers
 
 REQUEST_IDS = "loraplex-request-ids"
@@ -89,8 +90,8 @@ class Untraced:
 
     def __init__(self, client_trace_id: str | None = None) -> None:
         self.trace_id = client_trace_id
-        self.tenant_id = ""
-        """Empty if the request is not admitted, and so not traced."""
+        self.tenant: Tenant | None = None
+        """None if the request is not admitted, and so not traced."""
         self.model = ""
         """Name in the request, set once the model is resolved."""
         self.first_output_at: float | None = None
@@ -225,7 +226,7 @@ class RequestTrace(Untraced):
         self._when_kept = tell
 
     def end(self, status: int | None) -> None:
-        if not self.tenant_id:
+        if self.tenant is None:
             return
         ended_at = time.perf_counter()
         self._epoch_ns = time.time_ns() - round(ended_at * 1e9)
@@ -262,8 +263,10 @@ class RequestTrace(Untraced):
             "http.route": route,
             "url.path": path,
             "url.scheme": self._scope["scheme"],
-            "loraplex.tenant.id": self.tenant_id,
         }
+        if self.tenant is not None:
+            attributes["loraplex.tenant.id"] = self.tenant.id
+            attributes["loraplex.tenant.name"] = self.tenant.name
         if self.model:
             attributes["gen_ai.request.model"] = self.model
         if status is not None:

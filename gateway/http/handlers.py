@@ -45,7 +45,7 @@ class HotRoute(HTTPRouteHandler):
             try:
                 for guard in guards:
                     await guard(request, self)
-                trace.tenant_id = request.user.tenant.id
+                trace.tenant = request.user.tenant
                 body = await request.decode(decoder)
                 trace.event("body_read")
                 response: ASGIApp = await handler.fn(request, body)

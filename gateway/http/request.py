@@ -140,7 +140,7 @@ def end_trace(scope: Any) -> None:
     trace: Untraced | None = state.get(TRACE)
     if trace is None or not isinstance(caller := scope.get("user"), Principal):
         return
-    trace.tenant_id = caller.tenant.id
+    trace.tenant = caller.tenant
     trace.drop_phases()
     if REFUSAL in state:
         trace.fail(state[REFUSAL] or INVALID)

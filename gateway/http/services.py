@@ -89,6 +89,7 @@ class Gateway:
                 "resumed": failover.num_resumed,
                 "poisonous": failover.num_poisonous,
             },
+            tenants={} if view is None else view.tenants,
         )
 
     def why_not_ready(self) -> str | None:

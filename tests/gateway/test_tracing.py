@@ -337,6 +337,7 @@ def test_requests_that_no_worker_runs_are_traced(
     assert answer.status_code == status
     (span,) = service.trace_of(answer)
     assert span.attributes["loraplex.tenant.id"] == "ten_acme"
+    assert span.attributes["loraplex.tenant.name"] == "acme"
     assert span.attributes["http.response.status_code"] == status
     assert "nowhere" not in span.name and span.attributes["url.path"] == path
     assert ("error.type" in span.attributes) == (status >= 400)

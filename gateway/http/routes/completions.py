@@ -269,6 +269,7 @@ def _log(
             "request_id": call.request_id,
             "trace_id": call.trace.trace_id,
             "tenant": call.caller.tenant.id,
+            "tenant_name": call.caller.tenant.name,
             "key_id": call.caller.key.id,
             "address": client_address(request.scope),
             "model": call.asked.model,

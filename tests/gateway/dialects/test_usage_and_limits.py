@@ -133,6 +133,7 @@ async def test_usage_log_and_trace(
         assert row["finish_reasons"] == (["stop"] if completion else [])
 
         assert (line["tenant"], line["key_id"]) == (live.tenant_id, live.key[4:16])
+        assert line["tenant_name"] == "acme"
         assert (line["model"], line["adapter_version"]) == ("bot", 1)
         assert (line["in_tok"], line["out_tok"]) == (prompt, completion)
         assert line["worker"] == answer.headers["loraplex-worker"] == row["worker"]
