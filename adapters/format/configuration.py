@@ -1,4 +1,4 @@
-"""adapter_config.json as peft 0.18 to 0.21 writes it: each key supported, harmless or refused.
+"""adapter_config.json as peft 0.10 to 0.21 writes it: each key supported, harmless or refused.
 
 Semantics follow peft's tuners/lora/model.py, tuners/tuners_utils.py and utils/other.py. Torch-free.
 """
@@ -53,8 +53,12 @@ HARMLESS = {
     "megatron_core",
     "qalora_group_size",
     "runtime_config",
+    "lora_dtype",
+    "lorap_lr_ratio",
+    "lorap_emb_lr",
 }
-"""Keys that say nothing about the forward pass; the base's name is for people, never opened."""
+"""Keys that say nothing about the forward pass; the base's name is for people, never opened. The
+last three are ms-swift's, of training."""
 
 TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")
 """Task types that are served: with the output matrix of the base, and without it."""
