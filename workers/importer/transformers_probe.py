@@ -30,9 +30,9 @@ PROBE = "loraplex_probe"
 """Name of the probe's attention and mask functions in transformers."""
 LENGTHS = (11, 7)
 """Tokens of the two texts."""
-EXACT, ROUNDED = 1e-3, 0.25
-"""Largest difference of the logits in float32 and in half precision, as a part of their standard
-deviation."""
+EXACT, ROUNDED = 1e-3, 0.15
+"""Allowed norm of the difference of two texts' logits, as a part of their own, in float32 and in
+half precision, whose rounding adds up over the layers (seen: 1e-6, and 0.03 with 30 layers)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _probe(model: PreTrainedModel) -> Recorded:
     for path, own in linears.items():
         replace_module(model, path, _Watched(own, path, found))
     _use_probe_attention(model, found, paths)
-    _logits(model, texts[0], torch.arange(LENGTHS[0]))
+    masked = [_logits(model, texts[0], torch.arange(LENGTHS[0]))]
     sites = tuple(found.sites.values())
     if len(sites) != config.num_hidden_layers:
         raise NotServable(
@@ -100,6 +100,8 @@ def _probe(model: PreTrainedModel) -> Recorded:
         )
     found.rows.clear()
     found.is_packed = True
+    masked.append(_logits(model, texts[1], torch.arange(LENGTHS[1])))
+    found.rows.clear()
     positions = torch.cat([torch.arange(n) for n in LENGTHS])
     backbone = detach_backbone(model)
     output = backbone(
@@ -108,7 +110,8 @@ def _probe(model: PreTrainedModel) -> Recorded:
         use_cache=False,
     )
     packed = model(inputs_embeds=output.last_hidden_state, use_cache=False).logits[0].float()
-    _compare(packed, torch.cat(alone), tolerance)
+    _compare("our attention", torch.cat(masked), torch.cat(alone), tolerance)
+    _compare("several texts in one step", packed, torch.cat(masked), tolerance)
 
     adapted = [path for path in linears if found.rows.get(path) == [len(packed)]]
     plain = [path for path in linears if path not in adapted]
@@ -123,13 +126,11 @@ def _logits(model: nn.Module, tokens: Tensor, positions: Tensor) -> Tensor:
     return output.logits[0].float()
 
 
-def _compare(packed: Tensor, alone: Tensor, tolerance: float) -> None:
-    allowed = tolerance * float(alone.std())
-    worst = float((packed - alone).abs().max())
-    if not worst <= allowed:
+def _compare(change: str, logits: Tensor, expected: Tensor, tolerance: float) -> None:
+    error = float((logits - expected).norm() / (expected - expected.mean()).norm())
+    if not error <= tolerance:
         raise NotServable(
-            f"in packed form its logits differ by {worst:.2g} from those of each text alone "
-            f"(allowed: {allowed:.2g}), so rows of one text depend on another's"
+            f"{change} changes its logits by {error:.2g} of their norm, allowed are {tolerance:g}"
         )
 
 

@@ -17,7 +17,8 @@ from ops.registry import select
 from tests.doubles import TRANSFORMERS, make_adapter, make_model
 from tests.workers.models.test_models import TOLERANCE, draw_tokens, oracle_logits
 from tests.workers.paged import PagedModel, Stream
-from workers.importer import import_model
+from tests.workers.real_model import demo_gguf
+from workers.importer import huggingface, import_model
 from workers.importer.huggingface import ImportRefused
 from workers.models import transformers_modules
 from workers.models.loading import load_model
@@ -83,6 +84,20 @@ def test_equal_to_transformers_and_peft(family: str, tmp_path: Path) -> None:
         for stream, rows, logits in zip(streams, got, expected, strict=True):
             computed = torch.cat(rows)
             torch.testing.assert_close(computed, logits[: stream.length], atol=TOLERANCE, rtol=1e-4)
+
+
+@pytest.mark.full
+def test_rounding_of_half_precision_is_no_reason_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo model in bfloat16, as if it had no native code: 30 layers whose attention is ours in
+    float32 and transformers' own in bfloat16."""
+    store = LocalStore(tmp_path / "store")
+    native = import_model(demo_gguf(), store)
+    monkeypatch.setattr(huggingface, "FAMILIES", {})
+    plan = import_tiny(store.model_folder(native), tmp_path)
+    assert plan.shape.served_by == "transformers"
+    assert len(plan.shape.linears) == 30 * 7 + 1
 
 
 def recurrent() -> dict[str, Any]:
