@@ -40,7 +40,8 @@ def answers(now: datetime) -> dict[str, Any]:
         return ago(**{unit: -number for unit, number in span.items()})
 
     def tenant(name: str, id: str, created: str, group: str | None = None) -> dict[str, Any]:
-        return {"id": id, "name": name, "sharing_group": group, "created_at": created}
+        known = {"id": id, "name": name, "sharing_group": group, "created_at": created}
+        return known | {"require_signature": False}
 
     tenants = [
         tenant("acme", "ten_4f0Zk1q9XbT2", LONG_AGO, "family"),
@@ -132,6 +133,8 @@ def answers(now: datetime) -> dict[str, Any]:
             "uploaded_by": "4f0Zk1q9XbT2",
             "retired_at": None,
             "expires_at": None,
+            "signed_by": None,
+            "signing_key_revoked_at": None,
             "effect_proof": "passed",
             "serving": {
                 "template": None,
