@@ -9,12 +9,14 @@ import logging
 import os
 import resource
 import sys
+from shutil import get_terminal_size
 
 import click
 
 from loraplex.commands.lazy_group import LazyGroup
 from loraplex.errors import LoraplexError, OutputLost
 from loraplex.output import watch_output
+from loraplex.tables import wrapped
 from store.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -108,4 +110,6 @@ def _tell(failure: str) -> None:
     if logging.root.handlers:
         log.error("%s", failure)
     else:
-        click.echo(f"loraplex: {failure}", err=True)
+        text = f"loraplex: {failure}"
+        is_seen = sys.stderr is not None and sys.stderr.isatty()
+        click.echo(wrapped(text, get_terminal_size().columns) if is_seen else text, err=True)

@@ -32,7 +32,7 @@ class Kind(Enum):
     WORD = "word"
     """Never shortened."""
     TEXT = "text"
-    """Shortened at its end."""
+    """Shortened at its end, between two words."""
     PROSE = "prose"
     """Wrapped to further lines."""
     NUMBER = "number"
@@ -184,6 +184,22 @@ def age(moment: datetime, now: datetime) -> str:
     return "now"
 
 
+def wrapped(text: str, width: int) -> str:
+    """Returns the text with its lines wrapped at words. Commands, paths and other long words are
+    not broken."""
+    return "\n".join(
+        textwrap.fill(
+            line,
+            max(width, 20),
+            subsequent_indent="  ",
+            drop_whitespace=True,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
+
+
 def printable(text: str) -> str:
     """Escapes line breaks and characters that a terminal acts on, because others wrote the text."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -227,6 +243,8 @@ def _shortened(text: str, room: int, *, in_the_middle: bool) -> str:
     if cell_len(text) <= room:
         return text
     end = (room - 1) // 2 if in_the_middle else 0
+    if not in_the_middle and (space := text.rfind(" ", room // 2, room)) > 0:
+        return text[:space] + ELLIPSIS
     tail = set_cell_size(text[::-1], end)[::-1]
     return set_cell_size(text, room - 1 - end) + ELLIPSIS + tail
 

@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from loraplex.output import set_form, show_list, show_one
-from loraplex.tables import Column, Kind, age, fitted, size, tabbed
+from loraplex.tables import Column, Kind, age, fitted, size, tabbed, wrapped
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 FIELD = Column("field", "field")
@@ -60,6 +60,18 @@ def test_json_is_an_object_for_one_and_a_list_for_many(capsys: pytest.CaptureFix
         assert json.loads(capsys.readouterr().out) == [{"a": 1}]
         show_list([], [])
         assert json.loads(capsys.readouterr().out) == []
+
+
+def test_texts_are_cut_and_wrapped_between_words():
+    rows = [{"name": "a", "said": "the worker does not answer any more"}]
+    columns = [Column("name", "name", Kind.NAME), Column("said", "said", Kind.TEXT)]
+    assert list(fitted(rows, columns, 28, NOW))[1] == "a     the worker does not…"
+    text = "loraplex: the port 8000 is taken; choose another with --port"
+    assert wrapped(text, 40).split("\n") == [
+        "loraplex: the port 8000 is taken; choose",
+        "  another with --port",
+    ]
+    assert wrapped("/a/very/long/path/of/more/than/the/width", 20).count("\n") == 0
 
 
 def test_wide_is_a_table_of_all_columns_in_a_pipe_too(capsys: pytest.CaptureFixture):
