@@ -185,19 +185,10 @@ def age(moment: datetime, now: datetime) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Returns the text with its lines wrapped at words. Commands, paths and other long words are
-    not broken."""
-    return "\n".join(
-        textwrap.fill(
-            line,
-            max(width, 20),
-            subsequent_indent="  ",
-            drop_whitespace=True,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in text.split("\n")
-    )
+    """Returns the text with its lines wrapped at words. Paths and other long words stay whole."""
+    style: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    lines = text.split("\n")
+    return "\n".join(textwrap.fill(line, width, subsequent_indent="  ", **style) for line in lines)
 
 
 def printable(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -18,6 +17,7 @@ from loraplex.roles.probes import make_probes
 from loraplex.roles.retrying import retry
 from store.errors import DatabaseUnavailable
 from web import server
+from web.headers import add_request_headers, number_request
 from web.http_protocol import Config
 
 T = TypeVar("T")
@@ -58,11 +58,10 @@ def _refuse(request: Request[Any, Any, Any], _: Exception) -> Response[dict[str,
     return problems.to_response(request, DatabaseUnavailable("not there yet"))
 
 
-async def _number(message: Message, _: Scope) -> None:
+async def _number(message: Message, scope: Scope) -> None:
     """Adds an id to every answer, as the gateway does."""
-    if message["type"] == "http.response.start":
-        request_id = f"req_{os.urandom(16).hex()}".encode()
-        message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+    number_request(scope)
+    await add_request_headers(message, scope)
 
 
 class _Server(server.Server):
