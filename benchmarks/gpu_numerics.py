@@ -28,7 +28,6 @@ from ops.base import (
     QKNorm,
     SamplingBatch,
 )
-from ops.block_hash import hash_blocks
 from ops.reference import ReferenceOps
 
 Results = tuple[Tensor, ...]
@@ -189,16 +188,6 @@ class Cases:
             "linear",
             lambda: (ops.linear(x, linear),),
             lambda: (reference.linear(x.float(), exact),),
-        )
-        payload = torch.randint(0, 256, (1 << 12 if shape is SMALL.shape else 1 << 26,))
-        payload = payload.to(torch.uint8)
-        there = payload.to(ops.device)
-        yield Case(
-            "block_hashes",
-            lambda: (ops.block_hashes(there),),
-            lambda: (hash_blocks(payload).to(ops.device),),
-            0.0,
-            share_different,
         )
 
     def attention(self, heads: Heads) -> Iterator[Case]:

@@ -459,13 +459,6 @@ class Device(Protocol):
         """Number of kernels that this process compiled or read from the cache folder."""
         ...
 
-    def block_hashes(self, payload: Tensor) -> Tensor:
-        """Semantics: NH (RFC 4418) of each HASH_BLOCK bytes, the last block padded with zeros.
-        Equal on every backend, for a payload on the device or on the host. Two different blocks
-        have equal hashes with probability 2^-32.
-        Shape: payload uint8 [num_bytes], contiguous, a multiple of 8 -> int64 [blocks]."""
-        ...
-
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Returns a function that repeats the work with less host overhead if possible (CUDA
         graph). It uses the same memory as the work, and returns the same tensor each time."""

@@ -28,7 +28,6 @@ from ops.base import (
     QKNorm,
     SamplingBatch,
 )
-from ops.block_hash import HASH_BLOCK, hash_keys
 from ops.block_matrix import Weight, join
 from ops.cpu_layers import NativeLayers, NativeStep
 from ops.panel_linear import NativePart, PanelLinear
@@ -73,7 +72,6 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_lora": (P, P, I64, P, P, I64, I64, I64, P, P, I64, P, P, P, P, I32),
     "add_embedding_lora": (P, P, I64, F32, I64, I64, P, P, I64, P, P, P, P, I32),
     "run_layers": (P, I64, POINTER(NativeStep), P, P),
-    "block_hashes": (P, I64, P, P),
     "sample": (P, I64, I64, POINTER(Sampling), P),
     "greedy": (P, I64, I64, P),
     "log_softmax_top": (P, P, I64, I64, I64, P, P, P),
@@ -279,15 +277,6 @@ class CpuOps(HostOps):
             *(chosen.data_ptr(), ids.data_ptr(), values.data_ptr()),
         )
         return chosen, ids, values
-
-    def block_hashes(self, payload: Tensor) -> Tensor:
-        assert payload.is_contiguous() and payload.nbytes % 8 == 0
-        hashes = torch.empty(-(-payload.nbytes // HASH_BLOCK), dtype=torch.int64)
-        keys = hash_keys(self.device)
-        self._lib.block_hashes(
-            payload.data_ptr(), payload.nbytes // 4, keys.data_ptr(), hashes.data_ptr()
-        )
-        return hashes
 
     def _fused_arrays(
         self, fused: FusedLinear

@@ -38,7 +38,6 @@ from ops.base import (
     SamplingBatch,
     StreamName,
 )
-from ops.block_hash import hash_blocks
 from ops.block_matrix import Weight, densify
 from ops.plain_linear import PlainLinear
 
@@ -204,12 +203,6 @@ class CudaOps:
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert logits.dtype is torch.float32 and logits.is_contiguous()
         return triton_logprobs.log_softmax_top(logits, tokens, num_top)
-
-    def block_hashes(self, payload: Tensor) -> Tensor:
-        assert payload.is_contiguous() and payload.nbytes % 8 == 0
-        if payload.device.type != self.device.type:
-            return hash_blocks(payload)
-        return triton_pointwise.block_hashes(payload)
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Captures the work as a CUDA graph. All graphs share one memory pool, so a result is valid

@@ -20,7 +20,6 @@ from ops.base import (
     QKNorm,
     SamplingBatch,
 )
-from ops.block_hash import hash_blocks
 from ops.block_matrix import Weight, densify
 from ops.plain_linear import PlainLinear
 
@@ -173,9 +172,6 @@ class ReferenceOps(HostOps):
         chosen = values.gather(1, tokens.long().unsqueeze(1)).squeeze(1)
         ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
         return chosen, ids.int(), values.gather(1, ids)
-
-    def block_hashes(self, payload: Tensor) -> Tensor:
-        return hash_blocks(payload)
 
 
 def gumbel_noise(seed: int, position: int, choice: int, num_tokens: int) -> Tensor:

@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ops.base import Activation
-from ops.block_hash import HALF, HASH_BLOCK, hash_keys
 from ops.triton_table import blocks_of, power_of_two
 
 
@@ -112,31 +111,3 @@ def _embed(ids, table, y, width, scale, BLOCK: tl.constexpr):
     source = tl.load(ids + row).to(tl.int64) * width
     value = tl.load(table + source + column, mask=inside, other=0).to(tl.float32) * scale
     tl.store(y + row * width + column, value.to(y.dtype.element_ty), mask=inside)
-
-
-def block_hashes(payload: Tensor) -> Tensor:
-    """Semantics: hash[b] = sum_i (w[b, i] + key[i]) * (w[b, i + HALF] + key[i + HALF]), the sums in
-    brackets modulo 2^32 and the outer one modulo 2^64, for the 32-bit words w of each block.
-    Shape: payload uint8 [num_bytes], a multiple of 8 -> int64 [blocks].
-    Bytes: num_bytes * (1 + 1/512). 84 MB: 18 us by arithmetic.
-    """
-    words = payload.view(torch.int32)
-    hashes = payload.new_empty(blocks_of(payload.nbytes, HASH_BLOCK), dtype=torch.int64)
-    if len(hashes):
-        _block_hashes[(len(hashes),)](
-            *(words, len(words), hash_keys(payload.device), hashes), HALF=HALF, num_warps=4
-        )
-    return hashes
-
-
-@triton.jit
-def _block_hashes(words, num_words, keys, hashes, HALF: tl.constexpr):
-    block = tl.program_id(0).to(tl.int64)
-    left = tl.arange(0, HALF)
-    right = left + HALF
-    begin = block * (2 * HALF)
-    a = tl.load(words + begin + left, mask=begin + left < num_words, other=0) + tl.load(keys + left)
-    b = tl.load(words + begin + right, mask=begin + right < num_words, other=0)
-    b += tl.load(keys + right)
-    product = (a.to(tl.int64) & 0xFFFFFFFF) * (b.to(tl.int64) & 0xFFFFFFFF)
-    tl.store(hashes + block, tl.sum(product, axis=0))

@@ -135,7 +135,6 @@ def main() -> None:
         attend(ops, dtype, 1, 512, 4096)
         for rows, segments, max_rank in ((32, 32, 16), (32, 4, 16), (32, 32, 64), (512, 4, 64)):
             add_lora(ops, dtype, rows, segments, max_rank)
-    ops.block_hashes(torch.zeros(1 << 16, dtype=torch.uint8))
     sample(ops, 4)
 
 

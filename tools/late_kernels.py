@@ -52,11 +52,6 @@ class UnrunOps(CudaOps):
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         return super().sample(logits, batch).zero_()
 
-    def block_hashes(self, payload: Tensor) -> Tensor:
-        """What arrives on the device is looked at; here it is found to be right."""
-        super().block_hashes(payload)
-        return torch.zeros(-(-payload.nbytes // (1 << 12)), dtype=torch.int64)
-
 
 class UnrunWorker(Worker):
     def _select_ops(self) -> Ops:

@@ -1,8 +1,8 @@
 """Packed images on local disk, as checksummed files that can be rebuilt from the store.
 
 File: magic, u32 header length, SHA-256 of the header, header (msgpack), zeros to a multiple of 64,
-payload. A read checks the header's block hashes. The SHA-256 of the payload identifies the image;
-it is computed only when the image is packed, because it would be the slowest part of a load.
+payload. A read checks the payload's CRC-32. Its SHA-256 identifies the image; it is computed only
+when the image is packed, because it would be the slowest part of a load.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import secrets
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,23 +21,18 @@ from threading import RLock
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from adapters.pool.load_cost import build_s
 from adapters.pool.lora import ALIGNMENT, ImageTables
 from memory.tier import Tier
-from ops.block_hash import hash_blocks
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"lpximg02"
+MAGIC = b"lpximg03"
 PREFIX_BYTES = len(MAGIC) + 4 + 32
 MAX_HEADER_BYTES = 16 << 20
-
-HashBlocks = Callable[[Tensor], Tensor]
-"""`Ops.block_hashes` of any backend; all return the same."""
 
 
 class ImageCorrupt(Exception):
@@ -44,15 +40,15 @@ class ImageCorrupt(Exception):
 
 
 class ImageHeader(msgspec.Struct, frozen=True):
-    """Header of an image file. sha256, block_hashes: of the payload. rank, a_offset, b_offset: the
-    tables, of `num_rows` rows. All arrays are little-endian."""
+    """Header of an image file. sha256, crc32: of the payload. rank, a_offset, b_offset: the tables,
+    of `num_rows` rows. All arrays are little-endian."""
 
     digest: str
     layout: str
     num_rows: int
     num_bytes: int
     sha256: bytes
-    block_hashes: bytes
+    crc32: int
     rank: bytes
     a_offset: bytes
     b_offset: bytes
@@ -64,26 +60,19 @@ class AdapterImage:
     because another process could truncate that and crash this one, and each mapping needs a
     descriptor.
 
-    sha256, and block_hashes int64 [blocks]: of the payload when it was packed.
+    sha256: of the payload when it was packed.
     """
 
     digest: str
     tables: ImageTables
     payload: NDArray[np.uint8]
     sha256: bytes
-    block_hashes: Tensor
 
     @classmethod
-    def of(
-        cls,
-        digest: str,
-        tables: ImageTables,
-        payload: Tensor,
-        hashes_of: HashBlocks = hash_blocks,
-    ) -> AdapterImage:
-        """Returns a freshly packed image with its hashes."""
+    def of(cls, digest: str, tables: ImageTables, payload: Tensor) -> AdapterImage:
+        """Returns a freshly packed image."""
         raw: NDArray[np.uint8] = payload.numpy()
-        return cls(digest, tables, raw, hashlib.sha256(raw.data).digest(), hashes_of(payload))
+        return cls(digest, tables, raw, hashlib.sha256(raw.data).digest())
 
     @property
     def num_bytes(self) -> int:
@@ -111,11 +100,9 @@ class ImageCache:
         root: Path,
         max_bytes: int,
         expected_reuse: Callable[[str], float] = lambda _: 0.0,
-        hashes_of: HashBlocks = hash_blocks,
     ) -> None:
         self._lock = RLock()
         """Held while files are added, removed or counted."""
-        self._hashes_of = hashes_of
         self._root = root
         self._expected_reuse = expected_reuse
         root.mkdir(parents=True, exist_ok=True)
@@ -149,7 +136,7 @@ class ImageCache:
         """Returns the verified image or None. Removes a file that is damaged or unreadable."""
         path = self._path(layout, digest)
         try:
-            image = _read(path, digest, layout, self._hashes_of)
+            image = _read(path, digest, layout)
         except FileNotFoundError:
             # Not deleted, because another worker of this machine may have written it since.
             with self._lock:
@@ -247,7 +234,7 @@ def _encode_head(image: AdapterImage, layout: str) -> bytes:
             num_rows=len(image.tables.rank),
             num_bytes=image.num_bytes,
             sha256=image.sha256,
-            block_hashes=image.block_hashes.numpy().tobytes(),
+            crc32=zlib.crc32(image.payload.data),
             rank=image.tables.rank.tobytes(),
             a_offset=image.tables.a_offset.tobytes(),
             b_offset=image.tables.b_offset.tobytes(),
@@ -257,7 +244,7 @@ def _encode_head(image: AdapterImage, layout: str) -> bytes:
     return head + bytes(-len(head) % ALIGNMENT)
 
 
-def _read(path: Path, digest: str, layout: str, hashes_of: HashBlocks) -> AdapterImage:
+def _read(path: Path, digest: str, layout: str) -> AdapterImage:
     """Reads and verifies an image. Raises OSError or ImageCorrupt."""
     with path.open("rb") as file:
         prefix = file.read(PREFIX_BYTES)
@@ -273,10 +260,9 @@ def _read(path: Path, digest: str, layout: str, hashes_of: HashBlocks) -> Adapte
         file.seek(start)
         payload = np.empty(header.num_bytes, np.uint8)
         num_read = file.readinto(payload.data)
-    hashes = hashes_of(torch.from_numpy(payload))
-    if num_read != len(payload) or hashes.numpy().tobytes() != header.block_hashes:
-        raise ImageCorrupt(f"{path.name}: wrong hashes")
-    return AdapterImage(digest, _decode_tables(header), payload, header.sha256, hashes)
+    if num_read != len(payload) or zlib.crc32(payload.data) != header.crc32:
+        raise ImageCorrupt(f"{path.name}: wrong checksum")
+    return AdapterImage(digest, _decode_tables(header), payload, header.sha256)
 
 
 def _decode_tables(header: ImageHeader) -> ImageTables:

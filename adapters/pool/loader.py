@@ -1,31 +1,26 @@
-"""Loads of adapters from the store to the host, and from the host into the arena."""
+"""Loads of adapters from the store to the host."""
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from adapters.errors import AdapterRejected, AdapterUnavailable
 from adapters.format.signature import is_signed
 from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import BaseModelShape
 from adapters.pool.host_slab import HostSlab
-from adapters.pool.image import AdapterImage, ImageCache, ImageCorrupt
+from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.source import Signed
 from adapters.store.folder import DIGEST, NotInStore, Store
 from ops.base import Ops
 
-log = logging.getLogger(__name__)
-
 
 class AdapterLoader:
-    """Loader of adapters. One thread fetches, one copies. Raises AdapterUnavailable if the store
-    cannot provide the adapter."""
+    """Loader of adapters. Raises AdapterUnavailable if the store cannot provide the adapter."""
 
     def __init__(
         self,
@@ -37,7 +32,6 @@ class AdapterLoader:
         slab: HostSlab | None = None,
     ) -> None:
         """slab: pinned memory for images, for asynchronous copies to the device."""
-        self._ops = ops
         self._store = store
         self._base = base
         self._cache = cache
@@ -73,24 +67,6 @@ class AdapterLoader:
         # If the slab is full, the image stays unpinned, and its copy blocks the host thread.
         return image if placed is None else replace(image, payload=placed)
 
-    def copy(self, image: AdapterImage, target: Tensor) -> AdapterImage:
-        """Copies an image to the device and checks it there. Returns the copied image: if the given
-        one was damaged in memory, it is fetched again.
-
-        target: uint8 [image.num_bytes], memory of the arena that is not read yet. Raises
-        ImageCorrupt if the check fails twice.
-        """
-        if not self._arrives(image, target):
-            log.warning("the host image of %s failed its checksum and is read again", image.digest)
-            image = self.fetch(image.digest, image.checksum)
-            if not self._arrives(image, target):
-                raise ImageCorrupt(f"image of {image.digest}: other bytes arrived")
-        return image
-
-    def _arrives(self, image: AdapterImage, target: Tensor) -> bool:
-        target.copy_(torch.from_numpy(image.payload), non_blocking=True)
-        return torch.equal(self._ops.block_hashes(target).cpu(), image.block_hashes)
-
     def _build(self, digest: str, proved: str, keeps_file: bool) -> AdapterImage:
         """Packs the image from the store. Replaces the cached one, or removes it on failure."""
         self._cache.delete(self.layout.version, digest)
@@ -101,7 +77,7 @@ class AdapterLoader:
             raise AdapterUnavailable("adapter.store.unreadable", str(error)) from error
         except AdapterRejected as error:
             raise AdapterUnavailable(error.code, str(error)) from error
-        image = AdapterImage.of(digest, tables, payload, self._ops.block_hashes)
+        image = AdapterImage.of(digest, tables, payload)
         if proved not in ("", image.checksum):
             raise AdapterUnavailable(
                 "adapter.image.mismatch",

@@ -432,7 +432,8 @@ class AdapterPool:
 
         def work() -> AdapterImage:
             with self._ops.side_stream("adapters"):
-                return self._loader.copy(image, target)
+                target.copy_(torch.from_numpy(image.payload), non_blocking=True)
+            return image
 
         entry.load_times.copy_begun_s = self._clock()
         self._submit(self._copies, entry, work)

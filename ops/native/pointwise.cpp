@@ -115,15 +115,6 @@ void rope_row(float* row, const float* angles, const Heads& heads, const float* 
             narrow(v[g * heads.dim + d], values + (g * PAGE + slot) * heads.dim + d);
 }
 
-constexpr int HALF = 512;  // words in half a block: HALF of block_hash.py
-
-uint64_t hash_block(const uint32_t* words, const uint32_t* keys) {
-    uint64_t total = 0;
-    for (int i = 0; i < HALF; i++)
-        total += (uint64_t)(words[i] + keys[i]) * (words[HALF + i] + keys[HALF + i]);
-    return total;
-}
-
 }  // namespace
 
 // Shape: ids int32 [rows], table [*, width] bfloat16 or float32, y float32 [rows, width].
@@ -182,18 +173,4 @@ EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t n
             rope_row(row, angles, heads, q_weight, k_weight, eps, (float*)page,
                      (float*)page + half, slot);
     }
-}
-
-// Shape: words uint32 [num_words], keys uint32 [2 * HALF], hashes uint64 [ceil(num_words / (2 * HALF))].
-// One thread, because no step waits for the result.
-EXPORT void block_hashes(const uint32_t* words, int64_t num_words, const uint32_t* keys,
-                         uint64_t* hashes) {
-    for (; num_words > 0; words += 2 * HALF, num_words -= 2 * HALF)
-        if (num_words >= 2 * HALF) {
-            *hashes++ = hash_block(words, keys);
-        } else {
-            uint32_t padded[2 * HALF] = {};
-            std::copy_n(words, num_words, padded);
-            *hashes++ = hash_block(padded, keys);
-        }
 }

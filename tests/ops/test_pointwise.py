@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import struct
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.base import Ops
-from ops.block_hash import HASH_BLOCK, hash_keys
 from tests.ops import formulas
 
 SIZES = {"rows": st.integers(1, 40), "width": st.integers(1, 700), "seed": st.integers(0, 2**31)}
@@ -65,59 +62,6 @@ def test_embed(ops: Ops, dtype, rows, width):
     assert torch.equal(ops.embed(ids, table, 1.5), expected)
 
 
-sizes = st.one_of(
-    st.integers(1, 2 * HASH_BLOCK // 8), st.sampled_from([511, 512, 513, 1024, 1025])
-).map(lambda words: 8 * words)
-
-
-def random_bytes(num_bytes: int) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(num_bytes)
-    return torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=draw)
-
-
-@given(num_bytes=sizes)
-def test_block_hashes(ops: Ops, num_bytes: int):
-    """By the formula of the RFC, in integers without end."""
-    payload = random_bytes(num_bytes)
-    keys = [key & 0xFFFFFFFF for key in hash_keys(torch.device("cpu")).tolist()]
-    expected: list[int] = []
-    for begin in range(0, num_bytes, HASH_BLOCK):
-        block = bytes(payload[begin : begin + HASH_BLOCK].tolist()).ljust(HASH_BLOCK, b"\0")
-        words = struct.unpack(f"<{HASH_BLOCK // 4}I", block)
-        keyed = [(word + key) % 2**32 for word, key in zip(words, keys, strict=True)]
-        half = len(keyed) // 2
-        expected.append(sum(a * b for a, b in zip(keyed, keyed[half:], strict=False)) % 2**64)
-    assert [each % 2**64 for each in ops.block_hashes(payload).tolist()] == expected
-
-
-@given(num_bytes=sizes, data=st.data())
-def test_a_byte_that_changed_changes_its_blocks_hash_alone(
-    ops: Ops, num_bytes: int, data: st.DataObject
-):
-    payload = random_bytes(num_bytes)
-    before = ops.block_hashes(payload)
-    at = data.draw(st.integers(0, num_bytes - 1))
-    payload[at] ^= data.draw(st.integers(1, 255))
-    changed = (ops.block_hashes(payload) != before).nonzero().flatten().tolist()
-    assert changed == [at // HASH_BLOCK]
-
-
-@given(
-    bit=st.integers(0, 7),
-    num_bytes=sizes,
-    stride=st.sampled_from([1 << i for i in range(13)]),
-    first=st.integers(0, 4095),
-)
-def test_a_broken_line_of_a_memory_is_seen(
-    ops: Ops, bit: int, num_bytes: int, stride: int, first: int
-):
-    """One bit at every so many bytes: sums of words would miss some of these."""
-    payload = random_bytes(num_bytes)
-    before = ops.block_hashes(payload)
-    payload[first % min(stride, num_bytes) :: stride] ^= 1 << bit
-    assert not torch.equal(ops.block_hashes(payload), before)
-
-
 def test_nothing_to_do(ops: Ops):
     nothing = torch.empty(0, 64)
     packed = ops.pack_linear(torch.randn(32, 64))
@@ -125,4 +69,3 @@ def test_nothing_to_do(ops: Ops):
     assert ops.rms_norm(nothing, torch.ones(64), 1e-5).shape == (0, 64)
     assert ops.gated_activation(nothing, "silu").shape == (0, 32)
     assert ops.embed(torch.empty(0, dtype=torch.int32), torch.randn(4, 64)).shape == (0, 64)
-    assert ops.block_hashes(torch.empty(0, dtype=torch.uint8)).shape == (0,)

@@ -136,7 +136,6 @@ class Worker:
             config.cache_dir,
             config.adapter_cache,
             self._adapter_requests.expected,
-            self.ops.block_hashes,
         )
         self._grammar_threads = GrammarThreads()
         self._grammars: list[Grammars] = []
@@ -164,10 +163,6 @@ class Worker:
                 self.model_pool.add(names[digest], plan)
             except CannotServeModel as error:
                 raise CannotServe(f"model {names[digest]}: {error}") from error
-        if self.ops.compiles:
-            # The two forms of the kernel, for image sizes that are multiples of 128 bytes or not.
-            for num_bytes in (1024, 1032):
-                self.ops.block_hashes(self.memory[:num_bytes])
         for digest, name in names.items():
             if self.model_pool.load_now(digest, partial(progress, name)):
                 self._warm_up(digest)

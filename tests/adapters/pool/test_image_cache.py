@@ -150,18 +150,6 @@ def test_an_image_under_anothers_name_is_not_taken(
     assert bytes(make_loader(store, tmp_path).fetch(digest).payload) == expected
 
 
-def test_damage_between_host_and_device_is_mended(
-    store: LocalStore, tmp_path: Path, digest: str
-) -> None:
-    loader = make_loader(store, tmp_path)
-    image = loader.fetch(digest)
-    expected = bytes(image.payload)
-    image.payload[-1] ^= 1
-    target = torch.zeros(image.num_bytes, dtype=torch.uint8)
-    assert loader.copy(image, target).checksum == image.checksum
-    assert target.numpy().tobytes() == expected
-
-
 def cut(path: Path) -> None:
     path.chmod(0o600)
     os.truncate(path, path.stat().st_size - 4096)
@@ -176,9 +164,7 @@ def test_an_image_on_the_host_outlives_its_file(
     image = loader.fetch(digest)
     expected = bytes(image.payload)
     cut(next((tmp_path / "cache").rglob("*.img")))
-    target = torch.zeros(image.num_bytes, dtype=torch.uint8)
-    loader.copy(image, target)
-    assert target.numpy().tobytes() == expected
+    assert image.payload.tobytes() == expected
 
 
 def test_only_the_image_that_was_proved_is_taken(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from ops.base import StreamName
 from tests.adapters.pools import House
 
 
@@ -37,8 +39,14 @@ def test_a_copy_in_progress_ends_on_the_host(tmp_path: Path) -> None:
     house = House(tmp_path, [4])
     house.pool.prefetch(house.refs[0])
     house.settle()
-    work = house.pool._loader.copy
-    house.pool._loader.copy = lambda *a, **k: (house.pool.leave_device(), work(*a, **k))[1]
+    side_stream = house.ops.side_stream
+
+    def leave_and_copy(name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
+        if name == "adapters":
+            house.pool.leave_device()
+        return side_stream(name, waits=waits)
+
+    house.ops.side_stream = leave_and_copy
     assert house.lease(house.refs[0]) is None
     house.settle()
     assert house.tier(0) == "host" and "a" not in house.map.map()

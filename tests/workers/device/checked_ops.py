@@ -16,7 +16,7 @@ from workers.process.worker import Worker
 
 COMPUTES = (
     *("linear", "embed", "rms_norm", "rope_write_kv", "paged_attention", "gated_activation"),
-    *("add_lora", "sample", "log_softmax_top", "block_hashes"),
+    *("add_lora", "sample", "log_softmax_top"),
 )
 
 
