@@ -252,7 +252,10 @@ def _read(path: Path, digest: str, layout: str) -> AdapterImage:
         raw = file.read(min(size, MAX_HEADER_BYTES))
         if prefix[:8] != MAGIC or prefix[-32:] != hashlib.sha256(raw).digest():
             raise ImageCorrupt(f"{path.name}: damaged header")
-        header = msgspec.msgpack.decode(raw, type=ImageHeader)
+        try:
+            header = msgspec.msgpack.decode(raw, type=ImageHeader)
+        except msgspec.MsgspecError as error:
+            raise ImageCorrupt(f"{path.name}: a header of another shape: {error}") from error
         start = -(-(PREFIX_BYTES + size) // ALIGNMENT) * ALIGNMENT
         is_whole = os.fstat(file.fileno()).st_size == start + header.num_bytes
         if (header.digest, header.layout) != (digest, layout) or not is_whole:

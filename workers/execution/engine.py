@@ -382,9 +382,10 @@ class Engine:
         if item.is_sampled:
             return events + self._append(sequence, result, now)
         if sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
-            self._observer.on_end(sequence, FinishReason.LENGTH, now)
-            self._forget(sequence)
             output = msgspec.structs.replace(sequence.finish_prompt(), times=self._times(sequence))
+            assert output.finish_reason is not None
+            self._observer.on_end(sequence, output.finish_reason, now)
+            self._forget(sequence)
             events.append((sequence.connection, output))
         return events
 

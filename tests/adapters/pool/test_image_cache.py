@@ -9,13 +9,15 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool.image import AdapterImage, ImageCache
+from adapters.pool.image import MAGIC, AdapterImage, ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.pool.lora import ALIGNMENT
 from adapters.store.folder import LocalStore, StoreUnavailable
@@ -147,6 +149,18 @@ def test_an_image_under_anothers_name_is_not_taken(
     loader.fetch(other)
     folder = next((tmp_path / "cache").rglob(f"{other}.img")).parent
     (folder / f"{other}.img").replace(folder / f"{digest}.img")
+    assert bytes(make_loader(store, tmp_path).fetch(digest).payload) == expected
+
+
+def test_an_image_whose_header_has_another_shape_is_built_again(
+    store: LocalStore, tmp_path: Path, digest: str
+) -> None:
+    expected = bytes(make_loader(store, tmp_path).fetch(digest).payload)
+    (path,) = (tmp_path / "cache").rglob("*.img")
+    header = msgspec.msgpack.encode({"digest": digest})
+    size = len(header).to_bytes(4, "little")
+    path.unlink()
+    path.write_bytes(MAGIC + size + sha256(header).digest() + header)
     assert bytes(make_loader(store, tmp_path).fetch(digest).payload) == expected
 
 

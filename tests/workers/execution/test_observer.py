@@ -6,13 +6,16 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
+from tests.workers.simulator import Late, SimulatedRunner
 from workers.execution.observer import FinishedStep, NoObserver, StepObserver
+from workers.execution.step_input import PendingStep, StepInput, StepOutput
 from workers.observe.report import EngineReport
 from workers.scheduling.sequence import Sequence
-from workers.wire.protocol import ErrorCode, FinishReason
+from workers.wire.protocol import ErrorCode, FinishReason, OutputKind
 
 
 class Checked:
@@ -77,3 +80,29 @@ def test_it_is_told_of_each_token_step_and_end_once(
     lengths = {number: len(tokens) for number, tokens in simulation.outputs.items() if tokens}
     assert observer.num_tokens == lengths
     assert observer.num_steps > 0
+
+
+class VectorRunner(SimulatedRunner):
+    def launch(self, step: StepInput) -> PendingStep:
+        pending = super().launch(step)
+
+        def compute() -> StepOutput:
+            output = pending.result()
+            for pool in step.pools:
+                output.sequences[pool.sequence].vector = np.ones(2, np.float32)
+            return output
+
+        return Late(compute)
+
+
+def test_it_is_told_of_the_end_that_a_vector_has() -> None:
+    observers: list[Checked] = []
+
+    def observe(report: EngineReport) -> StepObserver:
+        observers.append(Checked(report))
+        return observers[0]
+
+    simulation = Simulation(runner=VectorRunner, observe=observe)
+    simulation.submit(generate(0, [1, 2, 3], 0, kind=OutputKind.EMBED))
+    simulation.run()
+    assert observers[0].ends == simulation.finished == {0: FinishReason.STOP}
