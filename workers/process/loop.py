@@ -9,6 +9,8 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import assert_never
 
+import msgspec
+
 from workers.base_models.model_pool import ModelPool
 from workers.execution.engine import Event
 from workers.process.device_scheduler import DeviceScheduler
@@ -47,6 +49,13 @@ LOAD_POLL_S = 0.001
 """Seconds between polls for a finished load while there is nothing else to do."""
 
 
+class Wake(msgspec.Struct, frozen=True):
+    """Command without effect, which ends the wait of an idle loop."""
+
+
+LoopCommand = Abort | Probe | Desired | Drain | Disconnected | Wake
+
+
 class WorkerLoop:
     """Loop that runs the engines. Its thread holds the memory lock except while it waits or
     computes; then the loader threads and `post` may hold it."""
@@ -76,7 +85,7 @@ class WorkerLoop:
         self._status = status
         self._clock = clock
         self._next_status_s = self._next_check_s = self._next_pages_s = 0.0
-        self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[int, LoopCommand] | None] = SimpleQueue()
         self._busy_since: float | None = None
         self._is_leaving = False
         """Whether the process is to end. Then a gateway cannot end the drain."""
@@ -110,12 +119,14 @@ class WorkerLoop:
             case Generate():
                 with self._memory:
                     self._submit(connection, message)
-            case Prefetch(model=model, adapter=adapter) if model in self._instances:
-                with self._memory:
-                    self._instances[model].pool.prefetch(adapter)
+                self._inbox.put((connection, Wake()))
+            case Prefetch(model=model, adapter=adapter):
+                if (instance := self._instances.get(model)) is not None:
+                    with self._memory:
+                        instance.pool.prefetch(adapter)
+                    self._inbox.put((connection, Wake()))
             case _:
-                pass
-        self._inbox.put((connection, message))
+                self._inbox.put((connection, message))
 
     def stop(self) -> None:
         """Makes `run` return after the current step, dropping running sequences. Thread-safe."""
@@ -198,10 +209,10 @@ class WorkerLoop:
             return LOAD_POLL_S
         return max(self._next_status_s - self._clock(), LOAD_POLL_S)
 
-    def _handle(self, connection: int, message: Command) -> None:
+    def _handle(self, connection: int, message: LoopCommand) -> None:
         match message:
-            case Generate() | Prefetch():
-                pass  # handled by `post`
+            case Wake():
+                pass
             case Abort(id=sequence_id):
                 for engine in self._engines:
                     self._emit(engine.abort(connection, sequence_id))

@@ -342,6 +342,29 @@ def test_a_sequence_waits_for_memory_that_a_lease_of_no_sequence_holds() -> None
     assert 0 in simulation.finished and simulation.finished[0] in list(FinishReason)
 
 
+def test_a_loop_keeps_no_request_that_it_refused() -> None:
+    """While a step takes long: each may have as many tokens as fit into a frame."""
+    simulation = Simulation()
+    verifier = AdapterVerifier({}, clock=simulation.clock)
+    refused = list[int]()
+    loop = WorkerLoop(
+        {"model": simulation.instance},
+        memory=simulation.kv.lock,
+        verifier=verifier,
+        model_pool=no_models(verifier, simulation.clock),
+        deliver=lambda delivery: refused.extend(connection for connection, _ in delivery),
+        status=lambda *_: pytest.fail("the loop does not run"),
+        clock=simulation.clock,
+    )
+    tokens = [VOCAB] * 4711
+    loop.post(1, generate(0, tokens))
+    assert refused == [1]
+    gc.collect()
+    holders = [each for each in gc.get_referrers(tokens) if isinstance(each, Generate)]
+    assert not holders
+    loop.stop()
+
+
 def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFixture) -> None:
     simulation = Simulation()
     reports = SimpleQueue[int]()
