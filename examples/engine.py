@@ -43,13 +43,12 @@ def random_model(folder: Path, ops: ReferenceOps) -> LoadedModel:
 def random_adapters(plan: ModelPlan, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:
     """Returns the factors' bytes, and where each is in memory if the first is at `begin`."""
     shape, end = plan.shape, begin
-    size = count, shape.num_layers + 1, len(shape.projections)
-    a, b, rank = torch.zeros(3, *size).long()
-    for at in torch.nonzero(torch.ones(size)[:, :-1]).tolist():
+    a, b, rank = torch.zeros(3, count, shape.num_layers + 1, len(shape.projections)).long()
+    for at in torch.nonzero(rank[:, :-1] == 0).tolist():
         k, n = shape.projection_shape(at[1], shape.projections[at[2]])
         a[*at], b[*at], rank[*at], end = end, end + 4 * RANK * k, RANK, end + 4 * RANK * (k + n)
-    factors = torch.randn((end - begin) // 4) / 2
-    return factors.view(torch.uint8), AdapterTables(a, b, rank.int())
+    factors = (torch.randn((end - begin) // 4) / 2).view(torch.uint8)
+    return factors, AdapterTables(a, b, rank.int())
 
 
 def run(names: list[str]) -> dict[int, list[int]]:

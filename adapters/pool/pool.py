@@ -42,8 +42,6 @@ from ops.base import AdapterTables, Ops
 
 log = logging.getLogger(__name__)
 
-LoadQueue = CopyQueue[AdapterImage]
-
 
 @dataclass(slots=True)
 class Loads:
@@ -462,7 +460,7 @@ class AdapterPool:
         return run
 
     def _submit(
-        self, queue: LoadQueue, entry: AdapterEntry, work: Callable[[], AdapterImage]
+        self, queue: CopyQueue[AdapterImage], entry: AdapterEntry, work: Callable[[], AdapterImage]
     ) -> None:
         finish = partial(self._finish, entry, self._clock())
         entry.loading = Copy(work, finish, self._is_awaited(entry))

@@ -383,8 +383,7 @@ class Engine:
             return events + self._append(sequence, result, now)
         if sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
             output = msgspec.structs.replace(sequence.finish_prompt(), times=self._times(sequence))
-            assert output.finish_reason is not None
-            self._observer.on_end(sequence, output.finish_reason, now)
+            self._observer.on_end(sequence, output.finish_reason or FinishReason.LENGTH, now)
             self._forget(sequence)
             events.append((sequence.connection, output))
         return events
