@@ -13,7 +13,7 @@ from tests.workers.base_models.test_swapping import House
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        recorded.write(recorded.recorded_now(House(Path(folder))))
+        recorded.write(recorded.recorded_now(House(Path(folder), recorded.FAMILIES)))
 
 
 if __name__ == "__main__":

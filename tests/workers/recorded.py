@@ -24,6 +24,7 @@ from workers.wire.protocol import Abort, FinishReason, Generate, ServiceClass
 
 RECORD = Path(__file__).with_name("recorded.json")
 NUM_REQUESTS = 200
+FAMILIES = {"one": "llama", "two": "qwen2"}
 METRIC = re.compile(r'"((?:vllm\.|loraplex_)\w+)"')
 GRAMMARS = (
     grammars.of_regex("(ab|[0-9]{2}){1,4}-[x-z]{3}"),
@@ -122,7 +123,8 @@ def fields_of_messages() -> dict[str, list[str]]:
 
 
 def names_of_metrics() -> list[str]:
-    files = [path for name in ("telemetry", "workers") for path in (ROOT / name).rglob("*.py")]
+    folders = (ROOT / "telemetry", ROOT / "workers" / "observe")
+    files = [path for folder in folders for path in folder.rglob("*.py")]
     return sorted({name for path in files for name in METRIC.findall(path.read_text())})
 
 

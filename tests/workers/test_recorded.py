@@ -12,7 +12,7 @@ from tests.workers.base_models.test_swapping import House
 
 @pytest.mark.full
 def test_tokens_are_those_recorded(tmp_path: Path) -> None:
-    assert recorded.served_tokens(House(tmp_path)) == recorded.read().tokens
+    assert recorded.served_tokens(House(tmp_path, recorded.FAMILIES)) == recorded.read().tokens
 
 
 @pytest.mark.full

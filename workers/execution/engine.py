@@ -237,7 +237,7 @@ class Engine:
 
     def fail_first(self, code: ErrorCode, message: str) -> list[Event]:
         """Fails the waiting sequence that would run next."""
-        sequence = self.scheduler.first_waiting
+        sequence = self.scheduler.policy.first_waiting
         return [] if sequence is None else [self._fail(sequence, code, message)]
 
     def give_back(self) -> list[Event]:

@@ -90,15 +90,10 @@ class Scheduler:
         self.num_hit_tokens = 0
 
     @property
-    def first_waiting(self) -> Sequence | None:
-        """The waiting sequence that is next in turn, or None."""
-        return self.policy.first_waiting
-
-    @property
     def num_pages_wanted(self) -> int:
         """Number of pages that the first waiting sequence needs in total, including those that its
         adapter's bytes would take."""
-        first = self.first_waiting
+        first = self.policy.first_waiting
         if first is None:
             return 0
         num_bytes = 0 if first.adapter is None else self._pool.num_missing_bytes(first.adapter)

@@ -55,14 +55,14 @@ KV_EXTENTS = 6
 class House:
     """Three tiny models in one store, with two adapters each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, families: dict[str, str] = FAMILIES) -> None:
         self.folder = folder
         self.store = LocalStore(folder / "store")
         self.digests: dict[str, str] = {}
         self.refs: dict[str, list[AdapterRef]] = {}
         self.shapes: dict[str, BaseModelShape] = {}
         self.plans: dict[str, ModelPlan] = {}
-        for seed, (name, family) in enumerate(FAMILIES.items()):
+        for seed, (name, family) in enumerate(families.items()):
             source = make_model(folder / name, family, seed=seed)
             digest = self.digests[name] = import_model(source, self.store)
             model = self.store.model_folder(digest)

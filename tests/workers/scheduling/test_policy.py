@@ -80,7 +80,7 @@ def test_aborted_and_suspended_sequences_leave_nothing(simulation: Simulation) -
         simulation.engine.abort(0, number)
     simulation.step()
     simulation.suspend()
-    first = simulation.scheduler.first_waiting
+    first = simulation.scheduler.policy.first_waiting
     assert first is not None and first.is_waiting
     simulation.run()
     assert_equals_alone(simulation, [each for each in requests if each.id not in aborted])
