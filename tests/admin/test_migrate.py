@@ -72,6 +72,7 @@ async def test_concurrent_runners_apply_each_file_once(empty_dsn: str):
     assert names == [file.name for file in load_migrations()]
 
 
+@pytest.mark.full
 async def test_five_processes_one_of_which_is_killed_midway(empty_dsn: str):
     """What it had begun is undone; one of the others does it, and the schema is as from one."""
     processes = [

@@ -62,6 +62,7 @@ def test_text_moved_between_neighbouring_fields_changes_the_key(
     assert (other.key == item.key) == (other == item)
 
 
+@pytest.mark.full
 def test_a_hundred_thousand_prompts_share_exactly_the_pages_of_equal_identity() -> None:
     """Every field from one small set of texts: a salt is another's adapter, group and model."""
     rng = random.Random(20)

@@ -50,6 +50,7 @@ def test_those_who_start_together_compile_once(monkeypatch, tmp_path: Path):
     assert calls.read_text().count(" -shared ") == 1
 
 
+@pytest.mark.full
 def test_the_bfloat16_instructions_compile(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if os.uname().machine != "x86_64":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 from benchmarks.gpu_engine import make_engine, timed
@@ -49,6 +50,7 @@ def tensor_bytes() -> int:
     return sum(each.nbytes for each in gc.get_objects() if type(each) is torch.Tensor)
 
 
+@pytest.mark.full
 def test_dropped_engines_leave_nothing_on_the_device():
     """Arenas and graphs are freed without the collector of cycles, so that the measurements of ten
     engines in one process fit on a card."""

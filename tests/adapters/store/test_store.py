@@ -195,6 +195,7 @@ for i in range(10**6):
 """
 
 
+@pytest.mark.full
 def test_a_killed_writer_leaves_whole_folders_and_what_is_swept(
     store: Store, elsewhere: Store, location: str, tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ async def test_a_day_later_it_is_forgotten(plane: Plane):
     assert not is_replay(again) and again.json()["key"] != first["key"]
 
 
+@pytest.mark.full
 async def test_a_crash_leaves_both_or_neither(dsn: str, tmp_path: Path):
     """A plane that dies amid creates: each header has its tenant or none, and may be sent again."""
     write_model(tmp_path / "store", "b" * 64)

@@ -65,6 +65,7 @@ def send(world: World, method: str, url: str, arguments: dict[str, Any]) -> None
             assert "syntax" not in answer.text, answer.text
 
 
+@pytest.mark.full
 def test_no_text_breaks_the_plane_or_changes_anything(world: World) -> None:
     world.restore()
     before = world.dump()

@@ -258,6 +258,7 @@ async def test_the_body_of_a_completion_is_bounded_and_named(plane: Plane, base:
     assert plane.files() == set()
 
 
+@pytest.mark.full
 async def test_a_killed_process_loses_nothing_it_acknowledged(
     dsn: str, database: Database, tmp_path: Path, folder: Path, archive: bytes
 ) -> None:
@@ -298,6 +299,7 @@ def client_of(url: str, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers=headers, timeout=60)
 
 
+@pytest.mark.full
 async def test_what_is_given_up_leaves_nothing(
     database: Database, tmp_path: Path, folder: Path, archive: bytes
 ) -> None:

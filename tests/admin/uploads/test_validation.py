@@ -176,6 +176,7 @@ async def test_few_at_once_and_one_of_each_tenant(validation: Validation, slow: 
     assert len({task.result() for task in (*same, *others)}) == 1
 
 
+@pytest.mark.full
 async def test_tenants_take_turns(validation: Validation, slow: Path) -> None:
     """The second upload of a tenant waits behind the first ones of all others."""
     ended: list[str] = []

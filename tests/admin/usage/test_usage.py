@@ -618,6 +618,7 @@ async def test_openais_client_reads_costs(plane: Plane) -> None:
                 await costs(start_time=start, extra_query=unsupported)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("report", ["usage/completions", "costs"])
 async def test_a_page_ends_before_there_is_too_much_in_it(plane: Plane, report: str) -> None:
     """A bucket is told whole, be it too much by itself; none is left out nor told twice."""

@@ -181,6 +181,7 @@ def flooded(store: Path) -> Iterator[Service]:
     service.stop()
 
 
+@pytest.mark.full
 def test_requests_without_a_key_are_limited_and_others_are_not(flooded: Service) -> None:
     """From loopback by the limit for all; half of them ask for what is not there."""
     with httpx.Client(base_url=flooded.url, timeout=20) as client:

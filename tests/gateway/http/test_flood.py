@@ -54,6 +54,7 @@ async def flood(url: str, keys: list[str]) -> int:
     return refused
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_made_up_keys_leave_no_trace(live: Live, dsn: str, tmp_path: Path) -> None:

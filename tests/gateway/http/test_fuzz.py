@@ -196,6 +196,7 @@ held_requests = st.one_of(
 )
 
 
+@pytest.mark.full
 async def test_no_grammar_ends_the_gateway(live: Live, dsn: str) -> None:
     """Of growing size and depth, sent to a gateway in a process that may die."""
     await live.make_ready("a")

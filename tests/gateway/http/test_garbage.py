@@ -125,6 +125,7 @@ async def test_no_cycles(live: Live) -> None:
             assert found.total() < NUM_REQUESTS / 2, (kind, found)
 
 
+@pytest.mark.full
 async def test_no_cycles_of_who_leaves(live: Live) -> None:
     live.worker.script = script
     body = {**TEXT, "max_tokens": ENDLESS, "stream": True}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from html import escape
 
 import httpx
+import pytest
 
 from gateway.error_codes import CODES
 from gateway.http.examples import curl, python
@@ -29,6 +30,7 @@ def test_the_page_is_what_the_document_says() -> None:
     assert PAGE.read_text() == page(), "run `make api`"
 
 
+@pytest.mark.full
 def test_every_code_has_its_meaning() -> None:
     """Those of the classes of failures, and those that are given where an error is raised."""
     failures = {*_subclasses(ApiError)} - {FrameworkRefusal}

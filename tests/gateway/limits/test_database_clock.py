@@ -70,6 +70,7 @@ async def told(served: Served) -> None:
     await eventually(lambda: abs(served.gateway.clock() - time.time()) < 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shift_s", SHIFTS_S)
 @pytest.mark.parametrize("kind", ["requests_per_minute", "tokens_per_minute", "tokens_per_day"])
 async def test_a_limit_holds_over_gateways_with_different_clocks(

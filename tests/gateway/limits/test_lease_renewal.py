@@ -280,6 +280,7 @@ async def test_upkeep_does_not_read_all_totals(live: Live) -> None:
 MANY = 4000
 
 
+@pytest.mark.full
 async def test_many_limits_at_once(live: Live) -> None:
     """As when a minute ends in which each of thousands of keys was used."""
     subjects = [f"k{number:011}" for number in range(MANY)]

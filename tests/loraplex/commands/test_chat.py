@@ -158,6 +158,7 @@ async def test_a_terminal_gets_no_control_of_a_model(room: Room) -> None:
     assert (await room.pipe("bot", "clear it"))[0] == "\x1b[2Jdone\n"
 
 
+@pytest.mark.full
 async def test_a_prompt_or_a_whole_pipe_is_asked_once(room: Room) -> None:
     assert await room.pipe("bot", "say", "it") == ("heard 1\n", "")
     assert "user\nsay it\n" in room.heard

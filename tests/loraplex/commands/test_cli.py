@@ -420,6 +420,7 @@ def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path)
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -52,6 +52,7 @@ async def test_it_is_found_while_it_runs_and_leaves_when_it_ends(dsn: str, live:
         await eventually(lambda: not served.gateway.fleet.clients)
 
 
+@pytest.mark.full
 async def test_a_worker_that_is_killed_comes_back_and_ends_as_it_is_told(
     dsn: str, live: Live
 ) -> None:

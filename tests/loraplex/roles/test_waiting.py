@@ -75,6 +75,7 @@ async def hanging(proxy: PostgresProxy) -> AsyncIterator[None]:
 Absence = Callable[[PostgresProxy], AbstractAsyncContextManager[None]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "absent"),
     [(["gateway", "--admin"], PostgresProxy.closed), (["admin"], hanging)],
@@ -120,6 +121,7 @@ async def test_it_ends_while_it_waits(proxy: PostgresProxy, tmp_path: Path) -> N
         assert await role.end() == 0, role.told
 
 
+@pytest.mark.full
 async def test_serve_brings_the_database_up_to_date_when_it_is_there(
     empty_dsn: str, tmp_path: Path
 ) -> None:
@@ -190,6 +192,7 @@ async def test_what_waiting_does_not_mend_ends_a_worker_that_is_to_register(
     )
 
 
+@pytest.mark.full
 async def test_a_worker_registers_when_the_database_is_there(
     database: Database, proxy: PostgresProxy, tmp_path: Path
 ) -> None:

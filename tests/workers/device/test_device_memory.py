@@ -141,6 +141,7 @@ def test_extents_that_weights_move_to_are_lent_and_those_they_leave_are_not(mapp
     mapped.memory.tensor.fill_(1)
 
 
+@pytest.mark.full
 @linux
 @pytest.mark.parametrize("place", ["extents[0]", "two.tensor"])
 def test_what_has_no_memory_cannot_be_written(place: str) -> None:

@@ -21,6 +21,7 @@ from tests.workers.simulator import prefix_digests
 pytestmark = pytest.mark.usefixtures("both_ways")
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(14, 80), st.integers(5, 200), st.integers(0, 3))
 def test_a_chunk_never_crosses_and_no_adapted_page_passes_for_a_base_page(

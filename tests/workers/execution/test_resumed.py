@@ -29,6 +29,7 @@ def resumed(request: Generate, generated: list[int]) -> Generate:
     return msgspec.structs.replace(request, tokens=tokens, num_resumed=len(generated))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("both_ways")
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.integers(14, 60), st.integers(16, 100))

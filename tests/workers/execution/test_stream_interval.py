@@ -29,6 +29,7 @@ class Heard(Simulation):
                 self.sizes.setdefault(event.id, []).append(len(event.tokens))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("both_ways")
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32), st.integers(14, 60))

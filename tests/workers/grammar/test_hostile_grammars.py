@@ -80,6 +80,7 @@ def test_slow_grammars_of_one_tenant_hold_up_no_other(opened: Grammars) -> None:
     assert all(await_ready(grammar).failure in REASONS.values() for grammar in slow)
 
 
+@pytest.mark.full
 def test_no_grammar_ends_a_worker(tmp_path: Path) -> None:
     """What a gateway accepts is followed in a child that may die."""
     command = (sys.executable, "-m", "tests.workers.grammar.hostile_walks")

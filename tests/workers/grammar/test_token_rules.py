@@ -68,6 +68,7 @@ def after_thought(tiny: Setup) -> str:
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**schema, "name": "body"}]})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("backend", "runs_ahead"), [("cpu", False), ("cpu", True), ("reference", False)]
 )

@@ -9,11 +9,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from tests.stack import ROOT
 from tests.workers.process.test_worker import Setup
 from workers.wire.client import WorkerClient
 
 
+@pytest.mark.full
 async def test_it_does_not_wait_for_adapters_that_nobody_waits_for(tmp_path: Path) -> None:
     """The store is slow: each file is a pipe, where a load stands until somebody opens it too."""
     setup = Setup(tmp_path, "llama", {f"r{rank}": {"rank": rank} for rank in range(1, 6)})

@@ -133,6 +133,7 @@ def expected(served: Models) -> dict[int, list[int]]:
     return driver.answers
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "form",
     [

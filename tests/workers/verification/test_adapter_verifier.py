@@ -375,6 +375,7 @@ def test_an_adapter_too_large_for_this_worker_is_not_refused_for_good(
     assert (result.error, result.is_final) == ("adapter.too_large", False)
 
 
+@pytest.mark.full
 @BACKENDS
 def test_streams_beside_probes_are_as_without_and_everything_is_given_back(
     llama: Setup, backend: str
