@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from adapters.manifest import RECORDED
 from workers.importer.transformers_probe import probe
 from workers.models.spec import UnsupportedModel, positive
+from workers.models.text_part import is_composite
 from workers.models.transformers_modules import NotComputable, library
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
     model_type = str(config.get("model_type"))
     if config.get("auto_map"):
         raise UnsupportedModel("auto_map", config["auto_map"], "absent: remote code is never run")
+    if is_composite(config):
+        why = "its checkpoint has more parts than a language model, which needs a native family"
+        raise NotComputable(model_type, why)
     if model_type not in transformers.CONFIG_MAPPING:
         raise UnsupportedModel(
             "model_type", model_type, f"those of transformers {transformers.__version__}"
