@@ -14,13 +14,10 @@ from workers.execution.observer import FinishedStep
 from workers.observe.meter import RequestMeter
 from workers.observe.ring import StepRing
 from workers.scheduling.scheduler import Scheduler
-from workers.scheduling.sequence import Sequence
 from workers.wire.prefix_index import changed_pages
 from workers.wire.protocol import (
     AdapterStatus,
     CachedPages,
-    ErrorCode,
-    FinishReason,
     ModelInfo,
     ModelStatus,
 )
@@ -49,33 +46,30 @@ class EngineReport:
         self._pool = pool
         self._ring = ring
         self._meter = RequestMeter(info.name)
+        # No methods, because they are called for each token.
+        self.on_tokens, self.on_end = self._meter.on_tokens, self._meter.on_end
         self._decode_steps = RecentRatio()
         """Seconds of a step without prefill."""
         self._recent_itl = Recent(engine_metrics.inter_token_latency)
         self.num_integrity_failures = 0
 
-    def on_tokens(self, sequence: Sequence, num_tokens: int, now: float) -> None:
-        self._meter.on_tokens(sequence, num_tokens, now)
-
-    def on_end(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> None:
-        self._meter.on_end(sequence, end, now)
-
     def on_step(self, step: FinishedStep, now: float) -> None:
         self._meter.end_step(now)
         schedule, output = step.schedule, step.output
-        if schedule.num_prefill_tokens == 0:
+        num_tokens, num_prefill_tokens = schedule.num_tokens, schedule.num_prefill_tokens
+        if num_prefill_tokens == 0:
             self._decode_steps.note(step.device_s, 1)
         labels = self._info.name, engine_metrics.ENGINE
         parts_us = {**step.host_us, "forward": output.forward_us, "sample": output.sample_us}
-        engine_metrics.step_tokens.record(schedule.num_tokens, *labels)
+        engine_metrics.step_tokens.record(num_tokens, *labels)
         for part, us in parts_us.items():
             engine_metrics.step_seconds.add(us * 1e-6, *labels, part)
         adapters = {item.adapter_slot for item in schedule.items if item.adapter_slot >= 0}
         self._ring.append(
             start_s=step.start_s,
-            num_tokens=schedule.num_tokens,
+            num_tokens=num_tokens,
             num_sequences=len(schedule.items),
-            num_prefill_tokens=schedule.num_prefill_tokens,
+            num_prefill_tokens=num_prefill_tokens,
             num_sampled=sum(len(result.tokens) for result in output.sequences),
             num_adapters=len(adapters),
             num_running=len(self._scheduler.running),

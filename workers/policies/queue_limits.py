@@ -16,7 +16,6 @@ from heapq import nlargest
 from workers.policies.fair_queue import FairQueue, TenantQueue, load_of
 from workers.policies.queue_forecast import QueueForecast, RunningWork
 from workers.scheduling.intake import Refusal
-from workers.scheduling.schedule import Schedule
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import TERMS, Load
 from workers.wire.protocol import MAX_RETRY_S, ServiceClass
@@ -78,9 +77,10 @@ class QueueLimits:
         if sequence.is_begun and sequence.connection >= 0:
             self._forecast.note_answer(sequence.num_generated)
 
-    def on_step(self, schedule: Schedule, ended_s: float, *, is_backlogged: bool) -> None:
-        work = schedule.num_tokens, schedule.num_attended
-        self._forecast.note_step(ended_s, *work, is_backlogged=is_backlogged)
+    def on_step(
+        self, num_tokens: int, num_attended: int, ended_s: float, *, is_backlogged: bool
+    ) -> None:
+        self._forecast.note_step(ended_s, num_tokens, num_attended, is_backlogged=is_backlogged)
 
     def pause(self) -> None:
         self._forecast.pause()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from workers.scheduling.schedule import Schedule
 from workers.scheduling.sequence import Sequence
 
 
@@ -45,9 +44,11 @@ class Intake(Protocol):
         """Called when a running sequence has ended."""
         ...
 
-    def on_step(self, schedule: Schedule, ended_s: float, *, is_backlogged: bool) -> None:
-        """Called when a step has ended. is_backlogged: whether sequences wait for slots, pages or
-        time."""
+    def on_step(
+        self, num_tokens: int, num_attended: int, ended_s: float, *, is_backlogged: bool
+    ) -> None:
+        """Called when a step has ended. num_attended: as in `Schedule`. is_backlogged: whether
+        sequences wait for slots, pages or time."""
         ...
 
     def pause(self) -> None:
@@ -79,7 +80,9 @@ class OpenIntake:
     def on_end(self, sequence: Sequence) -> None:
         pass
 
-    def on_step(self, schedule: Schedule, ended_s: float, *, is_backlogged: bool) -> None:
+    def on_step(
+        self, num_tokens: int, num_attended: int, ended_s: float, *, is_backlogged: bool
+    ) -> None:
         pass
 
     def pause(self) -> None:

@@ -153,9 +153,7 @@ class Scheduler:
 
     def refuse_late(self, now: float) -> list[Refusal]:
         """Returns waiting sequences whose first token would be late. Called after `schedule`."""
-        if not self._is_backlogged:
-            return []
-        return self.intake.refuse_late(now, self._able_s)
+        return self.intake.refuse_late(now, self._able_s) if self._is_backlogged else []
 
     def load_adapter(self, sequence: Sequence) -> None:
         """Starts to load the adapter of a sequence to be added, if it has a free slot."""
@@ -224,10 +222,11 @@ class Scheduler:
 
     def note_duration(self, schedule: Schedule, seconds: float, ended_s: float) -> None:
         """Records the device time of a step that ended at `ended_s`. Called before `update`."""
-        if 2 * schedule.num_prefill_tokens > schedule.num_tokens:
-            self._kv.note_prefill(schedule.num_tokens, seconds)
-        self.policy.record_step(schedule.num_tokens, schedule.num_attended, seconds)
-        self.intake.on_step(schedule, ended_s, is_backlogged=self._is_backlogged)
+        num_tokens, num_attended = schedule.num_tokens, schedule.num_attended
+        if 2 * schedule.num_prefill_tokens > num_tokens:
+            self._kv.note_prefill(num_tokens, seconds)
+        self.policy.record_step(num_tokens, num_attended, seconds)
+        self.intake.on_step(num_tokens, num_attended, ended_s, is_backlogged=self._is_backlogged)
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """Copies the sequence's last `num_tokens` tokens to the device, which did not draw them."""
