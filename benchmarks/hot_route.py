@@ -60,7 +60,10 @@ def make_apps() -> dict[str, Any]:
     hot = HotRoute(PATH, http_method="POST", guards=[guard], status_code=200)(create)
     framework = post(PATH, guards=[guard], status_code=200)(create)
     plain = Litestar([framework], before_send=[add_request_headers], **OPTIONS)
-    return {"hot": DataPlane(cross_origin=None, route_handlers=[hot], **OPTIONS), "framework": plain}
+    return {
+        "hot": DataPlane(cross_origin=None, route_handlers=[hot], **OPTIONS),
+        "framework": plain,
+    }
 
 
 async def call(app: Any, budget: BodyBudget, query: bytes) -> int:
