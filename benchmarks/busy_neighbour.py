@@ -30,7 +30,7 @@ from ops.thread_count import ThreadCount
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.real_model import demo_gguf
 from workers.importer import import_model
-from workers.models.decoder import Decoder
+from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 
 ROWS = (1, 8, 32)
@@ -99,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         digest = import_model(demo_gguf(), LocalStore(Path(folder)))
         plan = ModelPlan.read(Path(folder) / "models" / digest, digest, torch.bfloat16, 1024)
-        model = PagedModel(Decoder.load(plan, ops), ops, max(ROWS) * CONTEXT // 16)
+        model = PagedModel(load_model(plan, ops), ops, max(ROWS) * CONTEXT // 16)
         for _ in range(arguments.rounds):
             for count in (0, arguments.neighbours):
                 with ExitStack() as stack:
