@@ -20,12 +20,18 @@ from torch import Tensor, nn
 from adapters.manifest import RECORDED
 from workers.importer.transformers_probe import probe
 from workers.models.spec import UnsupportedModel, positive
-from workers.models.text_part import is_composite
+from workers.models.text_part import OTHER_PARTS, is_composite, text_part
 from workers.models.transformers_modules import NotComputable, library
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+TEXT_ROOTS = {
+    r"^model\.(language|text)_model\.": "model.",
+    r"^(language|text)_model\.model\.": "model.",
+    r"^(language|text)_model\.lm_head\.": "lm_head.",
+}
+"""Names of a language model's tensors in a checkpoint with other parts, as patterns, and alone."""
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
@@ -63,17 +69,16 @@ class TransformersModel:
 
 
 def read_transformers_model(source: Path, config: dict[str, Any]) -> TransformersModel:
-    """Loads the model, finds out what it is made of, and proves that it can be served.
+    """Loads the model, finds out what it is made of, and proves that it can be served. Of a
+    checkpoint with other parts, the language model alone is read.
 
     config: the source's config.json. Raises UnsupportedModel.
     """
     transformers = library()
-    model_type = str(config.get("model_type"))
     if config.get("auto_map"):
         raise UnsupportedModel("auto_map", config["auto_map"], "absent: remote code is never run")
-    if is_composite(config):
-        why = "its checkpoint has more parts than a language model, which needs a native family"
-        raise NotComputable(model_type, why)
+    is_part, config = is_composite(config), text_part(config)
+    model_type = str(config.get("model_type"))
     if model_type not in transformers.CONFIG_MAPPING:
         raise UnsupportedModel(
             "model_type", model_type, f"those of transformers {transformers.__version__}"
@@ -88,7 +93,7 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
     if type(parsed) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise NotComputable(model_type, "it is no causal language model")
     _refuse_ropes(parsed)
-    model = _load(source, transformers)
+    model = _load(source, parsed, is_part)
     known: Any = model.config
     facts = {name: getattr(known, name, None) for name in ("vocab_size", "max_position_embeddings")}
     for name in facts:
@@ -103,10 +108,17 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
     return TransformersModel(canonical, tensors, matrices)
 
 
-def _load(source: Path, transformers: Any) -> PreTrainedModel:
+def _load(source: Path, config: Any, is_part: bool) -> PreTrainedModel:
+    """Loads the language model. is_part: the checkpoint has other parts, too, of whose tensors
+    transformers would print a table."""
+    logging = library().logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        model, report = library().AutoModelForCausalLM.from_pretrained(
             source,
+            config=config,
+            key_mapping=TEXT_ROOTS if is_part else None,
             dtype="auto",
             local_files_only=True,
             use_safetensors=True,
@@ -115,10 +127,18 @@ def _load(source: Path, transformers: Any) -> PreTrainedModel:
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UnsupportedModel("model", str(source), f"what transformers loads: {error}") from error
+    finally:
+        logging.set_verbosity(verbosity)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if report[kind]:
-            raise UnsupportedModel(kind, sorted(map(str, report[kind]))[:3], "none")
+        keys = sorted(key for key in map(str, report[kind]) if not (is_part and _is_other(key)))
+        if keys:
+            raise UnsupportedModel(kind, keys[:3], "none")
     return model.eval()
+
+
+def _is_other(key: str) -> bool:
+    """Returns whether a tensor belongs to a part that is no language model."""
+    return f"model.{key.removeprefix('model.')}".startswith(OTHER_PARTS)
 
 
 def _refuse_ropes(config: Any) -> None:

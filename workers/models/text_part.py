@@ -15,9 +15,10 @@ TEXT_TYPES = {
     "qwen3_vl_text": "qwen3",
 }
 """Family of the text part, by `model_type` of the whole or of the part."""
-OTHER_PARTS = tuple(
-    f"model.{part}."
-    for part in ("audio_tower", "multi_modal_projector", "vision_model", "vision_tower", "visual")
+OTHER_PARTS = (
+    *("model.audio_tower.", "model.embed_audio.", "model.embed_vision."),
+    *("model.multi_modal_projector.", "model.vision_model.", "model.vision_tower."),
+    "model.visual.",
 )
 """Prefixes of canonical names of tensors of other parts, see `Checkpoint`."""
 INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
