@@ -87,7 +87,10 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
         raise NotComputable(
             model_type, "quantised checkpoints are supported for native families only"
         )
-    parsed = transformers.CONFIG_MAPPING[model_type].from_dict(config)
+    try:
+        parsed = transformers.CONFIG_MAPPING[model_type].from_dict(config)
+    except Exception as error:  # the library raises nothing narrower
+        raise NotComputable(model_type, f"its config cannot be read: {error}") from error
     if parsed.is_encoder_decoder:
         raise NotComputable(model_type, "it is an encoder-decoder")
     if type(parsed) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:

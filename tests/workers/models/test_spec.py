@@ -11,7 +11,7 @@ import torch
 from tests.doubles import SIZES
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import inverse_frequencies, rope_table
-from workers.models import read_spec
+from workers.models import read_any_spec, read_spec
 from workers.models.spec import UnsupportedModel
 
 LLAMA3 = {
@@ -188,7 +188,7 @@ def test_qwen2_slides_from_max_window_layers_on() -> None:
 
 def test_generation_config_names_the_end_tokens() -> None:
     assert read_spec(config_of("llama")).eos_token_ids == (257,)
-    assert read_spec(config_of("llama"), {"eos_token_id": [1, 2]}).eos_token_ids == (1, 2)
+    assert read_any_spec(config_of("llama"), {"eos_token_id": [1, 2]}).eos_token_ids == (1, 2)
     assert read_spec(config_of("llama")).layers[0].rope == RopeSpec(10_000.0)
 
 
