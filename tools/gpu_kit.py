@@ -16,7 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("msgspec", "opentelemetry-api", "llguidance", "pytest-asyncio")
+PACKAGES = (
+    *("msgspec", "opentelemetry-api", "llguidance", "pytest-asyncio"),
+    *("cryptography", "cffi", "pycparser"),
+)
 """Needed by workers and their tests; images made for training have the others. Of these, the
 versions are taken that are installed here."""
 GLIBC = range(17, 36)
