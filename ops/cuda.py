@@ -86,7 +86,8 @@ class CudaOps:
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self.overlaps = properties.major >= 9
-            self.shared_bytes = properties.shared_memory_per_block_optin
+            # Builds of torch for other makers' cards do not tell.
+            self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
             self._graph_pool = torch.cuda.graph_pool_handle()
             # Made once: torch hands out 32 streams in rotation, so a copy could get a capture's.
             for name in ("capture", *get_args(StreamName)):
