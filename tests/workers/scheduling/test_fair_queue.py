@@ -16,6 +16,7 @@ from tests.workers.scheduling.test_fairness import ask
 from workers.policies.fair_queue import MAX_PASSED, FairQueue
 from workers.policies.fairness_policy import FairnessPolicy
 from workers.scheduling.sequence import Sequence, SequenceStatus
+from workers.scheduling.tenant_queue import Load
 from workers.wire.protocol import ServiceClass
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass
@@ -158,3 +159,9 @@ def test_the_newest_sequence_of_the_over_share_tenant_with_most_slots_gives_way(
     running = [sequence for each in rows.values() for sequence in each]
     assert policy.victim(rows["asks"][0], running) is rows["most"][-1]
     assert policy.victim(rows["some"][0], running) is None
+
+
+def test_a_load_is_what_was_added_and_not_taken_back() -> None:
+    load, other = Load(1, 10, 100), Load(2, 20, 200)
+    assert load.changed(other, 1) == Load(3, 30, 300)
+    assert load.changed(other, 1).changed(other, -1) == load
