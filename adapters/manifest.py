@@ -82,7 +82,7 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def served_by(self) -> str:
-        """What computes the model: `native` code, or the modelling file of `transformers`."""
+        """Code that computes the model: `native`, or `transformers` for its modelling file."""
         return "transformers" if self.linears else "native"
 
     @property

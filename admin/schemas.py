@@ -38,7 +38,7 @@ _ALIAS = r"^(?![0-9]+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
 EntityName = Annotated[str, msgspec.Meta(pattern=_ENTITY)]
 AliasName = Annotated[str, msgspec.Meta(pattern=_ALIAS)]
 PATTERNS = {_ENTITY: FORMS["entity_name_form"], _ALIAS: FORMS["alias_name_form"]}
-"""What each pattern asks for, for people."""
+"""Rule of each pattern in words, for error messages and documents."""
 
 
 class Deleted(msgspec.Struct, frozen=True):

@@ -166,7 +166,7 @@ def promote(version: str, alias: str, completions_only: bool, tenant: str | None
     name, number = _parse_version(version)
     with api() as server:
         body = {"version": number, "completions_only": completions_only}
-        _tell(server.put(_alias_path(name, alias), body, tenant=tenant))
+        _print_alias(server.put(_alias_path(name, alias), body, tenant=tenant))
 
 
 @adapter_group.command("canary")
@@ -212,7 +212,7 @@ def canary(
                 raise click.UsageError(f"{name}@{alias} is version {stable} already")
             body = {"canary": {stable: 100 - weight, number: weight}} | chosen
             body["completions_only"] = completions_only
-        _tell(server.put(path, body, if_match=etag, tenant=tenant))
+        _print_alias(server.put(path, body, if_match=etag, tenant=tenant))
 
 
 @adapter_group.command("rollback")
@@ -220,7 +220,7 @@ def canary(
 def rollback(name: str, alias: str, tenant: str | None) -> None:
     """Undo the last change of an alias: restore the version or canary set before it."""
     with api() as server:
-        _tell(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant))
+        _print_alias(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant))
 
 
 @adapter_group.command("pin")
@@ -228,7 +228,7 @@ def rollback(name: str, alias: str, tenant: str | None) -> None:
 def pin(name: str, alias: str, tenant: str | None) -> None:
     """Keep an alias's version on the device, within the tenant's quota."""
     with api() as server:
-        _tell(server.put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant))
+        _print_alias(server.put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant))
 
 
 @adapter_group.command("unpin")
@@ -236,7 +236,7 @@ def pin(name: str, alias: str, tenant: str | None) -> None:
 def unpin(name: str, alias: str, tenant: str | None) -> None:
     """Allow an alias's version to be evicted from the device."""
     with api() as server:
-        _tell(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant))
+        _print_alias(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant))
 
 
 @adapter_group.command("unalias")
@@ -328,7 +328,7 @@ def _policy(given: tuple[str, ...]) -> dict[str, Any]:
         raise click.UsageError(f"--policy takes numbers: {error}") from error
 
 
-def _tell(alias: Row) -> None:
+def _print_alias(alias: Row) -> None:
     """Prints what an alias points to."""
     name, canary = f"{alias['name']}@{alias['alias']}", alias["canary"]
     pinned = ", pinned" if alias["pinned"] else ""

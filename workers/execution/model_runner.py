@@ -61,7 +61,7 @@ class ModelRunner:
         graphs: Limits | None = None,
     ) -> None:
         """arena: uint8, the device's memory; no sequence uses its first page. graphs: limits of
-        steps that run as captured graphs (`GraphRunner`) if all their sequences generate."""
+        steps that run as captured graphs (`GraphRunner`)."""
         self.model = model
         self.ops = ops
         self._view = KVCacheView(arena, model.plan.kv_layout)

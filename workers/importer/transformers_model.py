@@ -77,13 +77,14 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
     transformers = library()
     if config.get("auto_map"):
         raise UnsupportedModel("auto_map", config["auto_map"], "absent: remote code is never run")
+    is_quantized = bool(config.get("quantization_config"))
     is_part, config = is_composite(config), text_part(config)
     model_type = str(config.get("model_type"))
     if model_type not in transformers.CONFIG_MAPPING:
         raise UnsupportedModel(
             "model_type", model_type, f"those of transformers {transformers.__version__}"
         )
-    if config.get("quantization_config"):
+    if is_quantized or config.get("quantization_config"):
         raise NotComputable(
             model_type, "quantised checkpoints are supported for native families only"
         )

@@ -61,7 +61,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     runs_ahead: bool | None = None
     """Whether to schedule a step while the previous one is computed."""
     uses_graphs: bool | None = None
-    """Whether steps in which all sequences generate run as captured graphs. None, for this and
+    """Whether steps of few tokens run as captured graphs (`GraphRunner`). None, for this and
     `runs_ahead`: if the device computes asynchronously."""
     keeps_weights: bool = False
     """Whether packed weights also stay on the host, one image per model, and are copied from there

@@ -178,6 +178,16 @@ def test_names_and_configs_of_every_release_mean_the_same(
         assert not any(name.startswith(OTHER_PARTS) for name in checkpoint.names())
 
 
+def test_a_quantised_whole_is_refused_by_name(tmp_path: Path) -> None:
+    """Its text part does not say that it is quantised."""
+    config = {"model_type": "mistral3", "quantization_config": {"quant_method": "fp8"}}
+    config["text_config"] = {"model_type": "ministral3", "vocab_size": 320}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match="quantised checkpoints"):
+        import_model(tmp_path, LocalStore(tmp_path / "store"))
+
+
 def test_a_part_that_is_not_known_is_refused_by_name(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "strange"
     folder.mkdir()
