@@ -36,6 +36,11 @@ class Factors:
         with self._weights.open("rb") as file:
             return read_factors(file, self._data_start, module, self._base)
 
+    def are_zero(self) -> bool:
+        """Returns whether the adapter adds nothing to any module. Raises OSError."""
+        found = (self.read(layer, projection) for layer, projection in self._modules)
+        return not any(bool(a.any() and b.any()) for a, b in filter(None, found))
+
     def read_copy(self, copy: BaseCopy) -> Iterator[tuple[int, Tensor]]:
         """Yields parts of a copy: the number of the first row, and the rows in the file's dtype, up
         to `COPY_BYTES`. Raises OSError."""

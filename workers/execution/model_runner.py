@@ -165,18 +165,10 @@ class ModelRunner:
         segments = build_segments([(slot, 1) for slot in slots.tolist()])
         if not len(segments[1]):
             return self.model.logits(hidden)
-        return self.model.logits(hidden, lora=self.lora(segments, max_rank))
-
-    def lora(self, segments: tuple[Array, Array], max_rank: int) -> LoRABatch:
-        """Returns the batch of segments as `build_segments` returns them."""
         start, slot = upload(segments, self.ops.device)
-        return LoRABatch(
-            arena=self._view.arena,
-            dtype=self._view.layout.dtype,
-            tables=self._tables,
-            segment_start=start,
-            segment_slot=slot,
-            max_rank=max_rank,
+        arena, dtype = self._view.arena, self._view.layout.dtype
+        return self.model.logits(
+            hidden, lora=LoRABatch(arena, dtype, self._tables, start, slot, max_rank)
         )
 
 

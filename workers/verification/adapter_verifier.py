@@ -1,11 +1,8 @@
-"""Proves adapters beside the running batch: a little between two steps, the rest on a thread.
+"""Proofs of adapters alongside the running batch, one probe at a time.
 
-    thread          files -> expected products, log-probabilities, checksum
-    engine thread   lease -> products of the real op on the real tables, a few layers a step
-                    the probe prompt as an ordinary sequence, with the adapter and without
-    thread          compare
-
-One probe at a time; none ever holds a step up for longer than a layer's LoRA takes.
+thread          files -> checksum and log-probabilities that the worker must have
+engine thread   the image's checksum, then the probe prompt as an ordinary sequence, with the
+                adapter and without
 """
 
 from __future__ import annotations
@@ -27,9 +24,7 @@ from adapters.errors import AdapterRejected, AdapterUnavailable
 from adapters.pool.pool import AdapterPool
 from adapters.pool.source import AdapterLease
 from workers.execution.engine import Engine
-from workers.execution.model_runner import ModelRunner
 from workers.observe.report import EngineReport
-from workers.verification.deltas import LaunchedDeltas, launch_deltas
 from workers.verification.effect_proof import EffectProof, NotProved
 from workers.wire.protocol import (
     AdapterRef,
@@ -55,7 +50,6 @@ CONNECTION = -2
 MAX_QUEUED = 64
 MAX_TOGETHER = 16
 """Maximum number of adapters that are scored in one pass through the model."""
-STEP_BUDGET_S = 5e-4
 LEASE_TIMEOUT_S = 30.0
 NUM_TOP = 8
 NICENESS = 10
@@ -70,13 +64,6 @@ class ModelInstance:
     report: EngineReport
     effect_proof: EffectProof
     base_scores: Tensor | None = None
-
-    @property
-    def runner(self) -> ModelRunner:
-        """While the model is on the device."""
-        runner = self.engine.runner
-        assert isinstance(runner, ModelRunner)
-        return runner
 
 
 class AdapterVerifier:
@@ -190,21 +177,15 @@ class AdapterVerifier:
         expected = yield from self._on_thread(lambda: effect_proof.expect(digest, next_ones))
         proved = AdapterRef(digest, probe.adapter.name, expected.checksum)
         lease = yield from self._lease(instance.pool, AdapterRef(digest))
-        try:
-            checksum = lease.checksum
-            deltas = yield from self._measure(instance, lease)
-        finally:
-            lease.release()
-        wrong = yield from self._on_thread(lambda: effect_proof.check_deltas(expected, deltas))
+        checksum = lease.checksum
+        lease.release()
         if checksum != expected.checksum:
             instance.pool.prefetch(proved)
             raise NotProved(
-                "adapter.effect.mismatch" if wrong else "adapter.image.mismatch",
-                f"the image is not what the files give, and is replaced: {wrong or checksum}",
+                "adapter.image.mismatch",
+                f"the image is not what the files give, and is replaced: {checksum}",
                 is_final=False,
             )
-        if wrong is not None:
-            raise NotProved("adapter.effect.mismatch", wrong, is_final=True)
         if instance.base_scores is None:
             instance.base_scores, _ = yield from self._score(instance, None)
         scores, top = yield from self._score(instance, proved)
@@ -237,20 +218,6 @@ class AdapterVerifier:
                 )
             yield
         return lease
-
-    def _measure(self, instance: ModelInstance, lease: AdapterLease) -> Work[list[list[Tensor]]]:
-        """Launches the deltas of all layers between steps and returns them once the device has
-        computed them, so that the engine never waits for a step in flight."""
-        launched: list[LaunchedDeltas] = []
-        begin = self._clock()
-        for layer, inputs in enumerate(instance.effect_proof.inputs):
-            if self._clock() - begin > STEP_BUDGET_S:
-                yield
-                begin = self._clock()
-            launched.append(launch_deltas(instance.runner, lease, layer, inputs))
-        while not launched[-1].event.query():
-            yield
-        return [each.deltas for each in launched]
 
     def _score(
         self, instance: ModelInstance, adapter: AdapterRef | None
