@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 MEMORY = 0.995
 """Factor by which each new step reduces the weight of earlier measurements."""
 MIN_STEPS = 8
 """Steps to measure before the first prediction. Fewer do not determine three coefficients."""
-UNITS = (1.0, 1e2, 1e5)
+UNITS = np.array([1.0, 1e2, 1e5])
 """Scale of each coefficient, so that all three are near one."""
 RIDGE = 1e-9
-"""Regularisation towards zero, as a fraction of the largest product. Divides between the
-coefficients what the steps do not determine. Far above the rounding error of a zero pivot."""
+"""Regularisation towards zero, as a fraction of the largest product. It determines coefficients
+that the steps leave open, and is far above the rounding error of a zero pivot."""
+RIDGE_OF_ONE = RIDGE * np.eye(3)
 
 
 class StepTime:
@@ -27,8 +30,7 @@ class StepTime:
 
     def forget(self) -> None:
         """Forgets all measurements."""
-        self._products = [[0.0] * 3 for _ in range(3)]
-        self._sums = [0.0] * 3
+        self._products, self._sums = np.zeros((3, 3)), np.zeros(3)
         self._num_steps = 0
         self._coefficients: tuple[float, float, float] | None = None
 
@@ -36,13 +38,9 @@ class StepTime:
         """Records a step. num_attended: sum over its tokens of the earlier positions read."""
         if seconds <= 0.0:
             return
-        values = (1, num_tokens, num_attended)
-        features = [v / unit / seconds for v, unit in zip(values, UNITS, strict=True)]
-        for i, x in enumerate(features):
-            row = self._products[i]
-            for j, y in enumerate(features):
-                row[j] = MEMORY * row[j] + x * y
-            self._sums[i] = MEMORY * self._sums[i] + x
+        features = np.array([1, num_tokens, num_attended]) / UNITS / seconds
+        self._products = MEMORY * self._products + np.outer(features, features)
+        self._sums = MEMORY * self._sums + features
         self._num_steps += 1
         self._coefficients = None
 
@@ -74,31 +72,11 @@ class StepTime:
 
     def _solve(self) -> tuple[float, float, float]:
         """Returns the coefficients. Negative ones are set to zero, one at a time."""
-        kept = [0, 1, 2]
-        while True:
-            values = self._solve_for(kept)
-            negative = [i for i, value in zip(kept, values, strict=True) if value < 0.0]
-            if not negative:
-                break
-            kept.remove(negative[0])
-        found = dict(zip(kept, values, strict=True))
-        step, token, position = (found.get(i, 0.0) / UNITS[i] for i in range(3))
+        # No product of two different features is larger than both of their squares.
+        matrix, sums = self._products + self._products.max() * RIDGE_OF_ONE, self._sums.copy()
+        while (values := np.linalg.solve(matrix, sums)).min() < 0.0:
+            fixed = int((values < 0.0).argmax())
+            matrix[fixed, :] = matrix[:, fixed] = sums[fixed] = 0.0
+            matrix[fixed, fixed] = 1.0
+        step, token, position = (values / UNITS).tolist()
         return step, token, position
-
-    def _solve_for(self, kept: list[int]) -> list[float]:
-        """Solves the normal equations of these coefficients by Gaussian elimination."""
-        size = len(kept)
-        matrix = [[self._products[i][j] for j in kept] + [self._sums[i]] for i in kept]
-        ridge = RIDGE * max(matrix[i][i] for i in range(size))
-        for i in range(size):
-            matrix[i][i] += ridge
-        for i in range(size):
-            for j in range(i + 1, size):
-                factor = matrix[j][i] / matrix[i][i]
-                for k in range(i, size + 1):
-                    matrix[j][k] -= factor * matrix[i][k]
-        values = [0.0] * size
-        for i in reversed(range(size)):
-            rest = sum(matrix[i][j] * values[j] for j in range(i + 1, size))
-            values[i] = (matrix[i][size] - rest) / matrix[i][i]
-        return values
