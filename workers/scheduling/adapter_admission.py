@@ -5,10 +5,10 @@ to make room for it.
 
 An adapter that finds no room is skipped until the time to first token of its first sequence has
 passed; then it starves. Its victim is the adapter in use that ends soonest; adapters of tenants
-that were charged less than the starving one are spared if there is another. A sequence that ends
-before the victim would anyway may still start on the victim. While an adapter starves, no others
-may load. So an adapter waits for room at most its patience and, for each victim that it needs, the
-longest sequence running on it. The adapter that starves longest is first.
+that were charged less than the starving one are spared if there is another. No sequence starts on a
+victim, and while an adapter starves, no others may load. So an adapter waits for room at most its
+patience and, for each victim that it needs, the longest sequence running on it. The adapter that
+starves longest is first.
 
 If no adapter is in use, sequences of the base model hold the memory. Then only sequences of
 starving adapters start, until enough of the running ones have ended.
@@ -50,8 +50,8 @@ class AdapterAdmission:
         """Adapters requested in this step that are not on the device."""
         self._starves_at_s: dict[str, float] = {}
         """End of patience of each adapter that lacks room."""
-        self._victims: dict[str, tuple[str, int]] = {}
-        """Victim of each starving adapter, and the steps that the victim may still need."""
+        self._victims: dict[str, str] = {}
+        """Victim of each starving adapter."""
         self._lacks_pages = False
         """Whether an adapter starves without a victim, so that sequences must free pages."""
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
@@ -105,9 +105,9 @@ class AdapterAdmission:
         """
         ref = sequence.adapter
         if ref is None:
-            return LeaseOutcome.HELD if self.may_start(sequence, None) else LeaseOutcome.LATER
+            return LeaseOutcome.HELD if self.may_start(None) else LeaseOutcome.LATER
         digest = ref.digest
-        if digest in self._asked or not self.may_start(sequence, digest):
+        if digest in self._asked or not self.may_start(digest):
             return LeaseOutcome.LATER
         may_load = len(self._asked) < MAX_ASKED and self.may_load(digest)
         if not may_load and not self._pool.is_ready(ref):
@@ -132,15 +132,11 @@ class AdapterAdmission:
             return digest in self._starves_at_s
         return not self._victims or digest in self._victims
 
-    def may_start(self, sequence: Sequence, digest: str | None) -> bool:
-        """Whether a sequence of the adapter may start. A victim takes only sequences that end
-        before it would anyway. digest: None for the base model."""
+    def may_start(self, digest: str | None) -> bool:
+        """Whether a sequence of the adapter may start. digest: None for the base model."""
         if self._lacks_pages:
             return digest in self._starves_at_s
-        if not self._victims:
-            return True
-        limits = [limit for victim, limit in self._victims.values() if victim == digest]
-        return not limits or _num_left(sequence) <= min(limits)
+        return digest not in self._victims.values()
 
     def _forget(self, digest: str) -> None:
         """Ends the adapter's starvation, as it is on the device or no sequence waits for it."""
@@ -149,31 +145,26 @@ class AdapterAdmission:
 
     def _choose_victims(self, starving: list[str], running: list[Sequence]) -> None:
         in_use = self._in_use(running)
-        for digest, (victim, limit) in list(self._victims.items()):
-            if victim in in_use:
-                self._victims[digest] = victim, min(limit - 1, in_use[victim][1])
-            else:
-                del self._victims[digest]
+        self._victims = {
+            digest: victim for digest, victim in self._victims.items() if victim in in_use
+        }
         for digest in starving:
             if digest in self._victims or digest not in self._waiting:
                 continue
-            taken = {victim for victim, _ in self._victims.values()}
+            taken = {*self._victims, *self._victims.values()}
             first = next(iter(self._waiting[digest]))
             assert first.adapter is not None
             free = {
                 other: use
                 for other, use in in_use.items()
-                if other not in taken
-                and other not in self._victims
-                and self._pool.may_displace(first.adapter, other)
+                if other not in taken and self._pool.may_displace(first.adapter, other)
             }
             if not free:
                 must_wait = bool(running) and not self._victims
                 self._lacks_pages |= must_wait and self._pool.num_missing_bytes(first.adapter) > 0
                 continue
             charged = self._charged(first)
-            victim = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))
-            self._victims[digest] = victim, free[victim][1]
+            self._victims[digest] = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))
 
     def _in_use(self, running: Iterable[Sequence]) -> dict[str, tuple[Charge, int]]:
         """Returns the least charge of its tenants and the most tokens left of each leased
@@ -181,13 +172,9 @@ class AdapterAdmission:
         used: dict[str, tuple[Charge, int]] = {}
         for sequence in running:
             if sequence.adapter is not None:
-                charged, left = self._charged(sequence), _num_left(sequence)
+                charged = self._charged(sequence)
+                left = sequence.max_len - len(sequence.tokens)
                 if (other := used.get(sequence.adapter.digest)) is not None:
                     charged, left = min(charged, other[0]), max(left, other[1])
                 used[sequence.adapter.digest] = charged, left
         return used
-
-
-def _num_left(sequence: Sequence) -> int:
-    """Returns the maximum number of tokens that the sequence may still generate."""
-    return sequence.max_len - len(sequence.tokens)
