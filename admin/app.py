@@ -30,6 +30,7 @@ from admin.quotas.routes import (
 from admin.signing_keys.routes import SigningKeyController
 from admin.tenants.routes import TenantController
 from admin.uploads.routes import UploadController
+from admin.usage.credit_routes import CreditController
 from admin.usage.organization_routes import OrganizationController
 from admin.usage.routes import UsageController
 from admin.workers.routes import WorkerController
@@ -69,6 +70,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         UploadController,
         AuditController,
         UsageController,
+        CreditController,
         OwnQuotaController,
         TenantQuotaController,
         KeyQuotaController,

@@ -48,7 +48,7 @@ COMMANDS = {
     "status": "top:status_command",
     "tenant": "tenants:tenant_group",
     "top": "top:top_command",
-    "usage": "usage:usage_command",
+    "usage": "usage:usage_group",
     "worker": "roles:worker_command",
     "workers": "workers:workers_group",
 }

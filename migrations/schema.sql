@@ -553,6 +553,29 @@ CREATE POLICY tenant ON usage TO loraplex_app USING (((( SELECT current_setting(
 ALTER TABLE usage ENABLE ROW LEVEL SECURITY;
 GRANT SELECT,INSERT ON TABLE usage TO loraplex_app;
 
+CREATE TABLE usage_credits (
+    id entity_name NOT NULL,
+    model text NOT NULL,
+    tenant_id text,
+    since timestamp with time zone NOT NULL,
+    until timestamp with time zone NOT NULL,
+    input bigint NOT NULL,
+    cached_input bigint NOT NULL,
+    output bigint NOT NULL,
+    reason text NOT NULL,
+    requests bigint NOT NULL,
+    cost_before numeric NOT NULL,
+    cost_after numeric NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT usage_credits_check CHECK ((since < until)),
+    CONSTRAINT usage_credits_reason_check CHECK (((length(reason) >= 1) AND (length(reason) <= 1000))),
+    CONSTRAINT usage_credits_pkey PRIMARY KEY (id)
+);
+CREATE TRIGGER audit AFTER INSERT ON usage_credits FOR EACH ROW EXECUTE FUNCTION audit_change('credit', 'id', '');
+CREATE POLICY tenant ON usage_credits TO loraplex_app USING ((( SELECT current_setting('loraplex.tenant'::text, true) AS current_setting) = '*'::text));
+ALTER TABLE usage_credits ENABLE ROW LEVEL SECURITY;
+GRANT SELECT,INSERT ON TABLE usage_credits TO loraplex_app;
+
 CREATE TABLE usage_hourly (
     hour timestamp with time zone NOT NULL,
     tenant_id text NOT NULL,
@@ -569,6 +592,7 @@ CREATE TABLE usage_hourly (
     input_cost numeric DEFAULT 0 NOT NULL,
     cached_input_cost numeric DEFAULT 0 NOT NULL,
     output_cost numeric DEFAULT 0 NOT NULL,
+    credited numeric DEFAULT 0 NOT NULL,
     CONSTRAINT usage_hourly_pkey PRIMARY KEY (hour, tenant_id, model, adapter, adapter_version, key_id)
 );
 CREATE INDEX usage_hourly_tenant ON usage_hourly USING btree (tenant_id, hour);
@@ -1146,6 +1170,47 @@ END $$;
 
 REVOKE ALL ON FUNCTION usage_make_partition(of_day date) FROM PUBLIC;
 GRANT ALL ON FUNCTION usage_make_partition(of_day date) TO loraplex_app;
+
+CREATE FUNCTION usage_reprice(of_model text, of_tenant text, since timestamp with time zone, until timestamp with time zone, price_input bigint, price_cached_input bigint, price_output bigint, OUT requests bigint, OUT cost_before numeric, OUT cost_after numeric, OUT raised timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    -- Loading usage locks totals before hours. Without this lock, each could wait for the other.
+    LOCK TABLE usage_totals IN SHARE ROW EXCLUSIVE MODE;
+    WITH priced AS (
+        SELECT *, new_input + new_cached_input + new_output AS new_cost
+        FROM (SELECT h.*, (h.prompt_tokens - h.cached_tokens)::numeric * price_input AS new_input,
+                     h.cached_tokens::numeric * price_cached_input AS new_cached_input,
+                     h.completion_tokens::numeric * price_output AS new_output
+              FROM usage_hourly h
+              WHERE h.model = of_model AND h.hour >= since AND h.hour < until
+                  AND (of_tenant IS NULL OR h.tenant_id = of_tenant)) hours
+    ), sums AS (
+        SELECT sum(p.requests)::bigint AS requests, sum(p.cost) AS cost, sum(p.new_cost) AS new_cost,
+               min(p.hour) FILTER (WHERE p.new_cost > p.cost + p.credited) AS first_raised
+        FROM priced p
+    ), changed AS (
+        UPDATE usage_hourly h
+        SET cost = p.new_cost, input_cost = p.new_input, cached_input_cost = p.new_cached_input,
+            output_cost = p.new_output, credited = p.credited + p.cost - p.new_cost
+        FROM priced p, sums
+        WHERE sums.first_raised IS NULL
+            AND (h.hour, h.tenant_id, h.model, h.adapter, h.adapter_version, h.key_id)
+                = (p.hour, p.tenant_id, p.model, p.adapter, p.adapter_version, p.key_id)
+        RETURNING p.hour, p.tenant_id, p.key_id, p.cost - p.new_cost AS amount
+    ), totals AS (
+        UPDATE usage_totals t SET cost = t.cost - c.amount
+        FROM (SELECT s.subject, p.span, date_trunc(p.span, changed.hour AT TIME ZONE 'UTC')::date AS start,
+                     sum(changed.amount) AS amount
+              FROM changed LEFT JOIN api_keys k ON k.id = changed.key_id,
+                  LATERAL (VALUES (changed.tenant_id), (coalesce(k.family, changed.key_id))) AS s (subject),
+                  (VALUES ('day'), ('month')) AS p (span)
+              GROUP BY 1, 2, 3) c
+        WHERE (t.subject, t.span, t.start) = (c.subject, c.span, c.start)
+    )
+    SELECT sums.requests, sums.cost, sums.new_cost, sums.first_raised FROM sums
+        INTO requests, cost_before, cost_after, raised;
+END $$;
 
 CREATE FUNCTION version_proved(of_tenant text, of_name text, of_version integer, in_layout text, with_checksum text, with_fingerprint jsonb, by_worker text) RETURNS boolean
     LANGUAGE plpgsql

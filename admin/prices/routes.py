@@ -90,7 +90,7 @@ class PriceController(Controller):
         if_match: IfMatch = None,
     ) -> Tagged[PriceView]:
         """Sets the price for future requests."""
-        price = _price(model, data)
+        price = price_of(model, data)
         async with request.transaction() as connection:
             await models.find_model(connection, model)
             await _check(connection, model, if_match)
@@ -118,8 +118,8 @@ async def _check(connection: Connection, model: str, if_match: str | None) -> No
     preconditions.check(if_match, current)
 
 
-def _price(model: str, data: PriceSet) -> Price:
-    """Returns the price. Raises Invalid."""
+def price_of(model: str, data: PriceSet) -> Price:
+    """Returns the price of a model. Raises Invalid."""
 
     def micro(value: Decimal, field: str) -> int:
         return count_dollars(value, MICRO, MAX_DOLLARS, field)

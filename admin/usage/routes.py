@@ -32,7 +32,7 @@ from store.stored_text import check_json
 DEFAULT_SPAN = timedelta(days=7)
 WIDTHS = {"1h": Width.HOUR, "1d": Width.DAY}
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "metered_tokens")
-COSTS = ("cost", "input_cost", "cached_input_cost", "output_cost")
+COSTS = ("cost", "input_cost", "cached_input_cost", "output_cost", "credited")
 SUMS = ("requests", *TOKENS, *COSTS)
 
 
@@ -48,12 +48,14 @@ class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
     metered_tokens: int
     """Tokens that count against quotas: cached ones by their weight."""
     cost: str
-    """Exact dollars, at the prices when the requests arrived."""
+    """Exact dollars, at the prices when the requests arrived or as corrected since."""
     input_cost: str
     """Part of the cost for prompt tokens not found in a cache. Like the other two parts, it
     excludes usage from before costs were split."""
     cached_input_cost: str
     output_cost: str
+    credited: str
+    """Dollars that corrections of a wrong price have taken off the cost."""
     tenant: str | msgspec.UnsetType = msgspec.UNSET
     """Id of the tenant."""
     tenant_name: str | msgspec.UnsetType = msgspec.UNSET
@@ -109,8 +111,8 @@ class UsageController(Controller):
         model, adapter, adapter_version and key, separated by commas. `tenant` may be the id of a
         deleted one. CSV is selected by `format` or the Accept header."""
         told = _told_apart(group_by)
-        before = _aware(end, "end") or datetime.now(UTC)
-        since = _aware(start, "start") or before - DEFAULT_SPAN
+        before = aware(end, "end") or datetime.now(UTC)
+        since = aware(start, "start") or before - DEFAULT_SPAN
         if since >= before:
             raise Invalid("start must be before end", "invalid_range", "start")
         async with request.reading() as connection:
@@ -155,7 +157,8 @@ def _told_apart(group_by: str) -> list[str]:
     return [name for name in DIMENSIONS if name in wanted]
 
 
-def _aware(moment: datetime | None, field: str) -> datetime | None:
+def aware(moment: datetime | None, field: str) -> datetime | None:
+    """Raises Invalid for a time without a time zone, or one that cannot be converted to UTC."""
     if moment is not None and moment.tzinfo is None:
         raise Invalid(f"{field} needs a time zone, such as a Z at its end", "invalid", field)
     if moment is not None and not MINYEAR < moment.year < MAXYEAR:
@@ -225,5 +228,5 @@ def _read_cursor(text: str) -> Cursor | None:
     except (ValueError, msgspec.DecodeError) as error:
         raise Invalid("after is not what a page before said", "invalid", "after") from error
     check_json(written, "after")
-    _aware(cursor[0], "after")
+    aware(cursor[0], "after")
     return cursor

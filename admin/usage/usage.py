@@ -59,11 +59,13 @@ class UsageSum(msgspec.Struct, frozen=True):
     metered_tokens: int
     """Tokens that count against quotas: cached ones by their weight."""
     cost: Decimal
-    """Whole pico-dollars, at the prices when the requests arrived."""
+    """Whole pico-dollars, at the prices when the requests arrived or as corrected since."""
     input_cost: Decimal
     """Cost of computed prompt tokens."""
     cached_input_cost: Decimal
     output_cost: Decimal
+    credited: Decimal = Decimal(0)
+    """Pico-dollars that corrections of a wrong price have taken off `cost`. Always 0 by minute."""
 
     @property
     def unsplit_cost(self) -> Decimal:

@@ -98,7 +98,7 @@ SELECT start, tenant_id, model, adapter, adapter_version, key_id, sum(requests):
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
        sum(completion_tokens)::bigint AS completion_tokens, sum(metered_tokens)::bigint AS metered_tokens,
        sum(cost) AS cost, sum(input_cost) AS input_cost, sum(cached_input_cost) AS cached_input_cost,
-       sum(output_cost) AS output_cost
+       sum(output_cost) AS output_cost, sum(credited) AS credited
 FROM (SELECT date_trunc($3, hour, 'UTC') AS start,
              CASE WHEN $7::boolean THEN tenant_id ELSE '' END AS tenant_id,
              CASE WHEN $8::boolean THEN model ELSE '' END AS model,
@@ -106,7 +106,7 @@ FROM (SELECT date_trunc($3, hour, 'UTC') AS start,
              CASE WHEN $10::boolean THEN adapter_version ELSE 0 END AS adapter_version,
              CASE WHEN $11::boolean THEN key_id ELSE '' END AS key_id,
              requests, prompt_tokens, cached_tokens, completion_tokens, metered_tokens, cost, input_cost,
-             cached_input_cost, output_cost
+             cached_input_cost, output_cost, credited
       FROM usage_hourly
       WHERE hour >= greatest($1, $12::timestamptz) AND hour < $2
           AND ($4::text[] IS NULL OR tenant_id = ANY ($4))
@@ -118,7 +118,7 @@ WHERE $12::timestamptz IS NULL
 GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT $18;
 
 -- name: usage_report_minutes
--- The same by minute, of the rows that are kept. $1, $2: from and before which minute; $3-$5: as $4-$6 there; $6-$10: as
+-- The same by minute, of the rows that are kept, without credits. $1, $2: from and before which minute; $3-$5: as $4-$6 there; $6-$10: as
 -- $7-$11 there; $11: limit, or null.
 SELECT start, tenant_id, model, adapter, adapter_version, key_id, count(*) AS requests,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
@@ -141,3 +141,22 @@ FROM (SELECT date_trunc('minute', admitted_at, 'UTC') AS start,
           AND ($4::text[] IS NULL OR model = ANY ($4))
           AND ($5::text[] IS NULL OR key_id = ANY ($5))) told
 GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT $11;
+
+-- name: usage_reprice
+-- $1: model; $2: tenant id, or null for all; $3, $4: from and before which hour; $5-$7: prices.
+SELECT requests, cost_before, cost_after, raised FROM usage_reprice($1, $2, $3, $4, $5, $6, $7);
+
+-- name: credit_insert
+INSERT INTO usage_credits (
+    id, model, tenant_id, since, until, input, cached_input, output, reason, requests, cost_before, cost_after)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+
+-- name: credit_find
+SELECT id, model, tenant_id, since, until, input, cached_input, output, reason, requests, cost_before, cost_after,
+       created_at
+FROM usage_credits WHERE id = $1;
+
+-- name: credit_list
+SELECT id, model, tenant_id, since, until, input, cached_input, output, reason, requests, cost_before, cost_after,
+       created_at
+FROM usage_credits WHERE id > $1 ORDER BY id LIMIT $2;

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import click
 
-from loraplex.commands.options import api, list_options, moment, tenant_option
-from loraplex.output import show_list
+from loraplex.commands.options import (
+    api,
+    json_option,
+    list_options,
+    moment,
+    route,
+    tenant_option,
+)
+from loraplex.output import show_list, show_one
 from loraplex.tables import Column, Kind
 
 START = {"1d": Column("start", "day", Kind.DAY), "1h": Column("start", "hour", Kind.HOUR)}
@@ -19,6 +27,7 @@ COLUMNS = (
     Column("prompt_tokens", "prompt", Kind.NUMBER),
     Column("completion_tokens", "completion", Kind.NUMBER),
     Column("cost", "cost", Kind.NUMBER),
+    Column("credited", "credited", Kind.NUMBER),
     Column("model", "model", Kind.NAME),
     Column("key", "key", Kind.ID),
     Column("cached_tokens", "cached", Kind.NUMBER),
@@ -26,7 +35,24 @@ COLUMNS = (
 DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
 
 
-@click.command("usage")
+EXAMPLE = """\b
+Example: 20.00 was set in place of 0.20 one morning.
+  loraplex usage credit smollm2-135m-instruct --input 0.20 --output 0.60 \\
+    --since 2027-01-04T09:00 --end 2027-01-04T14:00 --reason "20.00 was set in place of 0.20"
+"""
+CREDITS = (
+    Column("id", "credit", Kind.ID),
+    Column("model", "model", Kind.NAME),
+    Column("tenant_id", "tenant", Kind.ID),
+    Column("since", "since", Kind.HOUR),
+    Column("until", "until", Kind.HOUR),
+    Column("cost_before", "before", Kind.NUMBER),
+    Column("cost_after", "after", Kind.NUMBER),
+    Column("reason", "reason", Kind.PROSE),
+)
+
+
+@click.group("usage", invoke_without_command=True)
 @tenant_option
 @click.option(
     "--since", help="Start, such as 24h, 30d or 2027-01-31 (default: 7 days before the end)."
@@ -40,14 +66,21 @@ DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
     help="Comma-separated: tenant, model, adapter, adapter_version, key.",
 )
 @list_options
-def usage_command(
+@click.pass_context
+def usage_group(
+    context: click.Context,
     tenant: str | None,
     since: str | None,
     end: str | None,
     bucket: str,
     group_by: str,
 ) -> None:
-    """Show usage over time: requests, tokens and dollars."""
+    """Show usage over time: requests, tokens and dollars.
+
+    `loraplex usage credit` corrects a wrong price.
+    """
+    if context.invoked_subcommand is not None:
+        return
     start, before = (text and moment(text) for text in (since, end))
     asked = [name.strip() for name in group_by.split(",")]
     for name in asked:
@@ -73,5 +106,52 @@ def usage_command(
     hidden = {
         "tenant_name" if name == "tenant" else name for name in DIMENSIONS if name not in asked
     }
+    if not any(float(row["credited"]) for row in rows):
+        hidden.add("credited")
     told = [column for column in COLUMNS if column.key not in hidden]
     show_list(rows, (START[bucket], *told))
+
+
+@usage_group.command("credit", epilog=EXAMPLE)
+@click.argument("model")
+@click.option(
+    "--input", required=True, metavar="DOLLARS", help="Right price per million prompt tokens."
+)
+@click.option(
+    "--cached-input",
+    metavar="DOLLARS",
+    help="Right price per million cached prompt tokens (default: --input).",
+)
+@click.option(
+    "--output", required=True, metavar="DOLLARS", help="Right price per million answer tokens."
+)
+@click.option("--since", required=True, help="Start, such as 24h or 2027-01-31T09:00 (UTC).")
+@click.option("--end", help="End, in the same form (default: now).")
+@click.option("--tenant", help="Tenant name or id (default: all tenants).")
+@click.option("--reason", required=True, help="Reason, which the audit log keeps.")
+@click.option(
+    "--id",
+    "credit_id",
+    help="Id, so that a repeated command changes nothing (default: a new one).",
+)
+@json_option
+def make_credit(
+    model: str, since: str, end: str | None, credit_id: str | None, **fields: str | None
+) -> None:
+    """Correct a wrong price in recorded usage.
+
+    Sets the costs of the whole hours from --since to --end to what the right price makes them.
+    Costs can only be lowered. Spend limits count what is left.
+    """
+    body = {"model": model, "start": moment(since), "end": moment(end or "0h"), **fields}
+    with api() as server:
+        name = credit_id or f"credit-{secrets.token_hex(6)}"
+        show_one(server.put(route("usage", "credits", name), body), {"created_at": Kind.AGE})
+
+
+@usage_group.command("credits")
+@list_options
+def list_credits() -> None:
+    """List the corrections of wrong prices."""
+    with api() as server:
+        show_list(server.all("/admin/v1/usage/credits", cursor="id"), CREDITS)

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -42,7 +43,7 @@ NOBODYS = {
 }
 """Tables without a tenant's rows; the migration says why of each."""
 PUBLIC_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIDVnJTvNA4nBN9QkhXyTEJm8n/ZPXkcpECxk/G8sjLv7"
-OPERATORS = {"gateway_load", "idempotent_requests", "quota_holders", "workers"}
+OPERATORS = {"gateway_load", "idempotent_requests", "quota_holders", "usage_credits", "workers"}
 """Of them a tenant sees nothing."""
 
 TABLES = """
@@ -95,6 +96,9 @@ async def fill(connection: Connection, name: str, digit: str) -> str:
     row |= {"input_cost": 0, "cached_input_cost": 0, "output_cost": 0}
     await connection.execute(sql["usage_make_room"], [row])
     await connection.execute(sql["usage_load"], [row])
+    hour = datetime(2027, 1, 15, 8, tzinfo=UTC)
+    credit = (f"c-{name}", "tiny", None, hour, hour + timedelta(hours=1), 0, 0, 0, "x", 1, 1, 0)
+    await connection.execute(sql["credit_insert"], *credit)
     token = hashlib.sha256(name.encode()).digest()
     await connection.execute(
         "INSERT INTO idempotent_requests (id, request, nonce) VALUES ($1, $1, $1)", token

@@ -29,7 +29,7 @@ from tests.scale import scaled
 NOON = datetime(2026, 3, 5, 12, tzinfo=UTC)
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "metered_tokens")
 PARTS = ("input_cost", "cached_input_cost", "output_cost")
-NUMBERS = ("requests", *TOKENS, "cost", *PARTS)
+NUMBERS = ("requests", *TOKENS, "cost", *PARTS, "credited")
 
 
 def row(number: int, at: datetime = NOON, **fields: Any) -> dict[str, Any]:
@@ -230,6 +230,7 @@ async def test_reports_by_bucket_and_group(plane: Plane) -> None:
         "input_cost": "0.000168",
         "cached_input_cost": "0.000132",
         "output_cost": "0.000048",
+        "credited": "0.00",
     }
     hours = await ask(plane.client, bucket="1h")
     assert [hour["start"][11:13] for hour in hours] == [f"{h:02}" for h in range(1, 24, 2)]

@@ -358,6 +358,7 @@ def answers(now: datetime) -> dict[str, Any]:
             "input_cost": "8.25",
             "cached_input_cost": "1.0",
             "output_cost": "3.253311",
+            "credited": "0.00",
         }
         for day, adapter, number in ((1, "support-bot", 1), (2, "", 0))
     ]

@@ -43,3 +43,21 @@ async def test_usage_by_tenant_and_time(plane: Plane) -> None:
             assert "neither" in await run(plane, "usage", option, moment, code=2)
     table = await run(plane, "usage", "--group-by", "tenant, adapter", COLUMNS="160")
     assert "acme" in table and "bot" in table
+
+
+async def test_a_wrong_price_is_corrected(plane: Plane) -> None:
+    """`usage` shows what was credited where anything was, and `usage credits` the reason."""
+    await plane.tenant("acme")
+    (tenant,) = (await plane.client.get("tenants")).json()["data"]
+    await load(plane.database, [row(1, datetime.now(UTC), tenant_id=tenant["id"])])
+    assert "credited" not in await run(plane, "usage")
+    credit = ("usage", "credit", "tiny", "--since", "2h", "--reason", "wrong price")
+    prices = ("--input", "0.50", "--output", "0.25")
+    made = json.loads(await run(plane, *credit, *prices, "--id", "c1", "--json"))
+    assert (made["cost_before"], made["cost_after"]) == ("0.000004", "0.0000015")
+    table = (await run(plane, "usage")).split("\n")
+    shown = dict(zip(table[0].split("\t"), table[1].split("\t"), strict=True))
+    assert (shown["cost"], shown["credited"]) == ("0.0000015", "0.0000025")
+    assert "wrong price" in await run(plane, "usage", "credits")
+    wrong = await run(plane, *credit, "--input", "9", "--output", "9", code=1)
+    assert "a credit can only lower costs" in wrong

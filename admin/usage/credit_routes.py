@@ -1,0 +1,118 @@
+"""Routes of credits: list, show, make."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from litestar import Controller, get, put
+from litestar.params import FromPath, JSONBody
+
+from admin.http.guards import ADMIN, requires
+from admin.http.parameters import After, Limit
+from admin.http.request import AdminRequest
+from admin.keys.schemas import Moment
+from admin.prices.routes import PriceSet, price_of
+from admin.schemas import Page, page, shown
+from admin.tenants import tenants
+from admin.usage import credits
+from admin.usage.credits import Credit, CreditFields
+from admin.usage.routes import aware
+from store.money import MICRO, PICO, format_dollars
+
+
+class CreditSet(PriceSet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Right price of a model, in dollars per million tokens, and the usage that it applies to: from
+    the hour that contains `start` to the last that begins before `end`, up to 31 days."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "smollm2-135m-instruct",
+        "input": "0.20",
+        "output": "0.60",
+        "start": "2027-01-04T09:00:00Z",
+        "end": "2027-01-04T14:00:00Z",
+        "reason": "20.00 was set in place of 0.20",
+    }
+
+    model: str
+    """Served name of the base model, also of one that was removed."""
+    start: Moment
+    end: Moment
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    tenant: str | None = None
+    """Id or name of a tenant, also the id of a deleted one. Default: all tenants."""
+
+
+class CreditView(msgspec.Struct, frozen=True):
+    """Correction of recorded costs."""
+
+    id: str
+    model: str
+    tenant_id: str | None
+    """null: all tenants."""
+    since: datetime
+    until: datetime
+    input: str
+    """Dollars per million tokens, as the other two prices."""
+    cached_input: str
+    output: str
+    reason: str
+    requests: int
+    cost_before: str
+    """Dollars that these requests cost before the credit."""
+    cost_after: str
+    created_at: datetime
+    object: str = "credit"
+
+    @classmethod
+    def of(cls, credit: Credit) -> CreditView:
+        prices = {"input", "cached_input", "output"}
+        dollars = {name: format_dollars(getattr(credit, name), MICRO) for name in prices}
+        for name in ("cost_before", "cost_after"):
+            dollars[name] = format_dollars(getattr(credit, name), PICO)
+        return shown(cls, credit, **dollars)
+
+
+class CreditController(Controller):
+    path = "/usage/credits"
+    tags = ("usage",)
+
+    @get(guards=[requires(ADMIN)])
+    async def list_credits(
+        self, request: AdminRequest, after: After = "", limit: Limit = 100
+    ) -> Page[CreditView]:
+        """Lists credits by id."""
+        async with request.reading() as connection:
+            found = await credits.list_credits(connection, after, limit + 1)
+        return page([CreditView.of(credit) for credit in found], limit)
+
+    @get("/{credit_id:str}", guards=[requires(ADMIN)])
+    async def show_credit(self, request: AdminRequest, credit_id: FromPath[str]) -> CreditView:
+        async with request.reading() as connection:
+            return CreditView.of(await credits.find_credit(connection, credit_id))
+
+    @put("/{credit_id:str}", guards=[requires(ADMIN)])
+    async def make_credit(
+        self, request: AdminRequest, credit_id: FromPath[str], data: JSONBody[CreditSet]
+    ) -> CreditView:
+        """Lowers recorded costs to what the right price makes them, and with them what counts
+        against spend limits. Done once for each id, which the client chooses: again with the same
+        body, the first answer and no change. A later credit of the same hours replaces this one and
+        covers usage that was recorded in between. 400 if a cost would rise."""
+        aware(data.start, "start")
+        aware(data.end, "end")
+        since, until = credits.whole_hours(data.start, data.end)
+        async with request.transaction() as connection:
+            tenant_id = None
+            if data.tenant is not None:
+                tenant_id = (await tenants.find_past_or_present(connection, data.tenant)).id
+            asked = CreditFields(
+                id=credit_id,
+                tenant_id=tenant_id,
+                since=since,
+                until=until,
+                price=price_of(data.model, data),
+                reason=data.reason,
+            )
+            return CreditView.of(await credits.make_credit(connection, asked))

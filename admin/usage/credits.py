@@ -1,0 +1,128 @@
+"""Credits: corrections of a wrong price in usage that was recorded.
+
+A credit sets the costs of a model's hours to what the right price makes them. It never raises a
+cost above what was recorded. A second credit of the same hours replaces the first, and also covers
+usage that was loaded in between.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+import msgspec
+
+from admin.usage.usage import Width
+from store.database import Connection
+from store.errors import AlreadyExists, Invalid, NotFound
+from store.queries import fetch_all, fetch_one, lock_catalog, sql
+from store.records import Price
+
+MAX_SPAN = timedelta(days=31)
+
+
+class CreditFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of a credit that the client sets."""
+
+    id: str
+    tenant_id: str | None
+    """None for all tenants."""
+    since: datetime
+    """First whole hour."""
+    until: datetime
+    """End of the last whole hour."""
+    price: Price
+    reason: str
+
+
+class Credit(Price, frozen=True, kw_only=True):
+    id: str
+    tenant_id: str | None
+    since: datetime
+    until: datetime
+    reason: str
+    requests: int
+    cost_before: Decimal
+    """Pico-dollars of those requests."""
+    cost_after: Decimal
+    created_at: datetime
+
+    @property
+    def fields(self) -> CreditFields:
+        return CreditFields(
+            id=self.id,
+            tenant_id=self.tenant_id,
+            since=self.since,
+            until=self.until,
+            price=Price(self.model, self.input, self.cached_input, self.output),
+            reason=self.reason,
+        )
+
+
+class _Repriced(msgspec.Struct, frozen=True):
+    requests: int | None
+    """None if there is no such usage."""
+    cost_before: Decimal | None
+    cost_after: Decimal | None
+    raised: datetime | None
+    """First hour whose cost the price would raise, so that nothing was changed."""
+
+
+def whole_hours(start: datetime, end: datetime) -> tuple[datetime, datetime]:
+    """Returns the whole hours from the one that contains `start` to the last that begins before
+    `end`. Raises Invalid for an empty or too long span."""
+    if not start < end <= start + MAX_SPAN:
+        days = MAX_SPAN.days
+        raise Invalid(f"end must be after start, by up to {days} days", "invalid_range", "end")
+    hour = Width.HOUR
+    return hour.floor(start), hour.floor(end - timedelta(microseconds=1)) + hour.value
+
+
+async def list_credits(connection: Connection, after: str, limit: int) -> list[Credit]:
+    """Returns the credits by id."""
+    return await fetch_all(connection, Credit, "credit_list", after, limit)
+
+
+async def find_credit(connection: Connection, credit_id: str) -> Credit:
+    """Returns a credit. Raises NotFound."""
+    missing = NotFound(f"no credit {credit_id[:128]!r}", "credit_not_found", "id")
+    return await fetch_one(connection, Credit, "credit_find", credit_id, missing=missing)
+
+
+async def make_credit(connection: Connection, asked: CreditFields) -> Credit:
+    """Corrects the recorded costs once for each id and returns the credit. Requires a transaction
+    of the caller's.
+
+    Raises AlreadyExists if the id was used for another credit, NotFound if there is no such usage,
+    and Invalid if the price would raise the recorded cost of an hour.
+    """
+    await lock_catalog(connection)  # so that equal ids come one after the other
+    try:
+        made = await find_credit(connection, asked.id)
+    except NotFound:
+        pass
+    else:
+        if made.fields != asked:
+            raise AlreadyExists(f"the id {asked.id!r} was used for another credit", param="id")
+        return made
+    price = asked.price
+    prices = price.input, price.cached_input, price.output
+    span = asked.since, asked.until
+    found = await fetch_one(
+        connection, _Repriced, "usage_reprice", price.model, asked.tenant_id, *span, *prices
+    )
+    if found.requests is None:
+        since, until = (f"{moment:%Y-%m-%dT%H:%MZ}" for moment in span)
+        raise NotFound(
+            f"no usage of {price.model!r} from {since} to {until}", "usage_not_found", "model"
+        )
+    if found.raised is not None:
+        raise Invalid(
+            f"these prices would raise what was recorded for {found.raised:%Y-%m-%dT%H:%MZ}: a"
+            " credit can only lower costs",
+            "credit_raises_cost",
+        )
+    values = asked.id, price.model, asked.tenant_id, *span, *prices, asked.reason
+    sums = found.requests, found.cost_before, found.cost_after
+    await connection.execute(sql["credit_insert"], *values, *sums)
+    return await find_credit(connection, asked.id)
