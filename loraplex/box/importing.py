@@ -24,6 +24,9 @@ from loraplex.output import ProgressCallback
 from loraplex.private import read_private, write_private
 from loraplex.settings import Settings
 
+FORMATS = ("bfloat16", "keep", "int8", "int4")
+"""Those of `workers.importer.weight_formats`, which imports more than a command line should."""
+
 
 def check_source(source: Path) -> None:
     """Raises ImportFailed if there is nothing to import, as far as its files show."""
@@ -59,6 +62,12 @@ def import_model(
     except OSError as error:
         raise ImportFailed(str(error)) from error
     return digest
+
+
+def imported_as(source: Path, settings: Settings, digest: str) -> str | None:
+    """Returns the format of an earlier import of the unchanged source that has this digest."""
+    known, source = _read_known(settings.home / "imports.json"), source.expanduser().absolute()
+    return next((each for each in FORMATS if known.get(_mark(source, each)) == digest), None)
 
 
 def _is_there(store: Store, digest: str) -> bool:

@@ -29,6 +29,7 @@ from loraplex.box import demo
 from loraplex.box.children import Child, environment_of_child, python
 from loraplex.box.importing import check_source, import_model
 from loraplex.box.postgres import EmbeddedPostgres
+from loraplex.box.weight_format import serving_format
 from loraplex.errors import BadSettings, PostgresError
 from loraplex.metric_sending import check_metric_sending
 from loraplex.otlp import otlp_url, without_secrets
@@ -114,9 +115,11 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
         for path in models.values():
             check_source(Path(path))
         postgres, dsn = stack.enter_context(_database(settings))
-        digests = {name: _import(name, path, settings) for name, path in models.items()}
-        if not digests:
-            digests = asyncio.run(registered_models(dsn))
+        known = {} if is_new else _registered(dsn)
+        digests = {
+            name: _import(name, Path(path), settings, known.get(name))
+            for name, path in models.items()
+        } or known
         if not digests:
             raise BadSettings(NOTHING_TO_SERVE)
         sources = {name: source_of(Path(path).absolute()) for name, path in models.items()}
@@ -198,7 +201,7 @@ class Box:
         await self._worker.start()
         migrate = partial(migrate_database, self._dsn)
         if applied := await until_there(migrate, self._listener, tell, self._tls):
-            tell(f"{len(applied)} migrations applied: {applied[0]} to {applied[-1]}")
+            _tell_applied(applied)
         database = await Database.connect(
             self._dsn, sees=EVERYTHING, application_name="loraplex-serve"
         )
@@ -363,6 +366,21 @@ def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str
         yield postgres, postgres.dsn()
 
 
-def _import(name: str, path: str, settings: Settings) -> str:
+def _registered(dsn: str) -> dict[str, str]:
+    """Returns the served names of the database's models and their digests."""
+    if applied := asyncio.run(migrate_database(dsn)):
+        _tell_applied(applied)
+    return asyncio.run(registered_models(dsn))
+
+
+def _tell_applied(migrations: list[str]) -> None:
+    tell(f"{len(migrations)} migrations applied: {migrations[0]} to {migrations[-1]}")
+
+
+def _import(name: str, path: Path, settings: Settings, registered: str | None) -> str:
+    weight_format = serving_format(path, settings, registered)
     with progress(f"importing {name}") as report:
-        return import_model(Path(path), settings, report)
+        digest = import_model(path, settings, report, weight_format)
+    if weight_format == "keep":
+        tell(f"{name} stays in the file's own format: the same answers, faster on this processor")
+    return digest

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from loraplex.box.importing import FORMATS, import_model
 from loraplex.commands.options import (
     api,
     confirm,
@@ -59,7 +60,7 @@ def model_group() -> None:
 @click.argument("model", metavar="NAME=PATH")
 @click.option(
     "--weight-format",
-    type=click.Choice(["bfloat16", "keep", "int8", "int4"]),
+    type=click.Choice(FORMATS),
     default="bfloat16",
     show_default=True,
     help="Storage format of matrices: `keep` serves a .gguf file in its own format, `int8` and "
@@ -72,7 +73,6 @@ def add(model: str, weight_format: str, replace: bool, **flags: Any) -> None:
     """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
     from admin.models.base_choice import source_of
     from loraplex.api import connect, with_store_of_server
-    from loraplex.box.importing import import_model
 
     name, equals, path = model.partition("=")
     if not (name and equals and path):

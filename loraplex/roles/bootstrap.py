@@ -68,7 +68,6 @@ async def migrate_database(
 
 async def registered_models(dsn: str) -> dict[str, str]:
     """Returns the served names of the database's base models, and their digests."""
-    await migrate_database(dsn)
     database = await Database.connect(dsn, sees=EVERYTHING, application_name="loraplex-serve")
     try:
         async with database.acquire() as connection:
