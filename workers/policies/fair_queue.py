@@ -20,10 +20,6 @@ from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import NO_LOAD, TERMS, Load, Turn
 from workers.wire.protocol import ServiceClass
 
-RECENT_TOKENS = 4096.0
-"""Decay constant of a tenant's recent part, in tokens charged to all tenants."""
-LEEWAY = 0.25
-"""Fraction of the others' share that a tenant may recently have used beyond its own."""
 MAX_PASSED = 64
 """Consecutive sequences of one tenant that may be tried without success before the rest of them
 wait for the next step. Bounds the cost of a step."""
@@ -48,7 +44,6 @@ class FairQueue:
         """Pending sequences with the same prompt, by its key, in the order in which they were
         queued. The prompt is computed for the first; the others find it in the prefix cache."""
         self._num_activations = 0
-        self._num_charged = 0.0
 
     def tenant(self, service_class: ServiceClass, tenant: str, weight: int) -> TenantQueue:
         """Returns the tenant's queue. A new one is kept only once it has a sequence."""
@@ -125,10 +120,6 @@ class FairQueue:
         tenant = sequence.tenant_queue
         tenant.counter += cost / tenant.weight
         tenant.class_queue.counter += cost / tenant.class_queue.terms.share
-        part = self._recent_part(tenant)
-        tenant.recent_part = part - (1.0 - part) * math.expm1(-cost / RECENT_TOKENS)
-        self._num_charged += cost
-        tenant.recent_at = self._num_charged
 
     def share(self, tenant: TenantQueue) -> float:
         """Returns the fraction of the device that a tenant with work is entitled to, by its class
@@ -137,21 +128,11 @@ class FairQueue:
         of_classes = sum(each.terms.share for each in self.classes.values() if each.weight)
         return class_queue.terms.share / of_classes * tenant.weight / class_queue.weight
 
-    def is_over_share(self, tenant: TenantQueue) -> bool:
-        """Whether the tenant recently had more than its share plus the leeway."""
-        if tenant.recent_part <= LEEWAY:
-            return False
-        return self._recent_part(tenant) > with_leeway(self.share(tenant))
-
     @property
     def _least(self) -> float:
         """Counter that a returning class is raised to."""
         counters = (each.counter for each in self.classes.values() if each.active)
         return min(counters, default=self._floor)
-
-    def _recent_part(self, tenant: TenantQueue) -> float:
-        num_since = self._num_charged - tenant.recent_at
-        return tenant.recent_part * math.exp(-num_since / RECENT_TOKENS)
 
     def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
         """Returns the waiting work that is done once the tenant's load `own` is done, including it,
@@ -274,11 +255,6 @@ def load_of(sequence: Sequence) -> Load:
         sequence.num_shared = sequence.num_found()
     num_tokens = len(sequence.tokens)
     return Load(1, num_tokens - sequence.num_shared, sequence.max_len - num_tokens)
-
-
-def with_leeway(share: float) -> float:
-    """Returns the share plus `LEEWAY` of the others' share."""
-    return share + LEEWAY * (1.0 - share)
 
 
 def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:

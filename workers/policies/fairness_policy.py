@@ -1,14 +1,13 @@
 """Order of sequences in a step, and the limits of each tenant in it. The scheduler decides what
 fits.
 
-Four rules are applied:
+Three rules are applied:
 
 - turns: the class and the tenant charged least are next (`FairQueue`);
 - deadlines: prompts use the time that generating sequences can spare (`StepBudget`), at most up to
   the maximum gap between two tokens of a stream, and requests whose timeout passes before they
   start are dropped;
-- slots: some sequence slots are kept for tenants within their share;
-- over-share tenants lengthen a step only by a fraction of its time, and give up slots to others.
+- shares: slots, room and time are kept for tenants within their share (`OverShare`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import math
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
-from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn, with_leeway
+from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn
+from workers.policies.over_share import OverShare
 from workers.policies.step_budget import StepBudget
 from workers.policies.step_cost import StepTime
 from workers.scheduling.policy import Charge
@@ -29,8 +29,6 @@ PREFILL_COST = 1.0
 DECODE_COST = 2.0
 CACHED_COST = 0.1
 """Charge per token: computed in the prompt, generated, or taken from the prefix cache."""
-LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
-"""Bounds of the fraction of slots that is kept for tenants with few of them."""
 MIN_KEPT = 64
 """Number of entries below which ended sequences are kept until their deadline."""
 
@@ -47,7 +45,7 @@ class FairnessPolicy:
     ) -> None:
         """max_token_gap_s: see `_max_gap_s`."""
         self.queue = FairQueue()
-        self._max_num_seqs = max_num_seqs
+        self.over_share = OverShare(self.queue, max_num_seqs)
         self._max_batched_tokens = max_batched_tokens
         self._max_token_gap_s = max_token_gap_s
         self.step_time = StepTime()
@@ -55,7 +53,6 @@ class FairnessPolicy:
         self._budget = self._new_budget(Schedule(), frozenset())
         self._closed_by: BlockReason | None = None
         """Reason why no more sequences start in this step; None if they may."""
-        self._is_closed_to_over_share = False
         self._is_spent = False
         """Whether the sequence whose turn it is gets no tokens, which ends the round."""
 
@@ -116,7 +113,7 @@ class FairnessPolicy:
 
     def begin_step(self) -> None:
         self._closed_by = None
-        self._is_closed_to_over_share = self._is_spent = False
+        self.over_share.is_closed = self._is_spent = False
 
     def begin_prompts(
         self, schedule: Schedule, running: Iterable[Sequence], num_free_slots: int
@@ -124,7 +121,7 @@ class FairnessPolicy:
         over_share = frozenset(
             tenant
             for tenant in {sequence.tenant_queue for sequence in running}
-            if self.queue.is_over_share(tenant)
+            if self.over_share.includes(tenant)
         )
         self._budget = self._new_budget(schedule, over_share)
         if not num_free_slots and not over_share and self._closed_by is None:
@@ -146,7 +143,7 @@ class FairnessPolicy:
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.GRAMMAR):
             pass  # no reservation is needed
         elif reason is not BlockReason.MODEL and self._waits_over_share(sequence):
-            self._is_closed_to_over_share = True
+            self.over_share.is_closed = True
         else:
             self._closed_by = reason
 
@@ -160,50 +157,20 @@ class FairnessPolicy:
         """Whether waiting sequences wait for slots, pages or time, not for an adapter or model."""
         if self._closed_by is BlockReason.MODEL:
             return False
-        return self.is_closed or self._is_closed_to_over_share or self._is_spent
+        return self.is_closed or self.over_share.is_closed or self._is_spent
 
     def room(self, sequence: Sequence) -> int:
         """Returns the number of the sequence's prompt tokens that the step has room for."""
-        is_over_share = self.queue.is_over_share(sequence.tenant_queue)
+        is_over_share = self.over_share.includes(sequence.tenant_queue)
         if self._budget.is_spent(is_over_share=is_over_share):
             return 0
         return self._budget.room(sequence.num_computed, is_over_share=is_over_share)
 
     def may_have_slot(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
-        """Whether the tenant may have one more slot.
-
-        About one slot for each other tenant with work is kept for tenants that are within their
-        share and hold few slots. Without a free slot, a tenant may have one only if an over-share
-        tenant must give one up for it.
-        """
-        tenant = sequence.tenant_queue
-        share = self.queue.share(tenant)
-        least, most = (int(part * self._max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
-        if num_free > min(max(round(1.0 / share) - 1, least), most):
-            return True
-        limit = with_leeway(min(share, 0.5)) * self._max_num_seqs
-        if num_free and tenant.num_running < limit and not self.queue.is_over_share(tenant):
-            return True
-        return self.victim(sequence, running) is not None
+        return self.over_share.may_have_slot(sequence, running, num_free)
 
     def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the sequence that gives up its slot: the newest of the over-share tenant with the
-        most slots for its share, if that tenant then still has no less than the other. Returns None
-        if there is none, or if the sequence's tenant itself is over its share."""
-        tenant = sequence.tenant_queue
-        if self.queue.is_over_share(tenant):
-            return None
-        level = (tenant.num_running + 1) / self.queue.share(tenant)
-        over_share = [
-            other
-            for other in dict.fromkeys(each.tenant_queue for each in running)
-            if (other.num_running - 1) / self.queue.share(other) >= level
-            and self.queue.is_over_share(other)
-        ]
-        if not over_share:
-            return None
-        most = max(over_share, key=lambda other: other.num_running / self.queue.share(other))
-        return last_in_turn(each for each in running if each.tenant_queue is most)
+        return self.over_share.victim(sequence, running)
 
     def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
         """Deducts prompt tokens from the budget and charges them, because the next turn depends on
@@ -212,35 +179,37 @@ class FairnessPolicy:
         end = sequence.num_computed + num_tokens
         num_new = end - max(sequence.num_charged, sequence.num_computed)
         if num_new > 0:
-            self.queue.charge(sequence, PREFILL_COST * num_new)
+            self._charge(sequence, PREFILL_COST * num_new)
             sequence.num_charged = end
 
     def charge_cached(self, sequence: Sequence) -> None:
         """Charges the prompt tokens found in the prefix cache."""
         num_cached = sequence.num_computed - sequence.num_charged
         if num_cached > 0:
-            self.queue.charge(sequence, CACHED_COST * num_cached)
+            self._charge(sequence, CACHED_COST * num_cached)
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:
         """Charges all generated tokens of `num_known` except the last, each once."""
         if num_known > sequence.num_charged:
-            self.queue.charge(sequence, DECODE_COST * (num_known - sequence.num_charged))
+            self._charge(sequence, DECODE_COST * (num_known - sequence.num_charged))
             sequence.num_charged = num_known
 
     def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
         """Charges an adapter's load. num_tokens: tokens that could be prefilled in its time."""
-        self.queue.charge(sequence, PREFILL_COST * num_tokens)
+        self._charge(sequence, PREFILL_COST * num_tokens)
+
+    def _charge(self, sequence: Sequence, cost: float) -> None:
+        self.queue.charge(sequence, cost)
+        self.over_share.record(sequence.tenant_queue, cost)
 
     def _is_closed_to(self, tenant: TenantQueue) -> bool:
-        if self.is_closed:
-            return True
-        return self._is_closed_to_over_share and self.queue.is_over_share(tenant)
+        return self.is_closed or self.over_share.is_closed_to(tenant)
 
     def _waits_over_share(self, sequence: Sequence | None) -> bool:
         return (
             sequence is not None
             and sequence.is_waiting
-            and self.queue.is_over_share(sequence.tenant_queue)
+            and self.over_share.includes(sequence.tenant_queue)
         )
 
     def _new_budget(self, schedule: Schedule, over_share: frozenset[TenantQueue]) -> StepBudget:
@@ -250,7 +219,9 @@ class FairnessPolicy:
             self.step_time,
             num_tokens=self._max_batched_tokens - schedule.num_tokens,
             decode_s=self.predict_s(schedule),
-            within_share_s=self.predict_s(Schedule(within_share)) if items else math.inf,
+            over_share_s=self.over_share.max_step_s(self.predict_s(Schedule(within_share)))
+            if items
+            else math.inf,
             seconds=min((_due_s(item.sequence) for item in items), default=math.inf)
             - schedule.begin_s,
             max_gap_s=min(map(self._max_gap_s, items), default=math.inf),

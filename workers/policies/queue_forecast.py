@@ -225,7 +225,7 @@ class QueueForecast:
             self._step_time,
             num_tokens=self._max_batched_tokens - int(num_rows),
             decode_s=0.0 if is_alone else self._step_time.predict(num_rows, num_attended),
-            within_share_s=math.inf,
+            over_share_s=math.inf,
             seconds=math.inf if is_alone else tpot_s,
             max_gap_s=math.inf if is_alone else gap_s,
         )

@@ -11,18 +11,15 @@ MIN_PART = 0.25
 """Prompt tokens guaranteed in every step, even if tokens are late, because otherwise no prompt is
 computed under load: MIN_TOKENS, as far as the maximum gap between tokens has room for them, or as
 many as take MIN_PART of the time of the generating sequences alone."""
-OVER_SHARE_PART = 0.4
-"""Time that over-share tenants may add to a step with their tokens and prompts, as a fraction of
-the step's time without either."""
 
 
 class StepBudget:
     """Budget of one step.
 
     num_tokens: maximum number of prompt tokens. decode_s: predicted seconds of the step so far.
-    within_share_s: the same without over-share tenants, infinity if no sequence generates. seconds:
-    duration up to which no token is late. max_gap_s: duration up to which no gap between two tokens
-    is too long, however early the previous tokens were.
+    over_share_s: maximum duration with prompts of over-share tenants. seconds: duration up to which
+    no token is late. max_gap_s: duration up to which no gap between two tokens is too long, however
+    early the previous tokens were.
     """
 
     def __init__(
@@ -31,14 +28,14 @@ class StepBudget:
         *,
         num_tokens: int,
         decode_s: float,
-        within_share_s: float,
+        over_share_s: float,
         seconds: float,
         max_gap_s: float = math.inf,
     ) -> None:
         self.num_tokens = num_tokens
         self._step_time = step_time
         self._seconds = min(seconds, max_gap_s) - decode_s
-        self._over_share_s = (1 + OVER_SHARE_PART) * within_share_s - decode_s
+        self._over_share_s = over_share_s - decode_s
         floor_s = max(max_gap_s - decode_s, MIN_PART * decode_s)
         self._floor = int(max(min(MIN_TOKENS, step_time.tokens_within(floor_s, 0)), 1))
 

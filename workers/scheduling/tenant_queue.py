@@ -93,7 +93,8 @@ class TenantQueue(Generic[Item]):
     next_room_s: float = 0.0
     """Time until which this tenant's refused requests were told to wait."""
     recent_part: float = 0.0
-    """Fraction of the recently charged tokens that were the tenant's, at `recent_at`."""
+    """Fraction of the recently charged tokens that were the tenant's, at `recent_at`. Both are set
+    by `OverShare`."""
     recent_at: float = 0.0
     """Tokens charged to all tenants when `recent_part` was computed."""
 

@@ -14,7 +14,7 @@ from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from tests.workers.scheduling.test_fairness import ask
 from workers.policies.fair_queue import MAX_PASSED, FairQueue
-from workers.policies.fairness_policy import FairnessPolicy
+from workers.policies.over_share import OverShare
 from workers.scheduling.sequence import Sequence, SequenceStatus
 from workers.scheduling.tenant_queue import Load
 from workers.wire.protocol import ServiceClass
@@ -151,14 +151,14 @@ def test_the_newest_sequence_of_the_over_share_tenant_with_most_slots_gives_way(
             sequence.status = SequenceStatus.RUNNING
             bench.queue.start(sequence)
             rows[tenant].append(sequence)
+    over_share = OverShare(bench.queue, max_num_seqs=16)
     for _ in range(100):
-        bench.queue.charge(rows["most"][0], 100.0)
-        bench.queue.charge(rows["some"][0], 110.0)
-    policy = FairnessPolicy(max_num_seqs=16, max_batched_tokens=512)
-    policy.queue = bench.queue
+        for tenant, cost in (("most", 100.0), ("some", 110.0)):
+            bench.queue.charge(rows[tenant][0], cost)
+            over_share.record(rows[tenant][0].tenant_queue, cost)
     running = [sequence for each in rows.values() for sequence in each]
-    assert policy.victim(rows["asks"][0], running) is rows["most"][-1]
-    assert policy.victim(rows["some"][0], running) is None
+    assert over_share.victim(rows["asks"][0], running) is rows["most"][-1]
+    assert over_share.victim(rows["some"][0], running) is None
 
 
 def test_a_load_is_what_was_added_and_not_taken_back() -> None:

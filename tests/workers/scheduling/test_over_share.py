@@ -11,7 +11,7 @@ from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask
 from tests.workers.simulation import Simulation, assert_equals_alone, generate, prompt_of
 from tests.workers.waiting import fair_policy, waiting_of
-from workers.policies.fair_queue import RECENT_TOKENS
+from workers.policies.over_share import RECENT_TOKENS
 from workers.policies.queue_limits import QueueBounds
 from workers.wire.protocol import Generate
 
@@ -32,9 +32,9 @@ def market(max_num_seqs: int = 32, max_batched_tokens: int = 512) -> Market:
 
 
 def over_share(of: Market) -> set[str]:
-    queue = fair_policy(of.scheduler).queue
-    accounts = {sequence.tenant_queue for sequence in of.scheduler.running}
-    return {account.tenant for account in accounts if queue.is_over_share(account)}
+    policy = fair_policy(of.scheduler)
+    tenants = {sequence.tenant_queue for sequence in of.scheduler.running}
+    return {each.tenant for each in tenants if policy.over_share.includes(each)}
 
 
 def keep_waiting(of: Market, rng: random.Random, tenant: str, length: int, count: int = 4) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.workers.simulation import Simulation, generate
+from workers.policies.over_share import ADDED_PART
 from workers.policies.step_budget import MIN_TOKENS, StepBudget
 from workers.policies.step_cost import StepTime
 from workers.wire.protocol import SamplingParams
@@ -23,8 +24,10 @@ def budget(
         learned,
         num_tokens=num_tokens,
         decode_s=learned.predict(num_decoding, 0),
-        within_share_s=(
-            learned.predict(num_decoding - num_over_share, 0) if num_decoding else math.inf
+        over_share_s=(
+            (1 + ADDED_PART) * learned.predict(num_decoding - num_over_share, 0)
+            if num_decoding
+            else math.inf
         ),
         seconds=seconds,
     )

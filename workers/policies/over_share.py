@@ -1,0 +1,106 @@
+"""Tenants over their share: which tenants they are, and the limits on them.
+
+A tenant is over its share if it recently had more than its share and `LEEWAY` of what the other
+tenants with work are entitled to. Four rules protect the others:
+
+- time: prompts and tokens of over-share tenants lengthen a step by at most `ADDED_PART`;
+- room: a blocked sequence of an over-share tenant holds up only over-share tenants;
+- free slots: some sequence slots are kept for tenants within their share that hold few of them;
+- taken slots: if no slot is free, an over-share tenant gives one up to a tenant within its share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn
+from workers.scheduling.sequence import Sequence
+
+RECENT_TOKENS = 4096.0
+"""Decay constant of a tenant's recent part, in tokens charged to all tenants."""
+LEEWAY = 0.25
+"""Fraction of the others' share that a tenant may recently have used beyond its own."""
+ADDED_PART = 0.4
+"""Time that over-share tenants may add to a step with their tokens and prompts, as a fraction of
+the step's time without either."""
+LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
+"""Bounds of the fraction of slots that is kept for tenants with few of them."""
+
+
+class OverShare:
+    """Over-share tenants of a fair queue."""
+
+    def __init__(self, queue: FairQueue, max_num_seqs: int) -> None:
+        self._queue = queue
+        self._max_num_seqs = max_num_seqs
+        self._num_charged = 0.0
+        self.is_closed = False
+        """Whether over-share tenants may start no more sequences in this step."""
+
+    def record(self, tenant: TenantQueue, cost: float) -> None:
+        """Records work charged to the tenant, in tokens."""
+        part = self._recent_part(tenant)
+        tenant.recent_part = part - (1.0 - part) * math.expm1(-cost / RECENT_TOKENS)
+        self._num_charged += cost
+        tenant.recent_at = self._num_charged
+
+    def includes(self, tenant: TenantQueue) -> bool:
+        """Whether the tenant recently had more than its share plus the leeway."""
+        if tenant.recent_part <= LEEWAY:
+            return False
+        return self._recent_part(tenant) > _with_leeway(self._queue.share(tenant))
+
+    def is_closed_to(self, tenant: TenantQueue) -> bool:
+        """Whether the tenant may start no more sequences in this step."""
+        return self.is_closed and self.includes(tenant)
+
+    def max_step_s(self, within_share_s: float) -> float:
+        """Returns the maximum seconds of a step with over-share tenants. within_share_s: predicted
+        seconds without them."""
+        return (1 + ADDED_PART) * within_share_s
+
+    def may_have_slot(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
+        """Whether the sequence's tenant may have one more slot.
+
+        About one slot for each other tenant with work is kept for tenants that are within their
+        share and hold few slots. Without a free slot, a tenant may have one only if an over-share
+        tenant must give one up for it.
+        """
+        tenant = sequence.tenant_queue
+        share = self._queue.share(tenant)
+        least, most = (int(part * self._max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
+        if num_free > min(max(round(1.0 / share) - 1, least), most):
+            return True
+        limit = _with_leeway(min(share, 0.5)) * self._max_num_seqs
+        if num_free and tenant.num_running < limit and not self.includes(tenant):
+            return True
+        return self.victim(sequence, running) is not None
+
+    def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+        """Returns the sequence that gives up its slot: the newest of the over-share tenant with the
+        most slots for its share, if that tenant then still has no less than the other. Returns None
+        if there is none, or if the sequence's tenant itself is over its share."""
+        tenant = sequence.tenant_queue
+        if self.includes(tenant):
+            return None
+        level = (tenant.num_running + 1) / self._queue.share(tenant)
+        over_share = [
+            other
+            for other in dict.fromkeys(each.tenant_queue for each in running)
+            if (other.num_running - 1) / self._queue.share(other) >= level and self.includes(other)
+        ]
+        if not over_share:
+            return None
+        most = max(over_share, key=lambda other: other.num_running / self._queue.share(other))
+        return last_in_turn(each for each in running if each.tenant_queue is most)
+
+    def _recent_part(self, tenant: TenantQueue) -> float:
+        """Returns the fraction of the recently charged tokens that were the tenant's."""
+        num_since = self._num_charged - tenant.recent_at
+        return tenant.recent_part * math.exp(-num_since / RECENT_TOKENS)
+
+
+def _with_leeway(share: float) -> float:
+    """Returns the share plus `LEEWAY` of the others' share."""
+    return share + LEEWAY * (1.0 - share)
