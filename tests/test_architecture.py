@@ -49,8 +49,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "workers": {
         "wire": (),
-        "grammar": ("wire",),
-        "scheduling": ("grammar",),
+        "constraints": ("wire",),
+        "scheduling": ("constraints",),
         "policies": ("scheduling",),
         "device": (),
         "layers": ("device",),

@@ -16,6 +16,8 @@ from adapters.pool.source import AdapterSource
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
+from workers.constraints.grammars import Grammars
+from workers.constraints.token_limits import TokenLimits
 from workers.execution.block_tables import BlockTables
 from workers.execution.observer import FinishedStep, StepObserver
 from workers.execution.request_check import check_request
@@ -27,12 +29,10 @@ from workers.execution.step_input import (
     StepOutput,
     build_step_input,
 )
-from workers.grammar.grammars import Grammars
 from workers.scheduling.intake import Refusal
 from workers.scheduling.schedule import Demand, Schedule, ScheduledSequence
 from workers.scheduling.scheduler import EXPIRED, Scheduler
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.token_limits import TokenLimits
 from workers.wire.protocol import (
     ErrorCode,
     Failed,

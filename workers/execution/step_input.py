@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memory.page_key import PAGE_TOKENS
+from workers.constraints.token_limits import kept
 from workers.execution.block_tables import BlockTables
 from workers.scheduling.schedule import Schedule, ScheduledSequence
-from workers.scheduling.token_limits import kept
 from workers.wire.protocol import ErrorCode, OutputKind, Pooling, SamplingParams, TokenLogprobs
 
 Array = NDArray[Any]

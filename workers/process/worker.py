@@ -35,6 +35,8 @@ from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
 from workers.base_models.model_pool import LOAD_BYTES_PER_S, ModelPool, RegisteredModel
 from workers.base_models.residency import ModelResidency
+from workers.constraints.grammars import Grammars
+from workers.constraints.sequence_grammar import GrammarThreads
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory, gib
 from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
@@ -44,8 +46,6 @@ from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
 from workers.execution.speed import measure_speed
 from workers.execution.token_buffer import TokenBuffer
-from workers.grammar.grammars import Grammars
-from workers.grammar.sequence_grammar import GrammarThreads
 from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
 from workers.observe.report import EngineReport

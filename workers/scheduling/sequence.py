@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from adapters.pool.source import AdapterLease
 from memory.block_table import BlockTable
 from memory.page_key import PAGE_TOKENS, PageHasher
+from workers.constraints.token_limits import TokenLimits
 from workers.scheduling.stage_times import StageTimes
 from workers.scheduling.tenant_queue import TERMS, TenantQueue
-from workers.scheduling.token_limits import TokenLimits
 from workers.wire.protocol import (
     AdapterRef,
     FinishReason,
@@ -28,7 +28,7 @@ from workers.wire.protocol import (
 )
 
 if TYPE_CHECKING:
-    from workers.grammar.sequence_grammar import SequenceGrammar
+    from workers.constraints.sequence_grammar import SequenceGrammar
 
 
 class SequenceStatus(Enum):

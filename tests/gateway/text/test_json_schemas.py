@@ -32,7 +32,7 @@ from pydantic import (
 
 from gateway.text.json_schemas import MAX_STEPS, NOTHING, SchemaReader, held_schema
 from tests.doubles import make_tokenizer
-from tests.workers.grammar.test_json_schemas import Walk
+from tests.workers.constraints.test_json_schemas import Walk
 from workers.wire import grammars
 
 ZOD: dict[str, Any] = json.loads((Path(__file__).parent / "zod_schemas.json").read_text())

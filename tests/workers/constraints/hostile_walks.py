@@ -1,5 +1,7 @@
-"""Follows grammars of strangers as a worker does: `python -m tests.workers.grammar.hostile_walks
-FOLDER EXAMPLES`. Writes each to standard error before it is compiled, as what may end the process.
+"""Follows grammars of strangers as a worker does. Each is written to standard error before it is
+compiled, because it may end the process.
+
+`python -m tests.workers.constraints.hostile_walks FOLDER EXAMPLES`
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from gateway.exceptions import InvalidRequest
 from gateway.text.grammar_limits import check_expression, check_lark, check_schema
 from tests import hostile_grammars
 from tests.doubles import make_tokenizer
-from workers.grammar.grammars import Grammars
-from workers.grammar.sequence_grammar import GrammarThreads, SequenceGrammar
+from workers.constraints.grammars import Grammars
+from workers.constraints.sequence_grammar import GrammarThreads, SequenceGrammar
 from workers.wire import grammars
 
 VOCAB, END = 260, 257

@@ -16,8 +16,8 @@ from tests.doubles import make_tokenizer
 from tests.hostile_grammars import DOUBLES, RULES, chain, pattern, rules
 from tests.scale import scaled
 from tests.stack import ROOT
-from workers.grammar.grammars import Grammars
-from workers.grammar.sequence_grammar import GrammarThreads, SequenceGrammar
+from workers.constraints.grammars import Grammars
+from workers.constraints.sequence_grammar import GrammarThreads, SequenceGrammar
 from workers.wire import grammars
 from workers.wire.grammar_checks import REASONS
 
@@ -83,7 +83,7 @@ def test_slow_grammars_of_one_tenant_hold_up_no_other(opened: Grammars) -> None:
 @pytest.mark.full
 def test_no_grammar_ends_a_worker(tmp_path: Path) -> None:
     """What a gateway accepts is followed in a child that may die."""
-    command = (sys.executable, "-m", "tests.workers.grammar.hostile_walks")
+    command = (sys.executable, "-m", "tests.workers.constraints.hostile_walks")
     done = subprocess.run(
         [*command, str(tmp_path), str(EXAMPLES)],
         cwd=ROOT,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from workers.grammar.grammars import Grammars
-from workers.grammar.sequence_grammar import GrammarThreads, SequenceGrammar
+from workers.constraints.grammars import Grammars
+from workers.constraints.sequence_grammar import GrammarThreads, SequenceGrammar
 from workers.wire import grammars
 
 MAX_CPU_S = 0.02

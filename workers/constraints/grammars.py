@@ -10,7 +10,7 @@ from threading import Lock
 
 from llguidance import LLMatcher
 
-from workers.grammar.sequence_grammar import CompiledGrammar, GrammarThreads, SequenceGrammar
+from workers.constraints.sequence_grammar import CompiledGrammar, GrammarThreads, SequenceGrammar
 from workers.wire import grammars
 from workers.wire.grammar_checks import GrammarChecks
 from workers.wire.recent_refusals import RecentRefusals

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.scheduling.token_limits import MAX_BEFORE_THOUGHT, TokenLimits, kept
+from workers.constraints.token_limits import MAX_BEFORE_THOUGHT, TokenLimits, kept
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 VOCAB = 77
