@@ -31,6 +31,7 @@ from workers.wire.protocol import (
     SequenceOutput,
     StepFrame,
     TokenLogprobs,
+    Withdraw,
     WorkerStatus,
 )
 from workers.wire.transport.base import Security
@@ -106,6 +107,8 @@ class StubWorker:
     """Ids of sequences aborted while they ran, or lost with their connection."""
     prefetched: list[str] = field(default_factory=list)
     probed: list[Probe] = field(default_factory=list)
+    withdrawn: list[int] = field(default_factory=list)
+    """Ids of probes."""
     desired: list[Desired] = field(default_factory=list)
     adapters: list[AdapterStatus] = field(default_factory=list)
     """What a status says of them."""
@@ -180,6 +183,8 @@ class StubWorker:
                 self.probed.append(message)
                 if (result := self.probe_script(message)) is not None:
                     self.server.deliver([(connection, result)])
+            case Withdraw(id=probe_id):
+                self.withdrawn.append(probe_id)
             case Desired():
                 self.desired.append(message)
                 self.report()

@@ -18,9 +18,9 @@ FROM due WHERE (p.tenant_id, p.name, p.version) = (due.tenant_id, due.name, due.
 RETURNING p.tenant_id, p.name, p.version, due.digest, due.base_name, due.base_digest, p.attempts;
 
 -- name: proving_renew
--- $1-$3: the version; $4: gateway id.
+-- $1-$3: the version; $4: gateway id. Null if the gateway has lost its claim.
 UPDATE version_proving SET claimed_until = now() + interval '60 seconds'
-WHERE (tenant_id, name, version) = ($1, $2, $3) AND claimed_by = $4;
+WHERE (tenant_id, name, version) = ($1, $2, $3) AND claimed_by = $4 RETURNING true;
 
 -- name: proving_release
 -- $1-$3: the version; $4: gateway id; $5: why it could not be proved now. Claimed again a little later.

@@ -1,15 +1,17 @@
 """Control task: has a worker verify each adapter version before it is served.
 
 Postgres holds a claim on a version for a minute, renewed while its probe is in flight, so that
-several gateways share the work, and others take over the claims of a killed one.
+several gateways share the work, and others take over the claims of a killed one. A probe goes on as
+long as the worker's proofs advance, however long its queue is. One that is given up is withdrawn
+from the worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-import random
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,9 +35,12 @@ through the base model."""
 POLL_INTERVAL_S = 2.0
 RENEW_S = 20.0
 """Seconds between renewals of a claim whose probe is in flight; a third of how long one lasts."""
-PROBE_TIMEOUT_S = 600.0
-"""Seconds until a probe is given up. It waits behind others in its worker's queue and is computed
-alongside traffic: given up earlier, it would be computed for nothing and begin again."""
+STALL_S = 600.0
+"""Seconds without progress of the worker's proofs after which a probe is given up. A step, such as
+one layer for several adapters, may take long alongside traffic."""
+STALL_CHECK_S = 1.0
+ATTEMPTS_AT_ONE_WORKER = 3
+"""Attempts after which another worker is tried. The first worker keeps what it has computed."""
 RETRY_S = 60.0
 """Seconds between two attempts to verify a ready version for another layout."""
 
@@ -48,6 +53,8 @@ class Claim(msgspec.Struct, frozen=True):
     version: int
     digest: str
     base_digest: str
+    attempts: int = 1
+    """Number of attempts to verify it, including this one."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -111,9 +118,13 @@ class AdapterVerification:
         If the database cannot be written, the claim expires."""
         adapter = AdapterRef(claim.digest, f"{claim.name}@{claim.version}")
         try:
-            able = self._fleet.serving(claim.base_digest)
-            async with self._renewed(claim):
-                worker, result = await self._probe(able, claim.base_digest, adapter)
+            try:
+                async with asyncio.timeout(None) as held, self._renewed(claim, held):
+                    able = self._fleet.serving(claim.base_digest)
+                    worker, result = await self._probe(able, claim, adapter)
+            except TimeoutError:
+                log.info("%s of %s: the claim is lost", adapter.name, claim.tenant_id)
+                return
             async with self._database.acquire() as connection:
                 if not result.error:
                     proof = (result.layout, result.checksum, result.fingerprint, worker)
@@ -129,15 +140,21 @@ class AdapterVerification:
             log.warning("%s of %s: %s", adapter.name, claim.tenant_id, error)
 
     @asynccontextmanager
-    async def _renewed(self, claim: Claim) -> AsyncGenerator[None]:
-        """Keeps the claim while its probe is in flight, so that no other gateway takes it up."""
+    async def _renewed(self, claim: Claim, held: asyncio.Timeout) -> AsyncGenerator[None]:
+        """Renews the claim while its probe is in flight. Ends `held` if the claim is lost: the
+        version was deleted, or another gateway has claimed it."""
 
         async def renew() -> None:
             while True:
                 await asyncio.sleep(RENEW_S)
                 with contextlib.suppress(ApiError):
                     async with self._database.acquire() as connection:
-                        await connection.execute(sql["proving_renew"], *claim.key, self._id)
+                        is_held: bool | None = await connection.fetchval(
+                            sql["proving_renew"], *claim.key, self._id
+                        )
+                    if not is_held:
+                        held.reschedule(0)
+                        return
 
         renewing = asyncio.create_task(renew())
         try:
@@ -169,7 +186,7 @@ class AdapterVerification:
     async def _prove_ready(self, able: list[WorkerClient], claim: Claim) -> None:
         """Verifies a ready version for another layout. The version stays ready if that fails."""
         self._not_before[claim.path] = asyncio.get_running_loop().time() + RETRY_S
-        worker, result = await self._probe(able, claim.base_digest, AdapterRef(claim.digest))
+        worker, result = await self._probe(able, claim, AdapterRef(claim.digest))
         if result.error:
             log.warning("%s on %s: %s", claim.path, worker, result.message)
             return
@@ -181,25 +198,58 @@ class AdapterVerification:
             log.warning("%s: %s", claim.path, error)
 
     async def _probe(
-        self, able: list[WorkerClient], base: str, adapter: AdapterRef
+        self, able: list[WorkerClient], claim: Claim, adapter: AdapterRef
     ) -> tuple[str, ProbeResult]:
         """Probes the adapter on one of the workers and returns the worker's id and answer. Without
         a worker or an answer, returns an error that is not final."""
+        base = claim.base_digest
         worker = ""
         try:
             if not able:
                 raise WorkerFailed(ErrorCode.WORKER_LOST, "no worker is ready")
-            client = random.choice(able)
+            client = choose_worker(able, claim)
             worker = client.instance_id
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
+            async with asyncio.timeout(STALL_S) as patience, prolonged(patience, client, base):
                 return worker, await client.probe(base, adapter)
         except WorkerFailed as error:
             why = error.message
         except TimeoutError:
-            why = f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+            why = f"the worker's proofs have not advanced for {STALL_S:.0f} s"
         return worker, ProbeResult(
             0, error="adapter.probe.unavailable", message=why, is_final=False
         )
+
+
+def choose_worker(able: list[WorkerClient], claim: Claim) -> WorkerClient:
+    """Chooses the same worker for every attempt of a content while that worker is able, because it
+    keeps what it has computed. After a few attempts, chooses the next one."""
+
+    def rank(client: WorkerClient) -> bytes:
+        return hashlib.sha256(f"{claim.digest} {client.instance_id}".encode()).digest()
+
+    turn = (claim.attempts - 1) // ATTEMPTS_AT_ONE_WORKER
+    return sorted(able, key=rank)[turn % len(able)]
+
+
+@asynccontextmanager
+async def prolonged(
+    patience: asyncio.Timeout, client: WorkerClient, base: str
+) -> AsyncGenerator[None]:
+    """Prolongs `patience` whenever the worker's proofs for the base model advance."""
+
+    async def watch() -> None:
+        seen = client.num_proof_steps(base)
+        while True:
+            await asyncio.sleep(STALL_CHECK_S)
+            if (now := client.num_proof_steps(base)) != seen:
+                seen = now
+                patience.reschedule(asyncio.get_running_loop().time() + STALL_S)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
 
 
 def _rejection(result: ProbeResult) -> dict[str, Any]:

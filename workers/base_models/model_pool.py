@@ -209,6 +209,7 @@ class ModelPool:
             idle_s=0.0 if state.has_work else self._clock() - state.used_s,
             load_s=state.load_s,
             error=model.error,
+            num_proof_steps=model.instance.effect_proof.num_steps,
         )
 
     def _heed(self, model: RegisteredModel) -> None:

@@ -34,6 +34,7 @@ from workers.wire.protocol import (
     Probe,
     PromptProgress,
     StepFrame,
+    Withdraw,
     WorkerStatus,
 )
 
@@ -53,7 +54,7 @@ class Wake(msgspec.Struct, frozen=True):
     """Command without effect, which ends the wait of an idle loop."""
 
 
-LoopCommand = Abort | Probe | Desired | Drain | Disconnected | Wake
+LoopCommand = Abort | Probe | Withdraw | Desired | Drain | Disconnected | Wake
 
 
 class WorkerLoop:
@@ -222,6 +223,8 @@ class WorkerLoop:
                 self._verifier.abort_connection(connection)
             case Probe():
                 self._probe(connection, message)
+            case Withdraw(id=probe_id):
+                self._verifier.withdraw(connection, probe_id)
             case Desired():
                 self._want(message)
             case Drain(is_on=is_on):

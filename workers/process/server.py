@@ -32,6 +32,7 @@ from workers.wire.protocol import (
     StepFrame,
     ToGateway,
     ToWorker,
+    Withdraw,
     WorkerStatus,
     own_hello,
     why_unsatisfiable,
@@ -59,7 +60,7 @@ class Disconnected(msgspec.Struct, frozen=True):
     """Command after the gateway of the connection is lost: all its sequences are to be freed."""
 
 
-Command = Generate | Abort | Prefetch | Probe | Desired | Drain | Disconnected
+Command = Generate | Abort | Prefetch | Probe | Withdraw | Desired | Drain | Disconnected
 WorkerMessage = StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages | Models
 Delivery = Sequence[tuple[int, WorkerMessage]]
 """Messages of one engine step with their connection numbers. WorkerStatus, CachedPages and Models
@@ -219,7 +220,7 @@ class Server:
             case Generate(id=sequence_id):
                 self._gateways[number].open_ids.add(sequence_id)
                 self._idle.clear()
-            case Abort() | Prefetch() | Probe() | Desired() | Drain():
+            case Abort() | Prefetch() | Probe() | Withdraw() | Desired() | Drain():
                 pass
             case Hello():
                 raise ProtocolMismatch("a second Hello")

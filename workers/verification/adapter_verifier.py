@@ -132,6 +132,14 @@ class AdapterVerifier:
         if self._active is not None and self._active[0] == connection:
             self._stop()
 
+    def withdraw(self, connection: int, probe_id: int) -> None:
+        """Drops a probe, waiting or in progress. The pass through the model that may be computed
+        for it is finished, and its scores are kept."""
+        withdrawn = connection, probe_id
+        self._queue = deque(item for item in self._queue if (item[0], item[1].id) != withdrawn)
+        if self._active is not None and (self._active[0], self._active[1].id) == withdrawn:
+            self._stop()
+
     def drain(self) -> list[tuple[int, ProbeResult]]:
         """Gives up all probes, with an answer to each."""
         probes = [*self._queue, *self._stop()]

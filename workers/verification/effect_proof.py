@@ -88,6 +88,8 @@ class EffectProof:
         self.layout = layout
         self._scores: OrderedDict[str, Tensor] = OrderedDict()
         """By the adapter's digest, most recent last; '' for the base model."""
+        self.num_steps = 0
+        """Adapters read and layers scored. Read by any thread."""
         random = torch.Generator().manual_seed(SEED)
         self.tokens: list[int] = torch.randint(
             spec.vocab_size, (PROBE_TOKENS,), generator=random
@@ -101,6 +103,7 @@ class EffectProof:
         """
         files = stored_files(self._store, digest)
         factors = Factors(files, self._shape)
+        self._count_step()
         self._check_copies(factors)
         if digest not in self._scores:
             self._score({digest: factors} | self._readable(next_ones))
@@ -110,6 +113,9 @@ class EffectProof:
             scores=self._scores[digest],
             base_scores=self._scores[BASE],
         )
+
+    def _count_step(self) -> None:
+        self.num_steps += 1
 
     def _check_copies(self, factors: Factors) -> None:
         """Raises NotProved unless the weights that the file repeats are the base model's, rounded
@@ -146,10 +152,18 @@ class EffectProof:
         dtype, factors = self.layout.dtype, [*adapters.values()]
         if isinstance(self._spec, ModelSpec):
             scores = score_tokens(
-                self._folder, self._spec, self._shape, dtype, self.tokens, factors
+                self._folder,
+                self._spec,
+                self._shape,
+                dtype,
+                self.tokens,
+                factors,
+                on_layer=self._count_step,
             )
         else:
-            scores = score_with_transformers(self._folder, self._spec, dtype, self.tokens, factors)
+            scores = score_with_transformers(
+                self._folder, self._spec, dtype, self.tokens, factors, on_linear=self._count_step
+            )
         self._scores.update(zip([*adapters, BASE], scores, strict=True))
         self._scores.move_to_end(BASE)
         while len(self._scores) > MAX_SCORES:

@@ -6,7 +6,7 @@ Slow and small: it stands beside a served model to check it, without a second co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -80,12 +80,14 @@ def score_tokens(
     dtype: torch.dtype,
     tokens: list[int],
     adapters: Sequence[Factors],
+    *,
+    on_layer: Callable[[], None],
 ) -> Tensor:
     """Computes the log-probability of each token but the first, float32 [len(adapters) + 1,
     len(tokens) - 1]: with each adapter, then with none.
 
     folder: a canonical model. dtype: what it is served in; weights, keys and values are rounded so,
-    and the adapters' factors are not.
+    and the adapters' factors are not. on_layer: called when another layer is computed.
     """
     ops = UnmergedOps(adapters)
     count, num_tokens = len(adapters) + 1, len(tokens)
@@ -105,6 +107,7 @@ def score_tokens(
         for layer, layer_spec in enumerate(spec.layers):
             weights = load_layer(loader, spec, layer, ropes[layer_spec.rope])
             x = run_layer(ops, weights, x, residual, attention, kv, lora)
+            on_layer()
         module = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
         weight = checkpoint.get(f"{module}.weight")
         total = torch.full((len(x),), -torch.inf, dtype=torch.float64)

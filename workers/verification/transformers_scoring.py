@@ -7,7 +7,7 @@ beside a served model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -27,10 +27,13 @@ def score_with_transformers(
     dtype: torch.dtype,
     tokens: list[int],
     adapters: Sequence[Factors],
+    *,
+    on_linear: Callable[[], None],
 ) -> Tensor:
     """Computes scores as `score_tokens` does for a native family.
 
-    Shape: float32 [len(adapters) + 1, len(tokens) - 1].
+    Shape: float32 [len(adapters) + 1, len(tokens) - 1]. on_linear: called when another linear is
+    computed.
     """
     model = build_model(spec.config, torch.float32, attention=None)
     shape = spec.recorded.shape
@@ -41,7 +44,9 @@ def score_with_transformers(
                 _read_when_called(module, path, weights)
         for linear in shape.linears:
             at = linear.layer, shape.projections.index(linear.name)
-            _add_when_called(model.get_submodule(linear.path), adapters, at)
+            module = model.get_submodule(linear.path)
+            _add_when_called(module, adapters, at)
+            module.register_forward_hook(lambda *_: on_linear())
         count = len(adapters) + 1
         ids = torch.tensor([tokens] * count)
         positions = torch.arange(len(tokens)).expand(count, -1)

@@ -36,6 +36,7 @@ from workers.wire.protocol import (
     SequenceTimes,
     StepFrame,
     ToGateway,
+    Withdraw,
     WorkerStatus,
     common_version,
     own_hello,
@@ -59,6 +60,8 @@ SILENT_LOOKS = 10
 """Consecutive failed checks (2.5 s) after which work is routed to other workers."""
 LOST_LOOKS = 40
 """Consecutive failed checks (10 s) after which the connection is closed."""
+WITHDRAW_VERSION = 7
+"""Protocol version from which workers understand `Withdraw`."""
 HUNG_STEP_S = 60.0
 """Seconds in one step after which a worker's engine counts as hung, even if the worker still sends
 pulses. Generous, because a step may have to wait for weights to be copied."""
@@ -196,7 +199,8 @@ class WorkerClient:
         self._tell(Prefetch(model, adapter))
 
     async def probe(self, model: str, adapter: AdapterRef) -> ProbeResult:
-        """Makes the worker prove the adapter. Raises WorkerFailed if the connection is lost."""
+        """Makes the worker prove the adapter. If the caller is cancelled, the worker drops the
+        probe. Raises WorkerFailed if the connection is lost."""
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
         probe_id = next(self._probe_ids)
@@ -206,8 +210,17 @@ class WorkerClient:
             return await answer
         except TransportError as error:
             raise WorkerFailed(ErrorCode.WORKER_LOST, str(error)) from error
+        except asyncio.CancelledError:
+            if self.version >= WITHDRAW_VERSION:
+                self._tell(Withdraw(probe_id))
+            raise
         finally:
             self._probes.pop(probe_id, None)
+
+    def num_proof_steps(self, model: str) -> int:
+        """Returns the number of steps of proofs for the model that the worker has reported."""
+        models = () if self.status is None else self.status.models
+        return next((each.num_proof_steps for each in models if each.digest == model), 0)
 
     def want(self, desired: Desired) -> None:
         """Sends the desired state to the worker, now and after every reconnect."""
@@ -347,7 +360,7 @@ class WorkerClient:
             if not answer.done():
                 answer.set_exception(_lost())
 
-    def _tell(self, message: Abort | Prefetch | Desired | Drain) -> None:
+    def _tell(self, message: Abort | Prefetch | Withdraw | Desired | Drain) -> None:
         """Sends a best-effort message. Does nothing if the connection is lost."""
         if self._connection is not None:
             with contextlib.suppress(TransportError):

@@ -220,6 +220,13 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
     adapter: AdapterRef
 
 
+class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
+    """Request to drop a probe that waits or is in progress; no answer. Sent to workers of version 7
+    or newer."""
+
+    id: int
+
+
 class Pin(msgspec.Struct, frozen=True):
     model: str
     adapter: AdapterRef
@@ -432,6 +439,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     adapter_load_s: dict[str, float] = {}
     """Total seconds of these loads."""
     num_failed_adapter_loads: int = 0
+    num_proof_steps: int = 0
+    """Steps of proofs that are done. While the number grows, waiting probes advance."""
     itl: list[tuple[float, int]] = []
     """Histogram of the times between two tokens of a sequence in the last minute: (upper bound in
     seconds, number above the previous bound)."""
@@ -526,5 +535,5 @@ def version_needed(logprobs: int | None, logprob_token_ids: tuple[int, ...]) -> 
     return 7 if logprob_token_ids or logprobs == ALL_TOKENS else OLDEST_VERSION
 
 
-ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain
+ToWorker = Hello | Generate | Abort | Prefetch | Probe | Withdraw | Desired | Drain
 ToGateway = Hello | Models | Pulse | StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages

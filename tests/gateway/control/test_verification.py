@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -88,6 +89,73 @@ async def test_a_probe_that_takes_long_keeps_its_claim_and_is_one_attempt(
         await eventually(is_renewed)
     (row,) = await live.fetch("SELECT attempts FROM version_proving")
     assert (row["attempts"], len(live.worker.probed)) == (1, 1)
+
+
+async def test_a_probe_that_is_given_up_is_withdrawn_from_the_worker(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "STALL_S", 0.1)
+    live.worker.probe_script = lambda _: None
+    await upload(live, "a")
+    async with live.worker, live.gateway():
+        await eventually(lambda: live.worker.withdrawn)
+        assert live.worker.withdrawn[0] == live.worker.probed[0].id
+        await eventually(lambda: _detail_like(live, "have not advanced"))
+
+
+async def test_a_probe_of_a_version_that_is_deleted_is_withdrawn(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "RENEW_S", 0.05)
+    live.worker.probe_script = lambda _: None
+    await upload(live, "a")
+    async with live.worker, live.gateway():
+        await eventually(lambda: live.worker.probed)
+        async with live.database.transaction() as connection:
+            await connection.execute("DELETE FROM adapter_versions")
+        await eventually(lambda: live.worker.withdrawn)
+    assert len(live.worker.probed) == 1
+
+
+class Prover:
+    """A worker, as far as the choice of one and the patience with it are concerned."""
+
+    def __init__(self, name: str = "") -> None:
+        self.instance_id = name
+        self.num_steps = 0
+
+    def num_proof_steps(self, _: str) -> int:
+        return self.num_steps
+
+
+async def test_patience_with_a_worker_whose_proofs_advance_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long the probe waits for its turn."""
+    monkeypatch.setattr(verification, "STALL_CHECK_S", 0.001)
+    worker: Any = Prover()
+    async with asyncio.timeout(3600) as patience, verification.prolonged(patience, worker, "base"):
+        for _ in range(2):
+            before = patience.when()
+            await asyncio.sleep(0.05)
+            assert patience.when() == before
+            worker.num_steps += 1
+            await eventually(lambda before=before: patience.when() != before)
+
+
+def test_a_content_is_tried_again_where_it_was_computed_and_then_elsewhere() -> None:
+    workers: Any = [Prover(name) for name in "abc"]
+
+    def chosen(digest: str, attempts: int) -> str:
+        claim = verification.Claim("t", "bot", 1, digest, "base", attempts)
+        return verification.choose_worker(workers, claim).instance_id
+
+    firsts = [chosen(digit * 64, 1) for digit in DIGITS]
+    assert set(firsts) == {"a", "b", "c"}
+    for digit, first in zip(DIGITS, firsts, strict=True):
+        attempts = [chosen(digit * 64, number) for number in range(1, 10)]
+        assert attempts[:3] == [first] * 3
+        assert set(attempts) == {"a", "b", "c"}
 
 
 async def test_what_is_proved_wrong_is_rejected_and_says_what_differed(live: Live) -> None:

@@ -33,7 +33,7 @@ from workers.verification import effect_proof as proofs
 from workers.verification.adapter_verifier import MAX_QUEUED
 from workers.verification.effect_proof import NotProved
 from workers.verification.scoring import score_tokens
-from workers.wire.protocol import AdapterRef, Drain, ErrorCode, FinishReason, Probe
+from workers.wire.protocol import AdapterRef, Drain, ErrorCode, FinishReason, Probe, Withdraw
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpu"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -341,6 +341,35 @@ def test_a_gateway_that_leaves_takes_its_probes_along(llama: Setup) -> None:
         assert set(driver.probed) == {100}
 
 
+def test_a_probe_that_is_withdrawn_is_dropped_and_what_was_computed_for_it_is_kept(
+    llama: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+
+    def count(*arguments: Any, **options: Any) -> Tensor:
+        passes.append(len(arguments[-1]))
+        return score_tokens(*arguments, **options)
+
+    monkeypatch.setattr(proofs, "score_tokens", count)
+    refs = list(llama.refs.values())
+    with Driver(llama.config()) as driver:
+        for number, ref in enumerate(refs):
+            driver.loop.post(1, Probe(number, llama.digest, ref))
+        for number in range(len(refs)):
+            driver.loop.post(1, Withdraw(number))
+        driver.loop.post(1, Withdraw(0))
+        driver.loop.post(2, Probe(7, llama.digest, refs[0]))
+        driver.loop.post(1, Withdraw(7))
+        assert driver.await_probe(7).error == ""
+        assert set(driver.probed) == {7}
+        for number, ref in enumerate(refs, 100):
+            assert driver.probe(number, llama.digest, ref).error == ""
+        num_steps = driver.worker.instances[llama.digest].effect_proof.num_steps
+        reported = driver.await_status(lambda status: status.models[0].num_proof_steps > 0)
+        assert 0 < reported.models[0].num_proof_steps <= num_steps
+    assert sum(passes) == len(refs)
+
+
 def test_a_probe_that_failed_is_gone_with_its_answer(llama: Setup) -> None:
     """What it had read of the adapter too; not when garbage is collected some day."""
     with Driver(llama.config()) as driver:
@@ -359,9 +388,9 @@ def test_waiting_adapters_are_scored_in_one_pass(
     """What is computed for those that wait is kept, and is what each has alone."""
     passes: list[int] = []
 
-    def count(*arguments: Any) -> Tensor:
+    def count(*arguments: Any, **options: Any) -> Tensor:
         passes.append(len(arguments[-1]))
-        return score_tokens(*arguments)
+        return score_tokens(*arguments, **options)
 
     refs = list(llama.refs.values())
     with Driver(llama.config()) as driver:

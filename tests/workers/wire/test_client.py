@@ -23,15 +23,18 @@ from workers.wire.protocol import (
     Abort,
     AdapterRef,
     Desired,
+    Drain,
     ErrorCode,
     FinishReason,
     Generate,
     Hello,
     ModelInfo,
     Pin,
+    Probe,
     Pulse,
     SamplingParams,
     ToWorker,
+    Withdraw,
     own_hello,
 )
 from workers.wire.transport.base import ProtocolMismatch, WorkerConnection
@@ -189,6 +192,7 @@ async def test_a_probe_ends_with_the_connection_and_needs_one(tmp_path: Path) ->
         given_up = asyncio.create_task(client.probe("m", AdapterRef("1" * 64)))
         await until(lambda: len(worker.probed) == 3)
         given_up.cancel()
+        await until(lambda: worker.withdrawn == [worker.probed[2].id])
         await worker.server.close()
         for probe in waiting:
             with pytest.raises(WorkerFailed) as failed:
@@ -345,16 +349,24 @@ async def test_a_worker_of_a_neighbouring_version_is_let_in(
 ) -> None:
     async def accept(connection: WorkerConnection) -> None:
         connection.send(hello)
-        while await connection.receive() is not None:
-            pass
+        while (message := await connection.receive()) is not None:
+            received.append(type(message))
         await connection.close()
         left.set()
 
+    received: list[type] = []
     left = asyncio.Event()
     listener = await listen(f"unix:{tmp_path}/w", accept)
     client = WorkerClient(listener.address)
     async with client.connect():
         assert client.is_ready and client.version == version
+        probing = asyncio.create_task(client.probe("m", AdapterRef("0" * 64)))
+        await until(lambda: Probe in received)
+        probing.cancel()
+        await asyncio.wait([probing])
+        client.drain()
+        await until(lambda: Drain in received)
+        assert (Withdraw in received) == (version >= 7), "an older one would not understand it"
     await left.wait()
     await listener.close()
 
