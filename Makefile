@@ -15,7 +15,7 @@ LOCK := requirements.lock
 # Four processes on two cores, because tests wait for half of their time. Files run whole, the longest first.
 PYTEST := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels gpu-kit api picture schema wheel clean
+.PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels gpu-kit api picture wheel clean
 
 serve: .venv/serve.stamp
 	@echo "starting loraplex with the demo on http://127.0.0.1:$${LORAPLEX_PORT:-8000}"
@@ -73,10 +73,6 @@ picture:
 
 dashboards: .venv/dev.stamp
 	$(BIN)/python -m tools.dashboards
-
-# migrations/schema.sql from the numbered files beside it.
-schema: .venv/dev.stamp
-	$(BIN)/python -m tools.schema
 
 # For an image or a release; the file holds for this platform and for the indexes that it names. EXTRAS: of
 # pyproject.toml. TORCH_INDEX: another index, for PyTorch's builds for CPUs or for one version of CUDA.

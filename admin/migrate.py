@@ -2,15 +2,16 @@
 
 A file is named `NNNN_pre_what.sql` (safe while the old code runs) or `NNNN_post_what.sql` (run
 after the roll-out), and is applied in one transaction. A version's post files come last, and are
-safe with a later version's pre files. There are no downgrades. A file that was changed or removed
-after it was applied is refused.
+safe with a later version's pre files. The first file is the schema of a release, the baseline.
+There are no downgrades. A file that was changed or removed after it was applied is refused, and so
+is a database without the baseline.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -21,9 +22,6 @@ from store.errors import MigrationError
 
 LOCK_ID = 0x6C6F7261
 """Key of the advisory lock: the letters "lora"."""
-
-SCHEMA = "schema.sql"
-"""File with the complete schema that the migrations create, for reading."""
 
 _FILE_NAME = re.compile(r"(\d{4})_(pre|post)_[a-z0-9_]+\.sql")
 _WITHOUT_LIMIT = (
@@ -58,7 +56,7 @@ def load_migrations(folder: Path | None = None) -> list[Migration]:
     Raises MigrationError for an invalid name, and for a number that is missing or used twice.
     """
     folder = folder or Path(migrations.__path__[0])
-    found = [_load(file) for file in sorted(folder.glob("*.sql")) if file.name != SCHEMA]
+    found = [_load(file) for file in sorted(folder.glob("*.sql"))]
     for expected, migration in enumerate(found, start=1):
         if migration.number != expected:
             raise MigrationError(f"{migration.name}: expected number {expected:04}")
@@ -81,6 +79,7 @@ async def check_schema(database: Database, files: list[Migration] | None = None)
         if await connection.fetchval("SELECT to_regclass('schema_migrations')") is not None:
             rows = await connection.fetch("SELECT name FROM schema_migrations")
             applied = {row["name"] for row in rows}
+    _check_baseline(applied, files)
     for migration in files[: _num_before_roll_out(files)]:
         if migration.name not in applied:
             raise MigrationError(f"the database lacks {migration.name}: run `loraplex migrate`")
@@ -136,8 +135,18 @@ async def _check_encoding(connection: Connection) -> None:
         )
 
 
+def _check_baseline(applied: Collection[str], files: list[Migration]) -> None:
+    """Raises MigrationError for a database that an unreleased version created."""
+    if files and any(name[:4] == "0001" and name != files[0].name for name in applied):
+        raise MigrationError(
+            "the database was created by a version before 0.1.0 and cannot be upgraded: use an"
+            " empty database and another data directory, and push the adapters again"
+        )
+
+
 async def _missing(connection: Connection, files: list[Migration]) -> list[Migration]:
     rows = await connection.fetch("SELECT number, name, sha256 FROM schema_migrations")
+    _check_baseline([row["name"] for row in rows], files)
     known = {migration.number: migration for migration in files}
     for row in rows:
         migration = known.pop(row["number"], None)

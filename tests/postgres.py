@@ -23,7 +23,7 @@ from pathlib import Path
 
 import asyncpg
 
-from loraplex.box.postgres import EmbeddedPostgres
+from loraplex.box.postgres import EmbeddedPostgres, find_binaries
 from loraplex.roles.bootstrap import migrate_database
 
 _numbers = itertools.count()
@@ -48,6 +48,15 @@ def own_server(
         initialise(postgres, home / "data")
         with postgres:
             yield postgres
+
+
+def schema_of(dsn: str) -> str:
+    """Returns the schema as pg_dump writes it, without the partitions that are made each day."""
+    command = [str(find_binaries() / "bin/pg_dump"), "--schema-only"]
+    command += ["--exclude-table=usage_[0-9]*", dsn]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # A random word of each dump.
+    return "\n".join(line for line in text.splitlines() if "restrict " not in line)
 
 
 @contextmanager

@@ -374,7 +374,7 @@ def _registered(dsn: str) -> dict[str, str]:
 
 
 def _tell_applied(migrations: list[str]) -> None:
-    tell(f"{len(migrations)} migrations applied: {migrations[0]} to {migrations[-1]}")
+    tell(f"migrations applied: {', '.join(migrations)}")
 
 
 def _import(name: str, path: Path, settings: Settings, registered: str | None) -> str:

@@ -59,7 +59,7 @@ async def install(
     version, whose schema it has."""
     pods = Installation(folder, stack.enter_context(fresh_database(migrated=False)), network)
     applied = await asyncio.to_thread(pods.run, "migrate", source=source)
-    assert "0001_pre_catalog.sql" in applied
+    assert "0001_pre_baseline.sql" in applied
     return pods, await asyncio.to_thread(pods.run, "admin", "bootstrap", source=source)
 
 

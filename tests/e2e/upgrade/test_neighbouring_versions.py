@@ -26,7 +26,7 @@ from tools.source_tree import ROOT
 pytestmark = pytest.mark.full
 
 BEFORE = "05a81a9"
-"""The last commit before scores of chosen tokens, which protocol 7 has and 6 does not know."""
+"""The first commit whose only migration is the baseline of 0.1.0."""
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A database, a store and unloaded usage that an earlier version wrote serve after an upgrade.
 
-`write.py` wrote each folder beside this file; its name is the commit that ran.
+`write.py` wrote each folder beside this file; its name is the version that ran.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,16 @@ from admin.migrate import load_migrations, migrate
 from loraplex.box.postgres import find_binaries
 from store.database import Database
 from tests.e2e import demo
-from tests.postgres import fresh_database
+from tests.postgres import fresh_database, schema_of
 from tests.stack import Stack, running
 
 pytestmark = pytest.mark.full
 
-WRITTEN = Path(__file__).parent / "b9f44e2"
-FIRST_NEW = "0016_pre_own_proofs.sql"
-"""The first migration that the earlier version did not have."""
+WRITTEN = Path(__file__).parent / "0.1.0"
+NUM_BEFORE = 1
+"""Migrations that the earlier version had: the baseline of 0.1.0."""
 WITHOUT_TRIGGERS = "SET session_replication_role = replica"
-EMPTY = "TRUNCATE schema_migrations, catalog_generation, usage_kept"
+EMPTY = "TRUNCATE schema_migrations, catalog_generation, usage_kept, quota_holders CASCADE"
 """Tables to which migrations add rows."""
 LOAD_TIMEOUT_S = 60.0
 KEEP_DAYS = 36500
@@ -42,38 +43,50 @@ def facts() -> dict[str, Any]:
     return json.loads((WRITTEN / "facts.json").read_text())
 
 
-async def migrate_before(dsn: str) -> None:
+async def migrate_before(dsn: str, facts: dict[str, Any]) -> None:
     """Applies the migrations that the earlier version had, and makes the partition that it used."""
-    files = [file for file in load_migrations() if file.name < FIRST_NEW]
     database = await Database.connect(dsn, role=None, max_size=1)
-    await migrate(database, files)
+    await migrate(database, load_migrations()[:NUM_BEFORE])
     async with database.acquire() as connection:
-        await connection.execute("SELECT usage_make_partition('2026-11-24')")
+        day = datetime.fromisoformat(facts["since"]).date()
+        await connection.execute("SELECT usage_make_partition($1)", day)
     await database.close()
 
 
 @pytest.fixture(scope="module")
-def upgraded(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def dsn(facts: dict[str, Any]) -> Iterator[str]:
+    """The database that the earlier version left."""
+    with fresh_database(migrated=False) as dsn:
+        asyncio.run(migrate_before(dsn, facts))
+        psql = [str(find_binaries() / "bin/psql"), "--quiet", "--no-psqlrc"]
+        psql += ["-v", "ON_ERROR_STOP=1", "-c", WITHOUT_TRIGGERS, "-c", EMPTY]
+        psql += [f"--file={WRITTEN / 'rows.sql'}", dsn]
+        subprocess.run(psql, check=True, stdout=subprocess.DEVNULL)
+        yield dsn
+
+
+@pytest.fixture(scope="module")
+def upgraded(
+    dsn: str, facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
     """This version on what the earlier one left; `serve` itself migrates the database."""
     home = tmp_path_factory.mktemp("upgrade") / "home"
     shutil.copytree(WRITTEN / "home", home)
     for secret in ("keys.json", "pepper"):
         (home / secret).chmod(0o600)  # git keeps no such modes
-    with fresh_database(migrated=False) as dsn:
-        asyncio.run(migrate_before(dsn))
-        psql = [str(find_binaries() / "bin/psql"), "--quiet", "--no-psqlrc"]
-        psql += ["-v", "ON_ERROR_STOP=1", "-c", WITHOUT_TRIGGERS, "-c", EMPTY]
-        psql += [f"--file={WRITTEN / 'rows.sql'}", dsn]
-        subprocess.run(psql, check=True, stdout=subprocess.DEVNULL)
-        model = home / "store" / "models" / facts["digest"]
-        settings = {"database_url": dsn, "dtype": "float32", "threads": 1, "usage_days": KEEP_DAYS}
-        with running(Stack(home, "--model", f"{facts['model']}={model}", **settings)) as stack:
-            yield stack
+    model = home / "store" / "models" / facts["digest"]
+    settings = {"database_url": dsn, "dtype": "float32", "threads": 1, "usage_days": KEEP_DAYS}
+    with running(Stack(home, "--model", f"{facts['model']}={model}", **settings)) as stack:
+        yield stack
 
 
-def test_only_newer_migrations_are_applied(upgraded: Stack) -> None:
-    newer = [file.name for file in load_migrations() if file.name >= FIRST_NEW]
-    assert f"{len(newer)} migrations applied: {newer[0]} to {newer[-1]}" in upgraded.log
+def test_the_schema_is_that_of_a_new_database(upgraded: Stack, dsn: str) -> None:
+    """Only newer migrations are applied."""
+    newer = [file.name for file in load_migrations()[NUM_BEFORE:]]
+    assert upgraded.log.count("migrations applied") == bool(newer)
+    assert f"migrations applied: {', '.join(newer)}" in upgraded.log or not newer
+    with fresh_database() as new:
+        assert schema_of(dsn) == schema_of(new)
 
 
 def test_usage_is_reported_with_what_was_not_loaded(upgraded: Stack, facts: dict[str, Any]) -> None:

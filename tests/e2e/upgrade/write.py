@@ -2,7 +2,7 @@
 
 Run it in the checkout of the version to upgrade from, with that version's dependencies:
 
-    cd OLD && PYTHONPATH=$PWD python NEW/tests/e2e/upgrade/write.py NEW/tests/e2e/upgrade/COMMIT
+    cd OLD && PYTHONPATH=$PWD python NEW/tests/e2e/upgrade/write.py NEW/tests/e2e/upgrade/VERSION
 
 It serves a tiny model with two adapters to two tenants and writes
 

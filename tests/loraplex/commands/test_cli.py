@@ -718,7 +718,7 @@ async def test_tables_too_need_somewhere_to_go(plane: Plane):
 
 async def test_migrate(empty_dsn: str):
     environment = os.environ | {"LORAPLEX_DATABASE_URL": empty_dsn}
-    for expected in ("0001_pre_catalog.sql", "nothing to do"):
+    for expected in ("0001_pre_baseline.sql", "nothing to do"):
         done = await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-m", "loraplex", "migrate"],
