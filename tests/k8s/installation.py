@@ -102,7 +102,7 @@ class Installation:
         given = environment(OVERLAY, self._containers[role])
         here = {name: self._here(value, role, number) for name, value in given.items()}
         here |= {name: size for name, size in SIZES.items() if name in given}
-        here |= {} if source is None else {"PYTHONPATH": str(source)}
+        here["PYTHONPATH"] = str(source or ROOT)
         return {"PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": KERNELS} | here
 
     def _here(self, value: str, role: str, number: int) -> str:

@@ -25,7 +25,7 @@ from tools.source_tree import ROOT
 
 pytestmark = pytest.mark.full
 
-BEFORE = "05a81a9"
+BEFORE = "d41ff2f"
 """The first commit whose only migration is the baseline of 0.1.0."""
 
 
