@@ -12,7 +12,7 @@ import asyncio
 import json
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,9 @@ CASES = [
 ]
 
 
-def make_jobs(case: Case, models: list[str], vocab_size: int) -> list[Job]:
+def make_jobs(case: Case, models: list[str], vocab_size: int, seed: int = 0) -> list[Job]:
     """Random token ids; with a shared prefix, one for each adapter. Adapters take turns."""
-    rng = random.Random(f"{case.name} {case.ranks} {case.concurrency}")
+    rng = random.Random(f"{case.name} {case.ranks} {case.concurrency} {seed}")
 
     def tokens(count: int) -> list[int]:
         return [rng.randrange(100, vocab_size) for _ in range(count)]
@@ -98,19 +98,34 @@ def make_jobs(case: Case, models: list[str], vocab_size: int) -> list[Job]:
 
 
 class Bench:
-    """The stack with all adapter sets registered."""
+    """The stack with all adapter sets registered. kept: .gguf files served in their own format,
+    by name."""
 
-    def __init__(self, folder: Path, *, memory: str, threads: int | None) -> None:
-        digest = import_model(gguf(), LocalStore(folder / "store"))
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        memory: str,
+        threads: int | None,
+        kept: Mapping[str, Path] | None = None,
+    ) -> None:
+        store = LocalStore(folder / "store")
+        digest = import_model(gguf(), store)
         self.model = folder / "store" / "models" / digest
         config = json.loads((self.model / "config.json").read_text())
         self.shape = BaseModelShape.from_config(config, digest)
         settings: dict[str, Any] = {"memory": memory, "dtype": "bfloat16", "max_num_seqs": 64}
         if threads is not None:
             settings["threads"] = threads
-        self.stack = Stack(
-            folder / "data", "--model", f"{NAME}={self.model}", command=PLAIN, **settings
-        )
+        models = {NAME: self.model}
+        for name, source in (kept or {}).items():
+            models[name] = (
+                folder / "store/models" / import_model(source, store, weight_format="keep")
+            )
+        options = [
+            option for name, path in models.items() for option in ("--model", f"{name}={path}")
+        ]
+        self.stack = Stack(folder / "data", *options, command=PLAIN, **settings)
         self.folders: dict[str, dict[str, Path]] = {}
         for name, ranks in RANKS.items():
             self.folders[name] = {
@@ -125,7 +140,7 @@ class Bench:
         self.key = self.stack.create_tenant("bench")
         for adapters in self.folders.values():
             for name, folder in adapters.items():
-                self.stack.push(folder, name, "bench")
+                self.stack.push(folder, name, "bench", model=NAME)
 
     def run(self, case: Case) -> Result:
         models = list(self.folders[case.ranks]) or [NAME]

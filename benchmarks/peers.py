@@ -1,0 +1,165 @@
+"""`python -m benchmarks.peers FOLDER [PEER=URL ...]`: other servers beside loraplex, in turns.
+
+PEER is `vllm` or a format of llama.cpp's server: `BF16`, `Q8_0` or `Q4_0`. Without one, the demo
+model's files and the adapters of `benchmarks.serving` are written into FOLDER, and the commands are
+printed that make the peers' files and start them. All servers get the same token ids from the same
+client, in turns, so that a machine whose speed changes changes it for all. Each round has prompts
+of its own, which no prefix cache has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.load import Job, figures_of, run_load
+from benchmarks.machine import describe, read_bandwidth
+from benchmarks.serving import Bench, Case, make_jobs
+from loraplex.load.figures import Figures
+from tests.e2e.demo import NAME, gguf
+from tests.stack import running
+
+CASES = [
+    Case("decode", "base", 64, 128, 3, 1),
+    Case("decode", "base", 64, 128, 16, 8),
+    Case("decode", "base", 64, 128, 64, 32),
+    Case("decode", "E", 64, 128, 16, 8),
+    Case("decode", "E", 64, 128, 64, 32),
+    Case("prefill", "base", 1024, 8, 16, 8),
+    Case("prefill", "E", 1024, 8, 16, 8),
+]
+FORMATS = ("BF16", "Q8_0", "Q4_0")
+SLOTS = 32
+SLOT_TOKENS = 1280
+MODEL = "model-{}.gguf"
+
+console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server with one format of the base model."""
+
+    name: str
+    url: str
+    key: str
+    format: str
+    is_llama_cpp: bool = False
+
+    def jobs(self, jobs: list[Job], adapters: list[str]) -> list[Job]:
+        if self.is_llama_cpp:
+            return [self._with_scales(job, adapters) for job in jobs]
+        served = NAME if self.format == "BF16" or self.name == "vllm" else self.format
+        return [job if job.model in adapters else replace(job, model=served) for job in jobs]
+
+    def _with_scales(self, job: Job, adapters: list[str]) -> Job:
+        """llama.cpp applies every adapter of its command line whose scale is not given as 0."""
+        scales = [
+            {"id": number, "scale": float(name == job.model)}
+            for number, name in enumerate(adapters)
+        ]
+        return replace(job, extra={"cache_prompt": False, "lora": scales})
+
+
+def explain(bench: Bench, folder: Path) -> None:
+    """Prints the commands that make the peers' files and start their servers."""
+    adapters = bench.folders["E"]
+    for format in FORMATS:
+        target = folder / MODEL.format(format)
+        print(f"llama-quantize --allow-requantize {gguf()} {target} {format}")
+    for name, source in adapters.items():
+        out = folder / f"{name}.gguf"
+        print(
+            f"convert_lora_to_gguf.py {source} --base {bench.model} --outtype bf16 --outfile {out}"
+        )
+    listed = ",".join(str(folder / f"{name}.gguf") for name in adapters)
+    for port, format in enumerate(FORMATS, 8101):
+        lora = f" --lora-init-without-apply --lora {listed}" if format == "BF16" else ""
+        print(
+            f"llama-server -m {folder / MODEL.format(format)} --host 127.0.0.1 --port {port} -t 2 "
+            f"-tb 2 --parallel {SLOTS} -c {SLOTS * SLOT_TOKENS} --cache-ram 0{lora}"
+        )
+    modules = " ".join(f"{name}={source}" for name, source in adapters.items())
+    print(
+        "VLLM_CPU_KVCACHE_SPACE=2 VLLM_CPU_OMP_THREADS_BIND=0-1 "
+        f"vllm serve {bench.model} --host 127.0.0.1 --port 8100 --served-model-name {NAME} "
+        "--dtype bfloat16 --max-model-len 2048 --enable-lora --max-loras 8 --max-lora-rank 64 "
+        f"--lora-modules {modules}"
+    )
+
+
+def measure(server: Server, jobs: list[Job], adapters: list[str], concurrency: int) -> Figures:
+    outcomes = run_load(server.url, server.key, server.jobs(jobs, adapters), concurrency)
+    return figures_of(asyncio.run(outcomes))
+
+
+def compare(bench: Bench, servers: list[Server], rounds: int) -> None:
+    """Prints tokens/s of each case and server: total tokens in prefill, otherwise output tokens."""
+    adapters = list(bench.folders["E"])
+    table = Table(title=f"tokens/s through HTTP, medians of {rounds} rounds in turns")
+    for column in ("case", "adapters", "streams", *(server.name for server in servers)):
+        table.add_column(column, justify="right")
+    for case in CASES:
+        able = [each for each in servers if case.ranks == "base" or each.format == "BF16"]
+        rates: dict[str, list[float]] = {server.name: [] for server in able}
+        for number in range(rounds):
+            models = adapters if case.ranks == "E" else [NAME]
+            jobs = make_jobs(case, models, bench.shape.vocab_size, seed=number)
+            for server in able:
+                figures = measure(server, jobs, adapters, case.concurrency)
+                is_prefill = case.name == "prefill"
+                rate = figures.total_per_s if is_prefill else figures.output_per_s
+                rates[server.name].append(rate)
+        cells = [f"{median(rates[each.name]):.0f}" if each in able else "" for each in servers]
+        table.add_row(case.name, case.ranks, str(case.concurrency), *cells)
+        console.print(f"{case.name} {case.ranks} {case.concurrency}: {rates}", soft_wrap=True)
+    console.print(table)
+
+
+def named_servers(peers: Iterable[str]) -> list[Server]:
+    servers: list[Server] = []
+    for peer in peers:
+        kind, _, url = peer.partition("=")
+        if kind == "vllm":
+            servers.append(Server("vllm", url, "none", "BF16"))
+        elif kind in FORMATS:
+            servers.append(Server(f"llama.cpp {kind}", url, "none", kind, is_llama_cpp=True))
+        else:
+            raise SystemExit(f"{peer!r} is not vllm=URL or one of {', '.join(FORMATS)} with =URL")
+    return servers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("peers", nargs="*", metavar="PEER=URL")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    peers = named_servers(arguments.peers)
+    formats = [each.format for each in peers if each.format != "BF16"]
+    kept = {each: arguments.folder / MODEL.format(each) for each in formats}
+    bench = Bench(arguments.folder, memory="2GiB", threads=2, kept=kept)
+    if not peers:
+        explain(bench, arguments.folder)
+        return
+    console.print(f"{describe()}; reads {read_bandwidth() / 1e9:.1f} GB/s")
+    with running(bench.stack):
+        bench.push()
+        ours = [
+            Server(f"loraplex {format}", bench.stack.url, bench.key, format)
+            for format in ("BF16", *formats)
+        ]
+        compare(bench, [*ours, *peers], arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
