@@ -1,7 +1,7 @@
 """Imports a model in a process of its own, so that its memory is freed afterwards. This module is
 also that process:
 
-python -m loraplex.box.importing PATH STORE HOME MIN_FREE FORMAT
+python -m loraplex.box.importing PATH STORE HOME MIN_FREE FORMAT [TABLE_FORMAT]
 
 prints `progress DONE TOTAL` lines, then `digest HEX`
 """
@@ -9,12 +9,13 @@ prints `progress DONE TOTAL` lines, then `digest HEX`
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, NamedTuple
 
 from adapters.store.folder import NotInStore, Store, is_read_only
 from loraplex.box.children import CHILD_FOLDER, python
@@ -26,6 +27,16 @@ from loraplex.settings import Settings
 
 FORMATS = ("bfloat16", "keep", "int8", "int4")
 """Those of `workers.importer.weight_formats`, which imports more than a command line should."""
+
+
+class Formats(NamedTuple):
+    """Formats of a model's layers, and of embedding and output matrix if it is another one."""
+
+    weight_format: str = "bfloat16"
+    table_format: str | None = None
+
+
+BFLOAT16 = Formats()
 
 
 def check_source(source: Path) -> None:
@@ -43,31 +54,32 @@ def import_model(
     source: Path,
     settings: Settings,
     progress: ProgressCallback,
-    weight_format: str = "bfloat16",
+    formats: Formats = BFLOAT16,
 ) -> str:
     """Imports a model and returns its digest in the store. Raises ImportFailed or BadSettings.
 
-    `weight_format` is one of `workers.importer.weight_formats`. An unchanged source, recognised by
-    the names, sizes and times of its files, is not imported again.
+    An unchanged source, recognised by the names, sizes and times of its files, is not imported
+    again.
     """
     check_source(source)
     source = source.expanduser().absolute()
     settings.make_home()
-    known, mark = settings.home / "imports.json", _mark(source, weight_format)
+    known, mark = settings.home / "imports.json", _mark(source, formats)
     digest = _read_known(known).get(mark)
     try:
         if digest is None or not _is_there(settings.open_store(), digest):
-            digest = _import_apart(source, settings, progress, weight_format)
+            digest = _import_apart(source, settings, progress, formats)
             write_private(known, json.dumps(_read_known(known) | {mark: digest}, indent=2))
     except OSError as error:
         raise ImportFailed(str(error)) from error
     return digest
 
 
-def imported_as(source: Path, settings: Settings, digest: str) -> str | None:
-    """Returns the format of an earlier import of the unchanged source that has this digest."""
+def imported_as(source: Path, settings: Settings, digest: str) -> Formats | None:
+    """Returns the formats of an earlier import of the unchanged source that has this digest."""
     known, source = _read_known(settings.home / "imports.json"), source.expanduser().absolute()
-    return next((each for each in FORMATS if known.get(_mark(source, each)) == digest), None)
+    choices = itertools.starmap(Formats, itertools.product(FORMATS, (None, *FORMATS)))
+    return next((each for each in choices if known.get(_mark(source, each)) == digest), None)
 
 
 def _is_there(store: Store, digest: str) -> bool:
@@ -80,10 +92,11 @@ def _is_there(store: Store, digest: str) -> bool:
 
 
 def _import_apart(
-    source: Path, settings: Settings, progress: ProgressCallback, weight_format: str
+    source: Path, settings: Settings, progress: ProgressCallback, formats: Formats
 ) -> str:
     command = python("-m", "loraplex.box.importing", str(source), settings.store_location)
-    command += [str(settings.home), str(settings.min_free_disk), weight_format]
+    command += [str(settings.home), str(settings.min_free_disk)]
+    command += [each for each in formats if each is not None]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -116,30 +129,25 @@ def _read_known(path: Path) -> dict[str, str]:
         return {}
 
 
-def _mark(source: Path, weight_format: str) -> str:
+def _mark(source: Path, formats: Formats) -> str:
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     facts = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
     # Marks made before there was a choice of formats do not contain one.
-    asked = [] if weight_format == "bfloat16" else [weight_format]
+    asked = [] if formats == BFLOAT16 else [each for each in formats if each is not None]
     return hashlib.sha256(repr(facts + asked).encode()).hexdigest()
 
 
 def main() -> int:
-    from workers.importer import ImportFormat
     from workers.importer import import_model as import_here
 
     def report(done: int, total: int) -> None:
         print("progress", done, total, flush=True)
 
-    source, store, home, min_free, weight_format = sys.argv[1:]
+    source, store, home, min_free, *rest = sys.argv[1:]
+    formats: dict[str, Any] = Formats(*rest)._asdict()
     settings = Settings(store=store, data_dir=Path(home), min_free_disk=int(min_free))
     try:
-        digest = import_here(
-            Path(source),
-            settings.open_store(),
-            report,
-            weight_format=cast(ImportFormat, weight_format),
-        )
+        digest = import_here(Path(source), settings.open_store(), report, **formats)
     except (ValueError, OSError, BadSettings) as error:
         if isinstance(error, OSError) and is_read_only(error):
             error = ImportFailed(f"the store {store} cannot be written: {error.strerror}")

@@ -27,7 +27,7 @@ from admin.models.base_choice import source_of
 from loraplex.api import Api
 from loraplex.box import demo
 from loraplex.box.children import Child, environment_of_child, python
-from loraplex.box.importing import check_source, import_model
+from loraplex.box.importing import Formats, check_source, import_model
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.box.weight_format import serving_format
 from loraplex.errors import BadSettings, PostgresError
@@ -378,9 +378,9 @@ def _tell_applied(migrations: list[str]) -> None:
 
 
 def _import(name: str, path: Path, settings: Settings, registered: str | None) -> str:
-    weight_format = serving_format(path, settings, registered)
+    formats = serving_format(path, settings, registered)
     with progress(f"importing {name}") as report:
-        digest = import_model(path, settings, report, weight_format)
-    if weight_format == "keep":
+        digest = import_model(path, settings, report, formats)
+    if formats == Formats("keep"):
         tell(f"{name} stays in the file's own format: the same answers, faster on this processor")
     return digest

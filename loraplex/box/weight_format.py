@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loraplex.box.importing import imported_as
+from loraplex.box.importing import Formats, imported_as
 from loraplex.settings import Settings
 from ops.processor import Processor
 
@@ -13,18 +13,18 @@ FASTER_IN_BLOCKS = ("avx512bf16",)
 `avx512` and `avx2` gain at one row and lose at eight."""
 
 
-def serving_format(source: Path, settings: Settings, registered: str | None) -> str:
-    """Returns the format in which `serve` imports a model.
+def serving_format(source: Path, settings: Settings, registered: str | None) -> Formats:
+    """Returns the formats in which `serve` imports a model.
 
     registered: digest under which the model is served already. If it was imported from this source,
-    its format stays, because adapters name the digest. Otherwise a .gguf file keeps its own format
+    they stay, because adapters name the digest. Otherwise a .gguf file keeps its own format
     (`keep`) if this machine's kernels serve it faster; `bfloat16` gives the same answers.
     """
     if registered is not None and (before := imported_as(source, settings, registered)):
         return before
     variant = settings.kernel_variant or Processor.here().variants()[0]
     is_faster = variant in FASTER_IN_BLOCKS and _on_cpu(settings) and settings.dtype == "bfloat16"
-    return "keep" if source.suffix == ".gguf" and is_faster else "bfloat16"
+    return Formats("keep") if source.suffix == ".gguf" and is_faster else Formats()
 
 
 def _on_cpu(settings: Settings) -> bool:

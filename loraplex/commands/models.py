@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from loraplex.box.importing import FORMATS, import_model
+from loraplex.box.importing import FORMATS, Formats, import_model
 from loraplex.commands.options import (
     api,
     confirm,
@@ -66,10 +66,18 @@ def model_group() -> None:
     help="Storage format of matrices: `keep` serves a .gguf file in its own format, `int8` and "
     "`int4` quantise.",
 )
+@click.option(
+    "--table-format",
+    type=click.Choice(FORMATS),
+    help="Storage format of embedding and output matrix, if it is not that of the other matrices. "
+    "`int4` alone stores them as `int8`.",
+)
 @click.option("--replace", is_flag=True, help="Replace the weights of a name that is in use.")
 @json_option
 @settings_options()
-def add(model: str, weight_format: str, replace: bool, **flags: Any) -> None:
+def add(
+    model: str, weight_format: str, table_format: str | None, replace: bool, **flags: Any
+) -> None:
     """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
     from admin.models.base_choice import source_of
     from loraplex.api import connect, with_store_of_server
@@ -81,7 +89,8 @@ def add(model: str, weight_format: str, replace: bool, **flags: Any) -> None:
     with connect(settings) as server:
         known = {each["name"]: each["digest"] for each in server.all("/admin/v1/models")}
     with progress(f"importing {name}") as report:
-        digest = import_model(Path(path), settings, report, weight_format)
+        formats = Formats(weight_format, table_format)
+        digest = import_model(Path(path), settings, report, formats)
     if not replace and known.get(name, digest) != digest:
         raise ApiFailure(
             f"{name} is served with other weights ({known[name][:12]}); give another name, or "

@@ -8,7 +8,7 @@ from adapters.store.folder import Store
 from workers.importer.canonical import ImportRefused, publish
 from workers.importer.gguf import write_from_gguf
 from workers.importer.huggingface import write_from_huggingface
-from workers.importer.weight_formats import ImportFormat
+from workers.importer.weight_formats import ImportFormat, ImportFormats
 from workers.models.progress import ByteProgress
 
 __all__ = ["ImportFormat", "ImportRefused", "import_model"]
@@ -20,8 +20,10 @@ def import_model(
     progress: ByteProgress | None = None,
     *,
     weight_format: ImportFormat = "bfloat16",
+    table_format: ImportFormat | None = None,
 ) -> str:
     """Imports a Hugging Face directory or a `.gguf` file and returns the digest of its folder.
+    table_format: of embedding and output matrix, if it is not that of the layers.
 
     The same source in the same format gives the same digest, and importing it again changes
     nothing. Raises ImportRefused, UnsupportedModel or CheckpointError, ValueErrors that name what
@@ -33,6 +35,5 @@ def import_model(
         write = write_from_gguf
     else:
         raise ImportRefused(f"{path} is neither a Hugging Face directory nor a .gguf file")
-    return publish(
-        store, lambda folder: write(path, folder, weight_format, store.check_room, progress)
-    )
+    formats = ImportFormats(weight_format, table_format)
+    return publish(store, lambda folder: write(path, folder, formats, store.check_room, progress))

@@ -16,10 +16,9 @@ from workers.importer.gguf_tensors import GGUFTensors
 from workers.importer.gguf_tokenizer import build_tokenizer, build_tokenizer_config
 from workers.importer.safetensors_file import Blocks, StoredTensor, write_safetensors
 from workers.importer.weight_formats import (
-    ImportFormat,
+    ImportFormats,
     block_shape,
     quantized,
-    target_format,
     widened,
 )
 from workers.models import read_spec
@@ -31,12 +30,12 @@ from workers.models.spec import ModelSpec
 def write_from_gguf(
     source: Path,
     folder: Path,
-    weight_format: ImportFormat,
+    formats: ImportFormats,
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
 ) -> None:
     """Weights are dequantised in float32 and stored as bfloat16, rounded to nearest even, unless
-    `weight_format` says otherwise."""
+    `formats` say otherwise."""
     try:
         reader = GGUFReader(source)
     except (ValueError, IndexError) as error:
@@ -57,9 +56,7 @@ def write_from_gguf(
     write_json(folder / "generation_config.json", build_generation_config(metadata))
     if template := metadata.get("tokenizer.chat_template"):
         (folder / "chat_template.jinja").write_text(template)
-    stored = dict(
-        _stored(tensors, name, shape, spec, weight_format) for name, shape in expected.items()
-    )
+    stored = dict(_stored(tensors, name, shape, spec, formats) for name, shape in expected.items())
     write_safetensors(folder / SINGLE_FILE, stored, check_room, progress)
 
 
@@ -68,12 +65,12 @@ def _stored(
     name: str,
     shape: tuple[int, ...],
     spec: ModelSpec,
-    weight_format: ImportFormat,
+    formats: ImportFormats,
 ) -> tuple[str, StoredTensor]:
     """Returns a tensor's name in the file and what is stored."""
-    if weight_format == "keep" and (format := tensors.format(name)) is not None:
+    if formats.of(name) == "keep" and (format := tensors.format(name)) is not None:
         read = partial(tensors.read_blocks, name, spec)
-    elif (format := target_format(name, shape, weight_format)) is not None:
+    elif (format := formats.target(name, shape)) is not None:
         target = format
 
         def read() -> Blocks:

@@ -24,10 +24,9 @@ from workers.importer.quantized.source_tensors import SourceTensors
 from workers.importer.safetensors_file import StoredTensor, write_safetensors
 from workers.importer.weight_formats import (
     INTO,
-    ImportFormat,
+    ImportFormats,
     block_shape,
     quantized,
-    target_format,
 )
 from workers.models import FAMILIES, read_spec
 from workers.models.checkpoint import (
@@ -63,11 +62,11 @@ class SamplingRanges(msgspec.Struct):
 def write_from_huggingface(
     source: Path,
     folder: Path,
-    weight_format: ImportFormat,
+    formats: ImportFormats,
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
 ) -> None:
-    """Copies the weights bit for bit, unless they are quantised or `weight_format` quantises them.
+    """Copies the weights bit for bit, unless they are quantised or `formats` quantise them.
 
     Quantised matrices are dequantised. Checks config, weights and tokenizer before the first byte
     is written.
@@ -75,9 +74,9 @@ def write_from_huggingface(
     whole = _read_object(source / "config.json")
     config = text_part(whole)
     if config.get("model_type") in FAMILIES:
-        config, tensors = _native(source, whole, weight_format)
+        config, tensors = _native(source, whole, formats)
     else:
-        config, tensors = _of_transformers(source, whole, weight_format)
+        config, tensors = _of_transformers(source, whole, formats)
     _write_tokenizer(source, folder)
     write_json(folder / "config.json", config)
     if (source / "generation_config.json").is_file():
@@ -91,7 +90,7 @@ def write_from_huggingface(
 
 
 def _of_transformers(
-    source: Path, config: dict[str, Any], weight_format: ImportFormat
+    source: Path, config: dict[str, Any], formats: ImportFormats
 ) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """Returns the canonical config and the tensors of a model without a native family."""
     try:
@@ -104,13 +103,13 @@ def _of_transformers(
     model = read_transformers_model(source, config)
     stored: dict[str, StoredTensor] = {}
     for name, tensor in model.tensors.items():
-        into = weight_format if name in model.matrices else "bfloat16"
+        into = formats if name in model.matrices else ImportFormats()
         stored |= _stored({name: tensor}, into)
     return model.config, stored
 
 
 def _native(
-    source: Path, whole: dict[str, Any], weight_format: ImportFormat
+    source: Path, whole: dict[str, Any], formats: ImportFormats
 ) -> tuple[dict[str, Any], dict[str, StoredTensor] | None]:
     """Returns the canonical config and the tensors of a native family; None instead of the tensors
     if the files are copied as they are."""
@@ -127,12 +126,12 @@ def _native(
     elif is_canonical(spec):
         with Checkpoint(source, "np") as checkpoint:
             checkpoint.check(spec, others)
-        tensors = file_tensors(source, others) if others or weight_format in INTO else None
+        tensors = file_tensors(source, others) if others or formats.quantise else None
     else:
         shape = BaseModelShape.from_config(config, "")
         tensors = canonical_layout(file_tensors(source, others), shape)
         check_tensors(tensors, spec)
-    return config, None if tensors is None else _stored(tensors, weight_format)
+    return config, None if tensors is None else _stored(tensors, formats)
 
 
 def _dequantized(
@@ -221,16 +220,15 @@ def _copy_weights(
 
 def _stored(
     tensors: Mapping[str, FileTensor | DequantizedTensor | ModuleTensor],
-    weight_format: ImportFormat,
+    formats: ImportFormats,
 ) -> dict[str, StoredTensor]:
     """Returns what is written of each tensor."""
-    if weight_format not in INTO:
-        keeps = weight_format == "keep"
-        return dict(_unchanged(name, tensor, keeps) for name, tensor in tensors.items())
     stored: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
-        format = target_format(name, tensor.shape, weight_format)
-        if format is None:
+        asked, format = formats.of(name), formats.target(name, tensor.shape)
+        if asked not in INTO:
+            stored |= [_unchanged(name, tensor, asked == "keep")]
+        elif format is None:
             stored[name] = StoredTensor(
                 np.dtype(np.uint16), tensor.shape, lambda t=tensor: to_bfloat16(t.read_floats())
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -19,16 +19,29 @@ INTO: dict[str, WeightFormat] = {"int8": WeightFormat.Q8_0, "int4": WeightFormat
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
-def target_format(name: str, shape: tuple[int, ...], asked: ImportFormat) -> WeightFormat | None:
-    """Returns the block format into which a tensor is quantised, or None if it stays as it is.
+class ImportFormats(NamedTuple):
+    """Formats of a model's matrices. tables: of embedding and output matrix. By default they have
+    the layers' format, but 8 bits at least, because every token passes through them."""
 
-    Embedding and output matrix become 8-bit at most, because every token passes through them. A
-    matrix whose rows are not whole blocks stays as it is.
-    """
-    if len(shape) != 2 or asked not in INTO:
-        return None
-    format = WeightFormat.Q8_0 if name in TABLES else INTO[asked]
-    return format if shape[1] % BLOCK_SIZES[format].block == 0 else None
+    layers: ImportFormat = "bfloat16"
+    tables: ImportFormat | None = None
+
+    @property
+    def quantise(self) -> bool:
+        return not INTO.keys().isdisjoint(self)
+
+    def of(self, name: str) -> ImportFormat:
+        if name not in TABLES:
+            return self.layers
+        return self.tables or ("int8" if self.layers == "int4" else self.layers)
+
+    def target(self, name: str, shape: tuple[int, ...]) -> WeightFormat | None:
+        """Returns the block format into which a tensor is quantised, or None if it stays as it is:
+        a matrix whose rows are not whole blocks does, and what is no matrix."""
+        format = INTO.get(self.of(name))
+        if format is None or len(shape) != 2 or shape[1] % BLOCK_SIZES[format].block:
+            return None
+        return format
 
 
 def widened(rounded: BFloat16) -> NDArray[np.float32]:

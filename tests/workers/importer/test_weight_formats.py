@@ -83,6 +83,21 @@ def test_layers_are_4_bit_and_tables_8_bit(tmp_path: Path) -> None:
         assert len(layers) == 7 * 2
 
 
+@pytest.mark.parametrize("source", ["huggingface", "gguf"])
+def test_tables_have_a_format_of_their_own_if_asked(tmp_path: Path, source: str) -> None:
+    model = make_model(tmp_path / "model", "llama", **SIZES, tie_word_embeddings=False)
+    if source == "gguf":
+        model = write_gguf(model, tmp_path / "model.gguf")
+    store = LocalStore(tmp_path)
+    digest = import_model(model, store, weight_format="int4", table_format="bfloat16")
+    with Checkpoint(tmp_path / "models" / digest, "np") as checkpoint:
+        assert set(checkpoint.formats.values()) == {WeightFormat.Q4_0}
+        assert len(checkpoint.formats) == 7 * 2
+    digest = import_model(model, store, table_format="int8")
+    with Checkpoint(tmp_path / "models" / digest, "np") as checkpoint:
+        assert set(checkpoint.formats) == {"model.embed_tokens.weight", "lm_head.weight"}
+
+
 def test_rows_that_are_not_whole_blocks_stay_as_they_are(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", "llama", **SIZES | {"intermediate_size": 100})
     with Checkpoint(imported(model, tmp_path, "int8"), "np") as checkpoint:
