@@ -30,6 +30,7 @@ from workers.models.loading import LoadedModel
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
+from workers.scheduling.constraint import Unconstrained
 from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
 
 HOST_PARTS = ("schedule_us", "build_us", "forward_us", "update_us")
@@ -195,6 +196,7 @@ def make_engine(
     engine = Engine(
         *(info, scheduler, runner, kv, pool),
         EngineReport(info, scheduler, kv, cast(AdapterPool, pool), ring),
+        Unconstrained(),
         vocab_size=model.shape.vocab,
         end_tokens=frozenset(),
         clock=time.monotonic,

@@ -2,8 +2,8 @@
 
 import json
 import tempfile
-import time
 from pathlib import Path
+from time import monotonic
 
 import torch
 from safetensors.torch import save_file
@@ -21,6 +21,7 @@ from workers.models import read_spec
 from workers.models.checkpoint import expected_tensors
 from workers.models.loading import LoadedModel, load_model
 from workers.models.plan import ModelPlan
+from workers.scheduling.constraint import Unconstrained
 from workers.scheduling.intake import OpenIntake
 from workers.scheduling.policy import FifoPolicy
 from workers.scheduling.scheduler import Scheduler
@@ -47,8 +48,7 @@ def random_adapters(plan: ModelPlan, count: int, begin: int) -> tuple[torch.Tens
     for at in torch.nonzero(rank[:, :-1] == 0).tolist():
         k, n = shape.projection_shape(at[1], shape.projections[at[2]])
         a[*at], b[*at], rank[*at], end = end, end + 4 * RANK * k, RANK, end + 4 * RANK * (k + n)
-    factors = (torch.randn((end - begin) // 4) / 2).view(torch.uint8)
-    return factors, AdapterTables(a, b, rank.int())
+    return (torch.randn((end - begin) // 4) / 2).view(torch.uint8), AdapterTables(a, b, rank.int())
 
 
 def run(names: list[str]) -> dict[int, list[int]]:
@@ -64,8 +64,8 @@ def run(names: list[str]) -> dict[int, list[int]]:
     runner = ModelRunner(model, ops, torch.cat([pages, factors]), buffer, tables)
     scheduler = Scheduler(kv, adapters, buffer, FifoPolicy(64), OpenIntake(), **SIZES)
     parts = ModelInfo("model", "model", 128), scheduler, runner, kv, adapters, NoObserver()
-    engine = Engine(*parts, vocab_size=64, end_tokens=frozenset([0]), clock=time.monotonic)
-    params = SamplingParams(8, seed=0, temperature=0.0)
+    params, ends = SamplingParams(8, seed=0, temperature=0.0), frozenset([0])
+    engine = Engine(*parts, Unconstrained(), vocab_size=64, end_tokens=ends, clock=monotonic)
     for number, ref in enumerate([None, *map(AdapterRef, names)]):
         engine.submit(0, Generate(number, "", "model", [1, 2, 3], params, "", adapter=ref))
     tokens: dict[int, list[int]] = {number: [] for number in range(1 + len(names))}

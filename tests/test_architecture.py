@@ -49,9 +49,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "workers": {
         "wire": (),
-        "constraints": ("wire",),
-        "scheduling": ("constraints",),
+        "scheduling": ("wire",),
         "policies": ("scheduling",),
+        "constraints": ("scheduling",),
         "device": (),
         "layers": ("device",),
         "models": ("layers",),
@@ -60,7 +60,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "observe": ("execution",),
         "verification": ("observe",),
         "base_models": ("verification",),
-        "process": ("base_models", "importer", "policies"),
+        "process": ("base_models", "constraints", "importer", "policies"),
     },
     "gateway": {
         "catalog": (),

@@ -27,6 +27,7 @@ from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.policies.queue_limits import QueueBounds
+from workers.scheduling.constraint import ConstraintSource, Unconstrained
 from workers.scheduling.scheduler import Scheduler
 from workers.verification.adapter_verifier import ModelInstance
 from workers.wire import protocol
@@ -161,6 +162,7 @@ class Simulation:
         runs_ahead: bool | None = None,
         observe: Callable[[EngineReport], StepObserver] = lambda report: report,
         make_scheduler: Callable[..., Scheduler] = fair_scheduler,
+        constraints: ConstraintSource = Unconstrained(),  # noqa: B008
     ) -> None:
         self.clock = FakeClock()
         self.bounds = bounds
@@ -193,6 +195,7 @@ class Simulation:
             self.kv,
             self.pool,
             observe(self.report),
+            constraints,
             vocab_size=VOCAB,
             end_tokens=frozenset([END]),
             clock=self.clock,

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
 from llguidance import LLMatcher
 
-from workers.constraints.sequence_grammar import CompiledGrammar, GrammarThreads, SequenceGrammar
+from workers.constraints.sequence_grammar import (
+    NUM_COMPILING,
+    CompiledGrammar,
+    GrammarThreads,
+    SequenceGrammar,
+)
 from workers.wire import grammars
 from workers.wire.grammar_checks import GrammarChecks
 from workers.wire.recent_refusals import RecentRefusals
@@ -45,39 +51,69 @@ class Grammars:
         self._threads = threads
         self._lock = Lock()
         """Guards all attributes below."""
-        self._waiting: OrderedDict[str, deque[tuple[SequenceGrammar, str]]] = OrderedDict()
+        self._waiting: OrderedDict[str, dict[SequenceGrammar, str]] = OrderedDict()
         """Queued grammars with their request ids, by tenant, the next tenant first."""
         self._compiling: set[str] = set()
         """Tenants that a thread compiles a grammar for."""
+        self._num_submitted = 0
+        """Calls of `_prepare_next` that the threads were given and have not finished."""
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
         """Compiled grammars by digest, the least recently used first."""
         self._sizes: dict[bytes, int] = {}
 
     def open(
-        self, grammar: str, tenant: str, request_id: str, generated: list[int]
+        self,
+        grammar: str,
+        tenant: str,
+        request_id: str,
+        generated: list[int],
+        *,
+        forces: bool = True,
     ) -> SequenceGrammar:
-        """Queues a sequence's grammar for compilation and returns it. It becomes ready later."""
-        opened = SequenceGrammar(grammar, generated, self._tokenizer, self._threads)
+        """Queues a sequence's grammar for compilation and returns it. It becomes ready later,
+        unless it is closed before."""
+        opened = SequenceGrammar(
+            *(grammar, generated, self._tokenizer, self._threads),
+            forces=forces,
+            on_close=partial(self._withdraw, tenant),
+        )
         with self._lock:
-            self._waiting.setdefault(tenant, deque()).append((opened, request_id))
-        self._threads.compiling.submit(self._prepare_next)
+            self._waiting.setdefault(tenant, {})[opened] = request_id
+            if self._num_submitted < NUM_COMPILING:
+                self._submit()
         return opened
-
-    def follow(self) -> None:
-        """Advances grammars by the new tokens of a step's sequences. The next step leaves out
-        sequences whose grammars are not ready by then."""
-        self._threads.follow()
 
     def close(self) -> None:
         self._checks.close()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of queued grammars."""
+        with self._lock:
+            return sum(map(len, self._waiting.values()))
+
+    def _withdraw(self, tenant: str, opened: SequenceGrammar) -> None:
+        """Removes a grammar that is no longer needed, if it is still queued."""
+        with self._lock:
+            queue = self._waiting.get(tenant, {})
+            queue.pop(opened, None)
+            if not queue:
+                self._waiting.pop(tenant, None)
+
+    def _submit(self) -> None:
+        """Has a thread prepare one more grammar. Called with the lock held."""
+        self._num_submitted += 1
+        self._threads.compiling.submit(self._prepare_next)
 
     def _prepare_next(self) -> None:
         """Prepares the first grammar of the next tenant that no other thread works for."""
         with self._lock:
             tenant = next((each for each in self._waiting if each not in self._compiling), None)
             if tenant is None:
+                self._num_submitted -= 1
                 return
-            opened, request_id = self._waiting[tenant].popleft()
+            opened = next(iter(self._waiting[tenant]))
+            request_id = self._waiting[tenant].pop(opened)
             if self._waiting[tenant]:
                 self._waiting.move_to_end(tenant)
             else:
@@ -88,10 +124,10 @@ class Grammars:
         finally:
             with self._lock:
                 self._compiling.remove(tenant)
-                has_more = bool(self._waiting)
-            if has_more:
-                # Another thread may have skipped this tenant's next grammar in the meantime.
-                self._threads.compiling.submit(self._prepare_next)
+                self._num_submitted -= 1
+                # The other thread may have skipped this tenant's next grammar in the meantime.
+                if self._waiting:
+                    self._submit()
 
     def _prepare(self, opened: SequenceGrammar, tenant: str, request_id: str) -> None:
         key = hashlib.sha256(opened.grammar.encode()).digest()

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,8 +17,6 @@ from adapters.pool.source import AdapterSource
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
-from workers.constraints.grammars import Grammars
-from workers.constraints.token_limits import TokenLimits
 from workers.execution.block_tables import BlockTables
 from workers.execution.observer import FinishedStep, StepObserver
 from workers.execution.request_check import check_request
@@ -29,6 +28,7 @@ from workers.execution.step_input import (
     StepOutput,
     build_step_input,
 )
+from workers.scheduling.constraint import ConstraintSource
 from workers.scheduling.intake import Refusal
 from workers.scheduling.schedule import Demand, Schedule, ScheduledSequence
 from workers.scheduling.scheduler import EXPIRED, Scheduler
@@ -57,6 +57,18 @@ DRAWING_ERRORS = {
 
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 """(connection, event of one of its sequences)."""
+
+
+class NewTokens(NamedTuple):
+    """New tokens of a sequence: `num_drawn` in the step, then those that its constraint forces.
+    finish_reason: why the sequence ends with them, or None."""
+
+    tokens: list[int]
+    num_drawn: int
+    finish_reason: FinishReason | None
+
+
+NOTHING_NEW = NewTokens([], 0, None)
 
 
 class EngineFailed(Exception):
@@ -93,7 +105,8 @@ class Engine:
     If the device works asynchronously (`runs_ahead`), the next step is scheduled and launched while
     one is in flight, as if each of its sequences received one token. Results of sequences that end
     in the meantime are discarded. Tokens stay on the device from step to step, so the device does
-    not wait for the host. A sequence that `needs_host_token` is left out of the step ahead.
+    not wait for the host. A sequence whose constraint `needs_host_token` is left out of the step
+    ahead.
 
         host    schedule 1 | schedule 2 | wait for 1, schedule 3 | wait for 2, schedule 4 | ...
         device             | step 1 ............| step 2 ...............| step 3 ...
@@ -107,14 +120,13 @@ class Engine:
         kv: KVCache,
         adapters: AdapterSource,
         observer: StepObserver,
+        constraints: ConstraintSource,
         *,
         vocab_size: int,
         end_tokens: frozenset[int],
         clock: Callable[[], float],
         runs_ahead: bool = False,
-        grammars: Grammars | None = None,
     ) -> None:
-        """grammars: None refuses requests with a grammar."""
         self.info = info
         self.scheduler = scheduler
         self.runner = runner
@@ -123,13 +135,13 @@ class Engine:
         """Whether to admit no waiting sequences."""
         self._adapters = adapters
         self._observer = observer
+        self._constraints = constraints
         self._kv = kv
         self._tables = BlockTables(kv.pool)
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
         self._clock = clock
         self._runs_ahead = runs_ahead
-        self._grammars = grammars
         self._schedule = Schedule()
         self._in_flight: deque[InFlightStep] = deque()
         self._ended_s = 0.0
@@ -226,7 +238,8 @@ class Engine:
         events: list[Event] = []
         while self._in_flight:
             step = self._in_flight.popleft()
-            events += self._take(step, step.wait())
+            outcome = step.wait()
+            events += self._take(step, outcome, self._follow(step.schedule, outcome))
         self.scheduler.suspend(self._clock())
         return events
 
@@ -287,11 +300,38 @@ class Engine:
         while len(self._in_flight) > num_left:
             step = self._in_flight.popleft()
             outcome = step.wait()
+            new = self._follow(step.schedule, outcome)
             with self._kv.lock:
-                events += self._take(step, outcome)
+                events += self._take(step, outcome, new)
         return events
 
-    def _take(self, step: InFlightStep, outcome: StepOutput | Exception) -> list[Event]:
+    def _follow(self, schedule: Schedule, outcome: StepOutput | Exception) -> list[NewTokens]:
+        """Advances the constraints of the sequences by their new tokens. Returns these tokens, up
+        to each sequence's end; none for sequences that ended in the meantime."""
+        if isinstance(outcome, Exception):
+            return []
+        new: list[NewTokens] = []
+        following: list[tuple[int, Sequence]] = []
+        for item, result in zip(schedule.items, outcome.sequences, strict=True):
+            sequence, tokens = item.sequence, result.tokens
+            if sequence.is_finished or not tokens:
+                new.append(NOTHING_NEW)
+                continue
+            num_drawn, finish_reason = sequence.end_within(tokens)
+            if finish_reason is None and sequence.constraint.needs_host_token:
+                sequence.constraint.advance(tokens)
+                following.append((len(new), sequence))
+            new.append(NewTokens(tokens[:num_drawn], num_drawn, finish_reason))
+        for index, sequence in following:
+            if forced := sequence.constraint.forced():
+                tokens = new[index].tokens + forced
+                num_tokens, finish_reason = sequence.end_within(tokens)
+                new[index] = NewTokens(tokens[:num_tokens], new[index].num_drawn, finish_reason)
+        return new
+
+    def _take(
+        self, step: InFlightStep, outcome: StepOutput | Exception, new: list[NewTokens]
+    ) -> list[Event]:
         """Records a finished step and returns its events."""
         schedule = step.schedule
         if isinstance(outcome, Exception):
@@ -301,7 +341,7 @@ class Engine:
         device_s = ended_s - max(step.launched_s, self._ended_s)
         self._ended_s = ended_s
         self.scheduler.note_duration(schedule, device_s, ended_s)
-        events = self._update(schedule, outcome, ended_s)
+        events = self._update(schedule, outcome, new, ended_s)
         build_us = step.build_us + outcome.build_us
         update_us = (perf_counter_ns() - ended) // 1000
         host_us = {"schedule": step.schedule_us, "build": build_us, "update": update_us}
@@ -322,21 +362,15 @@ class Engine:
     def _refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
         if sequence.key in self._sequences:
             return ErrorCode.INVALID, f"sequence id {sequence.request.id} is in use"
-        if sequence.request.grammar and self._grammars is None:
-            return ErrorCode.INVALID, "this model's tokenizer cannot be constrained"
+        if (reason := self._constraints.refusal(sequence.request)) is not None:
+            return ErrorCode.INVALID, reason
         refusal = check_request(sequence, self.info, self._vocab_size)
         return refusal or self.scheduler.refusal(sequence)
 
     def _add(self, sequence: Sequence) -> None:
         self._sequences[sequence.key] = sequence
-        request = sequence.request
         generated = sequence.tokens[sequence.num_prompt :]
-        if (rules := request.params.rules) is not None:
-            sequence.limits = TokenLimits(rules, self._vocab_size, generated)
-        if request.grammar and self._grammars is not None:
-            sequence.grammar = self._grammars.open(
-                request.grammar, request.tenant, request.request_id, generated
-            )
+        sequence.constraint = self._constraints.open(sequence.request, generated)
         self.is_stalled = False
         self.scheduler.add(sequence)
 
@@ -356,19 +390,19 @@ class Engine:
         )
         return sequence.connection, failed
 
-    def _update(self, schedule: Schedule, output: StepOutput, now: float) -> list[Event]:
+    def _update(
+        self, schedule: Schedule, output: StepOutput, new: list[NewTokens], now: float
+    ) -> list[Event]:
         """Applies a step's results, except those of sequences that ended in the meantime."""
-        results = zip(schedule.items, output.sequences, strict=True)
-        self.scheduler.update(schedule, [_num_taken(item, result) for item, result in results])
-        self._follow_grammars(schedule, output)
+        self.scheduler.update(schedule, [each.num_drawn for each in new])
         events: list[Event] = []
-        for item, result in zip(schedule.items, output.sequences, strict=True):
+        for item, result, tokens in zip(schedule.items, output.sequences, new, strict=True):
             if not item.sequence.is_finished:
-                events += self._take_result(item, result, now)
+                events += self._take_result(item, result, tokens, now)
         return events
 
     def _take_result(
-        self, item: ScheduledSequence, result: SequenceResult, now: float
+        self, item: ScheduledSequence, result: SequenceResult, new: NewTokens, now: float
     ) -> list[Event]:
         sequence = item.sequence
         if result.prompt_logprobs is not None:
@@ -380,7 +414,7 @@ class Engine:
         if result.error is not None:
             return [*events, self._fail_drawing(sequence, result.error)]
         if item.is_sampled:
-            return events + self._append(sequence, result, now)
+            return events + self._append(sequence, result, new, now)
         if sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
             output = msgspec.structs.replace(sequence.finish_prompt(), times=self._times(sequence))
             self._observer.on_end(sequence, output.finish_reason or FinishReason.LENGTH, now)
@@ -388,14 +422,15 @@ class Engine:
             events.append((sequence.connection, output))
         return events
 
-    def _append(self, sequence: Sequence, result: SequenceResult, now: float) -> list[Event]:
+    def _append(
+        self, sequence: Sequence, result: SequenceResult, new: NewTokens, now: float
+    ) -> list[Event]:
         if sequence.num_inflight_steps and len(result.tokens) != 1:
             # The step ahead assumed one token.
             return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
-        num_before, is_first = len(sequence.tokens), not sequence.is_begun
-        forced = [] if sequence.grammar is None else sequence.grammar.take_forced()
-        output = sequence.append(result.tokens + forced, result.logprobs, now)
-        num_new = len(sequence.tokens) - num_before
+        is_first = not sequence.is_begun
+        output = sequence.append(new.tokens, new.finish_reason, result.logprobs, now)
+        num_new = len(new.tokens)
         self.num_generated_tokens += num_new
         if num_new:
             self._observer.on_tokens(sequence, num_new, now)
@@ -406,21 +441,8 @@ class Engine:
             self._observer.on_end(sequence, output.finish_reason, now)
             self._forget(sequence)
             return [(sequence.connection, output)]
-        self.scheduler.write_tokens(sequence, num_new - len(result.tokens))
+        self.scheduler.write_tokens(sequence, num_new - new.num_drawn)
         return [] if output is None else [(sequence.connection, output)]
-
-    def _follow_grammars(self, schedule: Schedule, output: StepOutput) -> None:
-        """Advances the grammars by the new tokens. Tokens that are the only possible continuation
-        are forced, unless their log-probabilities were requested."""
-        if self._grammars is None:
-            return
-        for item, result in zip(schedule.items, output.sequences, strict=True):
-            sequence = item.sequence
-            if sequence.grammar is None or sequence.is_finished or not result.tokens:
-                continue
-            if sequence.end_within(result.tokens)[1] is None:
-                sequence.grammar.follow(result.tokens, forces=sequence.params.logprobs is None)
-        self._grammars.follow()
 
     def _fail_drawing(self, sequence: Sequence, error: ErrorCode) -> Event:
         adapter = "none" if sequence.adapter is None else sequence.adapter.digest
@@ -458,13 +480,6 @@ class Engine:
         events = [self._fail(sequence, ErrorCode.INTERNAL, message) for sequence in failing]
         self.scheduler.update(schedule, [0] * len(schedule.items))
         return events
-
-
-def _num_taken(item: ScheduledSequence, result: SequenceResult) -> int:
-    """Returns how many new tokens belong to the sequence; tokens after its end do not."""
-    if item.sequence.is_finished or not result.tokens:
-        return 0
-    return item.sequence.end_within(result.tokens)[0]
 
 
 def _progress(sequence: Sequence, num_computed: int) -> list[Event]:

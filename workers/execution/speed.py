@@ -8,7 +8,8 @@ import numpy as np
 
 from memory.page_key import PAGE_TOKENS
 from workers.execution.engine import Engine
-from workers.execution.step_input import NONE_BANNED, SampleInput, StepInput
+from workers.execution.step_input import SampleInput, StepInput
+from workers.scheduling.constraint import NO_TOKENS
 from workers.wire.protocol import SamplingParams
 
 ENOUGH_S = 0.25
@@ -68,6 +69,6 @@ def _step(num_sequences: int, num_tokens: int, start: int) -> StepInput:
         counts=np.full(num_sequences, num_tokens, np.int32),
         block_tables=np.zeros((num_sequences, -(-end // PAGE_TOKENS)), np.int64),
         max_rank=0,
-        samples=[SampleInput(i, end, 0, GREEDY, NONE_BANNED) for i in range(num_sequences)],
+        samples=[SampleInput(i, end, 0, GREEDY, NO_TOKENS) for i in range(num_sequences)],
         scores=[],
     )

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memory.page_key import PAGE_TOKENS
-from workers.constraints.token_limits import kept
 from workers.execution.block_tables import BlockTables
+from workers.scheduling.constraint import effective_bans
 from workers.scheduling.schedule import Schedule, ScheduledSequence
 from workers.wire.protocol import ErrorCode, OutputKind, Pooling, SamplingParams, TokenLogprobs
 
@@ -29,8 +29,8 @@ class SampleInput(NamedTuple):
     position: of the token to draw. All tokens before it are in the token buffer.
     num_prompt: how many of those belong to the prompt; penalties treat them differently.
     banned: tokens that must not be drawn.
-    mask: int32 [ceil(V / 32)], a bit mask by a grammar or rules: token t is allowed if bit t % 32
-    of word t // 32 is set. None allows all.
+    mask: int32 [ceil(V / 32)], by the sequence's constraint: token t is allowed if bit t % 32 of
+    word t // 32 is set. None allows all.
     """
 
     sequence: int
@@ -173,21 +173,16 @@ def build_step_input(schedule: Schedule, tables: BlockTables) -> StepInput:
     )
 
 
-NONE_BANNED: frozenset[int] = frozenset()
-
-
 def _sample(index: int, item: ScheduledSequence) -> SampleInput:
     """Returns how to draw the sequence's next token. Until `min_tokens` are generated, the tokens
     that end the sequence are banned. Bans are dropped if they would leave no token."""
     sequence, params = item.sequence, item.sequence.params
-    may_end = item.end - sequence.num_prompt >= params.min_tokens
-    banned = NONE_BANNED if may_end else sequence.end_tokens
-    mask = None if sequence.grammar is None else sequence.grammar.mask
-    if (limits := sequence.limits) is not None:
-        banned |= limits.banned_after(sequence.tokens, sequence.num_prompt)
-        # The end of a thought is in the grammar of every answer with one.
-        mask = limits.mask if mask is None or limits.ends_thought else mask
-    return SampleInput(index, item.end, sequence.num_prompt, params, kept(banned, mask), mask)
+    banned, mask = sequence.constraint.banned, sequence.constraint.mask
+    if item.end - sequence.num_prompt < params.min_tokens:
+        banned |= sequence.end_tokens
+    if banned:
+        banned = effective_bans(banned, mask)
+    return SampleInput(index, item.end, sequence.num_prompt, params, banned, mask)
 
 
 def _score(index: int, item: ScheduledSequence) -> ScoreInput | None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from memory.page_key import PAGE_TOKENS
 from workers.execution.batch_builder import rank_bounds
-from workers.execution.step_input import NONE_BANNED, SampleInput, ScoreInput, StepInput
+from workers.execution.step_input import SampleInput, ScoreInput, StepInput
+from workers.scheduling.constraint import NO_TOKENS
 from workers.wire.protocol import SamplingParams
 
 FAR = 300
@@ -66,6 +67,6 @@ def _step(
         counts=np.array(counts, np.int32),
         block_tables=np.zeros((len(counts), -(-max(ends) // PAGE_TOKENS)), np.int64),
         max_rank=rank,
-        samples=[] if params is None else [SampleInput(0, ends[0], 0, params, NONE_BANNED)],
+        samples=[] if params is None else [SampleInput(0, ends[0], 0, params, NO_TOKENS)],
         scores=scores,
     )

@@ -140,7 +140,7 @@ class FairnessPolicy:
         over-share tenant's sequence holds up only over-share tenants; no sequence, all."""
         if reason is BlockReason.BUDGET:
             self._is_spent = True
-        elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.GRAMMAR):
+        elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.CONSTRAINT):
             pass  # no reservation is needed
         elif reason is not BlockReason.MODEL and self._waits_over_share(sequence):
             self.over_share.is_closed = True

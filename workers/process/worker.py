@@ -36,6 +36,7 @@ from workers.base_models.loader import ModelLoader
 from workers.base_models.model_pool import LOAD_BYTES_PER_S, ModelPool, RegisteredModel
 from workers.base_models.residency import ModelResidency
 from workers.constraints.grammars import Grammars
+from workers.constraints.request_constraints import RequestConstraints
 from workers.constraints.sequence_grammar import GrammarThreads
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory, gib
@@ -356,11 +357,11 @@ class Worker:
             kv,
             pool,
             report,
+            RequestConstraints(plan.spec.vocab_size, self._read_grammars(plan)),
             vocab_size=plan.spec.vocab_size,
             end_tokens=frozenset(plan.spec.eos_token_ids),
             clock=time.monotonic,
             runs_ahead=self._is_beside if config.runs_ahead is None else config.runs_ahead,
-            grammars=self._read_grammars(plan),
         )
 
         def make_runner(model: LoadedModel) -> ModelRunner:

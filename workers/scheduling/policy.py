@@ -218,7 +218,7 @@ class FifoPolicy:
                 yield sequence
 
     def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
-        if reason not in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.GRAMMAR):
+        if reason not in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.CONSTRAINT):
             self._closed_by = reason
 
     def room(self, sequence: Sequence) -> int:

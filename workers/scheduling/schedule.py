@@ -21,8 +21,8 @@ class BlockReason(Enum):
     PREFIX = "prefix"
     """Page that another sequence is computing now."""
     PAGES = "pages"
-    GRAMMAR = "grammar"
-    """Its grammar, which is being compiled."""
+    CONSTRAINT = "constraint"
+    """Its constraint, which is not ready."""
     MODEL = "model"
     """Base model, which admits no sequence in this step."""
 

@@ -182,6 +182,7 @@ class Scheduler:
             self._adapters.note_not_waiting(sequence)
             self._adapters.cancel(sequence)
         sequence.status = SequenceStatus.FINISHED
+        sequence.constraint.close()
 
     def suspend(self, now: float) -> None:
         """Preempts all running sequences, which keep their tokens. No step may be in flight."""
@@ -258,11 +259,10 @@ class Scheduler:
 
     def admit(self, sequence: Sequence, schedule: Schedule) -> Admitted | Blocked:
         """Starts a waiting sequence if it fits into the step. Otherwise it holds nothing."""
-        grammar = sequence.grammar
-        if grammar is not None and grammar.failure is not None:
-            return Blocked(BlockReason.GRAMMAR, (ErrorCode.INVALID, grammar.failure))
-        if grammar is not None and not grammar.is_ready:
-            return Blocked(BlockReason.GRAMMAR)
+        if not sequence.constraint.is_ready:
+            return Blocked(BlockReason.CONSTRAINT)
+        if (reason := sequence.constraint.failure) is not None:
+            return Blocked(BlockReason.CONSTRAINT, (ErrorCode.INVALID, reason))
         if not self.policy.room(sequence):
             return Blocked(BlockReason.BUDGET)
         if not self.policy.may_have_slot(sequence, self.running, self._num_free_slots):
@@ -277,14 +277,14 @@ class Scheduler:
 
     def _decode(self, schedule: Schedule) -> None:
         """Schedules the uncomputed tokens of sequences that generate: one each, unless the last
-        step gave several. Sequences whose grammar is not ready are left out."""
+        step gave several. Sequences whose constraint is not ready are left out."""
         for sequence in list(self.running):
-            grammar = sequence.grammar
-            if grammar is not None and not grammar.is_ready:
+            constraint = sequence.constraint
+            if not constraint.is_ready:
                 continue
-            if grammar is not None and grammar.failure is not None:
+            if constraint.failure is not None:
                 self.remove(sequence)
-                message = f"the grammar cannot be followed any further: {grammar.failure}"
+                message = f"the grammar cannot be followed any further: {constraint.failure}"
                 schedule.failed.append((sequence, ErrorCode.INVALID, message))
                 continue
             is_on = sequence.status is SequenceStatus.RUNNING and sequence.is_generating

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from adapters.pool.source import AdapterLease
 from memory.block_table import BlockTable
 from memory.page_key import PAGE_TOKENS, PageHasher
-from workers.constraints.token_limits import TokenLimits
+from workers.scheduling.constraint import NO_CONSTRAINT, Constraint
 from workers.scheduling.stage_times import StageTimes
 from workers.scheduling.tenant_queue import TERMS, TenantQueue
 from workers.wire.protocol import (
@@ -26,9 +25,6 @@ from workers.wire.protocol import (
     SequenceOutput,
     TokenLogprobs,
 )
-
-if TYPE_CHECKING:
-    from workers.constraints.sequence_grammar import SequenceGrammar
 
 
 class SequenceStatus(Enum):
@@ -120,13 +116,8 @@ class Sequence:
         self.order = -request.priority, arrival_s + patience_s, arrival_s
         """Sort key among the tenant's waiting sequences: higher priority, then the earlier
         deadline, then the earlier arrival."""
-        self.grammar: SequenceGrammar | None = None
-        """Set before it is queued if the request has one."""
-        self.limits: TokenLimits | None = None
-        """Set before it is queued if the request has token rules."""
-        self.needs_host_token = bool(request.grammar)
-        """Whether the host must read its last token before each of its steps, so that no step is
-        scheduled for it while one in flight draws a token for it."""
+        self.constraint: Constraint = NO_CONSTRAINT
+        """Set before the sequence is queued, and closed at its end."""
         self.end_tokens = frozenset(request.params.stop_token_ids)
         if request.grammar or not request.params.ignore_eos:
             self.end_tokens |= end_tokens
@@ -165,9 +156,7 @@ class Sequence:
     def is_generating(self) -> bool:
         """Whether the next step may continue it: the prompt is computed, there is more to generate
         than the tokens in flight, and these need not be known first."""
-        if self.num_inflight_tokens and (
-            self.needs_host_token or (self.limits is not None and self.limits.needs_host_token)
-        ):
+        if self.num_inflight_tokens and self.constraint.needs_host_token:
             return False
         return (not self.is_pending or self.num_inflight_tokens > 0) and self.length < self.max_len
 
@@ -271,25 +260,26 @@ class Sequence:
         )
 
     def append(
-        self, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float
+        self,
+        tokens: list[int],
+        finish_reason: FinishReason | None,
+        logprobs: list[TokenLogprobs] | None,
+        now: float,
     ) -> SequenceOutput | None:
-        """Appends tokens generated at `now`, up to the last one, and returns the output to send, or
-        None if there is none yet. The next token is due `tpot_s` after each of them was due, but a
-        late first token is forgiven."""
+        """Appends tokens generated at `now`, as `end_within` limits them, and returns the output to
+        send, or None if there is none yet. The next token is due `tpot_s` after each of them was
+        due, but a late first token is forgiven."""
         if not tokens:
             return None
         is_first = not self.is_begun
         if is_first:
             self.due_s = max(self.due_s, now)
             self.stage_times.first_token_s = now
-        num_taken, finish_reason = self.end_within(tokens)
-        self.due_s += num_taken * self.terms.tpot_s
-        self.tokens += tokens[:num_taken]
-        if self.limits is not None:
-            self.limits.take(tokens[:num_taken])
+        self.due_s += len(tokens) * self.terms.tpot_s
+        self.tokens += tokens
         if logprobs is not None:
-            self.logprobs += logprobs[:num_taken]
-        self.num_unsent_tokens += num_taken
+            self.logprobs += logprobs[: len(tokens)]
+        self.num_unsent_tokens += len(tokens)
         if (
             finish_reason is None
             and not is_first

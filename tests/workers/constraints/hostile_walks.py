@@ -51,7 +51,7 @@ def main() -> None:
     def follow(kind_and_text: tuple[str, str]) -> None:
         if (grammar := accepted(*kind_and_text)) is not None:
             print(kind_and_text[0], kind_and_text[1][:200], file=sys.stderr, flush=True)
-            walk(opened, opened.open(grammar, "t", "request", []))
+            walk(opened.open(grammar, "t", "request", []))
 
     follow()
     opened.close()
@@ -77,7 +77,7 @@ def accepted(kind: str, text: str) -> str | None:
         return None
 
 
-def walk(opened: Grammars, grammar: SequenceGrammar) -> None:
+def walk(grammar: SequenceGrammar) -> None:
     rng, pause = random.Random(0), Event()
     for _ in range(NUM_TOKENS):
         while not grammar.is_ready:
@@ -88,9 +88,8 @@ def walk(opened: Grammars, grammar: SequenceGrammar) -> None:
         token = int(rng.choice(np.flatnonzero(bits).tolist() or [END]))
         if token == END:
             return
-        grammar.follow([token], forces=True)
-        opened.follow()
-        if END in grammar.take_forced():
+        grammar.advance([token])
+        if END in grammar.forced():
             return
 
 

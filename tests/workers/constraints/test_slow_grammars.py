@@ -93,9 +93,8 @@ def test_the_engine_spends_no_time_on_a_bomb(opened: Grammars, bomb: str) -> Non
         if grammar.failure is not None:
             break
         begun_s = thread_time()
-        grammar.follow([first_allowed(grammar)], forces=True)
-        opened.follow()
-        forced = grammar.take_forced()
+        grammar.advance([first_allowed(grammar)])
+        forced = grammar.forced()
         assert thread_time() - begun_s < MAX_CPU_S
         await_ready(grammar)
         assert forced == [] or grammar.failure is None
@@ -108,10 +107,9 @@ def test_a_step_does_not_wait_for_a_slow_grammar(opened: Grammars, threads: Gram
     threads.slow.submit(is_free.wait)
     try:
         for grammar in (slow, quick):
-            grammar.follow([IDS["x"]], forces=True)
-        opened.follow()
+            grammar.advance([IDS["x"]])
+        assert slow.forced() == []
         assert quick.is_ready and not slow.is_ready
-        assert slow.take_forced() == []
     finally:
         is_free.set()
     await_ready(slow)

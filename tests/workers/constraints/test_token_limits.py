@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.constraints.token_limits import MAX_BEFORE_THOUGHT, TokenLimits, kept
+from workers.constraints.token_limits import MAX_BEFORE_THOUGHT, TokenLimits
+from workers.scheduling.constraint import effective_bans
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 VOCAB = 77
@@ -35,24 +36,25 @@ def test_allowed_tokens_are_a_mask_of_the_vocabulary(allowed: set[int]) -> None:
     st.integers(0, 12),
 )
 def test_banned_is_what_would_complete_a_sequence(
-    banned: list[list[int]], tokens: list[int], num_prompt: int
+    banned: list[list[int]], generated: list[int], num_resumed: int
 ) -> None:
-    """Of generated tokens only; by the definition."""
-    num_prompt = min(num_prompt, len(tokens))
-    generated = tokens[num_prompt:]
+    """By the definition, wherever the sequence is resumed."""
     completing = {
         token for token in range(4) for each in banned if [*generated, token][-len(each) :] == each
     }
-    limits = TokenLimits(TokenRules(banned=tuple(map(tuple, banned))), VOCAB, [])
-    assert limits.banned_after(tokens, num_prompt) == completing
+    rules = TokenRules(banned=tuple(map(tuple, banned)))
+    limits = TokenLimits(rules, VOCAB, generated[:num_resumed])
+    for token in generated[num_resumed:]:
+        limits.advance([token])
+    assert limits.banned == completing
     assert limits.needs_host_token == any(len(each) > 1 for each in banned)
 
 
 def test_what_is_banned_gives_way_where_nothing_else_may_follow() -> None:
     mask = TokenLimits(TokenRules(allowed=(5, 40)), VOCAB, []).mask
-    assert kept(frozenset((5, 6)), mask) == {5, 6}
-    assert kept(frozenset((5, 40)), mask) == frozenset()
-    assert kept(frozenset((5, 40)), None) == {5, 40}
+    assert effective_bans(frozenset((5, 6)), mask) == {5, 6}
+    assert effective_bans(frozenset((5, 40)), mask) == frozenset()
+    assert effective_bans(frozenset((5, 40)), None) == {5, 40}
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -69,18 +71,18 @@ def test_a_thought_ends_when_it_is_as_long_as_it_may_be(max_tokens: int, is_begu
             is_full = number == len(begun) + max_tokens
             assert allowed_by(limits) == ({END} if is_full else None)
             assert limits.needs_host_token == (number <= len(begun) + max_tokens)
-            limits.take(whole[number : number + 1])
+            limits.advance(whole[number : number + 1])
 
 
 def test_an_answer_that_begins_without_a_thought_has_none() -> None:
     limits = TokenLimits(TokenRules(thought=ThoughtBound(0, BEGIN, END)), VOCAB, [])
-    limits.take([1] * (MAX_BEFORE_THOUGHT - 1))
+    limits.advance([1] * (MAX_BEFORE_THOUGHT - 1))
     assert limits.needs_host_token
-    limits.take([1, BEGIN])
+    limits.advance([1, BEGIN])
     assert allowed_by(limits) is None and not limits.needs_host_token
 
 
 def test_a_thought_that_ends_by_itself_is_not_ended_again() -> None:
     limits = TokenLimits(TokenRules(thought=ThoughtBound(3, BEGIN, END, is_begun=True)), VOCAB, [])
-    limits.take([1, END, 2, 3, 4, 5])
+    limits.advance([1, END, 2, 3, 4, 5])
     assert allowed_by(limits) is None

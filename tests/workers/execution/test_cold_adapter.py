@@ -20,6 +20,7 @@ from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.process.loop import WorkerLoop
 from workers.process.server import Delivery
+from workers.scheduling.constraint import Unconstrained
 from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
 from workers.verification.effect_proof import EffectProof
 from workers.wire.protocol import (
@@ -73,6 +74,7 @@ class Box:
             house.kv,
             house.pool,
             report,
+            Unconstrained(),
             vocab_size=VOCAB,
             end_tokens=frozenset(),
             clock=self.runner.clock,

@@ -15,6 +15,7 @@ from tests.workers.simulator import Late, SimulatedRunner, acting, alone, next_t
 from tests.workers.waiting import waiting_of
 from workers.execution.step_input import PendingStep, StepInput, StepOutput
 from workers.process.loop import frames
+from workers.scheduling.constraint import NoConstraint
 from workers.wire.protocol import (
     ErrorCode,
     FinishReason,
@@ -61,6 +62,12 @@ class ScriptedDevice(SimulatedRunner):
         return drawn
 
 
+class HostTokens(NoConstraint):
+    """Constraint of a sequence whose last token must be known, and that may get several."""
+
+    needs_host_token = True
+
+
 def played(
     counts: tuple[int, ...], requests: list[Generate], *, runs_ahead: bool, num_pages: int = 400
 ) -> Simulation:
@@ -75,7 +82,8 @@ def played(
     for request in requests:
         simulation.submit(request)
     for sequence in waiting_of(simulation.scheduler):
-        sequence.needs_host_token = counts != (1,)
+        if counts != (1,):
+            sequence.constraint = HostTokens()
     simulation.run()
     simulation.assert_at_rest()
     return simulation
@@ -112,7 +120,7 @@ def test_each_token_is_charged_once(counts: tuple[int, ...]) -> None:
         simulation.runner.counts = counts
         simulation.submit(request)
         sequence = waiting_of(simulation.scheduler)[0]
-        sequence.needs_host_token = True
+        sequence.constraint = HostTokens()
         simulation.run()
         assert simulation.outputs[0] == alone(request)
         return sequence.tenant_queue.counter
@@ -149,7 +157,7 @@ def test_frames_carry_the_tokens_of_a_step() -> None:
         params = msgspec.structs.replace(request.params, logprobs=0, ignore_eos=True)
         simulation.submit(msgspec.structs.replace(request, params=params))
     for sequence in waiting_of(simulation.scheduler):
-        sequence.needs_host_token = True
+        sequence.constraint = HostTokens()
     sent: dict[int, list[SequenceOutput]] = {0: [], 1: [], 2: []}
     while simulation.engine.has_work:
         for connection, frame in frames(simulation.engine.step()):
@@ -182,7 +190,8 @@ def test_a_sequence_that_needs_its_token_is_in_no_step_ahead(needs_host_token: b
     simulation = Simulation(runner=Watching, runs_ahead=True)
     request = generate(0, [1, 2, 3], 8)
     simulation.submit(request)
-    waiting_of(simulation.scheduler)[0].needs_host_token = needs_host_token
+    if needs_host_token:
+        waiting_of(simulation.scheduler)[0].constraint = HostTokens()
     simulation.run()
     assert simulation.outputs[0] == alone(request)
     assert max(in_flight) == (1 if needs_host_token else 2)

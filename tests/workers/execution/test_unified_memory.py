@@ -24,6 +24,7 @@ from workers.execution.engine import Engine
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
+from workers.scheduling.constraint import Unconstrained
 from workers.wire.protocol import ErrorCode, Failed, Generate, ModelInfo
 
 NUM_UNITS = 16
@@ -102,6 +103,7 @@ class Box:
             kv,
             pool,
             EngineReport(info, self.scheduler, kv, pool, self.ring),
+            Unconstrained(),
             vocab_size=VOCAB,
             end_tokens=frozenset(),
             clock=lambda: house.now,

@@ -16,6 +16,7 @@ from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
 from workers.execution.observer import NoObserver
 from workers.policies.fair_scheduler import fair_scheduler
+from workers.scheduling.constraint import Unconstrained
 from workers.wire.protocol import Failed, ModelInfo, SequenceOutput
 
 NUM_UNITS = 32
@@ -59,6 +60,7 @@ class Box:
             house.kv,
             house.pool,
             NoObserver(),
+            Unconstrained(),
             vocab_size=VOCAB,
             end_tokens=frozenset(),
             clock=self.clock,

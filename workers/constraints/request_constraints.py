@@ -1,0 +1,82 @@
+"""Constraints of a model's requests, by their grammars and token rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from workers.constraints.grammars import Grammars
+from workers.constraints.token_limits import TokenLimits
+from workers.scheduling.constraint import NO_CONSTRAINT, Constraint
+from workers.wire.protocol import Generate
+
+
+class RequestConstraints:
+    """`ConstraintSource` of grammars and token rules."""
+
+    def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
+        """grammars: None refuses requests with a grammar."""
+        self._vocab_size = vocab_size
+        self._grammars = grammars
+
+    def refusal(self, request: Generate) -> str | None:
+        if request.grammar and self._grammars is None:
+            return "this model's tokenizer cannot be constrained"
+        return None
+
+    def open(self, request: Generate, generated: Sequence[int]) -> Constraint:
+        limits = grammar = None
+        params = request.params
+        if params.rules is not None:
+            limits = TokenLimits(params.rules, self._vocab_size, generated)
+        if request.grammar and self._grammars is not None:
+            grammar = self._grammars.open(
+                *(request.grammar, request.tenant, request.request_id, list(generated)),
+                # A forced token has no log-probability.
+                forces=params.logprobs is None,
+            )
+        if grammar is not None and limits is not None:
+            return LimitedGrammar(grammar, limits)
+        return grammar or limits or NO_CONSTRAINT
+
+
+class LimitedGrammar:
+    """`Constraint` by a grammar and by token rules, which ban tokens and end a thought. The grammar
+    of every answer with a thought allows the end of that thought."""
+
+    needs_host_token = True
+
+    def __init__(self, grammar: Constraint, limits: TokenLimits) -> None:
+        self._grammar = grammar
+        self._limits = limits
+
+    @property
+    def is_ready(self) -> bool:
+        return self._grammar.is_ready
+
+    @property
+    def failure(self) -> str | None:
+        return self._grammar.failure
+
+    @property
+    def mask(self) -> NDArray[Any] | None:
+        mask = self._limits.mask
+        return self._grammar.mask if mask is None else mask
+
+    @property
+    def banned(self) -> frozenset[int]:
+        return self._limits.banned
+
+    def advance(self, tokens: list[int]) -> None:
+        self._grammar.advance(tokens)
+        self._limits.advance(tokens)
+
+    def forced(self) -> list[int]:
+        forced = self._grammar.forced()
+        self._limits.advance(forced)
+        return forced
+
+    def close(self) -> None:
+        self._grammar.close()
