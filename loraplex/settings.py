@@ -134,7 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ops: Literal["cpu", "reference", "cuda"] | None = None
     """Kernel backend. Default: that of the device."""
-    kernel_variant: Literal["avx512bf16", "avx512", "avx2", "scalar"] | None = None
+    kernel_variant: Literal["amx", "avx512bf16", "avx512", "avx2", "scalar", "tiles"] | None = None
     """Instruction set of the `cpu` backend's kernels. Default: the fastest one of the processor."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     """Maximum number of kernel threads on a CPU. Default: all cores that the process may use."""

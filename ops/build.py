@@ -31,26 +31,48 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mmovbe")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
 VARIANTS = {
+    "amx": (*_AVX512, "-mavx512bf16", "-DTILES=1", "-DAMX=1"),
     "avx512bf16": (*_AVX512, "-mavx512bf16"),
     "avx512": _AVX512,
     "avx2": _AVX2,
     "scalar": (),
-    "pairs": ("-DPAIR_DOT=1",),
+    "tiles": ("-DTILES=1",),
 }
-"""Compiler flags of each variant. `pairs` imitates `avx512bf16` on any processor, for tests."""
+"""Compiler flags of each variant. `tiles` computes the sums of `amx` on any processor."""
+
+
+_FAULTS = {
+    1: "the system does not let this process use AMX (arch_prctl refused ARCH_REQ_XCOMP_PERM)",
+    2: "the processor's AMX instructions do not give the bits that they are specified to give",
+}
+"""Results of `check_tiles` in native/tile_checks.cpp other than 0."""
 
 
 class BuildError(Exception):
-    """Failure to compile or load the kernels, or a library that others could have written."""
+    """Failure to compile or load the kernels, or a library that others could have written or that
+    fails its self-check."""
 
 
 def load(variant: str) -> ctypes.CDLL:
-    """Loads the library of a variant, shipped or compiled. Raises BuildError."""
-    library = find_shipped(variant) or compile_library(variant)
+    """Loads the library of a variant, shipped or compiled, and lets it check itself, which takes a
+    few milliseconds for `amx` and no time for others. Raises BuildError."""
+    path = find_shipped(variant) or compile_library(variant)
     try:
-        return ctypes.CDLL(str(library))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise BuildError(f"cannot load {library}: {error}") from error
+        raise BuildError(f"cannot load {path}: {error}") from error
+    if fault := _FAULTS.get(library.check_tiles()):
+        raise BuildError(f"{variant} cannot be used: {fault}")
+    return library
+
+
+def find_library(variant: str) -> Path | None:
+    """Returns the library that `load` would load without compiling, or None if there is none.
+    Raises BuildError."""
+    if (shipped := find_shipped(variant)) is not None:
+        return shipped
+    compiled = _cache_dir() / _compiled_name(find_compiler(), variant, mapped_openmp(), SOURCES)
+    return compiled if compiled.exists() else None
 
 
 def find_shipped(variant: str, folder: Path = COMPILED, sources: Path = SOURCES) -> Path | None:
@@ -78,7 +100,7 @@ def precompile(folder: Path, sources: Path = SOURCES) -> list[Path]:
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
-    for variant in REQUIRED if is_x86 else ("scalar",):
+    for variant in REQUIRED if is_x86 else ("scalar", "tiles"):
         made.append(folder / shipped_name(variant, sources))
         _compile(compiler, variant, openmp, sources, made[-1])
     return made
@@ -88,15 +110,19 @@ def compile_library(variant: str, sources: Path = SOURCES) -> Path:
     """Returns the path of the variant's library, compiling it if needed. Raises BuildError."""
     compiler = find_compiler()
     openmp = mapped_openmp()
-    version = _run([compiler, "--version"])
-    parts = [compiler, version, *FLAGS, *VARIANTS[variant], *openmp, platform.machine()]
-    library = _cache_dir() / f"ops-{variant}-{_digest(parts, sources)}.so"
+    library = _cache_dir() / _compiled_name(compiler, variant, openmp, sources)
     if not library.exists():
         with _locked(library.parent):
             if not library.exists():
                 _compile(compiler, variant, openmp, sources, library)
     _check_ours(library, stat.S_ISREG)
     return library
+
+
+def _compiled_name(compiler: str, variant: str, openmp: list[str], sources: Path) -> str:
+    version = _run([compiler, "--version"])
+    parts = [compiler, version, *FLAGS, *VARIANTS[variant], *openmp, platform.machine()]
+    return f"ops-{variant}-{_digest(parts, sources)}.so"
 
 
 def find_compiler() -> str:

@@ -34,6 +34,7 @@ from ops.panel_linear import NativePart, PanelLinear
 from ops.processor import Processor
 from ops.scheduler_times import SchedulerTimes
 from ops.thread_count import ThreadCount
+from ops.variant_choice import choose_variant
 from ops.weight_format import WeightFormat
 
 SAMPLING_POINTERS = (
@@ -92,12 +93,12 @@ class CpuOps(HostOps):
     head_dims = range(PAGE_TOKENS, 256 + 1, PAGE_TOKENS)
 
     def __init__(self, *, variant: str | None = None, threads: int | None = None) -> None:
-        self._lib = build.load(variant or Processor.here().variants()[0])
+        self._lib = build.load(variant or choose_variant("", Processor.here()).variant)
         for name, arguments in SIGNATURES.items():
             function = getattr(self._lib, name)
             function.argtypes, function.restype = arguments, None
         self.rounds_input = bool(self._lib.rounds_input())
-        """Whether a bfloat16 linear also rounds its input to bfloat16, as `avx512bf16` does."""
+        """Whether a bfloat16 linear also rounds its input, as those of `amx` and `avx512bf16` do."""
         self._fused_linears: dict[
             FusedLinear, tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]
         ] = {}

@@ -9,10 +9,12 @@ from pathlib import Path
 _AVX2 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 REQUIRED: dict[str, frozenset[str]] = {
+    "amx": _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
     "avx512bf16": _AVX512 | {"avx512_bf16"},
     "avx512": _AVX512,
     "avx2": _AVX2,
     "scalar": frozenset(),
+    "tiles": frozenset(),
 }
 """Instruction sets that each variant of the kernels needs, as Linux names them. On a processor
 other than x86, `scalar` is compiled for the baseline instruction set, on ARM with NEON."""
@@ -43,7 +45,10 @@ class Processor:
             return cls()
 
     def variants(self) -> list[str]:
-        """Returns the variants that run on the processor, the fastest first."""
+        """Returns the variants that run on the processor, the fastest first.
+
+        `tiles` is the last, because it computes what `amx` does without its instructions.
+        """
         runnable = [variant for variant, needed in REQUIRED.items() if needed <= self.features]
         if self.vendor != "AuthenticAMD" and "avx512bf16" in runnable:
             # On Intel's processors `vdpbf16ps` is about a third slower than float32 arithmetic

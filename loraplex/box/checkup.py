@@ -29,7 +29,7 @@ from loraplex.errors import ApiFailure, LoraplexError
 from loraplex.private import check_owner, may_be_replaced
 from loraplex.roles.tls import load_tls
 from loraplex.settings import Settings
-from ops.build import COMPILED, BuildError, find_compiler, find_shipped
+from ops.build import COMPILED, BuildError, find_compiler, find_library, find_shipped, load
 from ops.processor import Processor
 from store.database import Database
 from store.errors import ApiError
@@ -132,16 +132,28 @@ def _compiler(settings: Settings) -> Findings:
         advice = f"set kernel_variant to one of {', '.join(runnable)}, or unset it"
         yield "failed", f"this processor cannot run the kernels of {variant}", advice
         return
-    if COMPILED.is_dir():
-        # The name of a shipped library depends on the OpenMP runtime that torch loads.
+    if COMPILED.is_dir() or variant == "amx":
+        # The name of a library depends on the OpenMP runtime that torch loads.
         importlib.import_module("torch")
     try:
+        if variant == "amx" and find_library(variant) is not None:
+            yield _self_check(variant, runnable[1])
+            return
         if find_shipped(variant) is not None:
             yield "ok", f"not needed: kernels for {variant} are shipped", ""
             return
         yield "ok", f"{find_compiler()} compiles kernels for {variant}", ""
     except BuildError as error:
         yield "failed", str(error), "install g++, set CXX, or set ops to reference (slow)"
+
+
+def _self_check(variant: str, replacement: str) -> tuple[State, str, str]:
+    try:
+        load(variant)
+    except BuildError as error:
+        advice = f"let workers use the instructions, or set kernel_variant to {replacement}"
+        return "warning", f"{error}; kernels for {replacement} are used", advice
+    return "ok", f"kernels for {variant} give the bits that they are specified to give", ""
 
 
 def _data_directory(settings: Settings) -> Findings:

@@ -14,6 +14,9 @@ extern "C" {
 void linear(const float* x, int64_t rows, int64_t depth, const LinearPart* parts, int64_t num_parts,
             const float* bias, int64_t columns, float* y);
 
+void linear_on_tiles(const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
+                     int64_t num_parts, const float* bias, int64_t columns, float* y);
+
 void rms_norm(const float* x, float* residual, const float* weight, int64_t rows, int64_t width,
               float eps, float* y);
 

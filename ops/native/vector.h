@@ -18,8 +18,8 @@ constexpr int LANES = 8;
 constexpr int LANES = 4;
 #endif
 
-// With bfloat16 x bfloat16 instructions it pays to round a linear's input, too.
-#if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
+// With bfloat16 x bfloat16 instructions it pays to round a linear's input, too. See tiles.h for TILES.
+#if defined(__AVX512BF16__) && defined(VECTOR_AVX512) && !defined(TILES)
 #define PAIR_DOT 1
 #endif
 

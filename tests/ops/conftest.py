@@ -31,7 +31,9 @@ def _variants() -> list[str]:
     return [] if shutil.which("g++") is None else Processor.here().variants()
 
 
-VARIANTS = _variants()
+*VARIANTS, _ = _variants() or [""]
+TILES = ["tiles"] if VARIANTS else []
+"""The variant whose linears are those of `amx`. Its other kernels are those of `scalar`."""
 BACKENDS = ["reference", *VARIANTS, TRITON]
 
 
@@ -93,7 +95,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return (yield)
     if IS_INTERPRETED and "triton" in params:
         most = 1 if is_quick else INTERPRETED_EXAMPLES
-    elif is_quick and any(variant in params for variant in VARIANTS):
+    elif is_quick and any(variant in params for variant in (*VARIANTS, *TILES)):
         most = VARIANT_EXAMPLES
     else:
         return (yield)

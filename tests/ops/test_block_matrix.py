@@ -12,7 +12,7 @@ from ops.base import Ops
 from ops.block_matrix import BlockMatrix, densify, join
 from ops.panel_linear import panel_bytes
 from ops.weight_format import BLOCK_SIZES, WeightFormat
-from tests.ops.conftest import VARIANTS, backend
+from tests.ops.conftest import TILES, VARIANTS, backend
 
 FORMATS = st.sampled_from(list(BLOCK_SIZES))
 SCALE_BYTES = {"Q4_K": [(0, 2), (2, 4)], "Q6_K": [(208, 210)]}
@@ -46,7 +46,7 @@ def test_elements_are_those_that_gguf_reads(format, rows, num_blocks, seed) -> N
     assert torch.equal(matrix.dequantize(), expected.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, *(["pairs"] if VARIANTS else [])])
+@pytest.mark.parametrize("variant", [*VARIANTS, *TILES])
 def test_a_quantised_linear_has_the_bits_of_its_bfloat16_form(variant: str) -> None:
     """For any number of rows, parts of several formats and a bias included."""
     ops = backend(variant)

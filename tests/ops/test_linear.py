@@ -6,19 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.base import Ops
-from tests.ops.conftest import BACKENDS, VARIANTS, backend
+from tests.ops.conftest import BACKENDS, TILES, VARIANTS, backend
 
 DTYPES = st.sampled_from([torch.bfloat16, torch.float32])
-PAIRS = ["pairs"] if VARIANTS else []
-"""The C++ kernels as on a processor that multiplies bfloat16: linears alone differ."""
 
 
-@pytest.fixture(params=[*BACKENDS, *PAIRS], scope="session")
+@pytest.fixture(params=[*BACKENDS, *TILES], scope="session")
 def ops(request: pytest.FixtureRequest) -> Ops:
     return backend(request.param)
 
 
-@pytest.fixture(params=[*VARIANTS, *PAIRS], scope="session")
+@pytest.fixture(params=[*VARIANTS, *TILES], scope="session")
 def cpu(request: pytest.FixtureRequest) -> Ops:
     return backend(request.param)
 

@@ -33,6 +33,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Op backend; empty: that of the device."""
     kernel_variant: str = ""
     """Variant of the `cpu` backend's kernels, see `ops.processor`. Empty: the fastest one."""
+    kernel_fault: str = ""
+    """Why the kernels of `amx` are not used although the processor has AMX. Filled in."""
     dtype: DType = "bfloat16"
     threads: int | None = None
     memory: int = 0

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from ops.processor import Processor
+from ops.variant_choice import VariantChoice, choose_variant
 from workers.process.config import WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -81,11 +82,15 @@ def _on_cpu(config: WorkerConfig, processor: Processor) -> WorkerConfig:
             f"kernel_variant: {variant!r} needs instructions that this processor does not have; "
             f"it can run {', '.join(runnable)}"
         )
+    backend = config.ops or "cpu"
+    is_native = backend == "cpu"
+    choice = choose_variant(variant, processor) if is_native else VariantChoice("")
     return msgspec.structs.replace(
         config,
         device="cpu",
-        ops=config.ops or "cpu",
-        kernel_variant=variant or runnable[0],
+        ops=backend,
+        kernel_variant=choice.variant,
+        kernel_fault=choice.fault,
         memory=config.memory or _default_memory(),
         max_batched_tokens=config.max_batched_tokens or CPU_TOKENS,
     )

@@ -17,6 +17,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from loraplex.box import checkup
+from loraplex.settings import Settings
+from ops.build import BuildError
+from ops.processor import REQUIRED, Processor
 from tests.loraplex.test_certificates import write
 
 
@@ -43,6 +47,30 @@ def test_a_machine_where_nothing_runs_yet(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
     assert ("disk", "ok") in found and ("compiler", "ok") in found
     assert "nothing serves" in found["server", "skipped"]["found"]
+
+
+def test_kernels_for_amx_are_checked_once_they_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(variant: str) -> None:
+        raise BuildError(f"{variant} cannot be used: no permission")
+
+    def find() -> tuple[str, str]:
+        ((state, text, _advice),) = checkup.CHECKS["compiler"](Settings())
+        return state, text
+
+    monkeypatch.setattr(Processor, "here", lambda: Processor("GenuineIntel", REQUIRED["amx"]))
+    monkeypatch.setattr(checkup, "find_library", lambda _: None)
+    state, text = find()
+    assert state == "ok" and text.endswith("compiles kernels for amx")
+    monkeypatch.setattr(checkup, "find_library", lambda _: tmp_path)
+    monkeypatch.setattr(checkup, "load", lambda _: None)
+    assert find() == ("ok", "kernels for amx give the bits that they are specified to give")
+    monkeypatch.setattr(checkup, "load", fail)
+    assert find() == (
+        "warning",
+        "amx cannot be used: no permission; kernels for avx512 are used",
+    )
 
 
 def test_what_fails_is_told_with_what_to_do(tmp_path: Path) -> None:

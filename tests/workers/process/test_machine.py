@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ops import variant_choice
+from ops.build import BuildError
 from ops.processor import REQUIRED, Processor
 from workers.process.config import WorkerConfig
 from workers.process.machine import CannotServe, Card, settled
@@ -87,5 +89,28 @@ def test_kernels_are_the_processors_fastest_unless_a_variant_is_set(
     monkeypatch.setattr(Processor, "here", lambda: processor)
     assert settled(config(device="cpu")).kernel_variant == "avx2"
     assert settled(config(device="cpu", kernel_variant="scalar")).kernel_variant == "scalar"
-    with pytest.raises(CannotServe, match=r"^kernel_variant: 'avx512' .*can run avx2, scalar$"):
+    with pytest.raises(
+        CannotServe, match=r"^kernel_variant: 'avx512' .*can run avx2, scalar, tiles$"
+    ):
         settled(config(device="cpu", kernel_variant="avx512"))
+
+
+def test_kernels_that_fail_their_check_are_replaced_and_the_reason_is_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(variant: str) -> None:
+        raise BuildError(f"{variant} cannot be used: no permission")
+
+    processor = Processor("GenuineIntel", REQUIRED["amx"])
+    monkeypatch.setattr(Processor, "here", lambda: processor)
+    monkeypatch.setattr(variant_choice, "load", lambda _: None)
+    got = settled(config(device="cpu"))
+    assert (got.kernel_variant, got.kernel_fault, caplog.text) == ("amx", "", "")
+    monkeypatch.setattr(variant_choice, "load", fail)
+    for wanted in ("", "amx"):
+        caplog.clear()
+        got = settled(config(device="cpu", kernel_variant=wanted))
+        assert got.effective()["kernel_variant"] == "avx512"
+        assert got.effective()["kernel_fault"] == "amx cannot be used: no permission"
+        assert len(caplog.records) == 1
+        assert "of avx512 are used, because amx cannot" in caplog.text

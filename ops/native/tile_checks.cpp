@@ -1,0 +1,31 @@
+#include "tile_checks.h"
+
+#include <cstring>
+
+#include "parallel.h"
+
+#ifdef AMX
+std::vector<float> various_floats(int64_t count) {
+    std::vector<float> out(count);
+    uint32_t state = 1;
+    for (float& value : out) {
+        state = state * 1664525u + 1013904223u;
+        const uint32_t draw = state >> 9, kind = draw % 29;
+        // Exponents 2^-10 to 2^5, for one in 29 subnormal and for one zero.
+        const uint32_t exponent = kind > 1 ? 117 + draw % 16 : 0;
+        const uint32_t bits = (state & 0x80000000u) | exponent << 23 | (kind == 1 ? 0 : draw);
+        std::memcpy(&value, &bits, sizeof value);
+    }
+    return out;
+}
+#endif
+
+// Semantics: whether the kernels of this library may be used here: 0 = yes, 1 = the system does not
+// let this process use AMX's tiles, 2 = they give other bits than the same sums in plain C++.
+EXPORT int check_tiles() {
+#ifdef AMX
+    if (!tiles_are_permitted()) return 1;
+    if (!linears_agree()) return 2;
+#endif
+    return 0;
+}
