@@ -98,7 +98,7 @@ class CpuOps(HostOps):
             function = getattr(self._lib, name)
             function.argtypes, function.restype = arguments, None
         self.rounds_input = bool(self._lib.rounds_input())
-        """Whether a bfloat16 linear also rounds its input, as those of `amx` and `avx512bf16` do."""
+        """Whether a bfloat16 linear also rounds its input, as `amx` and `avx512bf16` do."""
         self._fused_linears: dict[
             FusedLinear, tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]
         ] = {}
