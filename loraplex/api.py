@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -35,6 +36,9 @@ class Api:
     def __init__(self, url: str, key: str, key_source: str = "LORAPLEX_KEY") -> None:
         """`key_source` says where the key was found, for messages. Raises BadSettings."""
         self._key_source = key_source
+        self.patience_s = 0.0
+        """Seconds for which a call is repeated, at the pace that the server names, while it is
+        refused because the tenant calls too often."""
         if not (key.isascii() and key.isprintable()):
             raise BadSettings("LORAPLEX_KEY: no API key has such characters")
         self.url = url
@@ -120,13 +124,19 @@ class Api:
         return self._send(method, path, **arguments).json()
 
     def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        try:
-            answer = self._client.request(method, path, **arguments)
-        except httpx.HTTPError as error:
-            raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
-        if answer.is_error:
-            raise self._failure(answer)
-        return answer
+        deadline = monotonic() + self.patience_s
+        while True:
+            try:
+                answer = self._client.request(method, path, **arguments)
+            except httpx.HTTPError as error:
+                raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
+            if not answer.is_error:
+                return answer
+            failure = self._failure(answer)
+            pause_s = _pause_s(answer, failure)
+            if pause_s is None or monotonic() + pause_s > deadline:
+                raise failure
+            sleep(pause_s)
 
     def _failure(self, answer: httpx.Response) -> ApiFailure:
         try:
@@ -241,6 +251,14 @@ def _keys_of(server: RunningServer | None) -> dict[str, Any]:
         return {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadSettings(f"{path}: {error}") from None
+
+
+def _pause_s(answer: httpx.Response, failure: ApiFailure) -> float | None:
+    """Returns the seconds after which a call that came too often is accepted. Returns None for
+    other failures."""
+    too_often = isinstance(failure, Refused) and failure.code == "rate_limit_exceeded"
+    text = answer.headers.get("retry-after", "")
+    return float(text) if too_often and text.isascii() and text.isdigit() else None
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+PATIENCE_S = 120.0
+"""Seconds for which each call waits for the tenant's rate of changes."""
 FIELDS = ("name", "model", "alias", "tenant", "serving", "approve_template", "weights_only")
 
 
@@ -112,6 +115,7 @@ def push_command(
         raise click.UsageError("give a FOLDER or --manifest")
     is_alone = len(folders) == 1 and not manifest
     with api() as server:
+        server.patience_s = PATIENCE_S
         pushed, failures = _push_all(server, uploads, wait=wait, is_alone=is_alone)
     made = [version for version, _ in pushed]
     if is_alone:
@@ -159,17 +163,40 @@ def _push_all(
                 made.append((number, Pushed(version, taken)))
             except ApiFailure as error:
                 fail(number, error)
+    if not wait:
+        return [pushed for _, pushed in made], failures
     ready: list[Pushed] = []
-    for number, (version, taken) in made:
-        tenant = uploads[number - 1].fields.get("tenant")
-        try:
-            if wait:
-                with waiting(f"proving {version['name']}@{version['version']}") as say:
-                    version = wait_ready(server, version, tenant, say)
-            ready.append(Pushed(version, taken))
-        except Refused as error:
-            fail(number, error)
+    with _proving([pushed for _, pushed in made], is_alone=is_alone) as (say, report):
+        for done, (number, (version, taken)) in enumerate(made, 1):
+            tenant = uploads[number - 1].fields.get("tenant")
+            try:
+                ready.append(Pushed(wait_ready(server, version, tenant, say), taken))
+            except Refused as error:
+                fail(number, error)
+            report(done, len(made))
     return ready, failures
+
+
+@contextmanager
+def _proving(
+    made: Sequence[Pushed], *, is_alone: bool
+) -> Iterator[tuple[Callable[[str], None], ProgressCallback]]:
+    """Shows how far the proofs are: a spinner for one adapter, a bar for several. Yields the
+    callbacks for what a version waits for, and for the number of versions that are done."""
+    if is_alone:
+        name = f"{made[0].version['name']}@{made[0].version['version']}"
+        with waiting(f"proving {name}") as say:
+            yield say, lambda _done, _total: None
+        return
+    what, said = f"proving {len(made)} adapters", set[str]()
+
+    def say_once(detail: str) -> None:
+        if detail not in said:
+            said.add(detail)
+            tell(f"{what}: {detail}")
+
+    with progress(what, of_bytes=False) as report:
+        yield say_once, report
 
 
 def _part(report: ProgressCallback, before: int, size: int, total: int) -> ProgressCallback:

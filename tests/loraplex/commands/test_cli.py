@@ -165,6 +165,7 @@ async def test_several_are_pushed_by_their_folders_and_a_manifest(
     told = await run(plane, *push, *folders, code=1)
     assert f"1 of 3 were not pushed:\nnumber 2, {tmp_path / 'two'}: the adapter cannot" in told
     assert "uploading 3 adapters: 100 %" in told
+    assert "proving 2 adapters: 50 %\nproving 2 adapters: 100 %" in told
     listed = json.loads(await run(plane, "adapter", "list", "--json"))
     assert [(each["name"], set(each["aliases"])) for each in listed] == [
         ("drei", {"prod", "next"}),

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from litestar import Litestar
 
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
+from admin.http.tenant_rates import TenantRates
 from admin.uploads.upload import MAX_FORMS_OF_TENANT as MAX_OF_TENANT
 from loraplex.api import Api
 from loraplex.errors import ApiFailure, NoAnswer, Refused
@@ -21,6 +23,7 @@ from store.records import ServingData
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import add
+from web.errors import RateExceeded
 
 
 def test_any_part_of_the_archive_can_be_read(tmp_path: Path):
@@ -135,6 +138,40 @@ async def test_an_answer_that_was_lost_is_found_behind_a_hundred_versions(
 
     made = await asyncio.to_thread(push)
     assert (made["version"], made["digest"]) == (101, digest)
+
+
+class Busy(TenantRates):
+    """Refuses each second call."""
+
+    num_calls = 0
+
+    def take(self, tenant_id: str, *, is_write: bool) -> None:
+        self.num_calls += 1
+        if self.num_calls % 2:
+            raise RateExceeded("too often", retry_after_s=7)
+
+
+async def test_a_push_goes_on_at_the_pace_that_the_server_allows(
+    plane: Plane, app: Litestar, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    acme = await plane.tenant("acme")
+    app.state.admin.tenant_rates = Busy(60)
+    digest = write_adapter(tmp_path)
+    key = acme.headers["authorization"].removeprefix("Bearer ")
+    pauses: list[float] = []
+    monkeypatch.setattr("loraplex.api.sleep", pauses.append)
+
+    def push_bot(patience_s: float) -> dict[str, Any]:
+        with Api(plane.url.removesuffix("/admin/v1"), key) as api:
+            api.patience_s = patience_s
+            return push(api, tmp_path, {"name": "bot"}, lambda _done, _total: None)
+
+    with pytest.raises(Refused, match="too often"):
+        await asyncio.to_thread(push_bot, 6)
+    assert pauses == []
+    made = await asyncio.to_thread(push_bot, 60)
+    assert (made["version"], made["digest"]) == (1, digest)
+    assert len(pauses) > 1 and set(pauses) == {7}
 
 
 async def test_what_is_refused_is_not_sent_again(plane: Plane, base: str, tmp_path: Path):
