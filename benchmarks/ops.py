@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -25,8 +27,11 @@ from ops.base import (
     KVLayout,
     LoRABatch,
     Ops,
+    PackedLinear,
 )
+from ops.block_matrix import BlockMatrix
 from ops.registry import select
+from ops.weight_format import WeightFormat
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 30, 576, 9, 3, 64, 1536, 49152
 QKV = (HEADS + 2 * KV_HEADS) * DIM
@@ -66,10 +71,14 @@ def read_bandwidth() -> float:
     return data.nbytes / best_seconds(data.sum, 1.0)
 
 
-def multiply_add_peak() -> float:
-    """Flops a second of a matrix product that stays in the cache."""
-    a, b = torch.randn(768, 768), torch.randn(768, 768)
-    return 2 * 768**3 / best_seconds(lambda: a @ b, 1.0)
+def multiply_add_peak(dtype: torch.dtype) -> float:
+    """Flops a second of a matrix product that stays in the cache: the faster of float32 and the
+    dtype."""
+    times: list[float] = []
+    for kind in {torch.float32, dtype}:
+        a, b = torch.randn(768, 768).to(kind), torch.randn(768, 768).to(kind)
+        times.append(best_seconds(lambda a=a, b=b: a @ b, 1.0))
+    return 2 * 768**3 / min(times)
 
 
 def linear_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
@@ -219,6 +228,52 @@ def other_rows(ops: Ops) -> Iterator[Row]:
         )
 
 
+def step_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
+    """All calls of a kind in a step: decode with a context of 256 tokens, and a prompt's chunk."""
+    shapes = ((HIDDEN, QKV), (HIDDEN, HIDDEN), (HIDDEN, 2 * INNER), (INNER, HIDDEN))
+    for format in (None, WeightFormat.Q8_0, WeightFormat.Q4_0):
+        name = "" if format is None else f" in {format.name}"
+        layers = [packed_copies(ops, columns, depth, dtype, format) for depth, columns in shapes]
+        (head,), head_bytes = packed_copies(ops, VOCAB, HIDDEN, dtype, format, 1)
+        for rows in (1, 8, 32, 512):
+            inputs = [torch.randn(rows, depth) for depth, _ in shapes]
+            yield Row(
+                f"{rows} rows: linears{name}",
+                lambda inputs=inputs, layers=layers: [
+                    ops.linear(x, weight)
+                    for x, (packed, _) in zip(inputs, layers, strict=True)
+                    for weight in packed
+                ],
+                1,
+                float(sum(LAYERS * num_bytes for _, num_bytes in layers)),
+                2.0 * rows * LAYERS * sum(depth * columns for depth, columns in shapes),
+                {},
+            )
+            sampled = inputs[0][:32].contiguous()
+            yield Row(
+                f"{rows} rows: head{name}, {len(sampled)} sampled",
+                lambda x=sampled, weight=head: ops.linear(x, weight),
+                *(1, float(head_bytes), 2.0 * sampled.numel() * VOCAB),
+                {},
+            )
+
+
+def packed_copies(
+    ops: Ops,
+    columns: int,
+    depth: int,
+    dtype: torch.dtype,
+    format: WeightFormat | None,
+    count: int = LAYERS,
+) -> tuple[list[PackedLinear], int]:
+    """Returns copies of a packed matrix, which lie apart in memory, and the bytes of one."""
+    weight = torch.randn(columns, depth)
+    if format is None:
+        return [ops.pack_linear(weight.to(dtype)) for _ in range(count)], 2 * weight.numel()
+    blocks = torch.from_numpy(quantize(weight.numpy(), GGMLQuantizationType[format.name]))
+    return [ops.pack_linear(BlockMatrix(format, blocks)) for _ in range(count)], blocks.nbytes
+
+
 def show(rows: Iterator[Row], bandwidth: float, peak: float, title: str) -> None:
     table = Table(title=title)
     table.add_column("op")
@@ -245,18 +300,19 @@ def main() -> None:
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--only", choices=("linear", "attention", "lora", "other"))
+    parser.add_argument("--only", choices=("linear", "attention", "lora", "other", "step"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     ops, dtype = select(options.backend), getattr(torch, options.dtype)
-    bandwidth, peak = read_bandwidth(), multiply_add_peak()
+    bandwidth, peak = read_bandwidth(), multiply_add_peak(dtype)
     print(f"{options.threads} threads: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s")
     groups = {
         "linear": lambda: linear_rows(ops, dtype),
         "attention": lambda: attention_rows(ops, dtype),
         "lora": lambda: lora_rows(ops, dtype),
         "other": lambda: other_rows(ops),
+        "step": lambda: step_rows(ops, dtype),
     }
     for name, rows in groups.items():
         if options.only in (None, name):
