@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Coroutine, Iterator
@@ -102,7 +103,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
     # Checked before anything is started.
     trace_destination(os.environ)
     check_metric_sending(os.environ)
-    load_tls(settings)
+    tls = load_tls(settings)
     default_quota(settings)
     settings.make_home()
     with contextlib.ExitStack() as stack:
@@ -115,7 +116,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
         for path in models.values():
             check_source(Path(path))
         postgres, dsn = stack.enter_context(_database(settings))
-        known = {} if is_new else _registered(dsn)
+        known = {} if is_new else asyncio.run(_registered(dsn, listener, tls))
         digests = {
             name: _import(name, Path(path), settings, known.get(name))
             for name, path in models.items()
@@ -366,11 +367,13 @@ def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str
         yield postgres, postgres.dsn()
 
 
-def _registered(dsn: str) -> dict[str, str]:
-    """Returns the served names of the database's models and their digests."""
-    if applied := asyncio.run(migrate_database(dsn)):
+async def _registered(
+    dsn: str, listener: socket.socket, tls: ssl.SSLContext | None
+) -> dict[str, str]:
+    """Returns the served names of the database's models and their digests, once it answers."""
+    if applied := await until_there(partial(migrate_database, dsn), listener, tell, tls):
         _tell_applied(applied)
-    return asyncio.run(registered_models(dsn))
+    return await registered_models(dsn)
 
 
 def _tell_applied(migrations: list[str]) -> None:

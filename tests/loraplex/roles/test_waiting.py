@@ -134,7 +134,7 @@ async def test_serve_brings_the_database_up_to_date_when_it_is_there(
                 await says_that_it_waits(role)
                 assert "migration" not in role.told
             await eventually(lambda: "migrations applied: 0001" in role.told, 60)
-            assert await role.end() == 0
+            assert await role.end() in (0, 130)  # 130: ended before the model was imported
         finally:
             await role.kill()
 
