@@ -238,10 +238,10 @@ async def prolonged(
     """Prolongs `patience` whenever the worker's proofs for the base model advance."""
 
     async def watch() -> None:
-        seen = client.num_proof_steps(base)
+        seen = _num_proof_steps(client, base)
         while True:
             await asyncio.sleep(STALL_CHECK_S)
-            if (now := client.num_proof_steps(base)) != seen:
+            if (now := _num_proof_steps(client, base)) != seen:
                 seen = now
                 patience.reschedule(asyncio.get_running_loop().time() + STALL_S)
 
@@ -250,6 +250,12 @@ async def prolonged(
         yield
     finally:
         watching.cancel()
+
+
+def _num_proof_steps(client: WorkerClient, base: str) -> int:
+    """Returns the number of steps of proofs for the base model that the worker has reported."""
+    models = () if client.status is None else client.status.models
+    return next((model.num_proof_steps for model in models if model.digest == base), 0)
 
 
 def _rejection(result: ProbeResult) -> dict[str, Any]:

@@ -217,11 +217,6 @@ class WorkerClient:
         finally:
             self._probes.pop(probe_id, None)
 
-    def num_proof_steps(self, model: str) -> int:
-        """Returns the number of steps of proofs for the model that the worker has reported."""
-        models = () if self.status is None else self.status.models
-        return next((each.num_proof_steps for each in models if each.digest == model), 0)
-
     def want(self, desired: Desired) -> None:
         """Sends the desired state to the worker, now and after every reconnect."""
         self._desired = desired

@@ -122,10 +122,9 @@ class Prover:
 
     def __init__(self, name: str = "") -> None:
         self.instance_id = name
-        self.num_steps = 0
-
-    def num_proof_steps(self, _: str) -> int:
-        return self.num_steps
+        self.status = self
+        self.models = [self]
+        self.digest, self.num_proof_steps = "base", 0
 
 
 async def test_patience_with_a_worker_whose_proofs_advance_does_not_end(
@@ -139,7 +138,7 @@ async def test_patience_with_a_worker_whose_proofs_advance_does_not_end(
             before = patience.when()
             await asyncio.sleep(0.05)
             assert patience.when() == before
-            worker.num_steps += 1
+            worker.num_proof_steps += 1
             await eventually(lambda before=before: patience.when() != before)
 
 
