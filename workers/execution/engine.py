@@ -19,7 +19,6 @@ from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from workers.execution.block_tables import BlockTables
 from workers.execution.observer import FinishedStep, StepObserver
-from workers.execution.request_check import check_request
 from workers.execution.step_input import (
     DeviceFailed,
     PendingStep,
@@ -44,6 +43,7 @@ from workers.wire.protocol import (
     SequenceOutput,
     SequenceTimes,
 )
+from workers.wire.request_check import check_request
 
 log = logging.getLogger(__name__)
 
