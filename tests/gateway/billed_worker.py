@@ -163,8 +163,7 @@ class BilledWorker:
         self.receive()
         self.is_up = False
         self.num_preemptions += self._simulation.scheduler.num_preemptions
-        with self._simulation.kv.lock:
-            self._deliver(self._simulation.engine.suspend())
+        self._deliver(self._simulation.engine.suspend())
         await self._server.close()
         for key, count in self._requests.items():
             count.open.discard((self._instance_id, *key))
@@ -184,7 +183,11 @@ class BilledWorker:
         for connection, message in inbox:
             match message:
                 case Generate():
-                    self._deliver(engine.offer(connection, message))
+                    if (refusal := engine.refusal(message)) is not None:
+                        self._deliver([(connection, Failed(message.id, *refusal))])
+                    else:
+                        now = self._simulation.clock.now
+                        self._deliver(engine.offer(connection, message, now))
                 case Abort(id=sequence_id):
                     self._deliver(engine.abort(connection, sequence_id))
                 case Disconnected():

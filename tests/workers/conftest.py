@@ -1,5 +1,5 @@
 """Suites of the engine that hold whether a step is collected before the next one is launched or
-after."""
+after; and all of them: nothing waits while it holds the memory lock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.workers import watched_lock
 from tests.workers.simulation import Simulation
+
+
+@pytest.fixture(scope="package", autouse=True)
+def watched_locks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        watched_lock.watch(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_wait_under_the_memory_lock(watched_locks: None) -> Iterator[None]:
+    watched_lock.violations.clear()
+    yield
+    assert not watched_lock.violations, watched_lock.violations[0]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["in-turn", "ahead"])

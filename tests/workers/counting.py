@@ -109,7 +109,7 @@ class Market(Simulation):
     def offer(self, request: Generate) -> None:
         self.clock.now += 1e-6
         self.arrived_s[request.id] = self.clock.now
-        for _, event in self.engine.offer(0, request):
+        for _, event in self.engine.offer(0, request, self.clock.now):
             self._take(event)
 
     def step(self) -> None:

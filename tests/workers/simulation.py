@@ -229,9 +229,7 @@ class Simulation:
         )
 
     def suspend(self) -> None:
-        with self.kv.lock:
-            events = self.engine.suspend()
-        self._note(events)
+        self._note(self.engine.suspend())
 
     def _note(self, events: list[Event]) -> None:
         for _, event in events:

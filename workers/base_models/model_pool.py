@@ -58,8 +58,8 @@ class RegisteredModel:
 
 
 class ModelPool:
-    """Registered models of a worker. Used on the engine thread with the memory lock held, except
-    for `load_now` and `close`."""
+    """Registered models of a worker. Used on the engine thread, which holds the memory lock when it
+    calls `want` and `status`, and no other method."""
 
     def __init__(
         self,
@@ -148,7 +148,9 @@ class ModelPool:
         for model in self._models.values():
             events += self._take_loaded(model)
             self._note_arrival(model)
-        orders = self._residency.decide({d: self._demand(h) for d, h in self._models.items()})
+        with self._broker.lock:
+            demands = {digest: self._demand(model) for digest, model in self._models.items()}
+        orders = self._residency.decide(demands)
         for digest in orders.cancel:
             self._give_up(self._models[digest])
         for digest in orders.leave:
@@ -157,7 +159,9 @@ class ModelPool:
             model.instance.engine.is_held = digest in orders.held
             if model.state.is_unloaded:
                 message = "the base model was unloaded"
-                events += model.instance.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+                with self._broker.lock:
+                    engine = model.instance.engine
+                    events += engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
         for digest in orders.preempt:
             events += self._models[digest].instance.engine.suspend()
         for digest in orders.unsatisfiable:
@@ -232,9 +236,10 @@ class ModelPool:
     def _gather(self, model: RegisteredModel) -> list[Event]:
         """Claims idle extents for the model, and starts the load once it holds enough."""
         digest, num_extents = model.plan.digest, model.state.num_extents
-        missing = num_extents - self._arena.num_weight_extents(digest)
-        if self._broker.allocate_weights(digest, missing) < missing:
-            return []
+        with self._broker.lock:
+            missing = num_extents - self._arena.num_weight_extents(digest)
+            if self._broker.allocate_weights(digest, missing) < missing:
+                return []
         self._residency.begun(digest)
         runner = model.runner
         if runner is not None:
@@ -309,8 +314,9 @@ class ModelPool:
             model.arriving_s = begin_s
         model.reuse.note(self._clock())
         model.error = ""
-        model.instance.engine.attach(runner)
-        model.instance.pool.is_on_device = True
+        with self._broker.lock:
+            model.instance.engine.attach(runner)
+            model.instance.pool.is_on_device = True
         self._residency.loaded(model.plan.digest, load_s)
 
     def _note_arrival(self, model: RegisteredModel) -> None:
@@ -331,15 +337,17 @@ class ModelPool:
         cache, and adapters on the host."""
         digest, instance = model.plan.digest, model.instance
         events = instance.engine.suspend()
-        self._verifier.put_back(digest)
-        instance.pool.leave_device()
-        held: list[object] = [instance.engine.detach()]
+        with self._broker.lock:
+            self._verifier.put_back(digest)
+            instance.pool.leave_device()
+            held: list[object] = [instance.engine.detach()]
         if model.image is not None:
             model.arriving_s = None
             model.image.leave()
         if digest not in self._host or model.state.is_unloaded:
             self._drop_image(model, held)
-        self._arena.free_weights(digest)
+        with self._broker.lock:
+            self._arena.free_weights(digest)
         return events
 
     def _give_up(self, model: RegisteredModel) -> None:
@@ -347,14 +355,16 @@ class ModelPool:
         if model.load is not None:
             model.load.cancel()
             model.load = None
-        self._arena.free_weights(model.plan.digest)
+        with self._broker.lock:
+            self._arena.free_weights(model.plan.digest)
 
     def _fail(self, model: RegisteredModel, error: str) -> list[Event]:
         model.error = error
         self._give_up(model)
         self._residency.failed(model.plan.digest)
         message = "the base model could not be loaded"
-        return model.instance.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+        with self._broker.lock:
+            return model.instance.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
 
     def _fail_unsatisfiable(self, model: RegisteredModel) -> list[Event]:
         """Fails the first waiting request, because there will be no memory for the model."""
@@ -363,6 +373,7 @@ class ModelPool:
             return self._fail(model, reason)
         if not model.state.is_here:
             model.error = reason
-        return model.instance.engine.fail_first(
-            ErrorCode.OVERLOADED, f"the base model lacks memory: {reason}"
-        )
+        with self._broker.lock:
+            return model.instance.engine.fail_first(
+                ErrorCode.OVERLOADED, f"the base model lacks memory: {reason}"
+            )

@@ -43,7 +43,7 @@ from workers.wire.protocol import (
     SequenceOutput,
     SequenceTimes,
 )
-from workers.wire.request_check import check_request
+from workers.wire.request_check import RequestLimits, check_request
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ class Engine:
     """Continuous batching for one model. Every accepted `Generate` ends with a finish reason or a
     `Failed`.
 
-    `step` acquires the memory lock, but releases it while the device computes. All other methods
-    are called with the lock held. `step` raises EngineFailed.
+    `step` and `suspend` acquire the memory lock, but release it while they wait for the device or
+    for grammars. All other methods are called with the lock held. `step` raises EngineFailed.
 
     If the device works asynchronously (`runs_ahead`), the next step is scheduled and launched while
     one is in flight, as if each of its sequences received one token. Results of sequences that end
@@ -138,8 +138,9 @@ class Engine:
         self._constraints = constraints
         self._kv = kv
         self._tables = BlockTables(kv.pool)
-        self._vocab_size = vocab_size
-        self._end_tokens = end_tokens
+        self._limits = RequestLimits(
+            info.max_model_len, scheduler.max_pages, vocab_size, end_tokens
+        )
         self._clock = clock
         self._runs_ahead = runs_ahead
         self._schedule = Schedule()
@@ -164,23 +165,32 @@ class Engine:
         """Sum of the weights of all tenants with work here."""
         return self.scheduler.weight
 
+    def refusal(self, request: Generate) -> tuple[ErrorCode, str] | None:
+        """Returns why the request can never run, or None. Thread-safe; needs no lock."""
+        reason = self._constraints.refusal(request)
+        if reason is not None:
+            return ErrorCode.INVALID, reason
+        return check_request(request, self._limits)
+
     def submit(self, connection: int, request: Generate) -> Failed | None:
-        """Queues the request, even if the queue is full. Returns the error if it can never run."""
-        sequence = self._sequence(connection, request)
-        if (refusal := self._refusal(sequence)) is not None:
+        """Queues the request, whose id is new, even if the queue is full. Returns the error if it
+        can never run."""
+        if (refusal := self.refusal(request)) is not None:
             return Failed(request.id, *refusal)
-        self._add(sequence)
+        self._add(self._sequence(connection, request, self._clock()))
         return None
 
-    def offer(self, connection: int, request: Generate) -> list[Event]:
-        """Queues the request if the queue has or can make room. Returns the refusals: of this
-        request, or of queued ones from tenants that fill more than their share."""
-        sequence = self._sequence(connection, request)
-        if (refusal := self._refusal(sequence)) is not None:
-            return [(connection, Failed(request.id, *refusal))]
+    def offer(self, connection: int, request: Generate, arrival_s: float) -> list[Event]:
+        """Queues the request, of which `refusal` returned None, if the queue has or can make room.
+        Returns the refusals: of this request, or of queued ones from tenants that fill more than
+        their share."""
+        if (connection, request.id) in self._sequences:
+            message = f"sequence id {request.id} is in use"
+            return [(connection, Failed(request.id, ErrorCode.INVALID, message))]
+        sequence = self._sequence(connection, request, arrival_s)
         refusals = self.scheduler.refuse_for(sequence, self._clock())
         if not any(refusal.sequence is sequence for refusal in refusals):
-            self.scheduler.load_adapter(sequence)
+            self.scheduler.load_adapter(sequence.adapter, sequence.block_table.tenant)
             self._add(sequence)
         return [self._refuse(refusal) for refusal in refusals]
 
@@ -234,13 +244,11 @@ class Engine:
         return runner
 
     def suspend(self) -> list[Event]:
-        """Preempts all running sequences, which keep their tokens. Returns their last events."""
-        events: list[Event] = []
-        while self._in_flight:
-            step = self._in_flight.popleft()
-            outcome = step.wait()
-            events += self._take(step, outcome, self._follow(step.schedule, outcome))
-        self.scheduler.suspend(self._clock())
+        """Waits for the steps in flight and preempts all running sequences, which keep their
+        tokens. Returns their last events."""
+        events = self._collect()
+        with self._kv.lock:
+            self.scheduler.suspend(self._clock())
         return events
 
     def fail_waiting(self, code: ErrorCode, message: str) -> list[Event]:
@@ -300,9 +308,10 @@ class Engine:
         while len(self._in_flight) > num_left:
             step = self._in_flight.popleft()
             outcome = step.wait()
+            ended, ended_s = perf_counter_ns(), self._clock()
             new = self._follow(step.schedule, outcome)
             with self._kv.lock:
-                events += self._take(step, outcome, new)
+                events += self._take(step, outcome, new, (ended, ended_s))
         return events
 
     def _follow(self, schedule: Schedule, outcome: StepOutput | Exception) -> list[NewTokens]:
@@ -330,14 +339,19 @@ class Engine:
         return new
 
     def _take(
-        self, step: InFlightStep, outcome: StepOutput | Exception, new: list[NewTokens]
+        self,
+        step: InFlightStep,
+        outcome: StepOutput | Exception,
+        new: list[NewTokens],
+        end: tuple[int, float],
     ) -> list[Event]:
-        """Records a finished step and returns its events."""
+        """Records a finished step and returns its events. end: of the step, in ns of
+        `perf_counter_ns` and seconds of the clock."""
         schedule = step.schedule
         if isinstance(outcome, Exception):
             return self._fail_step(schedule, outcome)
         self._num_failed_steps = 0
-        ended, ended_s = perf_counter_ns(), self._clock()
+        ended, ended_s = end
         device_s = ended_s - max(step.launched_s, self._ended_s)
         self._ended_s = ended_s
         self.scheduler.note_duration(schedule, device_s, ended_s)
@@ -349,23 +363,15 @@ class Engine:
         self._observer.on_step(finished, ended_s)
         return events
 
-    def _sequence(self, connection: int, request: Generate) -> Sequence:
+    def _sequence(self, connection: int, request: Generate, arrival_s: float) -> Sequence:
         return Sequence(
             connection,
             request,
-            arrival_s=self._clock(),
-            end_tokens=self._end_tokens,
+            arrival_s=arrival_s,
+            end_tokens=self._limits.end_tokens,
             block_table=BlockTable(self._kv, Tenant(request.tenant, request.weight)),
             layout=self.info.cache_layout,
         )
-
-    def _refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
-        if sequence.key in self._sequences:
-            return ErrorCode.INVALID, f"sequence id {sequence.request.id} is in use"
-        if (reason := self._constraints.refusal(sequence.request)) is not None:
-            return ErrorCode.INVALID, reason
-        refusal = check_request(sequence, self.info, self._vocab_size)
-        return refusal or self.scheduler.refusal(sequence)
 
     def _add(self, sequence: Sequence) -> None:
         self._sequences[sequence.key] = sequence

@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import assert_never
-
-import msgspec
 
 from workers.base_models.model_pool import ModelPool
 from workers.execution.engine import Event
 from workers.process.device_scheduler import DeviceScheduler
+from workers.process.inbox import EngineCommand, Inbox
 from workers.process.server import SERVER, Command, Delivery, Disconnected
 from workers.verification.adapter_verifier import (
     CONNECTION,
     AdapterVerifier,
-    ModelInstance,
     refuse_draining,
 )
 from workers.wire.protocol import (
@@ -30,7 +27,6 @@ from workers.wire.protocol import (
     Generate,
     ModelInfo,
     Models,
-    Prefetch,
     Probe,
     PromptProgress,
     StepFrame,
@@ -50,20 +46,13 @@ LOAD_POLL_S = 0.001
 """Seconds between polls for a finished load while there is nothing else to do."""
 
 
-class Wake(msgspec.Struct, frozen=True):
-    """Command without effect, which ends the wait of an idle loop."""
-
-
-LoopCommand = Abort | Probe | Withdraw | Desired | Drain | Disconnected | Wake
-
-
 class WorkerLoop:
-    """Loop that runs the engines. Its thread holds the memory lock except while it waits or
-    computes; then the loader threads and `post` may hold it."""
+    """Loop that runs the engines. Its thread shares the memory lock with the loader threads, and
+    never holds it while it waits or computes."""
 
     def __init__(
         self,
-        instances: dict[str, ModelInstance],
+        inbox: Inbox,
         *,
         memory: Lock,
         verifier: AdapterVerifier,
@@ -74,10 +63,9 @@ class WorkerLoop:
     ) -> None:
         """memory: lock of the arena that the engines share. status: builds the worker's status from
         whether it drains and the generation of its desired state."""
-        self._instances = instances
-        """By digest. Replaced, never changed, when a model is registered, because other threads
-        read it."""
-        self._engines = [instance.engine for instance in instances.values()]
+        self._inbox = inbox
+        self._instances = inbox.models
+        self._engines = [instance.engine for instance in self._instances.values()]
         self._device_scheduler = DeviceScheduler()
         self._model_pool = model_pool
         self._memory = memory
@@ -86,7 +74,6 @@ class WorkerLoop:
         self._status = status
         self._clock = clock
         self._next_status_s = self._next_check_s = self._next_pages_s = 0.0
-        self._inbox: SimpleQueue[tuple[int, LoopCommand] | None] = SimpleQueue()
         self._busy_since: float | None = None
         self._is_leaving = False
         """Whether the process is to end. Then a gateway cannot end the drain."""
@@ -113,25 +100,12 @@ class WorkerLoop:
         return 0.0 if since is None else self._clock() - since
 
     def post(self, connection: int, message: Command) -> None:
-        """Handles a message of a connection. Thread-safe; waits at most for the accounting between
-        two steps. Requests are queued or refused and adapter loads started at once, because the
-        inbox is not read before the step in progress ends."""
-        match message:
-            case Generate():
-                with self._memory:
-                    self._submit(connection, message)
-                self._inbox.put((connection, Wake()))
-            case Prefetch(model=model, adapter=adapter):
-                if (instance := self._instances.get(model)) is not None:
-                    with self._memory:
-                        instance.pool.prefetch(adapter)
-                    self._inbox.put((connection, Wake()))
-            case _:
-                self._inbox.put((connection, message))
+        """Refuses a message of a connection or keeps it for the next turn. Thread-safe."""
+        self._inbox.post(connection, message)
 
     def stop(self) -> None:
         """Makes `run` return after the current step, dropping running sequences. Thread-safe."""
-        self._inbox.put(None)
+        self._inbox.stop()
 
     @property
     def has_work(self) -> bool:
@@ -143,9 +117,10 @@ class WorkerLoop:
         self.is_ready = True
         while self._receive():
             self._busy_since = self._clock()
+            self._advance_models()
             with self._memory:
-                self._advance_models()
-                self._emit([event for e in self._engines for event in e.expire()])
+                expired = [event for e in self._engines for event in e.expire()]
+            self._emit(expired)
             self._emit(self._step())
             with self._memory:
                 self._deliver_some(self._verifier.advance())
@@ -176,7 +151,7 @@ class WorkerLoop:
         registered = self._model_pool.take_fetched()
         if registered:
             added = {instance.engine.info.digest: instance for instance in registered}
-            self._instances = self._instances | added
+            self._inbox.models = self._instances = {**self._instances, **added}
             self._engines = [instance.engine for instance in self._instances.values()]
             self._pinned_generation = -1
             self._deliver([(0, Models(self.models))])
@@ -184,17 +159,11 @@ class WorkerLoop:
             self.is_ready = self._has_settled = not self._model_pool.is_fetching
 
     def _receive(self) -> bool:
-        """Handles all received commands, waiting only if idle. Returns False on `stop`."""
-        timeout = self._idle_s()
-        try:
-            command = self._inbox.get(block=timeout > 0.0, timeout=timeout or None)
-            while command is not None:
-                with self._memory:
-                    self._handle(*command)
-                command = self._inbox.get_nowait()
-        except Empty:
-            return True
-        return False
+        """Handles all received messages, waiting only if idle. Returns False after `stop`."""
+        for connection, message, received_s in self._inbox.take(self._idle_s()):
+            with self._memory:
+                self._handle(connection, message, received_s)
+        return not self._inbox.is_stopped
 
     def _idle_s(self) -> float:
         """Returns the seconds to wait for a command before there is other work."""
@@ -210,10 +179,10 @@ class WorkerLoop:
             return LOAD_POLL_S
         return max(self._next_status_s - self._clock(), LOAD_POLL_S)
 
-    def _handle(self, connection: int, message: LoopCommand) -> None:
+    def _handle(self, connection: int, message: EngineCommand, received_s: float) -> None:
         match message:
-            case Wake():
-                pass
+            case Generate():
+                self._submit(connection, message, received_s)
             case Abort(id=sequence_id):
                 for engine in self._engines:
                     self._emit(engine.abort(connection, sequence_id))
@@ -276,16 +245,14 @@ class WorkerLoop:
             for instance in self._instances.values():
                 instance.report.check_integrity()
 
-    def _submit(self, connection: int, request: Generate) -> None:
-        instance = self._instances.get(request.model)
+    def _submit(self, connection: int, request: Generate, received_s: float) -> None:
         if self.is_draining:
             failed = Failed(request.id, ErrorCode.DRAINING, "the worker is draining")
-        elif instance is None:
-            failed = Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
         elif (reason := self._model_pool.refusal(request.model)) is not None:
             failed = Failed(request.id, ErrorCode.MODEL_UNAVAILABLE, reason)
         else:
-            self._emit(instance.engine.offer(connection, request))
+            engine = self._instances[request.model].engine
+            self._emit(engine.offer(connection, request, received_s))
             return
         self._deliver([(connection, failed)])
 

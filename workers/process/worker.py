@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
@@ -20,6 +20,7 @@ import ops.registry
 from adapters.pool.host_slab import HostSlab
 from adapters.pool.host_tier import HostTier
 from adapters.pool.image import ImageCache
+from adapters.pool.loader import one_thread
 from adapters.pool.pool import AdapterPool
 from adapters.store.opening import open_store
 from memory.allocations import UNIT_BYTES, AdapterAllocations
@@ -54,6 +55,7 @@ from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.policies.queue_limits import QueueBounds
 from workers.process.config import WorkerConfig
+from workers.process.inbox import Inbox
 from workers.process.loop import WorkerLoop
 from workers.process.machine import CannotServe, settled
 from workers.process.server import Delivery
@@ -138,8 +140,10 @@ class Worker:
             config.adapter_cache,
             self._adapter_requests.expected,
         )
+        self._closing = ExitStack()
+        """Closes threads and processes."""
         self._grammar_threads = GrammarThreads()
-        self._grammars: list[Grammars] = []
+        self._closing.callback(self._grammar_threads.close)
         self.instances: dict[str, ModelInstance] = {}
         self.verifier = AdapterVerifier(self.instances, clock=time.monotonic)
         self._residency = ModelResidency(
@@ -171,9 +175,7 @@ class Worker:
 
     def close(self) -> None:
         """Closes pools and threads, dropping queued loads. Called after the loop has ended."""
-        self._grammar_threads.close()
-        for grammars in self._grammars:
-            grammars.close()
+        self._closing.close()
         for instance in self.instances.values():
             instance.pool.close()
 
@@ -188,8 +190,18 @@ class Worker:
 
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
         """Returns the loop that runs the engines. Start it once."""
-        return WorkerLoop(
+        hints = one_thread("adapter-hints")
+        self._closing.callback(hints.shutdown)
+        inbox = Inbox(
             self.instances,
+            bounds=_queue_bounds(self.config),
+            memory=self.broker.lock,
+            hints=hints,
+            deliver=deliver,
+            clock=time.monotonic,
+        )
+        return WorkerLoop(
+            inbox,
             memory=self.broker.lock,
             verifier=self.verifier,
             model_pool=self.model_pool,
@@ -340,7 +352,7 @@ class Worker:
             max_batched_tokens=config.max_batched_tokens,
             max_token_gap_s=config.max_token_gap,
             max_pages=most * kv.pool.pages_per_extent,
-            bounds=QueueBounds(config.max_queued, config.max_queued_tokens, config.max_queue_wait),
+            bounds=_queue_bounds(config),
         )
         info = ModelInfo(
             digest,
@@ -388,7 +400,7 @@ class Worker:
         except (ValueError, OSError) as error:
             log.warning("model %s: no structured output: %s", plan.digest[:12], error)
             return None
-        self._grammars.append(grammars)
+        self._closing.callback(grammars.close)
         return grammars
 
     def _max_kv_extents(self, num_extents: int) -> int:
@@ -457,6 +469,10 @@ def _tokens_per_s(ring: StepRing) -> float:
     if len(recent) < 2:
         return 0.0
     return float(recent["num_sampled"].sum() / max(time.monotonic() - recent["start_s"][0], 1e-9))
+
+
+def _queue_bounds(config: WorkerConfig) -> QueueBounds:
+    return QueueBounds(config.max_queued, config.max_queued_tokens, config.max_queue_wait)
 
 
 class Footprint(NamedTuple):

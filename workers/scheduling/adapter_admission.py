@@ -20,7 +20,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
-from adapters.pool.source import AdapterLease, AdapterSource, Loading, NoRoom
+from adapters.pool.source import AdapterLease, AdapterRef, AdapterSource, Loading, NoRoom
+from memory.accounts import Tenant
 from workers.scheduling.policy import Charge
 from workers.scheduling.sequence import Sequence
 
@@ -57,10 +58,10 @@ class AdapterAdmission:
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
         """Waiting sequences of each adapter, in the order of arrival."""
 
-    def load(self, sequence: Sequence) -> None:
-        """Starts to load the sequence's adapter before the next step, unless an adapter starves."""
-        if sequence.adapter is not None and not self._victims and not self._lacks_pages:
-            self._pool.load(sequence.adapter, sequence.block_table.tenant)
+    def load(self, ref: AdapterRef, tenant: Tenant) -> None:
+        """Starts to load the adapter before the next step, unless another adapter starves."""
+        if not self._victims and not self._lacks_pages:
+            self._pool.load(ref, tenant)
 
     def prefetch(self, sequence: Sequence) -> None:
         """Starts to load the sequence's adapter to the host."""

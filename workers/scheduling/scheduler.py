@@ -10,7 +10,8 @@ from typing import Protocol
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.load_cost import copy_s
-from adapters.pool.source import AdapterSource
+from adapters.pool.source import AdapterRef, AdapterSource
+from memory.accounts import Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
@@ -20,7 +21,6 @@ from workers.scheduling.schedule import (
     Admitted,
     Blocked,
     BlockReason,
-    Failure,
     Schedule,
     ScheduledSequence,
 )
@@ -68,7 +68,7 @@ class Scheduler:
         self._kv = kv
         self._pool = pool
         self._slots = slots
-        self._max_pages = kv.num_total if max_pages is None else max_pages
+        self.max_pages = kv.num_total if max_pages is None else max_pages
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
         self.policy = policy
@@ -132,16 +132,6 @@ class Scheduler:
     def _num_free_slots(self) -> int:
         return self.max_num_seqs - len(self.running) - len(self.leaving)
 
-    def refusal(self, sequence: Sequence) -> Failure | None:
-        """Returns why the sequence could never run, even alone, or None."""
-        num_pages = _num_pages(sequence.max_len)
-        if num_pages > self._max_pages:
-            return ErrorCode.PROMPT_TOO_LONG, (
-                f"needs {num_pages} KV pages of {PAGE_TOKENS} tokens, "
-                f"the arena has {self._max_pages}"
-            )
-        return None
-
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
         """Returns the sequences to refuse for the newcomer: none, others, or the newcomer."""
         return self.intake.refuse_for(newcomer, now)
@@ -155,10 +145,11 @@ class Scheduler:
         """Returns waiting sequences whose first token would be late. Called after `schedule`."""
         return self.intake.refuse_late(now, self._able_s) if self._is_backlogged else []
 
-    def load_adapter(self, sequence: Sequence) -> None:
-        """Starts to load the adapter of a sequence to be added, if it has a free slot."""
-        if self.num_waiting < self._num_free_slots:
-            self._adapters.load(sequence)
+    def load_adapter(self, ref: AdapterRef | None, tenant: Tenant, num_ahead: int = 0) -> None:
+        """Starts to load the adapter of a sequence to be added, if it will have a free slot.
+        num_ahead: number of sequences to be added before it."""
+        if ref is not None and self.num_waiting + num_ahead < self._num_free_slots:
+            self._adapters.load(ref, tenant)
 
     def add(self, sequence: Sequence) -> None:
         """Queues the sequence. Its adapter starts to load to the host at once."""

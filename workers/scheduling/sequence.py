@@ -118,9 +118,7 @@ class Sequence:
         deadline, then the earlier arrival."""
         self.constraint: Constraint = NO_CONSTRAINT
         """Set before the sequence is queued, and closed at its end."""
-        self.end_tokens = frozenset(request.params.stop_token_ids)
-        if request.grammar or not request.params.ignore_eos:
-            self.end_tokens |= end_tokens
+        self.end_tokens = request.ends(end_tokens)
 
     @property
     def key(self) -> tuple[int, int]:

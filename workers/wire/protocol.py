@@ -196,6 +196,11 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     waited_s: float = 0.0
     """Seconds that the request has waited at other workers, counted towards the maximum wait."""
 
+    def ends(self, end_tokens: frozenset[int]) -> frozenset[int]:
+        """Returns the tokens that end its sequence. end_tokens: of the model."""
+        own = frozenset(self.params.stop_token_ids)
+        return own | end_tokens if self.grammar or not self.params.ignore_eos else own
+
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Request to end a sequence. Answered by its end: a `SequenceOutput` with the reason `abort`,

@@ -1,14 +1,14 @@
-"""Check, on arrival, whether a request can run at all."""
+"""Check whether a model can run a request at all, before anything is built for it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 
-from workers.scheduling.sequence import Sequence
+from memory.page_key import PAGE_TOKENS
 from workers.wire.protocol import (
     ErrorCode,
     Generate,
-    ModelInfo,
     OutputKind,
     Pooling,
     SamplingParams,
@@ -20,41 +20,60 @@ MAX_LABELS = 64
 """Maximum number of labels of a request. Their logits are copied to the host with each step."""
 
 
-def check_request(
-    sequence: Sequence, info: ModelInfo, vocab_size: int
-) -> tuple[ErrorCode, str] | None:
-    """Returns the error with which the request is refused, or None."""
-    params, num_resumed = sequence.params, sequence.request.num_resumed
-    if sequence.request.weight < 1:
-        return ErrorCode.INVALID, "the weight must be at least 1"
-    if sequence.request.stream_interval < 1:
-        return ErrorCode.INVALID, "the stream interval must be at least 1"
-    if not sequence.tokens:
-        return ErrorCode.INVALID, "the prompt is empty"
-    if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < vocab_size:
-        return ErrorCode.INVALID, f"token ids must lie in 0..{vocab_size - 1}"
-    if any(not 0 <= token < vocab_size for token in params.logit_bias or ()):
-        return ErrorCode.INVALID, f"logit_bias ids must lie in 0..{vocab_size - 1}"
-    if (message := _logprobs_refusal(params, vocab_size)) is not None:
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Limits of one model's requests. max_pages: maximum KV pages of one sequence. end_tokens: of
+    the model."""
+
+    max_model_len: int
+    max_pages: int
+    vocab_size: int
+    end_tokens: frozenset[int]
+
+
+def check_request(request: Generate, limits: RequestLimits) -> tuple[ErrorCode, str] | None:
+    """Returns the error with which the request is refused, or None. Thread-safe."""
+    message = _refusal(request, limits)
+    if message is not None:
         return ErrorCode.INVALID, message
-    if (message := _rules_refusal(sequence.request, vocab_size)) is not None:
-        return ErrorCode.INVALID, message
-    if not 0 <= num_resumed < len(sequence.tokens):
-        return ErrorCode.INVALID, "num_resumed must leave a prompt"
-    if not 0 <= sequence.request.activation < sequence.num_prompt:
-        return ErrorCode.INVALID, "the adapter's activation must lie in the prompt"
-    if (message := _kind_refusal(params, sequence.request.kind)) is not None:
-        return ErrorCode.INVALID, message
-    if (message := _vector_refusal(sequence.request, vocab_size)) is not None:
-        return ErrorCode.INVALID, message
-    if num_resumed and (message := _resumption_refusal(sequence)) is not None:
-        return ErrorCode.INVALID, message
-    if sequence.max_len > info.max_model_len:
+    num_prompt, max_tokens = len(request.tokens) - request.num_resumed, request.params.max_tokens
+    if num_prompt + max_tokens > limits.max_model_len:
         return ErrorCode.PROMPT_TOO_LONG, (
-            f"{sequence.num_prompt} prompt tokens and {params.max_tokens} to generate exceed "
-            f"the model's {info.max_model_len}"
+            f"{num_prompt} prompt tokens and {max_tokens} to generate exceed "
+            f"the model's {limits.max_model_len}"
+        )
+    num_pages = -(-(num_prompt + max_tokens) // PAGE_TOKENS)
+    if num_pages > limits.max_pages:
+        return ErrorCode.PROMPT_TOO_LONG, (
+            f"needs {num_pages} KV pages of {PAGE_TOKENS} tokens, the arena has {limits.max_pages}"
         )
     return None
+
+
+def _refusal(request: Generate, limits: RequestLimits) -> str | None:
+    """Returns why the request is invalid, or None."""
+    params, tokens, vocab_size = request.params, request.tokens, limits.vocab_size
+    if request.weight < 1:
+        return "the weight must be at least 1"
+    if request.stream_interval < 1:
+        return "the stream interval must be at least 1"
+    if not tokens:
+        return "the prompt is empty"
+    if not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        return f"token ids must lie in 0..{vocab_size - 1}"
+    if any(not 0 <= token < vocab_size for token in params.logit_bias or ()):
+        return f"logit_bias ids must lie in 0..{vocab_size - 1}"
+    if not 0 <= request.num_resumed < len(tokens):
+        return "num_resumed must leave a prompt"
+    if not 0 <= request.activation < len(tokens) - request.num_resumed:
+        return "the adapter's activation must lie in the prompt"
+    return (
+        _logprobs_refusal(params, vocab_size)
+        or _rules_refusal(request, vocab_size)
+        or _kind_refusal(params, request.kind)
+        or _vector_refusal(request, vocab_size)
+        or _resumption_refusal(request, limits.end_tokens)
+    )
 
 
 def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
@@ -109,13 +128,15 @@ def _vector_refusal(request: Generate, vocab_size: int) -> str | None:
     return None
 
 
-def _resumption_refusal(sequence: Sequence) -> str | None:
+def _resumption_refusal(request: Generate, end_tokens: frozenset[int]) -> str | None:
     """Returns why a resumed sequence cannot be resumed or has nothing left to generate, or None."""
-    resumed = sequence.tokens[sequence.num_prompt :]
-    if len(resumed) >= sequence.params.max_tokens:
+    if not request.num_resumed:
+        return None
+    params, resumed = request.params, request.tokens[-request.num_resumed :]
+    if len(resumed) >= params.max_tokens:
         return "num_resumed must be less than max_tokens"
-    if not sequence.end_tokens.isdisjoint(resumed):
+    if not request.ends(end_tokens).isdisjoint(resumed):
         return "the resumed tokens hold an end token"
-    if sequence.params.prompt_logprobs is not None:
+    if params.prompt_logprobs is not None:
         return "prompt_logprobs come with the first token: a resumed sequence has none"
     return None

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from tests.adapters.pools import House, SteppedExecutor
-from tests.workers.no_models import no_models
+from tests.workers.no_models import make_loop
 from tests.workers.simulation import generate
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
@@ -18,10 +18,9 @@ from workers.execution.step_input import PendingStep, StepInput
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
-from workers.process.loop import WorkerLoop
 from workers.process.server import Delivery
 from workers.scheduling.constraint import Unconstrained
-from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
+from workers.verification.adapter_verifier import ModelInstance
 from workers.verification.effect_proof import EffectProof
 from workers.wire.protocol import (
     Abort,
@@ -79,15 +78,12 @@ class Box:
             end_tokens=frozenset(),
             clock=self.runner.clock,
         )
-        verifier = AdapterVerifier({}, clock=self.runner.clock)
-        self.loop = WorkerLoop(
-            {"model": ModelInstance(engine, house.pool, report, cast(EffectProof, None))},
-            memory=house.broker.lock,
-            verifier=verifier,
-            model_pool=no_models(verifier, self.runner.clock),
+        self.loop = make_loop(
+            ModelInstance(engine, house.pool, report, cast(EffectProof, None)),
+            house.broker.lock,
+            self.runner.clock,
             deliver=self._take,
             status=lambda *_: WorkerStatus("w", False, [], [], 0, "", {}, 0, 0.0),
-            clock=self.runner.clock,
         )
         self.first_tokens: dict[int, int] = {}
         """The step that each request had its first token from."""

@@ -243,11 +243,9 @@ def test_the_weight_of_those_with_work_is_told() -> None:
 
 
 def test_a_weight_below_one_is_refused_by_name() -> None:
-    market = Market()
-    request = ask(random.Random(10), "a", 10, 4, weight=0)
-    market.offer(request)
-    assert market.failed[request.id].code is ErrorCode.INVALID
-    assert "weight" in market.failed[request.id].message
+    failed = Market().submit(ask(random.Random(10), "a", 10, 4, weight=0))
+    assert failed is not None and failed.code is ErrorCode.INVALID
+    assert "weight" in failed.message
 
 
 @pytest.mark.parametrize("num_requests", [1, 5])

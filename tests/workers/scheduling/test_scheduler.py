@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from adapters.pool import source
 from adapters.pool.source import AdapterLease, Loading, NoRoom
 from memory.accounts import NO_TENANT, Tenant
-from tests.workers.no_models import no_models
+from tests.workers.no_models import make_loop
 from tests.workers.simulation import (
     Simulation,
     StubPool,
@@ -30,9 +30,8 @@ from tests.workers.simulator import VOCAB
 from tests.workers.waiting import waiting_of
 from workers.execution.engine import MAX_FAILED_STEPS, EngineFailed
 from workers.policies.fairness_policy import CACHED_COST, MIN_KEPT, PREFILL_COST
-from workers.process.loop import INTEGRITY_PERIOD_S, WorkerLoop
+from workers.process.loop import INTEGRITY_PERIOD_S
 from workers.scheduling.sequence import Sequence
-from workers.verification.adapter_verifier import AdapterVerifier
 from workers.wire.protocol import (
     Abort,
     AdapterRef,
@@ -345,16 +344,13 @@ def test_a_sequence_waits_for_memory_that_a_lease_of_no_sequence_holds() -> None
 def test_a_loop_keeps_no_request_that_it_refused() -> None:
     """While a step takes long: each may have as many tokens as fit into a frame."""
     simulation = Simulation()
-    verifier = AdapterVerifier({}, clock=simulation.clock)
     refused = list[int]()
-    loop = WorkerLoop(
-        {"model": simulation.instance},
-        memory=simulation.kv.lock,
-        verifier=verifier,
-        model_pool=no_models(verifier, simulation.clock),
+    loop = make_loop(
+        simulation.instance,
+        simulation.kv.lock,
+        simulation.clock,
         deliver=lambda delivery: refused.extend(connection for connection, _ in delivery),
         status=lambda *_: pytest.fail("the loop does not run"),
-        clock=simulation.clock,
     )
     tokens = [VOCAB] * 4711
     loop.post(1, generate(0, tokens))
@@ -372,16 +368,7 @@ def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFix
     def status(_: bool, __: int) -> Any:
         reports.put(simulation.report.status().num_integrity_failures)
 
-    verifier = AdapterVerifier({}, clock=simulation.clock)
-    loop = WorkerLoop(
-        {"model": simulation.instance},
-        memory=simulation.kv.lock,
-        verifier=verifier,
-        model_pool=no_models(verifier, simulation.clock),
-        deliver=lambda _: None,
-        status=status,
-        clock=simulation.clock,
-    )
+    loop = make_loop(simulation.instance, simulation.kv.lock, simulation.clock, status=status)
     assert simulation.kv.allocate(1)
     thread = Thread(target=loop.run)
     thread.start()
