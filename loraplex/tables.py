@@ -223,14 +223,16 @@ def _folded(laid: _Laid, cell: str, room: int) -> list[str]:
     """Returns the lines of a cell."""
     if laid.column.kind is Kind.PROSE:
         return [part for line in cell.split("\n") for part in _fold(line, room)]
-    return [_shortened(cell, room, in_the_middle=laid.column.kind in (Kind.ID, Kind.NAME))]
+    return [shortened(cell, room, in_the_middle=laid.column.kind in (Kind.ID, Kind.NAME))]
 
 
 def _fold(line: str, room: int) -> list[str]:
     return textwrap.wrap(line, room, break_on_hyphens=False) or [""]
 
 
-def _shortened(text: str, room: int, *, in_the_middle: bool) -> str:
+def shortened(text: str, room: int, *, in_the_middle: bool = True) -> str:
+    """Shortens a text to a number of cells: in the middle, because names differ at both ends, or at
+    its end, between two words if possible."""
     if cell_len(text) <= room:
         return text
     end = (room - 1) // 2 if in_the_middle else 0

@@ -10,11 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loraplex.tables import Row, printable
+from loraplex.tables import Row, age, printable, shortened, size
 
 WIDE = 120
 """Minimum terminal width at which tables show all columns."""
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+NAME_CELLS = 24
+"""Maximum cells of a name."""
 STYLES = {"ready": "green", "draining": "yellow", "lost": "red", "unreached": "red"}
 STYLES |= {"unsatisfiable": "red"}
 
@@ -134,13 +135,6 @@ def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= 1 else f"{value * 1e3:.0f} ms"
 
 
-def _bytes(size: float) -> str:
-    unit = 0
-    while size >= 1000 and unit < len(UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.{1 if unit and size < 100 else 0}f} {UNITS[unit]}"
-
-
 def _percentiles(times: Row | None) -> str:
     if times is None:
         return "-"
@@ -153,7 +147,7 @@ def _percentile(times: str, name: str) -> Callable[[Row], str]:
 
 def _held(row: Row, tier: str) -> str:
     held = row["adapters"][tier]
-    return f"{held['number']} ({_bytes(held['bytes'])})" if held["number"] else "0"
+    return f"{held['number']} ({size(held['bytes'])})" if held["number"] else "0"
 
 
 def _cached(row: Row) -> str:
@@ -163,33 +157,21 @@ def _cached(row: Row) -> str:
 
 
 def _trouble(trouble: Row, now: datetime) -> str:
-    words = [shortened(trouble["place"]), trouble["code"]]
+    words = [_name(trouble["place"]), trouble["code"]]
     if trouble["message"]:
         words.append(trouble["message"])
     if trouble["at"] is not None:
-        age_s = (now - datetime.fromisoformat(trouble["at"])).total_seconds()
-        words[:0] = [f"{_age(max(age_s, 0))} ago"]
+        words.insert(0, age(datetime.fromisoformat(trouble["at"]), now))
         words.append(f"({trouble['number']} times, last {trouble['request_id'] or 'unnamed'})")
     return printable("  ".join(words))
 
 
-def _age(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def shortened(name: str, length: int = 24) -> str:
-    """Shortens a name in the middle, because ids differ at their ends."""
-    if len(name) <= length:
-        return name
-    tail = (length - 1) // 2
-    return f"{name[: length - 1 - tail]}…{name[-tail:]}"
+def _name(name: str) -> str:
+    return shortened(name, NAME_CELLS)
 
 
 MODELS = (
-    Column("", lambda row: shortened(row["name"]), is_number=False),
+    Column("", lambda row: _name(row["name"]), is_number=False),
     Column("on", lambda row: str(row["num_on_device"])),
     Column("run", lambda row: str(row["num_running"])),
     Column("wait", lambda row: str(row["num_waiting"])),
@@ -204,25 +186,25 @@ MODELS = (
     Column("ITL p99", _percentile("itl", "p99")),
 )
 WORKERS = (
-    Column("", lambda row: shortened(row["id"]), is_number=False),
+    Column("", lambda row: _name(row["id"]), is_number=False),
     Column("state", lambda row: row["state"], is_number=False),
     Column("run", lambda row: str(row["num_running"])),
     Column("wait", lambda row: str(row["num_waiting"])),
     Column("tok/s", lambda row: _rate(row["tokens_per_s"])),
     Column("ITL p99", _percentile("itl", "p99"), is_wide=True),
-    Column("weights", lambda row: _bytes(row["memory"]["weights"]), is_wide=True),
-    Column("KV", lambda row: _bytes(row["memory"]["kv"])),
-    Column("adapters", lambda row: _bytes(row["memory"]["adapters"])),
-    Column("free", lambda row: _bytes(row["memory"]["free"])),
+    Column("weights", lambda row: size(row["memory"]["weights"]), is_wide=True),
+    Column("KV", lambda row: size(row["memory"]["kv"])),
+    Column("adapters", lambda row: size(row["memory"]["adapters"])),
+    Column("free", lambda row: size(row["memory"]["free"])),
     Column("on device", lambda row: _held(row, "device"), is_wide=True),
     Column("on host", lambda row: _held(row, "host"), is_wide=True),
     Column("loading", lambda row: str(row["adapters"]["loading"]["number"]), is_wide=True),
 )
 TENANTS = (
-    Column("", lambda row: shortened(row["name"] or row["id"]), is_number=False),
+    Column("", lambda row: _name(row["name"] or row["id"]), is_number=False),
     Column("req/s", lambda row: _rate(row["requests_per_s"])),
     Column("tok/s", lambda row: _rate(row["tokens_per_s"])),
-    Column("KV", lambda row: _bytes(row["kv_bytes"])),
-    Column("adapters", lambda row: _bytes(row["adapter_bytes"])),
+    Column("KV", lambda row: size(row["kv_bytes"])),
+    Column("adapters", lambda row: size(row["adapter_bytes"])),
     Column("id", lambda row: row["id"], is_wide=True, is_number=False),
 )
