@@ -352,6 +352,8 @@ class Scheduler:
             self.policy.charge_load(
                 sequence, copy_s(sequence.lease.num_loaded_bytes) * tokens_per_s
             )
+            if not self.policy.room(sequence):
+                return Blocked(BlockReason.BUDGET)
         return None
 
     def _find_pages(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:

@@ -4,17 +4,21 @@ tokens that they have alone, and nothing stays behind."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from tests.workers.simulation import Simulation, StubPool, assert_equals_alone, generate, prompt_of
-from tests.workers.simulator import Slots
+from tests.workers.simulator import SimulatedRunner, Slots
+from workers.execution.step_input import PendingStep, StepInput
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.scheduling.intake import OpenIntake
 from workers.scheduling.policy import FifoPolicy
 from workers.scheduling.scheduler import Scheduler
+from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import ErrorCode, Generate
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -27,9 +31,10 @@ def fifo(
     *,
     max_num_seqs: int,
     max_batched_tokens: int,
+    make_policy: Callable[[int], FifoPolicy] = FifoPolicy,
     **_: object,
 ) -> Scheduler:
-    policy = FifoPolicy(max_batched_tokens)
+    policy = make_policy(max_batched_tokens)
     return Scheduler(
         *(kv, pool, slots, policy, OpenIntake()),
         max_num_seqs=max_num_seqs,
@@ -54,6 +59,30 @@ def mixed(count: int) -> list[Generate]:
         )
         for number in range(count)
     ]
+
+
+class Charging(FifoPolicy):
+    """Policy by which the load of an adapter leaves its sequence no room in the step, as one may
+    that puts the tenant over its share."""
+
+    def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
+        self._room = 0
+
+
+def test_no_chunk_of_a_prompt_is_empty() -> None:
+    class Watching(SimulatedRunner):
+        def launch(self, step: StepInput) -> PendingStep:
+            assert step.counts.min() > 0
+            return super().launch(step)
+
+    pool = StubPool(num_slots=2, loaded_bytes=1 << 20)
+    simulation = Simulation(
+        pool=pool, runner=Watching, make_scheduler=partial(fifo, make_policy=Charging)
+    )
+    request = generate(0, [1] * 20, adapter="a")
+    simulation.submit(request)
+    simulation.run()
+    assert_equals_alone(simulation, [request])
 
 
 def test_sequences_end_as_alone_under_preemption(simulation: Simulation) -> None:
