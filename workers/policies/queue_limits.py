@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
-from workers.policies.fair_queue import FairQueue, TenantQueue, load_of
+from workers.policies.fair_queue import ClassQueue, FairQueue, TenantQueue, load_of
 from workers.policies.queue_forecast import QueueForecast, RunningWork
 from workers.scheduling.intake import Refusal
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.tenant_queue import TERMS, Load
+from workers.scheduling.tenant_queue import MAX_TENANTS, TERMS, Load
 from workers.wire.protocol import MAX_RETRY_S, ServiceClass
 
 CHECK_S = 0.25
@@ -60,6 +60,9 @@ class QueueLimits:
         self._bounds = bounds
         self._memory_tokens = memory_tokens
         self._next_check_s = 0.0
+        self._next_retry_s: dict[tuple[ClassQueue, str], float] = {}
+        """Time of the last retry that was proposed to each refused tenant, by class and tenant."""
+        self._max_retries = MAX_TENANTS
 
     @property
     def prompt_tokens_per_s(self) -> float:
@@ -212,10 +215,20 @@ class QueueLimits:
         too."""
         wait_s = self._wait_with_s(sequence, tenant) if wait_s is None else wait_s
         pace_s = wait_s / (tenant.num_waiting + 1)
-        room_s = max(tenant.next_room_s, now) + pace_s
-        tenant.next_room_s = min(room_s, now + MAX_RETRY_S)
-        retry_s = max(tenant.next_room_s - now, 1.0)
-        return Refusal(sequence, message, retry_s, pace_s if is_full else 0.0)
+        last_s = self._next_retry_s.get((tenant.class_queue, tenant.tenant), now)
+        next_s = min(max(last_s, now) + pace_s, now + MAX_RETRY_S)
+        self._record_retry(tenant, next_s, now)
+        return Refusal(sequence, message, max(next_s - now, 1.0), pace_s if is_full else 0.0)
+
+    def _record_retry(self, tenant: TenantQueue, next_s: float, now: float) -> None:
+        """Records the tenant's proposed retry. Forgets those that have passed, once there are
+        many."""
+        self._next_retry_s[tenant.class_queue, tenant.tenant] = next_s
+        if len(self._next_retry_s) > self._max_retries:
+            self._next_retry_s = {
+                key: at_s for key, at_s in self._next_retry_s.items() if at_s > now
+            }
+            self._max_retries = max(MAX_TENANTS, 2 * len(self._next_retry_s))
 
     def _share(self, tenant: TenantQueue) -> float:
         """Returns the fraction of the queue that the tenant may fill, given the other waiting

@@ -90,8 +90,6 @@ class TenantQueue(Generic[Item]):
     """Load of the pending sequences that wait."""
     since: int = 0
     """Number of the activation at which the tenant last began to have pending sequences."""
-    next_room_s: float = 0.0
-    """Time until which this tenant's refused requests were told to wait."""
     recent_part: float = 0.0
     """Fraction of the recently charged tokens that were the tenant's, at `recent_at`. Both are set
     by `OverShare`."""

@@ -183,6 +183,21 @@ def test_what_cannot_be_in_time_is_refused_at_once() -> None:
     assert market.failed[hurried.id].pace_s == 0, "others of the tenant are not in such a hurry"
 
 
+def test_refused_requests_of_a_new_tenant_come_again_one_after_the_other() -> None:
+    """The tenant has no queue as long as each of its requests is refused."""
+    rng = random.Random(6)
+    market = Market(max_num_seqs=2, max_batched_tokens=64)
+    for _ in range(60):
+        market.offer(ask(rng, "t", 50, 30))
+    for _ in range(200):
+        market.step()
+    refused = [ask(rng, "new", 50, 30, timeout_s=0.1) for _ in range(40)]
+    for request in refused:
+        market.offer(request)
+    waits = [market.failed[request.id].retry_after_s for request in refused]
+    assert sorted(waits) == waits and 2 * waits[0] < waits[-1] <= MAX_RETRY_S
+
+
 def test_a_resumed_answer_is_never_refused_nor_pushed_out() -> None:
     rng = random.Random(7)
     market = Market(bounds=QueueBounds(max_requests=2))
