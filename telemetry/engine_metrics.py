@@ -133,3 +133,6 @@ step_seconds = Counter(
     (*MODEL, "part"),
     "s",
 )
+graph_failures = Counter(
+    meter, "loraplex_graph_failures", "Captures of graphs that failed; their steps run op by op."
+)

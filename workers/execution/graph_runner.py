@@ -12,7 +12,8 @@ by one. So it has a graph, too, and larger ones have none.
 
 All graphs share their inputs, block tables and logits, because they run one after the other. They
 are captured before the first request, the largest first, so that the others reuse its memory for
-intermediate results. A step whose graph cannot be captured is computed op by op.
+intermediate results. A step whose graph cannot be captured is computed op by op; after a while the
+capture is tried again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ops.base import PAGE_TOKENS, Ops
+from telemetry import engine_metrics
 from workers.execution.batch_builder import BatchInputs, StepShape, rank_bounds
 from workers.execution.step_input import Array
 from workers.execution.upload import ALIGNMENT, Packing, new_host_buffer
@@ -45,6 +47,10 @@ FEW_SEQUENCES = 16
 NUM_SEGMENTS = (4, 16, 64)
 """Numbers of adapters that graphs are captured for (see `segment_sizes`). Each padding segment
 costs programs that end at once."""
+NUM_PAUSED = 256
+"""Number of steps without a graph, after a capture failed, until a capture is tried again. Doubles
+with each failure in a row, up to MAX_PAUSED, because a capture takes longer than a step."""
+MAX_PAUSED = 1 << 16
 SCRATCH_PAGE = 0
 """Byte offset of the padding tokens' page, before the arena. No sequence uses it."""
 
@@ -201,8 +207,9 @@ class GraphRunner:
         self._compute = compute
         self._buffers = GraphBuffers(limits, ops.device)
         self._graphs: dict[GraphKey, StepGraph] = {}
-        self._captures = True
-        """Whether no capture has failed."""
+        self._num_paused = 0
+        """Number of steps until captures are tried again; 0 unless one has failed."""
+        self._next_pause = NUM_PAUSED
 
     def capture_all(self, max_rank: int) -> int:
         """Captures the graphs of all steps with adapters up to that rank. Returns their number."""
@@ -218,20 +225,25 @@ class GraphRunner:
         return None if graph is None else graph.prepare(inputs)
 
     def _graph(self, key: GraphKey) -> StepGraph | None:
-        graph = self._graphs.get(key)
-        if graph is None and self._captures:
-            try:
-                graph = StepGraph(key, self._limits, self._buffers, self._ops, self._compute)
-            except Exception as error:
-                self._captures = False
-                log.warning(
-                    "capturing a graph of %d tokens, %d adapters and rank %d failed, all steps"
-                    " without a graph run op by op from now on: %s: %s",
-                    *(key.num_tokens, key.num_segments, key.max_rank),
-                    *(type(error).__name__, error),
-                )
-                return None
-            self._graphs[key] = graph
+        if (graph := self._graphs.get(key)) is not None:
+            return graph
+        if self._num_paused:
+            self._num_paused -= 1
+            return None
+        try:
+            graph = StepGraph(key, self._limits, self._buffers, self._ops, self._compute)
+        except Exception as error:
+            self._num_paused = self._next_pause
+            self._next_pause = min(2 * self._next_pause, MAX_PAUSED)
+            engine_metrics.graph_failures.add(1)
+            log.warning(
+                "capturing a graph of %d tokens, %d adapters and rank %d failed, the next %d steps"
+                " without a graph run op by op: %s: %s",
+                *(key.num_tokens, key.num_segments, key.max_rank, self._num_paused),
+                *(type(error).__name__, error),
+            )
+            return None
+        self._graphs[key], self._next_pause = graph, NUM_PAUSED
         return graph
 
     def _key(self, inputs: BatchInputs[Array], shape: StepShape) -> GraphKey | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ops.base import PAGE_TOKENS, KVCacheView
 from ops.registry import select
 from ops.triton_table import reads_by_row
+from telemetry import engine_metrics
 from tests.doubles import make_adapter, make_model
 from tests.ops.conftest import triton_backend
 from tests.ops.interpreter import IS_INTERPRETED
@@ -31,6 +32,7 @@ from workers.execution.batch_builder import (
     rank_bounds,
 )
 from workers.execution.graph_runner import (
+    NUM_PAUSED,
     NUM_TOKENS,
     SCRATCH_PAGE,
     GraphBuffers,
@@ -51,6 +53,10 @@ from workers.wire.protocol import Generate
 VOCAB = 256
 OUTER = r".*(embed_tokens|lm_head|down_proj)"
 MAX_LEN = 128
+
+
+def num_failed_captures() -> float:
+    return engine_metrics.graph_failures.totals()[()][0]
 
 
 class Steps:
@@ -203,6 +209,25 @@ def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: lis
     for slots in [first, *later]:
         rows = steps.begin(slots)
         steps.assert_same(rows, graph.prepare(rows))
+
+
+@torch.inference_mode()
+def test_a_capture_that_fails_is_tried_again_later_and_counted(steps: Steps) -> None:
+    """Such as one that failed for a shortage of memory that has passed."""
+    noting = Noting(steps)
+    graphs = noting.noted(steps)
+    few, many = steps.begin([-1]), steps.begin([0, 1, 2, -1])
+    assert graphs.prepare(few, steps.shape(few)) is not None
+    before = num_failed_captures()
+    noting.fails_at = len(noting.captured)
+    assert graphs.prepare(many, steps.shape(many)) is None
+    assert num_failed_captures() == before + 1
+    noting.fails_at = -1
+    for _ in range(NUM_PAUSED):
+        assert graphs.prepare(many, steps.shape(many)) is None
+        assert graphs.prepare(few, steps.shape(few)) is not None
+    assert graphs.prepare(many, steps.shape(many)) is not None
+    assert num_failed_captures() == before + 1
 
 
 @torch.inference_mode()
