@@ -1,11 +1,14 @@
-"""The part of docs/use/api.md that is made from the data plane's OpenAPI document.
+"""The parts of the API pages in docs/use that are made from the data plane's OpenAPI document.
 
-`python -m tools.api_page` writes it; `make api` runs that.
+`python -m tools.api_page` writes them; `make api` runs that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from litestar import Litestar
 
@@ -18,7 +21,25 @@ from gateway.http.request import GatewayRequest
 from tools.source_tree import ROOT
 from web.openapi import Requirements, StructSchemas
 
-PAGE = ROOT / "docs/use/api.md"
+FOLDER = ROOT / "docs/use"
+OVERVIEW = "api.md"
+PAGES: Mapping[str, tuple[str, ...]] = {
+    "api-chat.md": ("/v1/chat/completions", "/v1/completions"),
+    "api-responses.md": ("/v1/responses",),
+    "api-messages.md": ("/v1/messages", "/v1/messages/count_tokens"),
+    "embeddings.md": ("/v1/embeddings", "/v2/embed", "/v1/score", "/v1/rerank"),
+    "api-other.md": (
+        "/v1/models",
+        "/v1/models/{model}",
+        "/tokenize",
+        "/detokenize",
+        "/livez",
+        "/readyz",
+        "/version",
+        "/",
+    ),
+}
+"""Preferred paths of the routes that each page describes."""
 MARK = "<!-- What follows is written by `make api`. -->\n"
 
 
@@ -32,65 +53,102 @@ def gateway_reference() -> Reference:
     return reference(app.openapi_schema.to_schema())
 
 
-def made() -> str:
-    """The reference as Markdown."""
+def pages() -> dict[Path, str]:
+    """Returns the text of each page, with its generated part written again."""
     found = gateway_reference()
-    codes = [(f"`{code}`", str(status), text) for code, (status, text) in CODES.items()]
-    headers = [(f"`{name}`", *rest) for name, *rest in found.headers]
-    return "\n".join(
+    made = {OVERVIEW: _overview(found)}
+    made |= {page: _reference(found, paths) for page, paths in PAGES.items()}
+    return {FOLDER / page: _kept(FOLDER / page) + "\n".join(made[page]) for page in made}
+
+
+def _kept(page: Path) -> str:
+    """Returns the part of the page that people write."""
+    written, mark, _ = page.read_text().partition(MARK)
+    assert mark, f"{page} has lost its mark"
+    return written + mark + "\n"
+
+
+def _overview(found: Reference) -> Iterator[str]:
+    page_of = {path: page for page, paths in PAGES.items() for path in paths}
+    rows = [
         (
-            "## Routes",
-            "",
-            *_table(
-                ("route", "key", "what"),
-                (
-                    (f"`{route.method} {path}`", "yes" if route.needs_key else "no", route.text)
-                    for route in found.routes
-                    for path in route.paths
-                ),
-            ),
-            *(line for route in found.routes for line in _route(route)),
-            "## Objects in bodies",
-            "",
-            *(line for fields in found.objects for line in _object(fields)),
-            "## Headers of answers",
-            "",
-            *_table(("header", "value", "when"), headers),
-            "## Error codes",
-            "",
-            *_table(("code", "status", "meaning"), codes),
+            f"`{route.method} {path}`",
+            "yes" if route.needs_key else "no",
+            route.text,
+            f"[{page_of[route.paths[0]]}]({page_of[route.paths[0]]})",
         )
-    )
+        for route in found.routes
+        for path in route.paths
+    ]
+    yield from ("## Routes", "", *_table(("route", "key", "what it does", "described in"), rows))
+    headers = [(f"`{name}`", *rest) for name, *rest in found.headers]
+    yield from ("## Headers of answers", "", *_table(("header", "value", "when"), headers))
+    codes = [(f"`{code}`", str(status), text) for code, (status, text) in CODES.items()]
+    yield from ("## Error codes", "", *_table(("code", "status", "meaning"), codes))
 
 
-def _route(route: Route) -> Iterable[str]:
+def _reference(found: Reference, paths: Iterable[str]) -> Iterator[str]:
+    """Yields the lines for the routes with these paths, and for the objects in their bodies."""
+    routes = [route for path in paths for route in found.routes if route.paths[0] == path]
+    for route in routes:
+        yield from _route(route)
+    objects = _objects([route.body for route in routes if route.body], found.objects)
+    if objects:
+        yield from ("## Objects in bodies", "")
+        for fields in objects:
+            yield from _object(fields)
+
+
+def _objects(bodies: Iterable[Fields], objects: Iterable[Fields]) -> list[Fields]:
+    """Returns the objects that the bodies refer to, directly or by another object."""
+    known = {each.name: each for each in objects}
+    found: dict[str, Fields] = {}
+    todo = list(bodies)
+    while todo:
+        for row in todo.pop().fields:
+            for name in re.findall(r"`(\w+)`", row.kind):
+                if name in known and name not in found:
+                    found[name] = known[name]
+                    todo.append(known[name])
+    return [found[name] for name in sorted(found)]
+
+
+def _route(route: Route) -> Iterator[str]:
+    """Yields the example first, then what the route takes and returns."""
     path = route.paths[0]
-    yield from (f"## `{route.method} {path}`", "", route.text or "The version.", "")
+    yield from (f"## `{route.method} {path}`", "", *_paragraph(route.text), "")
     if route.paths[1:]:
-        yield from (f"Also {', '.join(f'`{each}`' for each in route.paths[1:])}.", "")
+        others = ", ".join(f"`{each}`" for each in route.paths[1:])
+        yield from (f"The same route also has the path {others}.", "")
+    yield from ("```sh", *curl(route), "```", "")
+    yield from ("```python", *python(route), "```", "")
     if route.parameters:
         rows = [(f"`{name}`", *rest) for name, *rest in route.parameters]
         yield from _table(("parameter", "value", "meaning"), rows)
     if route.body is not None:
         yield from _fields(route.body)
     statuses = ", ".join(map(str, route.statuses))
-    stream = ", 200 as a stream too" if route.streams else ""
+    stream = " A status of 200 may begin a stream." if route.streams else ""
     named = ", ".join(f"`{name}`" for name in route.headers)
-    yield from (f"Answers {statuses}{stream}." + (f" Headers: {named}." if named else ""), "")
-    yield from ("```sh", *curl(route), "```", "")
-    yield from ("```python", *python(route), "```", "")
+    headers = f" Headers of the answer: {named}." if named else ""
+    yield from (*_paragraph(f"Status codes: {statuses}.{stream}{headers}"), "")
 
 
-def _object(fields: Fields) -> Iterable[str]:
+def _object(fields: Fields) -> Iterator[str]:
     yield from (f"### `{fields.name}`", "")
     yield from _fields(fields) if fields.fields else ("No fields but `type`.", "")
 
 
-def _fields(fields: Fields) -> Iterable[str]:
-    return _table(("field", "value", ""), ((f"`{name}`", *rest) for name, *rest in fields.fields))
+def _fields(fields: Fields) -> Iterator[str]:
+    rows = ((f"`{name}`", *rest) for name, *rest in fields.fields)
+    return _table(("field", "value", "note"), rows)
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterable[str]:
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False)
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
     heads = list(heads)
     yield f"| {' | '.join(heads)} |"
     yield f"|{' --- |' * len(heads)}"
@@ -99,12 +157,6 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterable[str]
     yield ""
 
 
-def page() -> str:
-    """The page with its made part made anew."""
-    written, mark, _ = PAGE.read_text().partition(MARK)
-    assert mark, "the page has lost its mark"
-    return written + mark + "\n" + made()
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for page, text in pages().items():
+        page.write_text(text)

@@ -1,7 +1,7 @@
 """Fields of agents that have no effect here. They are accepted, and named in the answer's header
 `loraplex-dropped`. All other unsupported fields are refused.
 
-The tables are those of docs/use/api.md.
+The API pages in docs/use have the same tables.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ WITHOUT_EFFECT = frozenset(
 """Fields that clients return or add inside messages, parts, calls, items and tools."""
 
 CONVERSATIONS: Mapping[str, str] = {
-    "arguments": "Arguments of a call that are no JSON object, as of one that was cut off. The "
-    "call stands in the prompt without arguments.",
+    "arguments": "Arguments of a call that are not a JSON object, for example because the call was "
+    "cut off. The prompt has the call without arguments.",
     "calls": "Calls without a name.",
-    "content.*": "Content of a kind that is not text, such as `content.image`. A short text stands "
-    "in its place, such as `[image omitted]`.",
-    "fields.*": "Fields of history that are not known.",
-    FOLDED_TURNS: "The chat template refused the turns as they came. Instructions in the middle "
-    "became a user's turn, turns of one role were joined, calls of one turn parted, or calls and "
-    "results written as text.",
-    "is_error": "That a tool failed: chat templates know results only.",
-    "items.*": "Items that are neither text nor calls nor results, such as "
-    "`items.web_search_call`.",
-    "reasoning_items": "What a vendor encrypted of reasoning that is sent back, and summaries "
-    "beside its text.",
-    "redacted_thinking": "No model here can read it.",
+    "content.*": "Content of a kind that is not text, such as `content.image`. A short text "
+    "replaces it, such as `[image omitted]`.",
+    "fields.*": "Unknown fields in history.",
+    FOLDED_TURNS: "The chat template refused the turns. Instructions in the middle became a user's "
+    "turn, turns of one role were joined, calls of one turn were separated, or calls and results "
+    "were written as text.",
+    "is_error": "The mark that a tool failed, because chat templates know only results.",
+    "items.*": "Items that are not text, calls or results, such as `items.web_search_call`.",
+    "reasoning_items": "Reasoning that a vendor encrypted, and summaries that accompany the text "
+    "of reasoning.",
+    "redacted_thinking": "Encrypted reasoning, which no model here can read.",
     "tools.*": "Tools that are not functions, by their type, such as `tools.web_search`.",
     "tools.options": "`allowed_callers`, `defer_loading`, `eager_input_streaming`, "
     "`input_examples`, `output_schema` and `toolset_name` of a tool, and the description of a "
@@ -46,34 +45,34 @@ CONVERSATIONS: Mapping[str, str] = {
 MESSAGES: Mapping[str, str] = {
     "billing_header": "A line of the system prompt that begins with `x-anthropic-billing-header:` "
     "is cut out: its value changes with each request, and no prefix would be found again.",
-    "cache_control": "Every prefix is cached; none has to be marked.",
-    "context_management": "Nothing is taken out of a conversation.",
-    "diagnostics": "There is no report of cache misses.",
-    "inference_geo": "The workers are where the operator has put them.",
-    "service_tier": "The tenant's class of service holds.",
-    "speed": "Every answer comes as fast as it can.",
-    UNBOUNDED_THOUGHT: "Where the model's `<think>` and `</think>` are no tokens of their own.",
-    "thinking.display": "Reasoning is shown as it comes.",
+    "cache_control": "Every prefix is cached, so that none has to be marked.",
+    "context_management": "Nothing is removed from a conversation.",
+    "diagnostics": "Cache misses are not reported.",
+    "inference_geo": "The operator decides where the workers run.",
+    "service_tier": "The tenant's class of service applies.",
+    "speed": "Every answer is computed as fast as possible.",
+    UNBOUNDED_THOUGHT: "Dropped if the model's `<think>` and `</think>` are not single tokens.",
+    "thinking.display": "Reasoning is shown as it is generated.",
 }
 """Reasons for what only the Messages dialect drops, by name."""
 
 RESPONSES: Mapping[str, str] = {
-    "client_metadata": "What an application notes of its own session.",
-    "max_tool_calls": "It counts calls of tools that a vendor runs; there are none.",
-    "prompt_cache_key": "Every prefix is cached; requests go where it is.",
+    "client_metadata": "Notes of an application about its own session.",
+    "max_tool_calls": "Limits calls of tools that a vendor runs, and there are none here.",
+    "prompt_cache_key": "Every prefix is cached, and requests are routed to it.",
     "prompt_cache_options": "As `prompt_cache_key`.",
     "prompt_cache_retention": "As `prompt_cache_key`.",
-    "reasoning.options": "`context` and `mode`: reasoning is shown as it comes.",
-    "service_tier": "The tenant's class of service holds.",
-    "store": "Nothing is stored: the answer says `store: false`.",
-    "stream_options": "`include_obfuscation`: streams are not padded.",
-    "text.verbosity": "Models have no levels of it.",
-    "truncation": "`auto`: a conversation that is too long is refused, not cut.",
+    "reasoning.options": "`context` and `mode`, because reasoning is shown as it is generated.",
+    "service_tier": "The tenant's class of service applies.",
+    "store": "Nothing is stored, and the answer says `store: false`.",
+    "stream_options": "`include_obfuscation`, because streams are not padded.",
+    "text.verbosity": "Models have no levels of verbosity.",
+    "truncation": "`auto`, because a conversation that is too long is refused and not cut.",
 }
 """Reasons for what only the Responses dialect drops, by name."""
 
 EMBED: Mapping[str, str] = {
-    "input_type": "What a model's own prompts ask for stands in the texts.",
+    "input_type": "The texts contain what the model's prompts require.",
 }
 """Reasons for what Cohere's embeddings drop, by name."""
 

@@ -12,16 +12,16 @@ from tools.source_tree import ROOT
 
 
 @pytest.mark.parametrize(
-    ("heading", "table"),
+    ("page", "heading", "table"),
     [
-        ("Conversations", CONVERSATIONS),
-        ("Anthropic's Messages", MESSAGES),
-        ("OpenAI's Responses", RESPONSES),
+        ("api-dialects.md", "Conversations", CONVERSATIONS),
+        ("api-messages.md", "Dropped fields", MESSAGES),
+        ("api-responses.md", "Dropped fields", RESPONSES),
     ],
 )
-def test_the_page_has_the_table(heading: str, table: Mapping[str, str]) -> None:
-    page = (ROOT / "docs/use/api.md").read_text()
-    section = page.split(f"## {heading}\n")[1].split("\n## ")[0]
+def test_the_page_has_the_table(page: str, heading: str, table: Mapping[str, str]) -> None:
+    text = (ROOT / "docs/use" / page).read_text()
+    section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
     assert dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)) == dict(table)
 
 

@@ -21,7 +21,7 @@ from gateway.dialects.responses_fields import ResponsesRequest
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 
-PAGE = Path(__file__).parents[3] / "docs/use/api.md"
+PAGE = Path(__file__).parents[3] / "docs/use/api-responses.md"
 NOTHING: dict[str, list[Any]] = {
     "frequency_penalty": [0],
     "function_call": ["none", "auto"],
@@ -132,7 +132,7 @@ def test_wishes_are_dropped_and_named(client: openai.OpenAI, worker: ScriptedWor
 
 def test_every_field_of_a_response_has_its_place_on_the_page() -> None:
     """Effective, dropped, or refused by name."""
-    section = PAGE.read_text().split("## OpenAI's Responses\n")[1].split("\n## ")[0]
+    section = PAGE.read_text().split("## Refused and additional fields\n")[1].split("\n## ")[0]
     taken, schema = set(ResponseParams.__annotations__), set(ResponsesRequest.__struct_fields__)
     refused = names_in(section.split("of OpenAI's page these:")[1].split(", and values of")[0])
     assert refused == taken - schema

@@ -1,4 +1,4 @@
-"""Each cell of the matrix of features and dialects in docs/use/api.md holds."""
+"""Each cell of the matrix of features and dialects in docs/use/api-dialects.md holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.gateway.templated import LENGTH, templated_service
 from tools.source_tree import ROOT
 from workers.wire.protocol import Generate
 
-PAGE = (ROOT / "docs/use/api.md").read_text()
+PAGE = (ROOT / "docs/use/api-dialects.md").read_text()
+PARAMETERS = (ROOT / "docs/use/api-parameters.md").read_text()
 WORD = "zebra"
 SAID: list[Any] = [{"role": "user", "content": WORD}]
 SCHEMA: dict[str, Any] = {
@@ -189,7 +190,7 @@ def stops(probe: Probe) -> None:
         return
     answer = probe.answered("one STOP two", **{probe.names[0]: ["STOP"]})
     assert probe.text_of(answer) == "one "
-    assert ("told which" in probe.cell) is (answer.get("stop_sequence") == "STOP")
+    assert ("reported" in probe.cell) is (answer.get("stop_sequence") == "STOP")
 
 
 def sampling(probe: Probe) -> None:
@@ -198,7 +199,7 @@ def sampling(probe: Probe) -> None:
     if probe.is_no:
         probe.refuses("temperature", 0.5)
         return
-    section = PAGE.split("\n## Parameters of sampling\n")[1].split("\n## ")[0]
+    section = PARAMETERS.split("\n## Sampling parameters\n")[1].split("\n## ")[0]
     table = {
         name
         for line in section.splitlines()
@@ -366,19 +367,19 @@ def images(probe: Probe) -> None:
 
 CHECKS: dict[str, Callable[[Probe], None]] = {
     "streamed or whole": streamed,
-    "asks with": asks_with,
+    "input": asks_with,
     "answers per request": answers_per_request,
     "adapters, aliases, canaries": adapters,
-    "canary sets keep to": canaries,
+    "canaries are assigned by": canaries,
     "stop strings": stops,
     "sampling": sampling,
     "log-probabilities": log_probabilities,
     "tools": tools,
     "reasoning": reasoning,
-    "a schema": schemas,
-    "a begun answer goes on": begun,
+    "JSON Schema": schemas,
+    "continuing a begun answer": begun,
     "chat template of an adapter": templates,
-    "tokens found in the cache": cached,
+    "cached prompt tokens": cached,
     "counting tokens": counting,
     "limits, usage, prices": limits,
     "errors": errors,

@@ -15,7 +15,7 @@ from gateway.http.examples import curl, python
 from gateway.http.reference import reference
 from store.errors import ApiError
 from tests.gateway.service import Service
-from tools.api_page import PAGE, page
+from tools.api_page import pages
 from tools.source_tree import source_tree
 from web.edge import NO_LIMIT_LEFT
 from web.error_answers import CODES as FRAMEWORK_CODES
@@ -26,8 +26,9 @@ OF_ADMIN = {IdempotencyKeyReused, PreconditionFailed, TooMany}
 """Failures that only the admin plane raises with their own code."""
 
 
-def test_the_page_is_what_the_document_says() -> None:
-    assert PAGE.read_text() == page(), "run `make api`"
+def test_the_pages_are_what_the_document_says() -> None:
+    for page, text in pages().items():
+        assert page.read_text() == text, "run `make api`"
 
 
 @pytest.mark.full
