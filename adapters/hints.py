@@ -27,6 +27,9 @@ _HINTS = {
     "adapter.config.pattern": "Write the pattern with plain names, '.*' and '|'.",
     "adapter.config.pattern_too_complex": "Write the pattern with plain names, '.*' and '|'.",
     "adapter.config.rank": "Train with r of at least 1 everywhere.",
+    "adapter.config.token_indices": (
+        "trainable_token_indices must name tokens of the base model's vocabulary, each once."
+    ),
     "adapter.config.too_many_patterns": "Name the modules with fewer, wider patterns.",
     "adapter.config.unknown_key": (
         "The key may change what is computed, so it is not ignored: train without the feature it"
@@ -84,7 +87,9 @@ _HINTS = {
         " linear layers (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj)."
     ),
     "adapter.unsupported.activated_embedding": (
-        "An activated LoRA cannot change the embedding: leave embed_tokens out of target_modules."
+        "An activated LoRA cannot change the embedding or replace weights, which act on the whole"
+        " prompt: leave embed_tokens out of target_modules, and set neither modules_to_save nor"
+        " trainable_token_indices."
     ),
     "adapter.unsupported": "Train without this feature: plain LoRA and rsLoRA are served.",
     "adapter.unsupported.base_weights": (
@@ -92,6 +97,10 @@ _HINTS = {
         " writes the LoRA factors alone, not the state_dict of the whole model."
     ),
     "adapter.unsupported.bias": "Train with bias='none'.",
+    "adapter.unsupported.changed_twice": (
+        "The adapter changes this module in two ways, and which comes first cannot be known: name"
+        " it in one of target_modules, modules_to_save and trainable_token_indices."
+    ),
     "adapter.unsupported.corda": _INITIALISATION,
     "adapter.unsupported.dora": (
         "Train with use_dora=False. A DoRA update has full rank: it can be merged into a base model"
@@ -104,8 +113,9 @@ _HINTS = {
         " with loraplex model add, or push the adapter that it was merged from."
     ),
     "adapter.unsupported.full_embedding": (
-        "Train with the base model's own vocabulary (no resize_token_embeddings) and save with"
-        " save_embedding_layers=False."
+        "The file has a weight of lm_head or embed_tokens that adapter_config.json does not name:"
+        " train with the base model's own vocabulary (no resize_token_embeddings) and save with"
+        " save_embedding_layers=False, or name the module in modules_to_save."
     ),
     "adapter.unsupported.gguf": (
         "Adapters are served from peft's files: push the folder that the GGUF file was converted"
@@ -126,7 +136,7 @@ _HINTS = {
         " lora_a, lora_B that of lora_b, and lora_alpha is scale * rank."
     ),
     "adapter.unsupported.modules_to_save": (
-        "Train without modules_to_save: only LoRA factors are served."
+        "Train without modules_to_save, or with lm_head and embed_tokens alone in it."
     ),
     "adapter.unsupported.nested_adapter": (
         "The adapter was trained on a model that had an adapter already: merge the first one"
@@ -140,6 +150,14 @@ _HINTS = {
     "adapter.unsupported.pickle": "Save with save_pretrained(safe_serialization=True).",
     "adapter.unsupported.pissa": _INITIALISATION,
     "adapter.unsupported.prompt_tuning": "Train with LoraConfig: prompt tuning is not served.",
+    "adapter.unsupported.replaced_weights": (
+        "The base model is computed by transformers' own code, where an adapter cannot replace"
+        " weights: train without modules_to_save and trainable_token_indices."
+    ),
+    "adapter.unsupported.resized_vocabulary": (
+        "The saved weight has another number of rows than the base model's vocabulary: train"
+        " without resize_token_embeddings, with tokens that the base model has."
+    ),
     "adapter.unsupported.target_parameters": "Name linear layers in target_modules instead.",
     "adapter.unsupported.task_type": "Train with task_type='CAUSAL_LM' or 'FEATURE_EXTRACTION'.",
     "adapter.unsupported.auto_mapping": (
@@ -147,7 +165,9 @@ _HINTS = {
         "...ForCausalLM or ...Model class and 'parent_library', if given, of transformers.models. "
         "Classes of one's own are not served."
     ),
-    "adapter.unsupported.trainable_tokens": "Train without new or changed token embeddings.",
+    "adapter.unsupported.trainable_tokens": (
+        "Train tokens of embed_tokens and lm_head alone, in the form of peft's LoraConfig."
+    ),
     "adapter.unsupported.vision": (
         "Only the text model is served: leave the image encoder and its projector out of"
         " target_modules (finetune_vision_layers=False in Unsloth)."

@@ -34,6 +34,7 @@ SIZES = (
     "host_model_memory",
     "adapter_cache",
     "max_upload",
+    "max_adapter_image",
     "min_free_disk",
     "max_usage_wal",
     "max_body_memory",
@@ -174,6 +175,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_loaded_adapters: Rows = 128
     """Adapter slots of the device tables. A number of entries, not of bytes."""
     max_upload: int = 1 << 30
+    max_adapter_image: Positive = 1 << 30
+    """Maximum bytes that an uploaded adapter may take of a worker's memory in bfloat16."""
     admin_url: str | None = None
     """URL to which a gateway without an admin plane forwards requests that load adapters."""
     adapter_roots: dict[str, str] = {}

@@ -17,10 +17,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Literal, Protocol, Self, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ops.block_matrix import Weight
@@ -113,6 +114,33 @@ class QKNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class TableRows:
+    """Location of the rows of a table that an adapter replaces, in bytes of its image or the arena.
+
+    ids: of the token ids of the rows, int32 [count], ascending. rows: of the rows themselves,
+    [count, width] in the serving dtype.
+    """
+
+    count: int
+    width: int
+    ids: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedRows:
+    """Rows of a table [V, K] that the adapter of the tokens first..end - 1 replaces.
+
+    ids: int32 [count], ascending. rows: [count, K].
+    """
+
+    first: int
+    end: int
+    ids: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterTables:
     """Locations of each resident adapter's factors. A slot is rewritten in place at each load.
 
@@ -125,11 +153,21 @@ class AdapterTables:
                                       undefined)
 
     Entries [:, L, EMBEDDING] and [:, L, HEAD] are of modules outside of the layers.
+
+    replaced: on the host, by slot, the rows that the adapter replaces of the tables EMBEDDING and
+    HEAD. Slots whose adapter replaces none are absent.
     """
 
     a_offset: Tensor
     b_offset: Tensor
     rank: Tensor
+    replaced: dict[int, dict[int, TableRows]] = field(
+        default_factory=dict[int, dict[int, TableRows]]
+    )
+
+    def replaces_rows(self, slots: NDArray[Any]) -> bool:
+        """Returns whether the adapter of one of the slots, given on the host, replaces rows."""
+        return bool(self.replaced) and not self.replaced.keys().isdisjoint(slots.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +177,8 @@ class LoRABatch:
     segment_start int32 [N + 1]   tokens of segment n are segment_start[n]..segment_start[n + 1];
                                   the tokens after segment_start[N] are base only
     segment_slot  int32 [N]       adapter slot; slots may repeat
+    replaced                      rows that the segments' adapters replace, of the embedding in a
+                                  batch of input tokens, of the output matrix in one of sampled rows
     """
 
     arena: Tensor
@@ -147,6 +187,7 @@ class LoRABatch:
     segment_start: Tensor
     segment_slot: Tensor
     max_rank: int
+    replaced: tuple[ReplacedRows, ...] = ()
 
     @property
     def outer_layer(self) -> int:
@@ -423,6 +464,12 @@ class Compute(Protocol):
         """Semantics: for every segment whose adapter has a rank > 0 for the embedding:
         y[t] += A[ids[t]] B * scale, sums in float32, y changed in place.
         Shape: ids int32 [T], y [T, K]. Rows outside the segments are untouched.
+        """
+        ...
+
+    def row_products(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Semantics: y = x rows^T, of rows as an adapter's image stores them.
+        Shape: x [T, K], rows [N, K] in the serving dtype -> [T, N]. Sums in float32.
         """
         ...
 

@@ -72,6 +72,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "add_lora": (P, P, I64, P, P, I64, I64, I64, P, P, I64, P, P, P, P, I32),
     "add_embedding_lora": (P, P, I64, F32, I64, I64, P, P, I64, P, P, P, P, I32),
+    "row_products": (P, I64, I64, P, I64, I32, P),
     "run_layers": (P, I64, POINTER(NativeStep), P, P),
     "sample": (P, I64, I64, POINTER(Sampling), P),
     "greedy": (P, I64, I64, P),
@@ -240,6 +241,15 @@ class CpuOps(HostOps):
             *(len(lora.segment_slot), tables.a_offset.data_ptr(), tables.b_offset.data_ptr()),
             *(tables.rank.data_ptr(), lora.arena.data_ptr(), WeightFormat.of(lora.dtype)),
         )
+
+    def row_products(self, x: Tensor, rows: Tensor) -> Tensor:
+        assert _is_float(x) and rows.is_contiguous() and x.shape[1] == rows.shape[1]
+        y = torch.empty(len(x), len(rows))
+        self._lib.row_products(
+            *(x.data_ptr(), *x.shape, rows.data_ptr(), len(rows)),
+            *(WeightFormat.of(rows.dtype), y.data_ptr()),
+        )
+        return y
 
     def bind_layers(self, layers: list[LayerWeights]) -> LayerStack:
         for layer in layers:

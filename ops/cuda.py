@@ -195,6 +195,9 @@ class CudaOps:
             blocks = triton_table.expand_by_row(lora.max_rank)
             triton_lora.add_tokens(y, ids, lora, scale, blocks)
 
+    def row_products(self, x: Tensor, rows: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, rows.to(x.dtype))
+
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         assert logits.dtype is torch.float32 and logits.is_contiguous()
         return triton_sampling.sample(logits, batch)

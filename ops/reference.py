@@ -161,6 +161,9 @@ class ReferenceOps(HostOps):
                 b = _matrix(lora.arena, b_offset, rank, y.shape[1], lora.dtype)
                 y[row] += (a @ b)[0] * scale
 
+    def row_products(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x @ rows.float().T
+
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         drawn = [_sample_row(logits[row], batch, row) for row in range(len(logits))]
         return torch.tensor(drawn, dtype=torch.int32, device=logits.device)

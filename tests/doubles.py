@@ -221,6 +221,8 @@ def make_adapter(
         for name, parameter in peft_model.named_parameters():
             if "lora_B" in name or "lora_embedding_A" in name:  # what peft begins with as zero
                 parameter.normal_(0.0, b_std)
+            elif "modules_to_save" in name or "trainable_tokens" in name:  # the base's weights
+                parameter.mul_(-1)
     peft_model.save_pretrained(str(folder))
     peft_model.unload()
     return folder

@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "output matrix": {"r": 4, "target_modules": ["o_proj", "lm_head"]},
     "DoRA": {"r": 4, "use_dora": True, "target_modules": ["q_proj"]},
     "modules_to_save": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "embedding saved": {
+        "r": 4,
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["embed_tokens"],
+    },
+    "trainable_token_indices": {
+        "r": 4,
+        "target_modules": ["q_proj"],
+        "trainable_token_indices": [300, 5, 7],
+    },
 }
 
 
@@ -70,7 +81,10 @@ def written(kind: str, folder: Path) -> dict[str, Any]:
 def main() -> None:
     warnings.simplefilter("ignore")
     with Path(sys.argv[1]).open("a") as lines, tempfile.TemporaryDirectory() as folder:
+        known = {field.name for field in fields(LoraConfig)}
         for kind in KINDS:
+            if not KINDS[kind].keys() <= known:
+                continue  # of a later version
             line = written(kind, Path(folder) / kind)
             lines.write(json.dumps(line, separators=(",", ":")) + "\n")
 

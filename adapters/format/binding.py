@@ -16,7 +16,7 @@ from adapters.format.module_list import MODULES_NAME, ListedModule
 from adapters.format.patterns import PatternMatcher
 from adapters.format.tensor_headers import TensorEntry
 from adapters.format.tensor_names import HEADS, PREFIX, ROOTS, Factor, TensorNames, read_names
-from adapters.manifest import BaseModelShape
+from adapters.manifest import OUTER, BaseModelShape
 
 
 class BoundModule(msgspec.Struct, frozen=True):
@@ -45,11 +45,30 @@ class BaseCopy(msgspec.Struct, frozen=True):
     entry: TensorEntry
 
 
+class BoundRows(msgspec.Struct, frozen=True):
+    """Rows that replace those of the embedding or of the output matrix, one for each token.
+
+    module: index in OUTER. entry: tensor [rows, hidden size] of the file. tokens: ids, ascending,
+    and the row of each there; None = row n is of token n.
+    """
+
+    module: int
+    name: str
+    entry: TensorEntry
+    tokens: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.entry.shape[0]
+
+
 class BoundAdapter(msgspec.Struct, frozen=True):
-    """modules: by layer, then projection. invocation_tokens: of an activated LoRA."""
+    """modules: by layer, then projection. rows: by module. invocation_tokens: of an activated
+    LoRA."""
 
     base: BaseModelShape
     modules: tuple[BoundModule, ...]
+    rows: tuple[BoundRows, ...]
     warnings: tuple[str, ...]
     invocation_tokens: tuple[int, ...] = ()
 
@@ -72,14 +91,17 @@ def bind(
         )
     ]
     modules = tuple(sorted(bound, key=lambda module: (module.layer, module.projection)))
-    _check_activation(config, modules, base)
+    rows = bind_rows(config, tensors, base)
+    _check_activation(config, modules, rows, base)
     missing = [
         path
         for path, (layer, _) in sites.items()
-        if path not in names.modules and config.targets(path, _numbered(layer, base), matcher)
+        if path not in names.modules
+        and path not in names.tables
+        and config.targets(path, _numbered(layer, base), matcher)
     ]
     warnings = _explain_missing(missing, config) + _explain_copies(names, sites, tensors, base)
-    return BoundAdapter(base, modules, warnings, config.alora_invocation_tokens or ())
+    return BoundAdapter(base, modules, rows, warnings, config.alora_invocation_tokens or ())
 
 
 def bind_listed(
@@ -109,6 +131,42 @@ def bind_listed(
         rank = shape[0] if shape else 0
         bound += _bind_factors(sites[path], rank, scales, names.modules[path], tensors, base)
     return tuple(sorted(bound, key=lambda module: (module.layer, module.projection)))
+
+
+def replaces_weights(tensors: dict[str, TensorEntry]) -> bool:
+    """Whether weights of the file replace the base's. Raises AdapterRejected."""
+    names = read_names(tensors)
+    return bool(names.tables or names.tokens)
+
+
+def bind_rows(
+    config: LoRAConfig, tensors: dict[str, TensorEntry], base: BaseModelShape
+) -> tuple[BoundRows, ...]:
+    """Binds the weights that replace the base's: whole ones, and rows of single tokens.
+
+    As in peft, new rows of an embedding that is tied to the output matrix are rows of both, while a
+    whole new embedding leaves the output matrix alone. Raises AdapterRejected if the weights do not
+    agree with the configuration or do not fit the base.
+    """
+    names = read_names(tensors)
+    if base.linears and (weights := names.tables | names.tokens):
+        raise AdapterRejected("adapter.unsupported.replaced_weights", next(iter(weights.values())))
+    sites = _sites(base, names.root)
+    saved = _find_weights(names.tables, config.saved_modules, sites)
+    tokens = config.trained_tokens
+    if base.tie_word_embeddings and "embed_tokens" in tokens:
+        tokens = {"lm_head": tokens["embed_tokens"]} | tokens
+    tied = base.tie_word_embeddings and tokens.get("lm_head") == tokens.get("embed_tokens")
+    trained = _find_weights(names.tokens, {*tokens}, sites, tied=tied)
+    _check_changed_once(names, sites, saved, trained)
+    rows: list[BoundRows] = []
+    for module, name in enumerate(OUTER):
+        if (found := saved.get(name) or trained.get(name)) is not None:
+            ids = None if name in saved else tokens[name]
+            _check_rows(found, tensors[found], ids, base)
+            order = None if ids is None else tuple(sorted((id, row) for row, id in enumerate(ids)))
+            rows.append(BoundRows(module, found, tensors[found], order))
+    return tuple(rows)
 
 
 def find_copies(tensors: dict[str, TensorEntry], base: BaseModelShape) -> tuple[BaseCopy, ...]:
@@ -274,6 +332,78 @@ def _check_shape(name: str, entry: TensorEntry, expected: tuple[int, int], rank_
     raise AdapterRejected(code, name, list(entry.shape), list(expected))
 
 
+def _find_weights(
+    names: dict[str, str],
+    wanted: set[str],
+    sites: dict[str, tuple[int, tuple[str, ...]]],
+    *,
+    tied: bool = False,
+) -> dict[str, str]:
+    """Returns the names of tensors by the module in OUTER that each is of.
+
+    names: by path. wanted: the modules that the configuration names. tied: whether the output
+    matrix has the tensor of the embedding if it has none of its own. Raises AdapterRejected unless
+    each of them has a tensor, and no other module has one.
+    """
+    found: dict[str, str] = {}
+    for path, name in names.items():
+        if path not in sites:
+            raise AdapterRejected("adapter.tensor.unbound", name, path, [*sites][-len(OUTER) :])
+        (module,) = sites[path][1]
+        if module not in wanted:
+            raise AdapterRejected("adapter.unsupported.full_embedding", name)
+        found[module] = name
+    if tied and "embed_tokens" in found:
+        found.setdefault("lm_head", found["embed_tokens"])
+    for module in wanted - found.keys():
+        raise AdapterRejected("adapter.tensor.missing", module, None, "its weight")
+    return found
+
+
+def _check_changed_once(
+    names: TensorNames,
+    sites: dict[str, tuple[int, tuple[str, ...]]],
+    saved: dict[str, str],
+    trained: dict[str, str],
+) -> None:
+    """Raises AdapterRejected for a module that the adapter changes in two ways. Factors may add to
+    an output matrix with rows of its own, as they do in peft."""
+    adapted = {sites[path][1][0]: next(iter(each.values())) for path, each in names.modules.items()}
+    factors = {module: adapted[module] for module in OUTER if module in adapted}
+    embedding = {module: name for module, name in trained.items() if module == "embed_tokens"}
+    for one, other in ((saved, trained), (saved, factors), (embedding, factors)):
+        for module in one.keys() & other.keys():
+            raise AdapterRejected(
+                "adapter.unsupported.changed_twice", module, [one[module], other[module]]
+            )
+
+
+def _check_rows(
+    name: str, entry: TensorEntry, tokens: tuple[int, ...] | None, base: BaseModelShape
+) -> None:
+    """Raises AdapterRejected unless there is one row for each token. tokens: None = all."""
+    for token in tokens or ():
+        if not 0 <= token < base.vocab_size:
+            field, allowed = "trainable_token_indices", f"0 to {base.vocab_size - 1}"
+            raise AdapterRejected("adapter.config.token_indices", field, token, allowed)
+    num_rows = base.vocab_size if tokens is None else len(tokens)
+    if len(entry.shape) != 2 or entry.shape[1] != base.hidden_size:
+        got, allowed = list(entry.shape), [num_rows, base.hidden_size]
+        raise AdapterRejected("adapter.base.mismatch", name, got, allowed)
+    if entry.shape[0] != num_rows and tokens is None:
+        raise AdapterRejected(
+            "adapter.unsupported.resized_vocabulary",
+            name,
+            entry.shape[0],
+            num_rows,
+            f"The saved weight has {entry.shape[0]} rows and the base model's vocabulary has"
+            f" {num_rows}: train without resize_token_embeddings, with tokens that the base model"
+            " has.",
+        )
+    if entry.shape[0] != num_rows:
+        raise AdapterRejected("adapter.tensor.shape", name, entry.shape[0], num_rows)
+
+
 def _explain_missing(missing: list[str], config: LoRAConfig) -> tuple[str, ...]:
     """peft starts a targeted module without tensors from `init_lora_weights`: a no-op, or noise."""
     if not missing:
@@ -284,12 +414,16 @@ def _explain_missing(missing: list[str], config: LoRAConfig) -> tuple[str, ...]:
 
 
 def _check_activation(
-    config: LoRAConfig, modules: tuple[BoundModule, ...], base: BaseModelShape
+    config: LoRAConfig,
+    modules: tuple[BoundModule, ...],
+    rows: tuple[BoundRows, ...],
+    base: BaseModelShape,
 ) -> None:
-    """Raises AdapterRejected for an activated LoRA of the embedding, which peft refuses, too."""
-    touched = [m for m in modules if base.modules(m.layer)[m.projection] == "embed_tokens"]
-    if config.alora_invocation_tokens and touched:
-        raise AdapterRejected("adapter.unsupported.activated_embedding", touched[0].a_name)
+    """Raises AdapterRejected for an activated LoRA of the embedding, which peft refuses, too, and
+    for one that replaces weights, which peft does for all tokens of a prompt."""
+    touched = [m.a_name for m in modules if base.modules(m.layer)[m.projection] == "embed_tokens"]
+    if config.alora_invocation_tokens and (names := touched + [each.name for each in rows]):
+        raise AdapterRejected("adapter.unsupported.activated_embedding", names[0])
 
 
 def _find_copies(

@@ -6,6 +6,7 @@ Semantics follow peft's tuners/lora/model.py, tuners/tuners_utils.py and utils/o
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from adapters.errors import AdapterRejected
 from adapters.format.patterns import PatternMatcher
 from adapters.format.strict_json import decode_object, find_nul
+from adapters.manifest import OUTER
 
 T = TypeVar("T")
 
@@ -23,9 +25,7 @@ MAX_INVOCATION_TOKENS = 1024
 
 REFUSED = {
     "use_dora": "dora",
-    "modules_to_save": "modules_to_save",
     "lora_bias": "lora_bias",
-    "trainable_token_indices": "trainable_tokens",
     "target_parameters": "target_parameters",
     "layer_replication": "layer_replication",
     "fan_in_fan_out": "fan_in_fan_out",
@@ -84,6 +84,21 @@ class LoRAConfig(msgspec.Struct, frozen=True):
     layers_pattern: list[str] | str | None = None
     init_lora_weights: bool | str = True
     alora_invocation_tokens: tuple[int, ...] | None = None
+    modules_to_save: tuple[str, ...] | None = None
+    trainable_token_indices: tuple[int, ...] | dict[str, tuple[int, ...]] | None = None
+
+    @property
+    def saved_modules(self) -> set[str]:
+        """Names in OUTER of the modules whose whole weight the adapter replaces."""
+        return {_last_part(name) for name in self.modules_to_save or ()}
+
+    @property
+    def trained_tokens(self) -> dict[str, tuple[int, ...]]:
+        """Tokens whose rows the adapter replaces, by the module's name in OUTER."""
+        tokens = self.trainable_token_indices or {}
+        if not isinstance(tokens, dict):
+            return {"embed_tokens": tokens}
+        return {_last_part(name): each for name, each in tokens.items()}
 
     def rank(self, module: str, matcher: PatternMatcher) -> int:
         return _lookup(self.rank_pattern, module, self.r, matcher)
@@ -135,6 +150,7 @@ def parse_config(raw: bytes) -> LoRAConfig:
     except msgspec.ValidationError as error:
         raise AdapterRejected("adapter.config.invalid", *_locate(str(error))) from None
     _check_values(config)
+    _check_tables(config)
     if config.alora_invocation_tokens is not None:
         _check_invocation(config.alora_invocation_tokens, values.get("task_type"))
     return config
@@ -223,6 +239,22 @@ def _check_values(config: LoRAConfig) -> None:
         )
 
 
+def _check_tables(config: LoRAConfig) -> None:
+    """Raises AdapterRejected unless the weights that are replaced are of modules in OUTER."""
+    if not config.saved_modules <= {*OUTER}:
+        got = list(config.modules_to_save or ())
+        code = "adapter.unsupported.modules_to_save"
+        raise AdapterRejected(code, "modules_to_save", got, [*OUTER])
+    field, named = "trainable_token_indices", config.trainable_token_indices
+    tokens = config.trained_tokens
+    if not tokens.keys() <= {*OUTER} or (isinstance(named, dict) and len(tokens) < len(named)):
+        raise AdapterRejected("adapter.unsupported.trainable_tokens", field, named, [*OUTER])
+    for each in tokens.values():
+        twice = [token for token, following in pairwise(sorted(each)) if token == following]
+        if twice:
+            raise AdapterRejected("adapter.config.token_indices", field, twice[0], "once each")
+
+
 def _check_invocation(tokens: tuple[int, ...], task: Any) -> None:
     if task != "CAUSAL_LM":
         raise AdapterRejected(
@@ -246,6 +278,10 @@ def _is_named(names: list[str] | str, module: str, matcher: PatternMatcher) -> b
     if isinstance(names, str):
         return matcher.fullmatch(names, module)
     return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _last_part(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _lookup(patterns: dict[str, T] | None, module: str, default: T, matcher: PatternMatcher) -> T:

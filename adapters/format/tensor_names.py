@@ -43,8 +43,6 @@ UNSUPPORTED = (
     ("prompt_embeddings", "prompt_tuning"),
     ("trainable_tokens", "trainable_tokens"),
     ("modules_to_save", "modules_to_save"),
-    ("embed_tokens.weight", "full_embedding"),
-    ("lm_head.weight", "full_embedding"),
     ("vision_tower.", "vision"),
     ("multi_modal_projector.", "vision"),
     ("visual.", "vision"),
@@ -67,6 +65,18 @@ _COPY = re.compile(
     r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))\.base_layer\.weight", re.DOTALL
 )
 """Weight of the base model that peft saves with the factors of these modules."""
+_TABLE = re.compile(
+    r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))"
+    r"(?:\.modules_to_save(?:\.[^.]+)?)?\.weight",
+    re.DOTALL,
+)
+"""Weight of a module in `modules_to_save`, which replaces the base's."""
+_TOKENS = re.compile(
+    r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))"
+    r"\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?",
+    re.DOTALL,
+)
+"""Rows that replace the base's of the tokens in `trainable_token_indices`."""
 
 Factor = Literal["A", "B"]
 
@@ -75,12 +85,15 @@ class TensorNames(msgspec.Struct, frozen=True):
     """Names of an adapter's tensors by module and factor.
 
     root: the one of ROOTS that all paths begin with. modules: path -> factor -> name in the file.
-    copies: path -> name in the file, of weights of the base model that the file repeats.
+    copies: path -> name in the file, of weights of the base model that the file repeats. tables,
+    tokens: the same of weights that replace the base's, and of those of single tokens.
     """
 
     root: str
     modules: dict[str, dict[Factor, str]]
     copies: dict[str, str]
+    tables: dict[str, str]
+    tokens: dict[str, str]
 
 
 def read_names(names: Iterable[str]) -> TensorNames:
@@ -97,25 +110,28 @@ def read_names(names: Iterable[str]) -> TensorNames:
     ):
         raise AdapterRejected("adapter.unsupported.full_checkpoint", names[0])
     modules: dict[str, dict[Factor, str]] = {}
-    copies: dict[str, str] = {}
+    weights: dict[re.Pattern[str], dict[str, str]] = {_COPY: {}, _TABLE: {}, _TOKENS: {}}
     roots: dict[str, str] = {}
     adapters: dict[str | None, str] = {}
     for name in names:
-        if (copy := _COPY.fullmatch(_unwrap(name))) is not None:
-            if (other := copies.setdefault(copy["path"], name)) != name:
+        plain = _unwrap(name)
+        weight = next(filter(None, (pattern.fullmatch(plain) for pattern in weights)), None)
+        if weight is not None:
+            path = weight["path"]
+            if (other := weights[weight.re].setdefault(path, name)) != name:
                 raise AdapterRejected("adapter.tensor.two_namings", name, other)
-            continue
-        path, factor, adapter = _parse(name)
-        found = modules.setdefault(path, {})
-        if factor in found:
-            raise AdapterRejected("adapter.tensor.two_namings", name, found[factor])
-        found[factor] = name
-        _note(adapters, adapter, name, "adapter.tensor.several_adapters")
+        else:
+            path, factor, adapter = _parse(name)
+            found = modules.setdefault(path, {})
+            if factor in found:
+                raise AdapterRejected("adapter.tensor.two_namings", name, found[factor])
+            found[factor] = name
+            _note(adapters, adapter, name, "adapter.tensor.several_adapters")
         if (root := _root(path)) is not None:
             _note(roots, root, name, "adapter.tensor.two_namings")
     if not modules:
         raise AdapterRejected("adapter.tensor.none", "adapter_model.safetensors", 0, "at least one")
-    return TensorNames(next(iter(roots), ROOTS[0]), modules, copies)
+    return TensorNames(next(iter(roots), ROOTS[0]), modules, *weights.values())
 
 
 def _parse(name: str) -> tuple[str, Factor, str | None]:

@@ -18,7 +18,16 @@ import msgspec
 import numpy as np
 
 from adapters.errors import AdapterRejected
-from adapters.format.binding import BoundAdapter, BoundModule, bind, bind_any, bind_listed
+from adapters.format.binding import (
+    BoundAdapter,
+    BoundModule,
+    BoundRows,
+    bind,
+    bind_any,
+    bind_listed,
+    bind_rows,
+    replaces_weights,
+)
 from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
 from adapters.format.module_list import ListedModule
 from adapters.format.patterns import cpu_limit
@@ -64,11 +73,19 @@ class Limits:
 
     max_rank: int = 128
     max_file_bytes: int = 1 << 30
+    max_image_bytes: int = 1 << 30
+    """Of the packed image in bfloat16."""
     matching_cpu_s: float | None = None
     """Seconds of CPU time to match the patterns of its configuration; only for a main thread."""
 
 
 STORED = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
+
+IMAGE_ALIGNMENT = 64
+"""Bytes to which each matrix of a packed image is aligned: a cache line, and a full vector
+register."""
+ID_BYTES = 4
+"""Bytes of a token id in a packed image."""
 
 
 class Validated(msgspec.Struct, frozen=True, tag=True):
@@ -104,6 +121,7 @@ def validate_and_list(
         header = read_header(file, file_bytes)
         with cpu_limit(limits.matching_cpu_s):
             bound = bind_any(config, header.tensors, candidates, limits.max_rank)
+        _check_image(bound, limits.max_image_bytes)
         digest = _start_digest(raw_config, file_bytes)
         file.seek(0)
         digest.update(file.read(header.data_start))
@@ -129,15 +147,56 @@ def _listed(bound: BoundAdapter) -> tuple[ListedModule, ...]:
     return tuple(ListedModule(each.layer, each.projection, each.scale) for each in bound.modules)
 
 
+class StoredAdapter(msgspec.Struct, frozen=True):
+    """Stored adapter, bound again. modules, rows: as in BoundAdapter."""
+
+    modules: tuple[BoundModule, ...]
+    rows: tuple[BoundRows, ...]
+    header: TensorHeader
+
+
 def read_adapter(
     files: AdapterFiles, base: BaseModelShape, modules: Sequence[ListedModule]
-) -> tuple[tuple[BoundModule, ...], TensorHeader]:
+) -> StoredAdapter:
     """Checks the header of a stored adapter again and binds it by its list of modules.
 
     The data is left unread. Raises AdapterRejected.
     """
     header = _read_header(files, STORED.max_file_bytes)
-    return bind_listed(modules, header.tensors, base), header
+    bound = bind_listed(modules, header.tensors, base)
+    rows: tuple[BoundRows, ...] = ()
+    if replaces_weights(header.tensors):
+        rows = bind_rows(parse_config(_read_config(files.config)), header.tensors, base)
+    return StoredAdapter(bound, rows, header)
+
+
+def image_bytes(bound: BoundAdapter, item_bytes: int) -> int:
+    """Returns the size of the adapter's packed image in a dtype of `item_bytes` bytes."""
+    sizes: list[int] = []
+    for module in bound.modules:
+        name = bound.base.modules(module.layer)[module.projection]
+        widths = bound.base.projection_shape(module.layer, name)
+        sizes += (width * module.rank * item_bytes for width in widths)
+    sizes += (each.count * ID_BYTES for each in bound.rows)
+    # Rows of two modules that are one tensor of the file are stored once.
+    counts = {each.name: each.count for each in bound.rows}
+    sizes += (count * bound.base.hidden_size * item_bytes for count in counts.values())
+    return sum(-(-size // IMAGE_ALIGNMENT) * IMAGE_ALIGNMENT for size in sizes)
+
+
+def _check_image(bound: BoundAdapter, max_bytes: int) -> None:
+    """Raises AdapterRejected for an adapter whose packed image is too large in bfloat16."""
+    num_bytes = image_bytes(bound, ITEM_BYTES["BF16"])
+    if num_bytes > max_bytes:
+        raise AdapterRejected(
+            "adapter.image.too_large",
+            WEIGHTS_NAME,
+            num_bytes,
+            max_bytes,
+            f"Packed in bfloat16 the adapter takes {num_bytes} bytes of a worker's memory, allowed"
+            f" are {max_bytes}: train without modules_to_save or with a smaller r, or have"
+            " max_adapter_image raised.",
+        )
 
 
 def _read_header(files: AdapterFiles, max_bytes: int) -> TensorHeader:
@@ -232,9 +291,10 @@ def _summarise(
 ) -> AdapterManifest:
     modules, base = bound.modules, bound.base
     touched = {base.modules(module.layer)[module.projection] for module in modules}
+    touched |= {OUTER[each.module] for each in bound.rows}
     reasons = [_reason_for_no_effect(module, zeros) for module in modules]
     idle = [reason for reason in reasons if reason is not None]
-    equals_base = len(idle) == len(modules)
+    equals_base = len(idle) == len(modules) and not bound.rows
     because = " or ".join(sorted(set(idle)))
     warnings = list(bound.warnings)
     if equals_base:
@@ -246,7 +306,15 @@ def _summarise(
         warnings.append(
             f"{len(idle)} of {len(modules)} adapted modules equal the base's, because {because}"
         )
+    for each in bound.rows:
+        if each.tokens is None:
+            num_bytes = each.count * base.hidden_size * ITEM_BYTES["BF16"]
+            warnings.append(
+                f"the version has {OUTER[each.module]} of its own, which takes {num_bytes} bytes"
+                " of a worker's memory in bfloat16"
+            )
     tensors = {m.a_name: m.a for m in modules} | {m.b_name: m.b for m in modules}
+    tensors |= {each.name: each.entry for each in bound.rows}
     names = (*base.projections, *OUTER)
     shapes = [entry.shape for entry in tensors.values()]
     return AdapterManifest(

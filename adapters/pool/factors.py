@@ -9,7 +9,7 @@ from torch import Tensor
 from adapters.format.binding import BaseCopy, find_copies
 from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import BaseModelShape
-from adapters.pool.lora import read_factors, read_rows
+from adapters.pool.lora import read_factors, read_replaced, read_rows
 from adapters.pool.stored_modules import stored_modules
 
 COPY_BYTES = 16 << 20
@@ -19,12 +19,13 @@ class Factors:
     """Reader of the factors. Raises AdapterRejected unless the files fit the base."""
 
     def __init__(self, files: AdapterFiles, base: BaseModelShape) -> None:
-        modules, header = read_adapter(files, base, stored_modules(files, base))
+        adapter = read_adapter(files, base, stored_modules(files, base))
         self._weights = files.weights
         self._base = base
-        self._data_start = header.data_start
-        self._modules = {(module.layer, module.projection): module for module in modules}
-        self.copies: tuple[BaseCopy, ...] = find_copies(header.tensors, base)
+        self._data_start = adapter.header.data_start
+        self._modules = {(module.layer, module.projection): module for module in adapter.modules}
+        self._rows = {bound.module: bound for bound in adapter.rows}
+        self.copies: tuple[BaseCopy, ...] = find_copies(adapter.header.tensors, base)
         """Weights of the base model that the file repeats."""
 
     def read(self, layer: int, projection: int) -> tuple[Tensor, Tensor] | None:
@@ -35,6 +36,15 @@ class Factors:
             return None
         with self._weights.open("rb") as file:
             return read_factors(file, self._data_start, module, self._base)
+
+    def read_rows(self, module: int, first: int, end: int) -> tuple[Tensor, Tensor] | None:
+        """Returns the rows that the adapter replaces of the table `module`, of the tokens
+        first..end - 1, as `read_replaced` does. Raises OSError."""
+        bound = self._rows.get(module)
+        if bound is None:
+            return None
+        with self._weights.open("rb") as file:
+            return read_replaced(file, self._data_start, bound, first, end)
 
     def are_zero(self) -> bool:
         """Returns whether the adapter adds nothing to any module. Raises OSError."""

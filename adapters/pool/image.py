@@ -27,6 +27,7 @@ from torch import Tensor
 from adapters.pool.load_cost import build_s
 from adapters.pool.lora import ALIGNMENT, ImageTables
 from memory.tier import Tier
+from ops.base import TableRows
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class ImageCorrupt(Exception):
 
 class ImageHeader(msgspec.Struct, frozen=True):
     """Header of an image file. sha256, crc32: of the payload. rank, a_offset, b_offset: the tables,
-    of `num_rows` rows. All arrays are little-endian."""
+    of `num_rows` rows. All arrays are little-endian. replaced: as in ImageTables."""
 
     digest: str
     layout: str
@@ -52,6 +53,7 @@ class ImageHeader(msgspec.Struct, frozen=True):
     rank: bytes
     a_offset: bytes
     b_offset: bytes
+    replaced: dict[int, TableRows] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class AdapterImage:
         hasher = hashlib.sha256(self.sha256)
         for table in (tables.rank, tables.a_offset, tables.b_offset):
             hasher.update(table.tobytes())
+        if tables.replaced:
+            hasher.update(msgspec.msgpack.encode(sorted(tables.replaced.items())))
         return hasher.hexdigest()
 
 
@@ -238,6 +242,7 @@ def _encode_head(image: AdapterImage, layout: str) -> bytes:
             rank=image.tables.rank.tobytes(),
             a_offset=image.tables.a_offset.tobytes(),
             b_offset=image.tables.b_offset.tobytes(),
+            replaced=image.tables.replaced,
         )
     )
     head = MAGIC + len(header).to_bytes(4, "little") + hashlib.sha256(header).digest() + header
@@ -274,4 +279,5 @@ def _decode_tables(header: ImageHeader) -> ImageTables:
         rank=np.frombuffer(header.rank, np.int32).reshape(size),
         a_offset=np.frombuffer(header.a_offset, np.int64).reshape(size),
         b_offset=np.frombuffer(header.b_offset, np.int64).reshape(size),
+        replaced=header.replaced,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import numpy as np
@@ -10,14 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapters.format.binding import BoundModule
+from adapters.format.binding import BoundModule, BoundRows
 from adapters.format.tensor_headers import TensorEntry
-from adapters.format.validator import AdapterFiles, read_adapter
+from adapters.format.validator import IMAGE_ALIGNMENT, AdapterFiles, StoredAdapter, read_adapter
 from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.pool.stored_modules import stored_modules
+from ops.base import TableRows
 
-ALIGNMENT = 64
-"""Bytes: a cache line, and a full vector register."""
+ALIGNMENT = IMAGE_ALIGNMENT
+
+CHUNK_BYTES = 16 << 20
+"""Bytes of float32 to which a weight is read at a time."""
 
 SOURCE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -43,12 +47,14 @@ class ImageTables:
     """Locations of the factors in an image. rank 0 = the adapter does not touch this projection.
 
     rank int32 [L + 1, P]; a_offset, b_offset int64 [L + 1, P], bytes from the start of the image.
-    The last row has the modules outside of the layers.
+    The last row has the modules outside of the layers. replaced: rows that the adapter replaces, of
+    the tables EMBEDDING and HEAD.
     """
 
     rank: NDArray[np.int32]
     a_offset: NDArray[np.int64]
     b_offset: NDArray[np.int64]
+    replaced: dict[int, TableRows] = field(default_factory=dict[int, TableRows])
 
     @classmethod
     def empty(cls, num_layers: int, num_projections: int = len(PROJECTIONS)) -> ImageTables:
@@ -59,24 +65,48 @@ class ImageTables:
 def pack(
     files: AdapterFiles, base: BaseModelShape, layout: ImageLayout
 ) -> tuple[ImageTables, Tensor]:
-    """Returns (tables, image uint8 [bytes]): per module A, then scaled B, 64-byte aligned, in the
-    form of `packed_factors`.
+    """Returns (tables, image uint8 [bytes]): per module A, then scaled B, in the form of
+    `packed_factors`; then token ids and rows that replace those of a table. All are 64-byte
+    aligned.
 
     B is scaled in float32 before its one rounding to the serving dtype. Raises AdapterRejected if
     the adapter does not fit the base.
     """
-    modules, header = read_adapter(files, base, stored_modules(files, base))
-    tables, num_bytes = _lay_out(modules, base, layout)
+    adapter = read_adapter(files, base, stored_modules(files, base))
+    start = adapter.header.data_start
+    tables, num_bytes = _lay_out(adapter, base, layout)
     image = torch.zeros(num_bytes, dtype=torch.uint8)
     with files.weights.open("rb") as file:
-        for module in modules:
+        for module in adapter.modules:
             at = (module.layer, module.projection)
-            factors = read_factors(file, header.data_start, module, base)
+            factors = read_factors(file, start, module, base)
             name = base.modules(module.layer)[module.projection]
             a, b = packed_factors(name, *factors, b_rank_major=layout.b_rank_major)
             _place(image, int(tables.a_offset[at]), a, layout.dtype)
             _place(image, int(tables.b_offset[at]), b, layout.dtype)
+        for bound in adapter.rows:
+            _place_rows(image, tables.replaced[bound.module], file, start, bound, layout.dtype)
     return tables, image
+
+
+def _place_rows(
+    image: Tensor,
+    place: TableRows,
+    file: BinaryIO,
+    data_start: int,
+    bound: BoundRows,
+    dtype: torch.dtype,
+) -> None:
+    width = place.width
+    step, num_placed = max(CHUNK_BYTES // (4 * width), 1), 0
+    last = bound.count if bound.tokens is None else bound.tokens[-1][0] + 1
+    for first in range(0, last, step):
+        found = read_replaced(file, data_start, bound, first, min(first + step, last))
+        if found is not None:
+            ids, rows = found
+            _place(image, place.ids + num_placed * torch.int32.itemsize, ids, torch.int32)
+            _place(image, place.rows + num_placed * width * dtype.itemsize, rows, dtype)
+            num_placed += len(ids)
 
 
 def packed_factors(
@@ -88,17 +118,26 @@ def packed_factors(
 
 
 def _lay_out(
-    modules: tuple[BoundModule, ...], base: BaseModelShape, layout: ImageLayout
+    adapter: StoredAdapter, base: BaseModelShape, layout: ImageLayout
 ) -> tuple[ImageTables, int]:
     tables = ImageTables.empty(layout.num_layers, layout.num_projections)
     end = 0
-    for module in modules:
+    for module in adapter.modules:
         at = (module.layer, module.projection)
         tables.rank[at] = module.rank
         widths = base.projection_shape(module.layer, base.modules(module.layer)[module.projection])
         for offsets, width in zip((tables.a_offset, tables.b_offset), widths, strict=True):
             offsets[at] = end
             end = _align(end + width * module.rank * layout.dtype.itemsize)
+    places: dict[str, int] = {}
+    for bound in adapter.rows:
+        ids, end = end, _align(end + bound.count * torch.int32.itemsize)
+        if bound.name not in places:
+            places[bound.name] = end
+            end = _align(end + bound.count * base.hidden_size * layout.dtype.itemsize)
+        tables.replaced[bound.module] = TableRows(
+            bound.count, base.hidden_size, ids, places[bound.name]
+        )
     return tables, end
 
 
@@ -129,6 +168,21 @@ def read_rows(file: BinaryIO, data_start: int, entry: TensorEntry, first: int, e
     file.seek(data_start + entry.data_offsets[0] + first * row_bytes)
     raw = bytearray(file.read((end - first) * row_bytes))
     return torch.frombuffer(raw, dtype=dtype).view(end - first, width)
+
+
+def read_replaced(
+    file: BinaryIO, data_start: int, bound: BoundRows, first: int, end: int
+) -> tuple[Tensor, Tensor] | None:
+    """Reads the rows of the tokens first..end - 1 that replace a table's: ids int32 [n], ascending,
+    and rows [n, K] in the file's dtype. Returns None if there are none."""
+    if bound.tokens is None:
+        rows = read_rows(file, data_start, bound.entry, first, end)
+        return torch.arange(first, end, dtype=torch.int32), rows
+    part = bound.tokens[bisect_left(bound.tokens, (first,)) : bisect_left(bound.tokens, (end,))]
+    if not part:
+        return None
+    rows = [read_rows(file, data_start, bound.entry, row, row + 1) for _, row in part]
+    return torch.tensor([token for token, _ in part], dtype=torch.int32), torch.cat(rows)
 
 
 def _place(image: Tensor, offset: int, values: Tensor, dtype: torch.dtype) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from adapters.pool.lora import ImageTables
@@ -33,6 +35,7 @@ class Slots:
 
     def free(self, slot: int) -> None:
         """Frees a slot that is no longer read."""
+        self.tables.replaced.pop(slot, None)
         with self._ops.side_stream("tables"):
             self.tables.rank[slot].zero_()
         self._free.append(slot)
@@ -44,6 +47,11 @@ class Slots:
             self.tables.a_offset[slot] = torch.from_numpy(image.a_offset + start)
             self.tables.b_offset[slot] = torch.from_numpy(image.b_offset + start)
             self.tables.rank[slot] = torch.from_numpy(image.rank.copy())
+        if image.replaced:
+            self.tables.replaced[slot] = {
+                module: replace(rows, ids=rows.ids + start, rows=rows.rows + start)
+                for module, rows in image.replaced.items()
+            }
         return int(image.rank.max())
 
     def check_integrity(self, places: dict[int, range], serving: set[int]) -> None:
@@ -54,6 +62,8 @@ class Slots:
         ranks = self.tables.rank.cpu()
         with_ranks = set(torch.nonzero(ranks.flatten(1).any(dim=1)).flatten().tolist())
         require(with_ranks == serving, f"slots {with_ranks} have ranks, {serving} serve")
+        replaced = self.tables.replaced
+        require(replaced.keys() <= serving, f"slots {set(replaced)} replace rows")
         for table in (self.tables.a_offset.cpu(), self.tables.b_offset.cpu()):
             for slot in serving:
                 offsets, place = table[slot][ranks[slot] > 0], places[slot]

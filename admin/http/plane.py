@@ -61,6 +61,8 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Secret of the keyed hash of API keys."""
     max_upload_bytes: int = 1 << 30
     max_lora_rank: int = 256
+    max_image_bytes: int = 1 << 30
+    """Maximum bytes of an uploaded adapter's packed image in bfloat16."""
     usage_days: int = 90
     """Days for which rows of single requests are kept, including today."""
     audit_days: int = 400
@@ -98,7 +100,9 @@ class AdminPlane:
             store, config.max_upload_bytes + OVERHEAD_BYTES, config.upload_idle_s
         )
         self._verifying = asyncio.Lock()
-        self.validation = Validation(config.max_lora_rank, config.max_upload_bytes)
+        self.validation = Validation(
+            config.max_lora_rank, config.max_upload_bytes, config.max_image_bytes
+        )
 
     def describe_model(self, digest: str) -> tuple[BaseModelShape, int]:
         """Returns a model's shape and maximum length. Raises Invalid if the store does not have

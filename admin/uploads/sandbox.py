@@ -31,6 +31,8 @@ class Upload(msgspec.Struct, frozen=True):
     max_rank: int
     max_bytes: int
     """Bound of the unpacked files together."""
+    max_image_bytes: int
+    """Bound of the packed image in bfloat16."""
     min_free_bytes: int
     """The disk's reserve, which unpacking leaves free."""
 
@@ -73,7 +75,7 @@ def _validate(upload: Upload) -> Outcome:
         if upload.archive is not None:
             check_room = partial(check_free_space, folder, upload.min_free_bytes)
             extract(Path(upload.archive), ExtractionTarget(folder, upload.max_bytes, check_room))
-        limits = Limits(upload.max_rank, upload.max_bytes, CPU_S)
+        limits = Limits(upload.max_rank, upload.max_bytes, upload.max_image_bytes, CPU_S)
         return validate_and_list(AdapterFiles.in_folder(folder), upload.bases, limits)
     except AdapterRejected as rejected:
         return Rejected(**rejected.to_dict())

@@ -35,10 +35,19 @@ _decoder = msgspec.json.Decoder(Outcome)
 class Validation:
     """Validations of one admin plane, in sandboxes."""
 
-    def __init__(self, max_rank: int, max_bytes: int, bounds: Bounds = BOUNDS) -> None:
-        """`max_bytes`: of an adapter's files together."""
+    def __init__(
+        self,
+        max_rank: int,
+        max_bytes: int,
+        max_image_bytes: int = 1 << 30,
+        *,
+        bounds: Bounds = BOUNDS,
+    ) -> None:
+        """max_bytes: of an adapter's files together. max_image_bytes: of its packed image in
+        bfloat16."""
         self._max_rank = max_rank
         self._max_bytes = max_bytes
+        self._max_image_bytes = max_image_bytes
         self._bounds = bounds
         self._sandboxes = Sandboxes("admin.uploads.sandbox")
         self._threads = ThreadPoolExecutor(MAX_VALIDATIONS, "validations")
@@ -65,6 +74,7 @@ class Validation:
             bases=bases,
             max_rank=self._max_rank,
             max_bytes=self._max_bytes,
+            max_image_bytes=self._max_image_bytes,
             min_free_bytes=min_free_bytes,
         )
         turn = self._tenants.setdefault(tenant_id, asyncio.Lock())

@@ -67,7 +67,7 @@ START_TIMEOUT_S = 600.0
 NOTHING_TO_SERVE = "nothing to serve: no model is registered; give --model PATH, or --demo"
 POSTGRES_LOOK_S = 0.5
 OF_GATEWAY = (
-    *("adapter_roots", "ephemeral_versions", "ephemeral_ttl_s"),
+    *("adapter_roots", "ephemeral_versions", "ephemeral_ttl_s", "max_adapter_image"),
     *("max_upload", "min_free_disk", "max_lora_rank", "max_usage_wal", "usage_days", "audit_days"),
     *("tenant_writes_per_minute", "catalog_stale_s", "log_format", "slow_request_s", "drain_s"),
     *(

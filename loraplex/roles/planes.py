@@ -331,6 +331,7 @@ def _admin_config(settings: Settings) -> AdminConfig:
         pepper=load_pepper(settings),
         max_upload_bytes=settings.max_upload,
         max_lora_rank=settings.max_lora_rank,
+        max_image_bytes=settings.max_adapter_image,
         usage_days=settings.usage_days,
         audit_days=settings.audit_days,
         tenant_writes_per_minute=settings.tenant_writes_per_minute,

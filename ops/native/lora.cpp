@@ -320,3 +320,16 @@ EXPORT void add_embedding_lora(float* y, const int32_t* ids, int64_t width, floa
         }
     }
 }
+
+// Semantics: y = x A^T, each element summed in the order of a shrink.
+// Shape: x float32 [rows, depth], A [count, depth] -> y float32 [rows, count].
+EXPORT void row_products(const float* x, int64_t rows, int64_t depth, const char* a, int64_t count,
+                         int format, float* y) {
+    const std::vector<Part> parts = {{0, rows, count, 0, 0, a, nullptr, y}};
+    std::vector<Item> items;
+    list_items(parts, false, items);
+    const int threads = team(rows * count * depth);
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < items.size(); i++)
+        format == BF16 ? shrink<bf16>(items[i], x, depth) : shrink<float>(items[i], x, depth);
+}

@@ -29,7 +29,7 @@ from ops.base import PROJECTIONS, FusedLinear, LoRABatch
 from ops.reference import ReferenceOps
 from tests.adapters.files import BASE, stage_adapter
 from tests.memory.holder import page_keys
-from workers.execution.batch_builder import build_segments
+from workers.layers.segments import build_segments
 
 T = TypeVar("T")
 

@@ -50,6 +50,8 @@ def test_linear_is_x_times_w_plus_bias(ops: Ops, rows, depth, columns, dtype, ha
     if bias is None:
         tied = ops.table_linear(weight)
         assert torch.equal(ops.linear(x, tied), ops.linear(x, packed))
+        error = (ops.row_products(x, weight) - expected).abs().max()
+        assert error <= tolerance(ops, dtype) * scale.max()
 
 
 @settings(max_examples=25, deadline=None)
@@ -63,10 +65,13 @@ def test_linear_is_x_times_w_plus_bias(ops: Ops, rows, depth, columns, dtype, ha
 )
 def test_a_row_has_the_same_bits_in_any_batch(cpu: Ops, depth, columns, dtype, first, count, seed):
     torch.manual_seed(seed)
-    packed = cpu.pack_linear(torch.randn(columns, depth).to(dtype), bias=torch.randn(columns))
+    weight = torch.randn(columns, depth).to(dtype)
+    packed = cpu.pack_linear(weight, bias=torch.randn(columns))
     x = torch.randn(100, depth)
-    part = cpu.linear(x[first : first + count].contiguous(), packed)
-    assert torch.equal(part, cpu.linear(x, packed)[first : first + count])
+    own = x[first : first + count].contiguous()
+    assert torch.equal(cpu.linear(own, packed), cpu.linear(x, packed)[first : first + count])
+    part = cpu.row_products(own, weight)
+    assert torch.equal(part, cpu.row_products(x, weight)[first : first + count])
 
 
 def test_linear_does_not_keep_the_weight(ops: Ops):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -12,14 +12,18 @@ from adapters.format.validator import AdapterFiles
 from adapters.pool.factors import Factors
 from adapters.pool.lora import packed_factors
 from ops.base import (
+    EMBEDDING,
+    HEAD,
     PAGE_TOKENS,
     AdapterTables,
     AttentionBatch,
     KVCacheView,
     LoRABatch,
     Ops,
+    TableRows,
 )
 from workers.layers.forward_batch import ForwardBatch
+from workers.layers.table_rows import with_rows
 from workers.models.loading import LoadedModel
 
 ADAPTER_BYTES = 1 << 21
@@ -57,6 +61,11 @@ class PagedModel:
         )
         self.end = page_bytes
 
+    def unload_adapters(self) -> None:
+        self.end = 0
+        self.tables.rank.zero_()
+        self.tables.replaced.clear()
+
     def load_adapter(self, slot: int, folder: Path) -> None:
         """Reads an adapter as peft saved it."""
         shape = self.model.plan.shape
@@ -69,9 +78,16 @@ class PagedModel:
                 self.tables.a_offset[slot, layer, projection] = self._write(a)
                 self.tables.b_offset[slot, layer, projection] = self._write(b)
                 self.tables.rank[slot, layer, projection] = len(found[0])
+        for module in (EMBEDDING, HEAD):
+            if (found := factors.read_rows(module, 0, shape.vocab_size)) is not None:
+                ids, rows = found
+                at = TableRows(
+                    len(ids), shape.hidden_size, self._write(ids, torch.int32), self._write(rows)
+                )
+                self.tables.replaced.setdefault(slot, {})[module] = at
 
-    def _write(self, matrix: Tensor) -> int:
-        raw = matrix.to(self.model.plan.kv_layout.dtype).flatten().view(torch.uint8)
+    def _write(self, matrix: Tensor, dtype: torch.dtype | None = None) -> int:
+        raw = matrix.to(dtype or self.model.plan.kv_layout.dtype).flatten().view(torch.uint8)
         start, self.end = self.end, self.end + (-(-len(raw) // 64) * 64)
         assert self.end <= self.pages_start
         self.arena[start : start + len(raw)] = raw
@@ -105,9 +121,13 @@ class PagedModel:
             kv=KVCacheView(self.arena, self.model.plan.kv_layout),
             lora=self._lora([stream.slot for stream, _ in work], query_start),
         )
-        hidden = self.model.forward(batch)
         # Every row is sampled, so the segments of the samples are those of the tokens.
-        logits = self.model.logits(hidden, lora=batch.lora)
+        batch = replace(batch, sample_lora=batch.lora)
+        if batch.lora is not None:
+            starts = batch.lora.segment_start.numpy()
+            batch = with_rows(batch, starts, starts, batch.lora.segment_slot.numpy())
+        hidden = self.model.forward(batch)
+        logits = self.model.logits(hidden, lora=batch.sample_lora)
         for (stream, _), context in zip(work, contexts, strict=True):
             stream.length = context
         return list(logits.split(counts.tolist()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -13,6 +12,7 @@ from ops.base import AdapterTables, AttentionBatch, KVCacheView, LoRABatch
 from workers.execution.step_input import Array, StepInput
 from workers.execution.token_buffer import TokenBuffer
 from workers.layers.forward_batch import ForwardBatch
+from workers.layers.segments import build_segments
 
 A = TypeVar("A", Array, Tensor)
 
@@ -86,26 +86,6 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
         sampled_start=np.searchsorted(last_tokens, segment_start).astype(np.int32),
     )
     return inputs, StepShape(int(counts.max()), int(context.max()), rank_bound(step.max_rank))
-
-
-def build_segments(
-    groups: Sequence[tuple[int, int]],
-) -> tuple[Array, Array]:
-    """Returns segments as in `ops.base.LoRABatch`: starts int32 [N + 1] and slots int32 [N].
-
-    groups: (slot, number of rows) of each sequence in row order, base-only (-1) ones last. Adjacent
-    groups of one slot become one segment.
-    """
-    starts, slots = [0], list[int]()
-    for slot, num_rows in groups:
-        if slot < 0 or num_rows == 0:
-            continue
-        if slots and slots[-1] == slot:
-            starts[-1] += num_rows
-        else:
-            slots.append(slot)
-            starts.append(starts[-1] + num_rows)
-    return np.array(starts, np.int32), np.array(slots, np.int32)
 
 
 def rank_bound(max_rank: int) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ops.base import (
+    HEAD,
     AdapterTables,
     DeviceEvent,
     KVCacheView,
@@ -24,7 +25,6 @@ from workers.execution.batch_builder import (
     BatchInputs,
     StepShape,
     build_inputs,
-    build_segments,
     forward_batch,
 )
 from workers.execution.graph_runner import GraphRunner, Limits
@@ -41,6 +41,8 @@ from workers.execution.step_input import (
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import upload
 from workers.execution.warm_up import every_form
+from workers.layers.segments import build_segments
+from workers.layers.table_rows import with_replaced, with_rows
 from workers.models.loading import LoadedModel
 from workers.wire.protocol import ErrorCode
 
@@ -114,7 +116,8 @@ class ModelRunner:
         if graph:
             logits, prompts, pooled = graph(), [], None
         else:
-            logits, prompts, pooled = self._compute(step, BatchInputs(*tensors), shape, sampling)
+            on_device = BatchInputs(*tensors)
+            logits, prompts, pooled = self._compute(step, inputs, on_device, shape, sampling)
         computed = perf_counter_ns()
         tokens, scores = None, None
         if logits is not None:
@@ -138,19 +141,22 @@ class ModelRunner:
         computed op by op: a graph computes logits of samples and nothing else."""
         if self._graphs is None or not step.samples or step.scores or step.pools:
             return None
-        if not self.model.arrival.is_complete:
+        if not self.model.arrival.is_complete or self._tables.replaces_rows(inputs.segment_slot):
             return None
         return self._graphs.prepare(inputs, shape)
 
     def _compute(
         self,
         step: StepInput,
+        on_host: BatchInputs[Array],
         inputs: BatchInputs[Tensor],
         shape: StepShape,
         sampling: SamplerInputs,
     ) -> tuple[Tensor | None, list[Scores], tuple[Tensor, Tensor] | None]:
         """Returns the logits [N, V] of the samples, scores of prompts and pooled vectors."""
         batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
+        starts = on_host.segment_start, on_host.sampled_start
+        batch = with_rows(batch, *starts, on_host.segment_slot)
         hidden = self.model.forward(batch)
         head = partial(self._logits, shape.max_rank)
         prompts = self._sampler.score_prompts(step, sampling, hidden, head)
@@ -167,9 +173,8 @@ class ModelRunner:
             return self.model.logits(hidden)
         start, slot = upload(segments, self.ops.device)
         arena, dtype = self._view.arena, self._view.layout.dtype
-        return self.model.logits(
-            hidden, lora=LoRABatch(arena, dtype, self._tables, start, slot, max_rank)
-        )
+        lora = LoRABatch(arena, dtype, self._tables, start, slot, max_rank)
+        return self.model.logits(hidden, lora=with_replaced(lora, HEAD, *segments))
 
 
 @dataclass(frozen=True, slots=True)

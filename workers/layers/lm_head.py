@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ops.base import HEAD, FusedLinear, LoRABatch, Ops, PackedLinear
+from workers.layers.table_rows import replace_logits
 
 Head = Callable[[Tensor, NDArray[Any]], Tensor]
 """Function of hidden states [n, K] and of the adapter slot of each, int32 [n], base-only ones (-1)
@@ -33,6 +34,7 @@ class LMHead:
         these rows, not of the step's tokens."""
         logits = self._ops.linear(hidden, self._weight)
         if lora is not None:
+            replace_logits(self._ops, logits, hidden, lora)
             self._ops.add_lora(logits, hidden, self._fused, lora.outer_layer, lora)
         logits = logits.to(torch.float32) if out is None else out.copy_(logits)
         if self._scale != 1.0:

@@ -12,6 +12,7 @@ from workers.layers.linear import fused_linear
 from workers.layers.lm_head import LMHead
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
+from workers.layers.table_rows import replace_embeddings
 from workers.models.loader import WeightLoader
 from workers.models.plan import ModelPlan
 from workers.models.spec import ModelSpec
@@ -52,6 +53,7 @@ class Decoder:
         scale = self._spec.embed_scale
         residual = self._ops.embed(batch.input_ids, self._table, scale)
         if batch.lora is not None:
+            replace_embeddings(self._ops, residual, batch.input_ids, batch.lora, scale)
             self._ops.add_embedding_lora(residual, batch.input_ids, batch.lora, scale)
         x = first_input(self._ops, residual, self._input_norm)
         return self._layers.forward(x, residual, batch.attention, batch.kv, batch.lora)

@@ -7,6 +7,7 @@ Slow and small: it stands beside a served model to check it, without a second co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from adapters.manifest import BaseModelShape
 from adapters.pool.factors import Factors
 from ops.base import (
     EMBEDDING,
+    HEAD,
     PAGE_TOKENS,
     AdapterTables,
     AttentionBatch,
@@ -24,11 +26,13 @@ from ops.base import (
     KVCacheView,
     KVLayout,
     LoRABatch,
+    ReplacedRows,
 )
 from ops.block_matrix import densify
 from ops.reference import ReferenceOps
 from workers.layers.decoder_layer import run_layer
 from workers.layers.lm_head import LMHead
+from workers.layers.table_rows import replace_embeddings
 from workers.models.checkpoint import Checkpoint
 from workers.models.decoder import first_input, load_input_norm, load_layer, rope_tables
 from workers.models.loader import WeightLoader
@@ -101,6 +105,8 @@ def score_tokens(
         rows = torch.arange(num_tokens, dtype=torch.int32).repeat(count)
         residual = ops.embed(rows, table.to(dtype), spec.embed_scale)
         if lora is not None:
+            own = _embedding_rows(adapters, tokens)
+            replace_embeddings(ops, residual, ids, replace(lora, replaced=own), spec.embed_scale)
             ops.add_embedding_lora(residual, ids, lora, spec.embed_scale)
         x = first_input(ops, residual, load_input_norm(loader, spec, 0))
         ropes = rope_tables(spec, num_tokens)
@@ -117,11 +123,39 @@ def score_tokens(
             part = densify([weight[start : start + HEAD_ROWS]]).to(dtype)
             ops.first_column = start
             head = LMHead(ops, ops.pack_linear(part), spec.logits_scale, spec.logits_softcap)
+            if lora is not None:
+                own = _head_rows(adapters, num_tokens, start, start + len(part))
+                lora = replace(lora, replaced=own)
             logits = head.forward(x, lora=lora).double()
             total = torch.logaddexp(total, logits.logsumexp(-1))
             found = torch.nonzero((following >= start) & (following < start + len(part))).flatten()
             chosen[found] = logits[found, following[found] - start]
     return (chosen - total).view(count, num_tokens)[:, :-1].float()
+
+
+def _embedding_rows(adapters: Sequence[Factors], tokens: list[int]) -> tuple[ReplacedRows, ...]:
+    """Returns the rows of the tokens that each adapter replaces in the embedding."""
+    replaced: list[ReplacedRows] = []
+    for index, factors in enumerate(adapters):
+        found = [factors.read_rows(EMBEDDING, token, token + 1) for token in sorted({*tokens})]
+        if own := [each for each in found if each is not None]:
+            ids, rows = (torch.cat(parts) for parts in zip(*own, strict=True))
+            first = index * len(tokens)
+            replaced.append(ReplacedRows(first, first + len(tokens), ids, rows))
+    return tuple(replaced)
+
+
+def _head_rows(
+    adapters: Sequence[Factors], num_tokens: int, first: int, end: int
+) -> tuple[ReplacedRows, ...]:
+    """Returns the rows first..end - 1 that each adapter replaces in the output matrix, counted from
+    the first."""
+    replaced: list[ReplacedRows] = []
+    for index, factors in enumerate(adapters):
+        if (found := factors.read_rows(HEAD, first, end)) is not None:
+            own = index * num_tokens
+            replaced.append(ReplacedRows(own, own + num_tokens, found[0] - first, found[1]))
+    return tuple(replaced)
 
 
 def _sequences(count: int, length: int, layout: KVLayout) -> tuple[AttentionBatch, KVCacheView]:

@@ -10,13 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters.errors import AdapterRejected
-from adapters.format.validator import AdapterFiles, Limits, validate
+from adapters.format.module_list import write_module_list
+from adapters.format.validator import AdapterFiles, Limits, validate, validate_and_list
+from adapters.manifest import ModelLinear
+from adapters.pool.lora import ImageLayout, pack
 from tests.adapters.files import BASE, CONFIG, encode, entries, factors, tensor_name, write
 
 Q0 = BASE.module_path(0, "q_proj")
@@ -211,7 +216,16 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     ),
     "bias": ({"bias": "all"}, "adapter.unsupported.bias"),
     "DoRA": ({"use_dora": True}, "adapter.unsupported.dora"),
-    "modules_to_save": ({"modules_to_save": ["lm_head"]}, "adapter.unsupported.modules_to_save"),
+    "a norm saved": (
+        {"modules_to_save": ["lm_head", "norm"]},
+        "adapter.unsupported.modules_to_save",
+    ),
+    "a classifier saved": ({"modules_to_save": ["score"]}, "adapter.unsupported.modules_to_save"),
+    "saved by number": ({"modules_to_save": [1]}, "adapter.config.invalid"),
+    "a saved weight that is not there": (
+        {"modules_to_save": ["lm_head"]},
+        "adapter.tensor.missing",
+    ),
     "lora_bias": ({"lora_bias": True}, "adapter.unsupported.lora_bias"),
     "aLoRA invoked by nothing": (
         {"alora_invocation_tokens": []},
@@ -236,7 +250,17 @@ CONFIGS: dict[str, tuple[Any, str]] = {
         {"alora_invocation_tokens": [1], "task_type": None},
         "adapter.unsupported.task_type",
     ),
-    "tokens": ({"trainable_token_indices": [1]}, "adapter.unsupported.trainable_tokens"),
+    "rows that are not there": ({"trainable_token_indices": [1]}, "adapter.tensor.missing"),
+    "tokens of another module": (
+        {"trainable_token_indices": {"norm": [1]}},
+        "adapter.unsupported.trainable_tokens",
+    ),
+    "tokens of one module twice": (
+        {"trainable_token_indices": {"embed_tokens": [1], "model.embed_tokens": [2]}},
+        "adapter.unsupported.trainable_tokens",
+    ),
+    "a token twice": ({"trainable_token_indices": [3, 1, 3]}, "adapter.config.token_indices"),
+    "tokens as text": ({"trainable_token_indices": ["<x>"]}, "adapter.config.invalid"),
     "parameters": ({"target_parameters": ["x"]}, "adapter.unsupported.target_parameters"),
     "replication": ({"layer_replication": [[0, 2]]}, "adapter.unsupported.layer_replication"),
     "fan_in_fan_out": ({"fan_in_fan_out": True}, "adapter.unsupported.fan_in_fan_out"),
@@ -253,6 +277,102 @@ CONFIGS: dict[str, tuple[Any, str]] = {
         for init in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "mica")
     },
 }
+
+
+PREFIX = "base_model.model."
+TABLES = {f"{PREFIX}{path}.weight": zeros(320, 64) for path in ("lm_head", "model.embed_tokens")}
+TOKENS = f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta"
+HEAD_TOKENS = f"{PREFIX}lm_head.token_adapter.trainable_tokens_delta"
+BOTH: dict[str, Any] = {"modules_to_save": ["embed_tokens", "lm_head"]}
+
+REPLACED: dict[str, tuple[dict[str, Any], dict[str, np.ndarray], str]] = {
+    "more rows than the vocabulary": (
+        BOTH,
+        TABLES | {f"{PREFIX}lm_head.weight": zeros(322, 64)},
+        "adapter.unsupported.resized_vocabulary",
+    ),
+    "fewer rows": (
+        BOTH,
+        TABLES | {f"{PREFIX}model.embed_tokens.weight": zeros(300, 64)},
+        "adapter.unsupported.resized_vocabulary",
+    ),
+    "rows of another width": (
+        BOTH,
+        TABLES | {f"{PREFIX}lm_head.weight": zeros(320, 32)},
+        "adapter.base.mismatch",
+    ),
+    "a weight that is not named": (
+        {"modules_to_save": ["lm_head"]},
+        TABLES,
+        "adapter.unsupported.full_embedding",
+    ),
+    "a weight of another module": (
+        BOTH,
+        TABLES | {f"{PREFIX}score.weight": zeros(2, 64)},
+        "adapter.tensor.unbound",
+    ),
+    "a weight of another path": (
+        BOTH,
+        TABLES | {f"{PREFIX}vision.lm_head.weight": zeros(320, 64)},
+        "adapter.tensor.unbound",
+    ),
+    "a weight under two names": (
+        BOTH,
+        TABLES | {f"{PREFIX}lm_head.modules_to_save.weight": zeros(320, 64)},
+        "adapter.tensor.two_namings",
+    ),
+    "a weight and its factors": (
+        BOTH | {"target_modules": ["q_proj", "v_proj", "lm_head"]},
+        TABLES | HEAD,
+        "adapter.unsupported.changed_twice",
+    ),
+    "a weight and rows of it": (
+        BOTH | {"trainable_token_indices": [1]},
+        TABLES | {TOKENS: zeros(1, 64)},
+        "adapter.unsupported.changed_twice",
+    ),
+    "a weight of an output matrix that is tied to rows": (
+        {"modules_to_save": ["lm_head"], "trainable_token_indices": [1]},
+        {f"{PREFIX}lm_head.weight": zeros(320, 64), TOKENS: zeros(1, 64)},
+        "adapter.unsupported.changed_twice",
+    ),
+    "a token outside the vocabulary": (
+        {"trainable_token_indices": [5, 320]},
+        {TOKENS: zeros(2, 64)},
+        "adapter.config.token_indices",
+    ),
+    "a negative token": (
+        {"trainable_token_indices": [-1]},
+        {TOKENS: zeros(1, 64)},
+        "adapter.config.token_indices",
+    ),
+    "fewer rows than tokens": (
+        {"trainable_token_indices": [5, 6]},
+        {TOKENS: zeros(1, 64)},
+        "adapter.tensor.shape",
+    ),
+    "rows of tokens that are not named": (
+        {},
+        {TOKENS: zeros(1, 64)},
+        "adapter.unsupported.full_embedding",
+    ),
+    "other tokens of the tied output matrix, without rows": (
+        {"trainable_token_indices": {"embed_tokens": [5], "lm_head": [6]}},
+        {TOKENS: zeros(1, 64)},
+        "adapter.tensor.missing",
+    ),
+    "an activated LoRA": (
+        {"alora_invocation_tokens": [1], "trainable_token_indices": {"lm_head": [6]}},
+        {HEAD_TOKENS: zeros(1, 64)},
+        "adapter.unsupported.activated_embedding",
+    ),
+    "not finite": (
+        {"modules_to_save": ["lm_head"]},
+        {f"{PREFIX}lm_head.weight": zeros(320, 64) + np.float32("inf")},
+        "adapter.tensor.not_finite",
+    ),
+}
+"""Changed configuration, tensors beside the good ones, code."""
 
 
 def refuse(files: AdapterFiles, code: str) -> AdapterRejected:
@@ -278,6 +398,46 @@ def test_bad_configs_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     changes, code = CONFIGS[kind]
     config = changes if isinstance(changes, bytes) else CONFIG | changes
     refuse(write(tmp_path, config, GOOD), code)
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+def test_bad_replaced_weights_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    changes, tensors, code = REPLACED[kind]
+    refuse(write(tmp_path, CONFIG | changes, encode(*entries(factors() | tensors))), code)
+
+
+def test_a_resized_vocabulary_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    tensors = {f"{PREFIX}lm_head.weight": zeros(322, 64)}
+    weights = encode(*entries(factors() | tensors))
+    files = write(tmp_path, CONFIG | {"modules_to_save": ["lm_head"]}, weights)
+    error = refuse(files, "adapter.unsupported.resized_vocabulary")
+    assert (error.got, error.allowed) == (322, 320)
+    assert "322" in error.hint and "320" in error.hint
+
+
+def test_an_image_over_the_bound_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    files = write(tmp_path, CONFIG | BOTH, encode(*entries(factors() | TABLES)))
+    layout = ImageLayout(BASE.num_layers, torch.bfloat16, True)
+    write_module_list(tmp_path, validate_and_list(files, BASE).modules)
+    num_bytes = len(pack(files, BASE, layout)[1])
+    assert num_bytes > 2 * 320 * 64 * 2
+    validate(files, BASE, Limits(max_image_bytes=num_bytes))
+    with pytest.raises(AdapterRejected) as caught:
+        validate(files, BASE, Limits(max_image_bytes=num_bytes - 1))
+    error = caught.value
+    assert error.code == "adapter.image.too_large"
+    assert (error.got, error.allowed) == (num_bytes, num_bytes - 1)
+
+
+def test_transformers_code_cannot_replace_weights(tmp_path: Path) -> None:
+    linear = ModelLinear("model.layers.0.self_attn.q_proj", 0, 64, 64)
+    base = msgspec.structs.replace(BASE, linears=(linear,))
+    tensors = {name: each for name, each in factors().items() if Q0 in name}
+    config = CONFIG | {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+    head = {f"{PREFIX}lm_head.weight": zeros(320, 64)}
+    with pytest.raises(AdapterRejected) as caught:
+        validate(write(tmp_path, config, encode(*entries(tensors | head))), base)
+    assert caught.value.code == "adapter.unsupported.replaced_weights"
 
 
 def test_what_the_corpus_breaks_is_sound(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.execution.batch_builder import build_segments
+from workers.layers.segments import build_segments
 
 GROUPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)))
 

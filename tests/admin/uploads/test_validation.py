@@ -124,7 +124,7 @@ async def test_what_takes_too_much_is_rejected_and_the_next_is_not(
     changes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     bounds = msgspec.structs.replace(BOUNDS, **changes)
-    strict = Validation(256, MAX_FILE_BYTES, bounds)
+    strict = Validation(256, MAX_FILE_BYTES, bounds=bounds)
     endless = write_slow(tmp_path / "endless", ENDLESS)
     assert await verdict(strict, endless, ENDLESS) == f"adapter.validation.{why}"
     if bounds.wall_s > 1:

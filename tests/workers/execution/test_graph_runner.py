@@ -26,7 +26,6 @@ from tests.workers.process.test_worker import Setup
 from workers.execution.batch_builder import (
     BatchInputs,
     StepShape,
-    build_segments,
     forward_batch,
     rank_bound,
     rank_bounds,
@@ -46,6 +45,7 @@ from workers.execution.graph_runner import (
 from workers.execution.step_input import Array
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import Packing, new_host_buffer, upload
+from workers.layers.segments import build_segments
 from workers.models.loading import load_model
 from workers.models.plan import ModelPlan
 from workers.wire.protocol import Generate

@@ -100,8 +100,7 @@ def test_accepted_ones_batched_with_others_equal_peft(model: Path, tmp_path: Pat
     copy = load_file(model / "model.safetensors")["model.embed_tokens.weight"].numpy()
     for first in range(0, len(ACCEPTED), MAX_SLOTS):
         numbers = ACCEPTED[first : first + MAX_SLOTS]
-        paged.end = 0
-        paged.tables.rank.zero_()
+        paged.unload_adapters()
         work: list[tuple[Stream, list[int]]] = []
         for slot, number in enumerate(numbers):
             files = write_entry(tmp_path / str(number), number, copy)

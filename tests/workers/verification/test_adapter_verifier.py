@@ -40,6 +40,8 @@ DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 ALL_ADAPTERS = ADAPTERS | {
     "activated": {"rank": 4, "alora_invocation_tokens": [300, 301]},
     "outer": {"rank": 4, "targets": ["q_proj", "embed_tokens", "lm_head"]},
+    "tokens": {"rank": 4, "trainable_token_indices": [*range(40, 140)]},
+    "saved": {"rank": 4, "modules_to_save": ["embed_tokens", "lm_head"]},
 }
 DOWN, GATE, UP = (PROJECTIONS.index(f"{name}_proj") for name in ("down", "gate", "up"))
 
@@ -81,7 +83,7 @@ def test_what_peft_saved_is_proved(llama: Setup, backend: str, dtype: str) -> No
     assert len({result.checksum for result in results.values()}) == len(results)
     if dtype == "bfloat16":
         return
-    oracle = Oracle(llama.model, llama.folders)
+    oracle = Oracle(llama.model, {name: llama.folders[name] for name in ADAPTERS})
     prompt = effect_proof.tokens
     for name in ADAPTERS:
         fingerprint = results[name].fingerprint
@@ -94,6 +96,20 @@ def test_what_peft_saved_is_proved(llama: Setup, backend: str, dtype: str) -> No
         assert fingerprint.logprobs == pytest.approx(best.values.tolist(), abs=1e-3)
         change = (with_adapter - without)[range(len(prompt) - 1), prompt[1:]]
         assert fingerprint.effect == pytest.approx(float(change.abs().max()), abs=1e-3)
+
+
+@pytest.mark.parametrize("ignored", ["decoder.replace_embeddings", "lm_head.replace_logits"])
+def test_rows_that_are_not_replaced_are_noticed(
+    llama: Setup, monkeypatch: pytest.MonkeyPatch, ignored: str
+) -> None:
+    """The image is right, and the engine does not compute with all of it."""
+    with Driver(llama.config()) as driver:
+        effect_proof = driver.worker.instances[llama.digest].effect_proof
+        effect_proof.expect(llama.refs["saved"].digest)
+        folder = "models" if ignored.startswith("decoder") else "layers"
+        monkeypatch.setattr(f"workers.{folder}.{ignored}", lambda *_: None)
+        refused = driver.probe(0, llama.digest, llama.refs["saved"])
+    assert (refused.error, refused.is_final) == ("adapter.effect.logits", True)
 
 
 def test_a_repeated_weight_must_be_the_base_models(llama: Setup, tmp_path: Path) -> None:
