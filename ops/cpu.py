@@ -94,7 +94,8 @@ class CpuOps(HostOps):
     head_dims = range(PAGE_TOKENS, 256 + 1, PAGE_TOKENS)
 
     def __init__(self, *, variant: str | None = None, threads: int | None = None) -> None:
-        self._lib = build.load(variant or choose_variant("", Processor.here()).variant)
+        self.variant = variant or choose_variant("", Processor.here()).variant
+        self._lib = build.load(self.variant)
         for name, arguments in SIGNATURES.items():
             function = getattr(self._lib, name)
             function.argtypes, function.restype = arguments, None

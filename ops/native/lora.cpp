@@ -3,10 +3,8 @@
 // A is [rank, K], B [rank, N]. Shrink: each (row, rank) is a dot product over K in LANES partial sums.
 // Expand: each element of y is one chain of multiply-adds over the ranks. Neither order depends on the
 // other rows, the other segments or the threads.
-#include <algorithm>
-#include <vector>
-
 #include "kernels.h"
+#include "lora_items.h"
 #include "vector.h"
 
 namespace {
@@ -17,25 +15,12 @@ constexpr int ROW_BLOCK = 32;     // rows per item, for which A and B are read o
 constexpr int RANK_BLOCK = 16;    // ranks of a shrink item
 constexpr int DEPTH_BLOCK = 768;  // k at a time, so that SHRINK_ROWS of x stay in L1
 constexpr int FEW_ROWS = 8;
-constexpr int ITEMS_A_THREAD = 4;  // with this many, a segment's projection is one item
 constexpr int LINE = 64;          // bytes of a cache line
 constexpr int RANKS_AHEAD = 8;    // rows of B to prefetch, too short for the hardware prefetcher
 
 // Vectors of A or B that a tile of M rows holds, so that its sums stay in registers: of these AVX-512
 // has 32, the others 16.
 constexpr int tile_width(int M) { return M < SHRINK_ROWS ? 4 : LANES == 16 ? 3 : 2; }
-
-// One projection of one segment: rows first..first + rows, rank columns of `hidden` per row.
-struct Part {
-    int64_t first, rows, rank, width, column;
-    const char *a, *b;
-    float* hidden;
-};
-
-struct Item {
-    const Part* part;
-    int64_t row, rows, begin, end;  // ranks (shrink) or columns (expand) begin..end
-};
 
 template <int M, int R, class T>
 void dot_tile(const float* x, int64_t depth, const T* a, int64_t begin, int64_t end, float* hidden,
@@ -191,35 +176,10 @@ void expand(const Item& item, float* y, int64_t stride) {
     run(std::integral_constant<int, 1>{});
 }
 
-// Rows of each part in blocks, and its ranks (shrink) or columns (expand) in blocks of their own.
-void list_items(const std::vector<Part>& parts, bool expanding, std::vector<Item>& items) {
-    items.clear();
-    for (const Part& part : parts) {
-        const int64_t all = expanding ? part.width : part.rank;
-        const int64_t block = !expanding ? RANK_BLOCK : part.rows < FEW_ROWS ? 1024 : 256;
-        for (int64_t begin = 0; begin < all; begin += block)
-            for (int64_t row = 0; row < part.rows; row += ROW_BLOCK)
-                items.push_back({&part, row, std::min<int64_t>(ROW_BLOCK, part.rows - row), begin,
-                                 std::min(begin + block, all)});
-    }
-}
-
-// Rows of each part in blocks, the most work first, so that the threads end together.
-void list_whole_items(const std::vector<Part>& parts, std::vector<Item>& items) {
-    items.clear();
-    for (const Part& part : parts)
-        for (int64_t row = 0; row < part.rows; row += ROW_BLOCK)
-            items.push_back(
-                {&part, row, std::min<int64_t>(ROW_BLOCK, part.rows - row), 0, part.rank});
-    const auto work = [](const Item& item) { return item.rows * item.part->rank * item.part->width; };
-    std::sort(items.begin(), items.end(),
-              [&](const Item& a, const Item& b) { return work(a) > work(b); });
-}
-
 template <class T>
 void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector<Item>& expands,
          const float* x, int64_t depth, float* y, int64_t stride, int threads) {
-    list_whole_items(parts, shrinks);
+    list_whole_items(parts, ROW_BLOCK, shrinks);
     // With enough items per thread, none needs to wait for another's shrink.
     if ((int64_t)shrinks.size() >= ITEMS_A_THREAD * threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
@@ -231,8 +191,9 @@ void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector
         }
         return;
     }
-    list_items(parts, false, shrinks);
-    list_items(parts, true, expands);
+    list_items(parts, &Part::rank, ROW_BLOCK, [](const Part&) { return RANK_BLOCK; }, shrinks);
+    list_items(parts, &Part::width, ROW_BLOCK,
+               [](const Part& part) { return part.rows < FEW_ROWS ? 1024 : 256; }, expands);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(dynamic)
@@ -271,6 +232,9 @@ EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* pro
         }
     }
     if (parts.empty()) return;
+#ifdef TILES
+    if (format == BF16) return add_lora_on_tiles(parts, x, depth, y, stride);
+#endif
     hidden.resize(size);
     float* free_hidden = hidden.data();
     for (Part& part : parts) {

@@ -18,6 +18,11 @@ std::vector<float> various_floats(int64_t count) {
     }
     return out;
 }
+
+void various_bf16(std::vector<bf16>& out) {
+    const std::vector<float> wide = various_floats(out.size());
+    for (size_t i = 0; i < out.size(); i++) narrow(wide[i], &out[i]);
+}
 #endif
 
 // Semantics: whether the kernels of this library may be used here: 0 = yes, 1 = the system does not
@@ -25,7 +30,7 @@ std::vector<float> various_floats(int64_t count) {
 EXPORT int check_tiles() {
 #ifdef AMX
     if (!tiles_are_permitted()) return 1;
-    if (!linears_agree()) return 2;
+    if (!linears_agree() || !loras_agree()) return 2;
 #endif
     return 0;
 }

@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "vector.h"
+
 #ifdef AMX
 bool linears_agree();
+bool loras_agree();
 
 // Asks the system to let this process use AMX's tiles.
 bool tiles_are_permitted();
@@ -13,4 +16,5 @@ bool tiles_are_permitted();
 // Numbers of many magnitudes and both signs, some subnormal in bfloat16 and some zero: sums of them
 // round differently if they are added in another order.
 std::vector<float> various_floats(int64_t count);
+void various_bf16(std::vector<bf16>& out);
 #endif

@@ -9,34 +9,17 @@
 
 #include "panels.h"
 #include "tile_checks.h"
-#include "tiles.h"
+#include "tile_product.h"
 
 namespace {
 
-constexpr int WIDE = PANEL / TILE;      // tiles in a panel's width
-constexpr int TILE_WORDS = TILE * TILE;
-constexpr int STEP = TILE * PANEL;      // words of a panel that TILE_DEPTH k take
-constexpr int ROW_BYTES = PANEL * 4;    // of a panel
-constexpr int ROWS = 2 * TILE;          // rows that are multiplied together
-constexpr int LINE = 64;                // bytes of a cache line
-constexpr int AHEAD = 4 * STEP;         // words to prefetch ahead in a panel
+constexpr int WIDE = PANEL / TILE;  // tiles in a panel's width
+constexpr int STEP = TILE * PANEL;  // words of a panel that TILE_DEPTH k take
+constexpr int ROWS = 2 * TILE;      // rows that are multiplied together
+constexpr int LINE = 64;            // bytes of a cache line
+constexpr int AHEAD = 4 * STEP;     // words to prefetch ahead in a panel
 
 const float NO_BIAS[PANEL] = {};
-
-// x [rows, depth] as tiles [rows / TILE][depth / TILE_DEPTH][TILE][TILE_DEPTH]. Beyond `depth` they
-// are zero, and beyond `rows` whatever they were.
-void to_tiles(const float* x, int64_t rows, int64_t depth, bf16* out) {
-    const int64_t steps = ceil_div(depth, TILE_DEPTH);
-#pragma omp parallel for schedule(static) num_threads(team(rows * depth)) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t s = 0; s < steps; s++) {
-            const int64_t tile = r / TILE * steps + s, k = s * TILE_DEPTH;
-            bf16* row = out + (tile * TILE + r % TILE) * TILE_DEPTH;
-            const int64_t count = std::min<int64_t>(TILE_DEPTH, depth - k);
-            for (int64_t i = 0; i < count; i++) narrow(x[r * depth + k + i], row + i);
-            std::fill(row + count, row + TILE_DEPTH, bf16{});
-        }
-}
 
 // The panel as bfloat16.
 inline const uint32_t* unpacked(const uint32_t* panel, int64_t) { return panel; }
@@ -51,55 +34,18 @@ const uint32_t* unpacked(Packed<Q> panel, int64_t depth) {
 // A panel of bfloat16: `whole` steps of TILE_DEPTH k, and `last`, which has zeros beyond the panel's
 // depth.
 struct Steps {
+    static constexpr int ROW_BYTES = PANEL * 4;
     const uint32_t *panel, *last;
-    int64_t whole, count;
+    int64_t whole;
 
-    const uint32_t* at(int64_t step) const { return step < whole ? panel + step * STEP : last; }
-};
-
-// The rows of TILES tiles against a panel. Tiles 0 to 2 hold the sums of the first, 3 to 5 those of
-// the second, 6 rows of x, and 7 weights.
-template <int TILES_DOWN, class T>
-void multiply(T& tiles, const uint32_t* x, const Steps& w, const float* bias, float* y,
-              int64_t y_bytes) {
-    tiles.template load<0>(bias, 0);
-    tiles.template load<1>(bias + TILE, 0);
-    tiles.template load<2>(bias + 2 * TILE, 0);
-    if (TILES_DOWN == 2) {
-        tiles.template load<3>(bias, 0);
-        tiles.template load<4>(bias + TILE, 0);
-        tiles.template load<5>(bias + 2 * TILE, 0);
-    }
-    for (int64_t s = 0; s < w.count; s++) {
-        const uint32_t* weights = w.at(s);
+    // Prefetches later weights.
+    const uint32_t* at(int64_t step) const {
+        const uint32_t* weights = step < whole ? panel + step * STEP : last;
         for (int line = 0; line < STEP * 4; line += LINE)
             __builtin_prefetch((const char*)(weights + AHEAD) + line);
-        tiles.template load<6>(x + s * TILE_WORDS, LINE);
-        tiles.template load<7>(weights, ROW_BYTES);
-        tiles.template multiply<0, 6, 7>();
-        tiles.template load<7>(weights + TILE, ROW_BYTES);
-        tiles.template multiply<1, 6, 7>();
-        tiles.template load<7>(weights + 2 * TILE, ROW_BYTES);
-        tiles.template multiply<2, 6, 7>();
-        if (TILES_DOWN == 2) {
-            tiles.template load<6>(x + (w.count + s) * TILE_WORDS, LINE);
-            tiles.template multiply<5, 6, 7>();
-            tiles.template load<7>(weights + TILE, ROW_BYTES);
-            tiles.template multiply<4, 6, 7>();
-            tiles.template load<7>(weights, ROW_BYTES);
-            tiles.template multiply<3, 6, 7>();
-        }
+        return weights;
     }
-    tiles.template store<0>(y, y_bytes);
-    tiles.template store<1>(y + TILE, y_bytes);
-    tiles.template store<2>(y + 2 * TILE, y_bytes);
-    if (TILES_DOWN == 2) {
-        y += TILE * y_bytes / 4;
-        tiles.template store<3>(y, y_bytes);
-        tiles.template store<4>(y + TILE, y_bytes);
-        tiles.template store<5>(y + 2 * TILE, y_bytes);
-    }
-}
+};
 
 // Some rows against one panel, of which the first `width` columns count. x: their tiles.
 template <class T, class W>
@@ -107,23 +53,22 @@ void panel(T& tiles, const uint32_t* x, int64_t rows, int64_t depth, W weight, c
            float* y, int64_t y_stride, int64_t width) {
     alignas(LINE) uint32_t last[STEP];
     alignas(LINE) float sums[ROWS * PANEL];
-    const int64_t whole = depth / TILE_DEPTH, count = ceil_div(depth, TILE_DEPTH);
-    const Steps w{unpacked(weight, depth), last, whole, count};
-    if (whole < count) {
+    const int64_t whole = depth / TILE_DEPTH, steps = ceil_div(depth, TILE_DEPTH);
+    const Steps w{unpacked(weight, depth), last, whole};
+    if (whole < steps) {
         const int64_t rest = ceil_div(depth % TILE_DEPTH, 2) * PANEL;
         std::fill(std::copy_n(w.panel + whole * STEP, rest, last), last + STEP, 0);
     }
     for (int64_t row = 0; row < rows; row += ROWS) {
-        const uint32_t* tile = x + row / TILE * count * TILE_WORDS;
+        const uint32_t* tile = x + row / TILE * steps * TILE_WORDS;
         const int64_t part = std::min<int64_t>(ROWS, rows - row);
         float* out = y + row * y_stride;
         const bool is_whole = part % TILE == 0 && width == PANEL;
-        float* to = is_whole ? out : sums;
-        const int64_t bytes = is_whole ? y_stride * 4 : ROW_BYTES;
+        const TileSums<float> to{is_whole ? out : sums, is_whole ? y_stride * 4 : Steps::ROW_BYTES};
         if (part > TILE)
-            multiply<2>(tiles, tile, w, bias, to, bytes);
+            multiply_tiles<2, WIDE>(tiles, tile, w, steps, {bias, 0}, to);
         else
-            multiply<1>(tiles, tile, w, bias, to, bytes);
+            multiply_tiles<1, WIDE>(tiles, tile, w, steps, {bias, 0}, to);
         for (int64_t r = 0; !is_whole && r < part; r++)
             std::copy_n(sums + r * PANEL, width, out + r * y_stride);
     }
@@ -156,13 +101,14 @@ template <class T>
 void multiply_parts(const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
                     int64_t num_parts, const float* bias, int64_t columns, float* y) {
     static thread_local std::vector<uint32_t> rounded;
-    rounded.resize(ceil_div(rows, TILE) * ceil_div(depth, TILE_DEPTH) * TILE_WORDS);
-    to_tiles(x, rows, depth, (bf16*)rounded.data());
-    const uint32_t* tiles = rounded.data();
+    rounded.resize(tile_words(rows, depth));
+    uint32_t* tiles = rounded.data();
+#pragma omp parallel num_threads(team(rows * depth)) if (rows > 1)
+    to_tiles(x, rows, depth, (bf16*)tiles);
     for (int64_t i = 0; i < num_parts; i++) {
         const int64_t format = parts[i].format, width = parts[i].columns;
         const auto run = [&](auto panels) {
-            multiply_part<T>(tiles, rows, depth, panels, bias, width, y, columns);
+            multiply_part<T>((const uint32_t*)tiles, rows, depth, panels, bias, width, y, columns);
         };
         if (format == BF16)
             run((const uint32_t*)parts[i].panels);
@@ -191,8 +137,7 @@ bool linears_agree() {
             const std::vector<float> x = various_floats(rows * depth);
             std::vector<float> bias = various_floats(2 * PANEL);
             std::vector<bf16> weight(2 * PANEL * ceil_div(depth, 2) * 2);
-            const std::vector<float> wide = various_floats(weight.size());
-            for (size_t i = 0; i < weight.size(); i++) narrow(wide[i], &weight[i]);
+            various_bf16(weight);
             const LinearPart part{weight.data(), BF16, columns};
             std::vector<float> y(rows * columns), expected(rows * columns);
             multiply_parts<AmxTiles>(x.data(), rows, depth, &part, 1, bias.data(), columns, y.data());

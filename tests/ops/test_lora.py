@@ -1,14 +1,26 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.base import EMBEDDING, AdapterTables, FusedLinear, LoRABatch, Ops
 from tests.ops import formulas
+from tests.ops.conftest import BACKENDS, TILES, VARIANTS, backend
 
 NUM_LAYERS, LAYER, NUM_PROJECTIONS = 3, 2, 9
 RANKS = st.sampled_from([0, 0, 1, 4, 5, 12, 64, 128])
+
+
+@pytest.fixture(params=[*BACKENDS, *TILES], scope="session")
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return backend(request.param)
+
+
+@pytest.fixture(params=[*VARIANTS, *TILES], scope="session")
+def cpu(request: pytest.FixtureRequest) -> Ops:
+    return backend(request.param)
 
 
 @st.composite
@@ -69,7 +81,10 @@ def test_add_lora(ops: Ops, data: st.DataObject, fused: FusedLinear, dtype):
     expected = y.double() + formulas.lora(x, fused, LAYER, lora, factors)
     before = y.clone()
     ops.add_lora(y, x, fused, LAYER, lora)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+    # Tiles round x and x A^T to bfloat16, which costs 2^-9 of each term.
+    rounds = dtype is torch.bfloat16 and getattr(ops, "variant", "") in ("amx", "tiles")
+    tolerance = 2e-2 * float((expected - before).abs().max()) if rounds and len(y) else 1e-4
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=max(tolerance, 1e-4))
     assert torch.equal(y[sum(rows) :], before[sum(rows) :])
 
 

@@ -9,6 +9,7 @@ import ctypes
 import platform
 import shutil
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ops import build
+from ops.base import FusedLinear, LoRABatch
 from ops.block_matrix import Weight, join
 from ops.cpu import SIGNATURES, CpuOps
 from ops.panel_linear import PanelLinear
@@ -23,9 +25,10 @@ from ops.processor import Processor
 from ops.weight_format import BLOCK_SIZES, WeightFormat
 from tests.ops.conftest import TILES, backend
 from tests.ops.test_block_matrix import random_blocks
+from tests.ops.test_lora import LAYER, make_lora
 
 EMULATOR = Path(__file__).parent / "tile_emulator.cpp"
-SOURCES = ("linear", "packing", "threads", "tile_checks", "tile_linear")
+SOURCES = ("linear", "lora", "packing", "threads", "tile_checks", "tile_linear", "tile_lora")
 HAS_AMX = "amx" in Processor.here().variants()
 
 pytestmark = pytest.mark.skipif(
@@ -52,7 +55,7 @@ def amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         return build.load("amx")
     library = ctypes.CDLL(str(emulated(tmp_path_factory.mktemp("sources"))))
     library.emulated_products.restype = ctypes.c_int64
-    for name in ("set_num_threads", "pack_linear", "pack_blocks", "linear"):
+    for name in ("set_num_threads", "pack_linear", "pack_blocks", "linear", "add_lora"):
         function = getattr(library, name)
         function.argtypes, function.restype = SIGNATURES[name], None
     assert library.check_tiles() == 0
@@ -77,6 +80,16 @@ def multiply(library: ctypes.CDLL, x: Tensor, weights: list[Weight], bias: Tenso
         *(packed.out_features, y.data_ptr()),
     )
     return y
+
+
+def add_lora(
+    library: ctypes.CDLL, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
+) -> None:
+    """Adds by `library` what `CpuOps` adds by its own."""
+    ops = copy(backend("tiles"))
+    assert isinstance(ops, CpuOps)
+    ops._lib = library  # pyright: ignore[reportPrivateUsage]
+    ops.add_lora(y, x, fused, layer, lora)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -117,6 +130,27 @@ def test_quantised_linears_have_the_bits_of_their_bfloat16_form(
     mixed = [*same_depth, same_depth[0].dequantize()]
     got = multiply(amx, x, list(mixed), None)
     expected = torch.cat([multiply(amx, x, [each], None) for each in mixed], dim=1)
+    assert torch.equal(bits(got), bits(expected))
+
+
+@pytest.mark.parametrize("depth", [64, 75])
+@pytest.mark.parametrize(
+    "rows", [[1], [1, 1, 3], [16, 17], [0, 33, 140], [1] * 20], ids=lambda rows: f"{len(rows)}"
+)
+def test_lora_has_the_bits_of_the_same_sums_in_plain_cpp(
+    amx: ctypes.CDLL, released: None, rows: list[int], depth: int
+) -> None:
+    """For one and for several segments to a tile, and any rank and width."""
+    torch.manual_seed(len(rows) * depth)
+    tiles, fused = backend("tiles"), FusedLinear((0, 1, 2), (40, 64, 300), depth)
+    ranks = [[8, 64, 0], [12, 1, 40]]
+    slots = [number % 2 for number in range(len(rows))]
+    lora, _ = make_lora(tiles, fused, ranks, torch.bfloat16, rows, slots)
+    x = torch.randn(sum(rows) + 2, depth)
+    expected = torch.randn(len(x), sum(fused.widths))
+    got = expected.clone()
+    tiles.add_lora(expected, x, fused, LAYER, lora)
+    add_lora(amx, got, x, fused, LAYER, lora)
     assert torch.equal(bits(got), bits(expected))
 
 
