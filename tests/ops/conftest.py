@@ -33,7 +33,7 @@ def _variants() -> list[str]:
 
 *VARIANTS, _ = _variants() or [""]
 TILES = ["tiles"] if VARIANTS else []
-"""The variant whose linears are those of `amx`. Its other kernels are those of `scalar`."""
+"""The variant that computes as `amx` does, of which linears and LoRA differ from `scalar`."""
 BACKENDS = ["reference", *VARIANTS, TRITON]
 
 
