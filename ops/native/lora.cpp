@@ -291,7 +291,7 @@ EXPORT void row_products(const float* x, int64_t rows, int64_t depth, const char
                          int format, float* y) {
     const std::vector<Part> parts = {{0, rows, count, 0, 0, a, nullptr, y}};
     std::vector<Item> items;
-    list_items(parts, false, items);
+    list_items(parts, &Part::rank, ROW_BLOCK, [](const Part&) { return RANK_BLOCK; }, items);
     const int threads = team(rows * count * depth);
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < items.size(); i++)
