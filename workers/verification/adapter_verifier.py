@@ -181,6 +181,8 @@ class AdapterVerifier:
     def _prove(self, probe: Probe) -> Work[ProbeResult]:
         instance, digest = self._instances[probe.model], probe.adapter.digest
         effect_proof = instance.effect_proof
+        # It is packed on another thread while its files are scored.
+        instance.pool.prefetch(AdapterRef(digest, probe.adapter.name))
         next_ones = self._next_ones(probe.model)
         expected = yield from self._on_thread(lambda: effect_proof.expect(digest, next_ones))
         proved = AdapterRef(digest, probe.adapter.name, expected.checksum)
