@@ -1,15 +1,21 @@
 -- name: proving_claim
--- $1: gateway id; $2: digests of the base models that its workers serve; $3: how many at most. What a gateway had
+-- $1: gateway id; $2: digests of the base models that its workers serve; $3: how many at most. Tenants take turns: a
+-- tenant's versions, those in progress included, are numbered by age, and the lowest number is next. What a gateway had
 -- claimed that died is free at once.
-WITH due AS (
-    SELECT p.tenant_id, p.name, p.version, v.digest, v.base_name, b.digest AS base_digest
+WITH numbered AS (
+    SELECT v.tenant_id, v.name, v.version, v.created_at, v.digest, v.base_name, b.digest AS base_digest,
+           row_number() OVER (PARTITION BY v.tenant_id ORDER BY (p.claimed_until < now()) IS NOT FALSE,
+                              v.created_at, v.name, v.version) AS number
     FROM version_proving p
     JOIN adapter_versions v USING (tenant_id, name, version)
     JOIN base_models b ON b.name = v.base_name
     WHERE v.state = 'proving' AND b.digest = ANY ($2::text[])
-        AND (p.claimed_until IS NULL OR p.claimed_until < now() OR p.claimed_by <> $1 AND NOT EXISTS (
-            SELECT FROM gateways g WHERE g.id = p.claimed_by AND g.seen_at > now() - interval '5 seconds'))
-    ORDER BY v.created_at, v.tenant_id, v.name, v.version
+), due AS (
+    SELECT p.tenant_id, p.name, p.version, n.digest, n.base_name, n.base_digest
+    FROM version_proving p JOIN numbered n USING (tenant_id, name, version)
+    WHERE p.claimed_until IS NULL OR p.claimed_until < now() OR p.claimed_by <> $1 AND NOT EXISTS (
+        SELECT FROM gateways g WHERE g.id = p.claimed_by AND g.seen_at > now() - interval '5 seconds')
+    ORDER BY n.number, n.created_at, n.tenant_id, n.name, n.version
     LIMIT $3 FOR UPDATE OF p SKIP LOCKED
 )
 UPDATE version_proving p

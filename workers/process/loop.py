@@ -17,6 +17,7 @@ from workers.verification.adapter_verifier import (
     CONNECTION,
     AdapterVerifier,
     refuse_draining,
+    refuse_unavailable,
 )
 from workers.wire.protocol import (
     Abort,
@@ -224,8 +225,14 @@ class WorkerLoop:
             self._deliver_some([(0, pages) for each in reports for pages in each.cached_pages()])
 
     def _probe(self, connection: int, probe: Probe) -> None:
-        draining = refuse_draining(probe) if self.is_draining else None
-        refused = draining or self._verifier.start(connection, probe)
+        reason = self._model_pool.refusal(probe.model)
+        if self.is_draining:
+            refused = refuse_draining(probe)
+        elif reason is not None:
+            # It would hold a place of its gateway until it is given up.
+            refused = refuse_unavailable(probe, reason)
+        else:
+            refused = self._verifier.start(connection, probe)
         if refused is not None:
             self._deliver([(connection, refused)])
 

@@ -270,6 +270,10 @@ def refuse_draining(probe: Probe) -> ProbeResult:
     return _refuse(probe, "adapter.probe.draining", "the worker is draining")
 
 
+def refuse_unavailable(probe: Probe, reason: str) -> ProbeResult:
+    return _refuse(probe, "adapter.probe.model_unavailable", reason)
+
+
 def _refuse(probe: Probe, code: str, message: str) -> ProbeResult:
     return ProbeResult(probe.id, error=code, message=message, is_final=False)
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from admin.adapters import aliases, versions
+from admin.tenants.tenants import create_tenant
 from store.database import Database
 from store.errors import Invalid, NotFound
 from store.queries import catalog_generation, load_catalog, sql
@@ -176,6 +177,20 @@ async def test_two_gateways_never_claim_the_same_version(database: Database):
         await connection.execute("UPDATE version_proving SET claimed_until = now()")
         again = await claim(connection, "gw-3")
         assert [(found.version, found.attempts) for found in again] == [(n, 2) for n in range(1, 7)]
+
+
+async def test_no_tenant_waits_behind_all_versions_of_another(database: Database):
+    """What a tenant has in progress counts as its share."""
+    async with database.transaction() as connection:
+        many = await make_tenant(connection)
+        for digit in "abcdef":
+            await add(connection, many, digit)
+        assert len(await claim(connection, limit=2)) == 2
+        few = (await create_tenant(connection, "globex")).id
+        for digit in "ab":
+            await add(connection, few, digit)
+        order = [(await claim(connection, limit=1))[0].tenant_id for _ in range(6)]
+    assert order == [few, few, many, many, many, many]
 
 
 async def test_the_claims_of_a_dead_gateway_are_free(database: Database):

@@ -419,6 +419,9 @@ def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
         driver.wait()
         assert driver.ended[3] is ErrorCode.MODEL_UNAVAILABLE
         assert driver.ended[4] is FinishReason.LENGTH
+        probed = driver.probe(5, one.digest, house.refs["one"][0])
+        assert (probed.error, probed.is_final) == ("adapter.probe.model_unavailable", False)
+        assert probed.message == "the base model is unloaded"
 
 
 @pytest.mark.parametrize("form", ["in-turn", "as-on-a-gpu"])
