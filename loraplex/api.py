@@ -17,6 +17,8 @@ from loraplex.running import RunningServer, find_server, find_server_at
 from loraplex.settings import Settings
 
 NOT_NOW = (502, 503, 504)
+AWAY_S = 1.0
+"""Seconds between calls of a server that is unavailable."""
 ADVICE = {
     "tenant_missing": "give --tenant NAME, one of `loraplex tenant list`",
     "tenant_not_found": "`loraplex tenant list` shows those there are",
@@ -37,8 +39,9 @@ class Api:
         """`key_source` says where the key was found, for messages. Raises BadSettings."""
         self._key_source = key_source
         self.patience_s = 0.0
-        """Seconds for which a call is repeated, at the pace that the server names, while it is
-        refused because the tenant calls too often."""
+        """Seconds for which a call is repeated while the tenant calls too often, at the pace that
+        the server names, or while a server that has answered before is unavailable."""
+        self._has_answered = False
         if not (key.isascii() and key.isprintable()):
             raise BadSettings("LORAPLEX_KEY: no API key has such characters")
         self.url = url
@@ -126,14 +129,22 @@ class Api:
     def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         deadline = monotonic() + self.patience_s
         while True:
+            pause_s = None
             try:
                 answer = self._client.request(method, path, **arguments)
             except httpx.HTTPError as error:
-                raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
-            if not answer.is_error:
-                return answer
-            failure = self._failure(answer)
-            pause_s = _pause_s(answer, failure)
+                failure = NoAnswer(f"no answer from {self._client.base_url}: {error}")
+                failure.__cause__ = error
+            else:
+                if not answer.is_error:
+                    self._has_answered = True
+                    return answer
+                failure = self._failure(answer)
+                if isinstance(failure, Refused) and failure.code == "rate_limit_exceeded":
+                    named = answer.headers.get("retry-after", "")
+                    pause_s = float(named) if named.isdecimal() else AWAY_S
+            if isinstance(failure, NoAnswer) and self._has_answered:
+                pause_s = AWAY_S
             if pause_s is None or monotonic() + pause_s > deadline:
                 raise failure
             sleep(pause_s)
@@ -251,14 +262,6 @@ def _keys_of(server: RunningServer | None) -> dict[str, Any]:
         return {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadSettings(f"{path}: {error}") from None
-
-
-def _pause_s(answer: httpx.Response, failure: ApiFailure) -> float | None:
-    """Returns the seconds after which a call that came too often is accepted. Returns None for
-    other failures."""
-    too_often = isinstance(failure, Refused) and failure.code == "rate_limit_exceeded"
-    text = answer.headers.get("retry-after", "")
-    return float(text) if too_often and text.isascii() and text.isdigit() else None
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

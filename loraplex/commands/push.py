@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 PATIENCE_S = 120.0
-"""Seconds for which each call waits for the tenant's rate of changes."""
+"""Seconds for which each call waits for the tenant's rate of changes or for a server that
+restarts."""
 FIELDS = ("name", "model", "alias", "tenant", "serving", "approve_template", "weights_only")
 
 

@@ -6,9 +6,11 @@ import random
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from litestar import Litestar
 
@@ -172,6 +174,40 @@ async def test_a_push_goes_on_at_the_pace_that_the_server_allows(
     made = await asyncio.to_thread(push_bot, 60)
     assert (made["version"], made["digest"]) == (1, digest)
     assert len(pauses) > 1 and set(pauses) == {7}
+
+
+async def test_a_push_outlasts_a_server_that_is_away_for_a_while(
+    plane: Plane, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Answers are lost after the server has done what was asked. One that never answered is not
+    waited for."""
+    await plane.tenant("acme")
+    write_adapter(tmp_path)
+    key = plane.client.headers["authorization"].removeprefix("Bearer ")
+    request, calls, pauses = httpx.Client.request, count(), list[float]()
+
+    def lose_each_second(client: httpx.Client, *arguments: Any, **options: Any) -> httpx.Response:
+        answer = request(client, *arguments, **options)
+        if next(calls) % 2:
+            raise httpx.ReadError("lost")
+        return answer
+
+    def push_bot(patience_s: float) -> dict[str, Any]:
+        with Api(plane.url.removesuffix("/admin/v1"), key) as api:
+            api.patience_s = patience_s
+            fields = {"name": "bot", "tenant": "acme"}
+            return push(api, tmp_path, fields, lambda _done, _total: None)
+
+    monkeypatch.setattr("loraplex.api.sleep", pauses.append)
+    monkeypatch.setattr(httpx.Client, "request", lose_each_second)
+    assert (await asyncio.to_thread(push_bot, 60))["version"] == 1
+    assert pauses
+    found = (await plane.client.get("adapters/bot", params={"tenant": "acme"})).json()
+    assert len(found["versions"]) == 1
+    calls, pauses[:] = count(1), []
+    with pytest.raises(NoAnswer):
+        await asyncio.to_thread(push_bot, 60)
+    assert pauses == []
 
 
 async def test_what_is_refused_is_not_sent_again(plane: Plane, base: str, tmp_path: Path):
