@@ -2,6 +2,9 @@
 
 A box serves SmolLM2-135M. Each round makes new weights of about 100 MB, sends them inline under one
 name, and streams a completion of that name. `--path` names a folder in place of sending the files.
+
+500 refreshes under traffic, with memory and disk watched and every answer compared with peft's:
+`make soak ARGS="tests/e2e/test_training_loop.py -s"`.
 """
 
 from __future__ import annotations
