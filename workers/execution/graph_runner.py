@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from ops.base import PAGE_TOKENS, Ops
-from telemetry import engine_metrics
 from workers.execution.batch_builder import BatchInputs, StepShape, rank_bounds
 from workers.execution.step_input import Array
 from workers.execution.upload import ALIGNMENT, Packing, new_host_buffer
@@ -201,10 +200,18 @@ class StepGraph:
 class GraphRunner:
     """Runner of steps by graphs, captured by `capture_all` or at first use."""
 
-    def __init__(self, limits: Limits, ops: Ops, compute: Compute) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        ops: Ops,
+        compute: Compute,
+        on_failure: Callable[[], object] = lambda: None,
+    ) -> None:
+        """on_failure: called when a capture has failed."""
         self._limits = limits
         self._ops = ops
         self._compute = compute
+        self._on_failure = on_failure
         self._buffers = GraphBuffers(limits, ops.device)
         self._graphs: dict[GraphKey, StepGraph] = {}
         self._num_paused = 0
@@ -235,7 +242,7 @@ class GraphRunner:
         except Exception as error:
             self._num_paused = self._next_pause
             self._next_pause = min(2 * self._next_pause, MAX_PAUSED)
-            engine_metrics.graph_failures.add(1)
+            self._on_failure()
             log.warning(
                 "capturing a graph of %d tokens, %d adapters and rank %d failed, the next %d steps"
                 " without a graph run op by op: %s: %s",

@@ -61,6 +61,7 @@ class ModelRunner:
         tables: AdapterTables,
         *,
         graphs: Limits | None = None,
+        on_failed_capture: Callable[[], object] = lambda: None,
     ) -> None:
         """arena: uint8, the device's memory; no sequence uses its first page. graphs: limits of
         steps that run as captured graphs (`GraphRunner`)."""
@@ -75,7 +76,7 @@ class ModelRunner:
             # The captured work has no reference to the runner, so that dropping it frees its graphs
             # at once.
             compute = partial(_decode_logits, model, buffer, self._view, tables)
-            self._graphs = GraphRunner(graphs, ops, compute)
+            self._graphs = GraphRunner(graphs, ops, compute, on_failed_capture)
 
     @torch.inference_mode()
     def warm_up(self, max_rank: int, max_tokens: int) -> int:

@@ -32,6 +32,7 @@ from memory.reuse import ReuseByKey
 from memory.tier import Tier
 from ops.base import Ops
 from ops.processor import quota_cores
+from telemetry import engine_metrics
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
 from workers.base_models.model_pool import LOAD_BYTES_PER_S, ModelPool, RegisteredModel
@@ -381,6 +382,7 @@ class Worker:
             return self.runner(
                 *(model, self.ops, self.memory, buffer, tables),
                 graphs=self._graph_limits(plan),
+                on_failed_capture=partial(engine_metrics.graph_failures.add, 1),
             )
 
         effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
