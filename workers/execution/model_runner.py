@@ -30,7 +30,7 @@ from workers.execution.batch_builder import (
 from workers.execution.graph_runner import GraphRunner, Limits
 from workers.execution.pooler import pool, read_vectors
 from workers.execution.sampler import Sampler, SamplerInputs
-from workers.execution.scores import SampleScores, Scores
+from workers.execution.scores import SampleScores, Scores, score_prompts
 from workers.execution.step_input import (
     Array,
     DeviceFailed,
@@ -160,7 +160,7 @@ class ModelRunner:
         batch = with_rows(batch, *starts, on_host.segment_slot)
         hidden = self.model.forward(batch)
         head = partial(self._logits, shape.max_rank)
-        prompts = self._sampler.score_prompts(step, sampling, hidden, head)
+        prompts = score_prompts(self.ops, step, sampling.targets, hidden, head)
         logits = None
         if step.samples:
             logits = self.model.logits(hidden[inputs.last_tokens], lora=batch.sample_lora)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from workers.execution.step_input import Array, PoolInput, StepInput
-from workers.execution.upload import upload
+from workers.execution.upload import to_host, upload
 from workers.layers.lm_head import Head
 
 
@@ -39,7 +39,7 @@ def pool(step: StepInput, hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
     if labelled:
         slots = step.adapter_slots[[pool.sequence for pool in labelled]]
         logits = head(hidden[judged], slots).gather(1, label_ids)
-    return sums.to("cpu", non_blocking=True), logits.to("cpu", non_blocking=True)
+    return to_host(sums), to_host(logits)
 
 
 def read_vectors(pools: list[PoolInput], pooled: tuple[Tensor, Tensor]) -> list[Array]:

@@ -10,20 +10,15 @@ import torch
 from torch import Tensor
 
 from ops.base import Ops, SamplingBatch
-from workers.execution.scores import SampleScores, Scores
+from workers.execution.scores import SampleScores, score_samples
 from workers.execution.step_input import Array, SampleInput, StepInput
 from workers.execution.token_buffer import TokenBuffer
-from workers.execution.upload import upload
-from workers.layers.lm_head import Head
-from workers.wire.protocol import ALL_TOKENS, SamplingParams
+from workers.execution.upload import to_host, upload
+from workers.wire.protocol import SamplingParams
 
 MIN_TEMPERATURE = 1e-6
 """Temperature below which only the likeliest token is drawn. Dividing by much less overflows, and
 no other token could be drawn anyway."""
-
-MAX_SCORED_ROWS = 256
-"""Maximum rows of logits in memory while prompts are scored: 200 MB for a vocabulary of 128k, not
-the 1.6 GB of a chunk of 2,048 tokens, which a device full of pages may not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +43,8 @@ class SamplerInputs:
 
 
 class Sampler:
-    """Sampler of tokens and scores. Drawn tokens are written to the token buffer, where the next
-    step reads them. Results are copied to the host without waiting for the device."""
+    """Sampler of tokens, with their scores. Drawn tokens are written to the token buffer, where the
+    next step reads them. Results are copied to the host without waiting for the device."""
 
     def __init__(self, ops: Ops, buffer: TokenBuffer) -> None:
         self._ops = ops
@@ -111,49 +106,12 @@ class Sampler:
         self._buffer.tokens[batch.buffer_slot, batch.position] = tokens
         scores = None
         if raw is not None:
-            scores = self._score_samples(raw, tokens[inputs.scored], inputs)
-        return _to_host(drawn), scores
-
-    def score_prompts(
-        self,
-        step: StepInput,
-        inputs: SamplerInputs,
-        hidden: Tensor,
-        head: Head,
-    ) -> list[Scores]:
-        """Returns the scores of each `ScoreInput`, computing logits of `MAX_SCORED_ROWS` tokens at
-        a time.
-
-        hidden [T, K]: of the step's tokens.
-        """
-        scored: list[Scores] = []
-        first_tokens = (step.counts.cumsum() - step.counts).tolist()
-        for score, targets in zip(step.scores, inputs.targets, strict=True):
-            first = first_tokens[score.sequence]
-            rows = hidden[first : first + len(targets)].split(MAX_SCORED_ROWS)
-            slot = step.adapter_slots[score.sequence]
-            parts = [
-                self._ops.log_softmax_top(
-                    head(some, np.repeat(slot, len(some))), tokens, score.num_top
-                )
-                for some, tokens in zip(rows, targets.split(MAX_SCORED_ROWS), strict=True)
-            ]
-            columns = map(torch.cat, zip(*parts, strict=True))
-            scored.append(Scores(*map(_to_host, (targets, *columns))))
-        return scored
-
-    def _score_samples(self, logits: Tensor, tokens: Tensor, inputs: SamplerInputs) -> SampleScores:
-        """Scores drawn tokens. logits: float32 [M, V] of the scored samples. tokens: int32 [M]."""
-        chosen, *top = self._ops.log_softmax_top(logits, tokens, max(inputs.num_top, 0))
-        # log(sum(exp(row))) without a second pass over the row.
-        sums = logits.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - chosen
-        whole = [row for row, each in enumerate(inputs.scored_params) if _scores_all(each)]
-        return SampleScores(
-            Scores(*map(_to_host, (tokens, chosen, *top))),
-            inputs.scored_params,
-            _to_host(logits[inputs.named_rows, inputs.named] - sums[inputs.named_rows]),
-            [_to_host(logits[row] - sums[row]) for row in whole],
-        )
+            named = inputs.named_rows, inputs.named
+            scores = score_samples(
+                *(self._ops, raw, tokens[inputs.scored], inputs.scored_params),
+                *(max(inputs.num_top, 0), named),
+            )
+        return to_host(drawn), scores
 
 
 def _columns(step: StepInput) -> dict[str, Array]:
@@ -196,10 +154,6 @@ def _bias(sample: SampleInput) -> dict[int, float]:
     return bias
 
 
-def _scores_all(params: SamplingParams) -> bool:
-    return params.logprobs == ALL_TOKENS and not params.logprob_token_ids
-
-
 def _has_penalties(sample: SampleInput) -> bool:
     p = sample.params
     return bool(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1)
@@ -210,8 +164,3 @@ def _masked(logits: Tensor, masks: Tensor) -> Tensor:
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     is_allowed = (masks.unsqueeze(-1) >> bits & 1).flatten(1)[:, : logits.shape[1]]
     return logits.masked_fill(is_allowed == 0, float("-inf"))
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """Starts a copy to the host after the work already submitted. Does not wait for it."""
-    return tensor.to("cpu", non_blocking=True)

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ops.base import Ops
+from workers.execution.step_input import StepInput
+from workers.execution.upload import to_host
+from workers.layers.lm_head import Head
 from workers.wire.protocol import ALL_TOKENS, SamplingParams, TokenLogprobs
+
+MAX_SCORED_ROWS = 256
+"""Maximum rows of logits in memory while prompts are scored: 200 MB for a vocabulary of 128k, not
+the 1.6 GB of a chunk of 2,048 tokens, which a device full of pages may not have."""
 
 
 class Scores(NamedTuple):
@@ -59,3 +68,55 @@ def _others(
         values, tokens = torch.sort(next(whole), descending=True, stable=True)
         return list(zip(tokens.tolist(), values.tolist(), strict=True))
     return entry.top[: params.logprobs]
+
+
+def score_samples(
+    ops: Ops,
+    logits: Tensor,
+    tokens: Tensor,
+    params: list[SamplingParams],
+    num_top: int,
+    named: tuple[Tensor, Tensor],
+) -> SampleScores:
+    """Scores drawn tokens, and starts the copy of the scores to the host.
+
+    logits: float32 [M, V], raw. tokens: int32 [M]. named: rows and ids of the tokens that the
+    parameters name, int64.
+    """
+    chosen, *top = ops.log_softmax_top(logits, tokens, num_top)
+    # log(sum(exp(row))) without a second pass over the row.
+    sums = logits.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - chosen
+    rows, ids = named
+    return SampleScores(
+        Scores(*map(to_host, (tokens, chosen, *top))),
+        params,
+        to_host(logits[rows, ids] - sums[rows]),
+        [to_host(logits[i] - sums[i]) for i, each in enumerate(params) if _scores_all(each)],
+    )
+
+
+def score_prompts(
+    ops: Ops, step: StepInput, all_targets: list[Tensor], hidden: Tensor, head: Head
+) -> list[Scores]:
+    """Returns the scores of each `ScoreInput`, computing logits of `MAX_SCORED_ROWS` tokens at a
+    time, and starts their copy to the host.
+
+    all_targets: of each `ScoreInput`, int32. hidden [T, K]: of the step's tokens.
+    """
+    scored: list[Scores] = []
+    first_tokens = (step.counts.cumsum() - step.counts).tolist()
+    for score, targets in zip(step.scores, all_targets, strict=True):
+        first = first_tokens[score.sequence]
+        rows = hidden[first : first + len(targets)].split(MAX_SCORED_ROWS)
+        slot = step.adapter_slots[score.sequence]
+        parts = [
+            ops.log_softmax_top(head(some, np.repeat(slot, len(some))), tokens, score.num_top)
+            for some, tokens in zip(rows, targets.split(MAX_SCORED_ROWS), strict=True)
+        ]
+        columns = map(torch.cat, zip(*parts, strict=True))
+        scored.append(Scores(*map(to_host, (targets, *columns))))
+    return scored
+
+
+def _scores_all(params: SamplingParams) -> bool:
+    return params.logprobs == ALL_TOKENS and not params.logprob_token_ids

@@ -1,4 +1,4 @@
-"""Copies from the host to the device: several arrays in one pinned buffer, in one copy."""
+"""Copies between host and device: several arrays in one pinned buffer, in one copy."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ def new_host_buffer(num_bytes: int, device: torch.device) -> Tensor:
     """Returns a buffer that the device can copy from asynchronously. torch does not reuse its
     memory before such a copy has ended."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Starts a copy to the host after the work already submitted. Does not wait for it."""
+    return tensor.to("cpu", non_blocking=True)
 
 
 def upload(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:

@@ -12,8 +12,9 @@ import torch
 from ops.base import Ops
 from ops.cpu import CpuOps
 from ops.reference import ReferenceOps
-from workers.execution import sampler as sampling
+from workers.execution import scores as scoring
 from workers.execution.sampler import Sampler
+from workers.execution.scores import score_prompts
 from workers.execution.step_input import Array, SampleInput, ScoreInput, StepInput
 from workers.execution.token_buffer import TokenBuffer
 from workers.wire.protocol import ALL_TOKENS, SamplingParams
@@ -100,8 +101,8 @@ def test_a_long_prompt_is_scored_some_tokens_at_a_time(monkeypatch: pytest.Monke
         counts=np.array([4, 4], np.int32),
         adapter_slots=np.array([2, -1], np.int32),
     )
-    sampler = Sampler(ReferenceOps(), TokenBuffer(2, 8, torch.device("cpu")))
-    inputs, hidden = sampler.upload(step), torch.randn(8, VOCAB)
+    ops, hidden = ReferenceOps(), torch.randn(8, VOCAB)
+    targets = [torch.tensor(each.targets, dtype=torch.int32) for each in scores]
     sizes: list[int] = []
     slots: set[int] = set()
 
@@ -110,8 +111,8 @@ def test_a_long_prompt_is_scored_some_tokens_at_a_time(monkeypatch: pytest.Monke
         slots.update(adapters.tolist())
         return 2 * rows
 
-    whole = [score.read() for score in sampler.score_prompts(step, inputs, hidden, head)]
-    monkeypatch.setattr(sampling, "MAX_SCORED_ROWS", 2)
-    parts = [score.read() for score in sampler.score_prompts(step, inputs, hidden, head)]
+    whole = [score.read() for score in score_prompts(ops, step, targets, hidden, head)]
+    monkeypatch.setattr(scoring, "MAX_SCORED_ROWS", 2)
+    parts = [score.read() for score in score_prompts(ops, step, targets, hidden, head)]
     assert sizes == [3, 4, 2, 1, 2, 2] and slots == {2, -1}
     assert parts == whole and [len(score) for score in whole] == [3, 4]
