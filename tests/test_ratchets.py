@@ -10,7 +10,8 @@ from tools.source_tree import NOT_READ, class_attributes, class_methods, source_
 
 CORE = (
     *("workers.scheduling.sequence", "workers.scheduling.schedule"),
-    *("workers.scheduling.scheduler", "workers.execution.engine", "workers.execution.step_input"),
+    *("workers.scheduling.scheduler", "workers.execution.engine", "workers.execution.answer"),
+    "workers.execution.step_input",
     *("workers.execution.batch_builder", "workers.execution.block_tables"),
     *("workers.execution.token_buffer", "workers.execution.upload"),
     *("workers.execution.model_runner", "workers.execution.sampler"),
@@ -18,20 +19,20 @@ CORE = (
     *("memory.prefix_cache", "adapters.pool.pool", "adapters.pool.tiers", "adapters.pool.slots"),
 )
 """Modules that a newcomer reads first: scheduler, memory, pool and model runner."""
-CORE_LINES = 4_027
+CORE_LINES = 4_013
 
-CLOSURES = {("Scheduler",): 28, ("Scheduler", "AdapterPool", "ModelRunner"): 67}
+CLOSURES = {("Scheduler",): 27, ("Scheduler", "AdapterPool", "ModelRunner"): 66}
 """Number of modules that the classes' modules import, directly or not, themselves included.
 Kernels, layers and model families do not count."""
 
 CLASSES = {
     "AdapterPool": (24, 44),
-    "Scheduler": (18, 39),
-    "Engine": (22, 32),
+    "Scheduler": (18, 38),
+    "Engine": (20, 32),
     "Worker": (23, 18),
     "ModelPool": (11, 26),
     "PrefixCache": (12, 29),
-    "Sequence": (33, 26),
+    "Sequence": (20, 24),
     "WorkerClient": (23, 20),
 }
 """Number of attributes and methods of the largest classes."""

@@ -4,19 +4,17 @@ events. It runs on one thread; adapters load on others."""
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple
 
-import msgspec
-
 from adapters.pool.source import AdapterSource
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
+from workers.execution.answer import Answer
 from workers.execution.block_tables import BlockTables
 from workers.execution.observer import FinishedStep, StepObserver
 from workers.execution.step_input import (
@@ -41,7 +39,6 @@ from workers.wire.protocol import (
     OutputKind,
     PromptProgress,
     SequenceOutput,
-    SequenceTimes,
 )
 from workers.wire.request_check import RequestLimits, check_request
 
@@ -149,9 +146,8 @@ class Engine:
         """Time when the last step ended."""
         self._num_failed_steps = 0
         """Number of consecutive failed steps."""
-        self._left_s, self._back_s = -math.inf, -math.inf
-        """Times when the weights last left the device and when they were last loaded."""
         self._sequences: dict[tuple[int, int], Sequence] = {}
+        self._answers: dict[Sequence, Answer] = {}
         self.num_generated_tokens = 0
         self.is_stalled = True
         """Whether the last step found nothing to run: no work, or all of it waits for adapters."""
@@ -202,19 +198,15 @@ class Engine:
     def abort(self, connection: int, sequence_id: int) -> list[Event]:
         """Frees the sequence at once. Returns its final prompt progress, including steps in flight,
         and its end. Returns nothing for an unknown id, because its sequence has ended."""
-        sequence = self._sequences.pop((connection, sequence_id), None)
+        sequence = self._sequences.get((connection, sequence_id))
         if sequence is None:
             return []
-        events = _progress(sequence, sequence.num_computed)
-        self.scheduler.remove(sequence)
-        self._observer.on_end(sequence, FinishReason.ABORT, self._clock())
-        end = SequenceOutput(
-            id=sequence_id,
-            tokens=[],
-            finish_reason=FinishReason.ABORT,
-            times=self._times(sequence),
-        )
-        return [*events, (connection, end)]
+        num_computed, now = sequence.num_computed, self._clock()
+        answer = self._forget(sequence)
+        self._observer.on_end(sequence, FinishReason.ABORT, now)
+        progress = answer.progress(num_computed)
+        events = [answer.abort(now)] if progress is None else [progress, answer.abort(now)]
+        return [(connection, event) for event in events]
 
     def abort_connection(self, connection: int) -> None:
         for key in [key for key in self._sequences if key[0] == connection]:
@@ -232,15 +224,19 @@ class Engine:
     def attach(self, runner: Runner) -> None:
         """Called when the weights have been loaded, with the runner that computes with them."""
         self.runner = runner
-        self._back_s = self._clock()
         self.is_stalled = False
+        now = self._clock()
+        for sequence in self._sequences.values():
+            sequence.times.model_back_s = now
 
     def detach(self) -> Runner | None:
         """Called before the weights are unloaded; no step may be in flight. Returns the runner.
         Waiting sequences resume after the next `attach`."""
         assert not self._in_flight, "a step is in flight"
         runner, self.runner = self.runner, None
-        self._left_s = self._clock()
+        now = self._clock()
+        for sequence in self._sequences.values():
+            sequence.times.model_left_s, sequence.times.model_back_s = now, None
         return runner
 
     def suspend(self) -> list[Event]:
@@ -364,7 +360,7 @@ class Engine:
         return events
 
     def _sequence(self, connection: int, request: Generate, arrival_s: float) -> Sequence:
-        return Sequence(
+        sequence = Sequence(
             connection,
             request,
             arrival_s=arrival_s,
@@ -372,9 +368,13 @@ class Engine:
             block_table=BlockTable(self._kv, Tenant(request.tenant, request.weight)),
             layout=self.info.cache_layout,
         )
+        if self.runner is None:
+            sequence.times.model_left_s = arrival_s
+        return sequence
 
     def _add(self, sequence: Sequence) -> None:
         self._sequences[sequence.key] = sequence
+        self._answers[sequence] = Answer(sequence)
         generated = sequence.tokens[sequence.num_prompt :]
         sequence.constraint = self._constraints.open(sequence.request, generated)
         self.is_stalled = False
@@ -382,19 +382,12 @@ class Engine:
 
     def _refuse(self, refusal: Refusal) -> Event:
         """Removes the refused sequence if it was queued. Returns its `Failed`."""
-        sequence = refusal.sequence
-        if self._sequences.get(sequence.key) is sequence:
-            self._forget(sequence)
-        self._observer.on_end(sequence, ErrorCode.OVERLOADED, self._clock())
-        failed = Failed(
-            sequence.request.id,
-            ErrorCode.OVERLOADED,
-            refusal.message,
-            refusal.retry_after_s,
-            refusal.pace_s,
-            self._times(sequence),
-        )
-        return sequence.connection, failed
+        sequence, now = refusal.sequence, self._clock()
+        is_queued = self._sequences.get(sequence.key) is sequence
+        answer = self._forget(sequence) if is_queued else Answer(sequence)
+        self._observer.on_end(sequence, ErrorCode.OVERLOADED, now)
+        retry = refusal.retry_after_s, refusal.pace_s
+        return sequence.connection, answer.fail(ErrorCode.OVERLOADED, refusal.message, now, *retry)
 
     def _update(
         self, schedule: Schedule, output: StepOutput, new: list[NewTokens], now: float
@@ -411,44 +404,48 @@ class Engine:
         self, item: ScheduledSequence, result: SequenceResult, new: NewTokens, now: float
     ) -> list[Event]:
         sequence = item.sequence
-        if result.prompt_logprobs is not None:
-            # NOTE: a preempted sequence is scored again from its start.
-            sequence.prompt_logprobs[item.start :] = result.prompt_logprobs
-        if result.vector is not None:
-            sequence.add_pooled(item.start, result.vector)
-        events = _progress(sequence, item.end) if item.is_prefill else []
+        answer = self._answers[sequence]
+        events: list[Event] = []
+        if result.prompt_logprobs is not None or result.vector is not None:
+            answer.add(item.start, result)
+        if item.is_prefill and (progress := answer.progress(item.end)) is not None:
+            events.append((sequence.connection, progress))
         if result.error is not None:
             return [*events, self._fail_drawing(sequence, result.error)]
         if item.is_sampled:
-            return events + self._append(sequence, result, new, now)
+            return events + self._append(answer, sequence, result, new, now)
         if sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
-            output = msgspec.structs.replace(sequence.finish_prompt(), times=self._times(sequence))
-            self._observer.on_end(sequence, output.finish_reason or FinishReason.LENGTH, now)
-            self._forget(sequence)
-            events.append((sequence.connection, output))
+            events.append(
+                (sequence.connection, self._end(sequence, answer.finish_prompt(now), now))
+            )
         return events
 
     def _append(
-        self, sequence: Sequence, result: SequenceResult, new: NewTokens, now: float
+        self,
+        answer: Answer,
+        sequence: Sequence,
+        result: SequenceResult,
+        new: NewTokens,
+        now: float,
     ) -> list[Event]:
         if sequence.num_inflight_steps and len(result.tokens) != 1:
             # The step ahead assumed one token.
             return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
-        is_first = not sequence.is_begun
-        output = sequence.append(new.tokens, new.finish_reason, result.logprobs, now)
-        num_new = len(new.tokens)
-        self.num_generated_tokens += num_new
-        if num_new:
+        if num_new := len(new.tokens):
+            self.num_generated_tokens += num_new
             self._observer.on_tokens(sequence, num_new, now)
-        if output is not None and (is_first or output.finish_reason is not None):
-            times = self._times(sequence)
-            output = output if times is None else msgspec.structs.replace(output, times=times)
-        if output is not None and output.finish_reason is not None:
-            self._observer.on_end(sequence, output.finish_reason, now)
-            self._forget(sequence)
-            return [(sequence.connection, output)]
+        output = answer.append(new.tokens, new.finish_reason, result.logprobs, now)
+        if output is not None and new.finish_reason is not None:
+            return [(sequence.connection, self._end(sequence, output, now))]
         self.scheduler.write_tokens(sequence, num_new - new.num_drawn)
         return [] if output is None else [(sequence.connection, output)]
+
+    def _end(self, sequence: Sequence, output: SequenceOutput, now: float) -> SequenceOutput:
+        """Removes a sequence that has ended by itself. Returns its last output."""
+        assert output.finish_reason is not None
+        self._observer.on_end(sequence, output.finish_reason, now)
+        self._forget(sequence)
+        return output
 
     def _fail_drawing(self, sequence: Sequence, error: ErrorCode) -> Event:
         adapter = "none" if sequence.adapter is None else sequence.adapter.digest
@@ -456,23 +453,15 @@ class Engine:
         log.error("%s: model %s, adapter %s", message, self.info.name, adapter)
         return self._fail(sequence, error, message)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence) -> Answer:
         del self._sequences[sequence.key]
         self.scheduler.remove(sequence)
+        return self._answers.pop(sequence)
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> Event:
-        self._forget(sequence)
-        self._observer.on_end(sequence, code, self._clock())
-        failed = Failed(sequence.request.id, code, message, times=self._times(sequence))
-        return sequence.connection, failed
-
-    def _times(self, sequence: Sequence) -> SequenceTimes | None:
-        """Returns the times of the sequence's stages if its request is traced, else None."""
-        if sequence.request.traceparent is None:
-            return None
-        now = self._clock()
-        back_s = now if self.runner is None else self._back_s
-        return sequence.stage_times.told(now, (self._left_s, back_s))
+        answer, now = self._forget(sequence), self._clock()
+        self._observer.on_end(sequence, code, now)
+        return sequence.connection, answer.fail(code, message, now)
 
     def _fail_step(self, schedule: Schedule, error: Exception) -> list[Event]:
         if isinstance(error, DeviceFailed):
@@ -486,13 +475,3 @@ class Engine:
         events = [self._fail(sequence, ErrorCode.INTERNAL, message) for sequence in failing]
         self.scheduler.update(schedule, [0] * len(schedule.items))
         return events
-
-
-def _progress(sequence: Sequence, num_computed: int) -> list[Event]:
-    """Returns a progress event if `num_computed` tokens cover more of the prompt than reported."""
-    num_positions = min(num_computed, sequence.num_prompt)
-    if num_positions <= sequence.num_reached:
-        return []
-    sequence.num_reached = num_positions
-    progress = PromptProgress(sequence.request.id, num_positions, sequence.num_cached)
-    return [(sequence.connection, progress)]

@@ -29,7 +29,7 @@ class StepObserver(Protocol):
     the engine's clock."""
 
     def on_tokens(self, sequence: Sequence, num_tokens: int, now: float) -> None:
-        """Called when the sequence has received tokens from a step."""
+        """Called when the sequence receives tokens from a step, before they are appended."""
         ...
 
     def on_end(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> None:

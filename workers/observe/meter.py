@@ -29,13 +29,12 @@ class RequestMeter:
         """Records `num_tokens` tokens that the sequence received from the current step."""
         if sequence.connection < 0:
             return
-        last_s, intervals = sequence.last_token_s, self._intervals
+        last_s, intervals = sequence.times.last_token_s, self._intervals
         if last_s is None:
             engine_metrics.time_to_first_token.record(now - sequence.arrival_s, *self._labels)
             engine_metrics.prompt_tokens.add(sequence.num_prompt, *self._labels)
         else:
             intervals[last_s] = intervals.get(last_s, 0) + 1
-        sequence.last_token_s = now
         self._num_tokens += num_tokens
 
     def end_step(self, now: float) -> None:
@@ -58,7 +57,7 @@ class RequestMeter:
             engine_metrics.failures.add(1, *labels, end.value)
             return
         engine_metrics.requests.add(1, *labels, end.value)
-        started_s, first_s = sequence.stage_times.started_s, sequence.stage_times.first_token_s
+        started_s, first_s = sequence.times.started_s, sequence.times.first_token_s
         if end is FinishReason.ABORT or started_s is None:
             return
         num_generated = sequence.num_generated - sequence.request.num_resumed

@@ -72,7 +72,7 @@ class FairQueue:
         request = sequence.request
         tenant = self.tenant(request.service_class, request.tenant, request.weight)
         class_queue = tenant.class_queue
-        sequence.tenant_queue = tenant
+        sequence.place.tenant_queue = tenant
         class_queue.tenants[request.tenant] = tenant
         if tenant.num_sequences:
             class_queue.weight -= tenant.weight
@@ -83,7 +83,7 @@ class FairQueue:
 
     def start(self, sequence: Sequence) -> None:
         """Records that the sequence runs. The scheduler has changed its status already."""
-        tenant = sequence.tenant_queue
+        tenant = sequence.place.tenant_queue
         tenant.pending.remove(sequence)
         insort(tenant.pending, sequence, key=_turn)
         tenant.num_started += 1
@@ -91,24 +91,24 @@ class FairQueue:
 
     def put_back(self, sequence: Sequence) -> None:
         """Records that the sequence waits again. The scheduler has changed its status already."""
-        tenant = sequence.tenant_queue
-        if sequence.is_pending:
+        tenant = sequence.place.tenant_queue
+        if sequence.place.is_pending:
             tenant.pending.remove(sequence)
             tenant.num_started -= 1
         self._insert(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """Removes a sequence whose prompt is computed, which needs no turn any longer."""
-        sequence.tenant_queue.num_started -= 1
+        sequence.place.tenant_queue.num_started -= 1
         self._take_out(sequence)
 
     def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
         """Removes a sequence that has ended."""
-        tenant = sequence.tenant_queue
+        tenant = sequence.place.tenant_queue
         if is_waiting:
             self._count(tenant, -1, sequence)
             self._take_out(sequence)
-        elif sequence.is_pending:
+        elif sequence.place.is_pending:
             self.leave(sequence)
         tenant.num_sequences -= 1
         if tenant.num_sequences == 0:
@@ -117,7 +117,7 @@ class FairQueue:
 
     def charge(self, sequence: Sequence, cost: float) -> None:
         """Charges work done for the sequence, in tokens."""
-        tenant = sequence.tenant_queue
+        tenant = sequence.place.tenant_queue
         tenant.counter += cost / tenant.weight
         tenant.class_queue.counter += cost / tenant.class_queue.terms.share
 
@@ -188,7 +188,7 @@ class FairQueue:
                     del heaps[class_queue]
 
     def _insert(self, sequence: Sequence) -> None:
-        tenant = sequence.tenant_queue
+        tenant = sequence.place.tenant_queue
         class_queue = tenant.class_queue
         if not tenant.pending:
             if not class_queue.active:
@@ -198,17 +198,17 @@ class FairQueue:
             tenant.since = self._num_activations
             class_queue.active[tenant.tenant] = tenant
         insort(tenant.pending, sequence, key=_turn)
-        sequence.is_pending = True
+        sequence.place.is_pending = True
         if (key := sequence.prompt_key) is not None:
             self._of_prompt.setdefault(key, {})[sequence] = None
-        sequence.num_shared = self._num_shared(sequence)
+        sequence.place.num_shared = self._num_shared(sequence)
         self._count(tenant, 1, sequence)
 
     def _take_out(self, sequence: Sequence) -> None:
-        tenant = sequence.tenant_queue
+        tenant = sequence.place.tenant_queue
         class_queue = tenant.class_queue
         tenant.pending.remove(sequence)
-        sequence.is_pending = False
+        sequence.place.is_pending = False
         if not tenant.pending:
             del class_queue.active[tenant.tenant]
             if not class_queue.active:
@@ -229,9 +229,9 @@ class FairQueue:
             return
         following = next(iter(same))
         if was_first and following.is_waiting:
-            self._count(following.tenant_queue, -1, following)
-            following.num_shared = self._num_shared(following)
-            self._count(following.tenant_queue, 1, following)
+            self._count(following.place.tenant_queue, -1, following)
+            following.place.num_shared = self._num_shared(following)
+            self._count(following.place.tenant_queue, 1, following)
 
     def _num_shared(self, sequence: Sequence) -> int:
         """Returns the number of the sequence's tokens that are cached, or are computed for the
@@ -251,10 +251,10 @@ class FairQueue:
 
 def load_of(sequence: Sequence) -> Load:
     """Returns the load of one waiting sequence: the tokens that will be computed for it."""
-    if sequence.num_shared is None:
-        sequence.num_shared = sequence.num_found()
+    if sequence.place.num_shared is None:
+        sequence.place.num_shared = sequence.num_found()
     num_tokens = len(sequence.tokens)
-    return Load(1, num_tokens - sequence.num_shared, sequence.max_len - num_tokens)
+    return Load(1, num_tokens - sequence.place.num_shared, sequence.max_len - num_tokens)
 
 
 def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
@@ -262,7 +262,7 @@ def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
     most charged class and tenant, the newest."""
 
     def key(sequence: Sequence) -> tuple[bool, float, float, float]:
-        tenant = sequence.tenant_queue
+        tenant = sequence.place.tenant_queue
         is_batch = sequence.request.service_class is ServiceClass.BATCH
         return is_batch, tenant.class_queue.counter, tenant.counter, sequence.arrival_s
 
@@ -270,7 +270,13 @@ def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
 
 
 def _turn(sequence: Sequence) -> tuple[bool, int, float, float]:
-    return (sequence.is_waiting, *sequence.order)
+    """Returns the sort key of a tenant's sequences: running ones first, then higher priority, then
+    the earlier deadline, then the earlier arrival."""
+    request, arrival_s = sequence.request, sequence.arrival_s
+    patience_s = sequence.terms.ttft_s
+    if request.timeout_s is not None:
+        patience_s = min(patience_s, request.timeout_s)
+    return sequence.is_waiting, -request.priority, arrival_s + patience_s, arrival_s
 
 
 def _counter(class_queue: ClassQueue) -> float:

@@ -108,7 +108,7 @@ class FairnessPolicy:
         return last_in_turn(sequences)
 
     def charged(self, sequence: Sequence) -> Charge:
-        tenant = sequence.tenant_queue
+        tenant = sequence.place.tenant_queue
         return tenant.class_queue.counter, tenant.counter
 
     def begin_step(self) -> None:
@@ -120,7 +120,7 @@ class FairnessPolicy:
     ) -> None:
         over_share = frozenset(
             tenant
-            for tenant in {sequence.tenant_queue for sequence in running}
+            for tenant in {sequence.place.tenant_queue for sequence in running}
             if self.over_share.includes(tenant)
         )
         self._budget = self._new_budget(schedule, over_share)
@@ -161,7 +161,7 @@ class FairnessPolicy:
 
     def room(self, sequence: Sequence) -> int:
         """Returns the number of the sequence's prompt tokens that the step has room for."""
-        is_over_share = self.over_share.includes(sequence.tenant_queue)
+        is_over_share = self.over_share.includes(sequence.place.tenant_queue)
         if self._budget.is_spent(is_over_share=is_over_share):
             return 0
         return self._budget.room(sequence.num_computed, is_over_share=is_over_share)
@@ -177,22 +177,22 @@ class FairnessPolicy:
         it. Tokens computed again after a preemption are not charged."""
         self._budget.take(num_tokens, sequence.num_computed)
         end = sequence.num_computed + num_tokens
-        num_new = end - max(sequence.num_charged, sequence.num_computed)
+        num_new = end - max(sequence.place.num_charged, sequence.num_computed)
         if num_new > 0:
             self._charge(sequence, PREFILL_COST * num_new)
-            sequence.num_charged = end
+            sequence.place.num_charged = end
 
     def charge_cached(self, sequence: Sequence) -> None:
         """Charges the prompt tokens found in the prefix cache."""
-        num_cached = sequence.num_computed - sequence.num_charged
+        num_cached = sequence.num_computed - sequence.place.num_charged
         if num_cached > 0:
             self._charge(sequence, CACHED_COST * num_cached)
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:
         """Charges all generated tokens of `num_known` except the last, each once."""
-        if num_known > sequence.num_charged:
-            self._charge(sequence, DECODE_COST * (num_known - sequence.num_charged))
-            sequence.num_charged = num_known
+        if num_known > sequence.place.num_charged:
+            self._charge(sequence, DECODE_COST * (num_known - sequence.place.num_charged))
+            sequence.place.num_charged = num_known
 
     def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
         """Charges an adapter's load. num_tokens: tokens that could be prefilled in its time."""
@@ -200,7 +200,7 @@ class FairnessPolicy:
 
     def _charge(self, sequence: Sequence, cost: float) -> None:
         self.queue.charge(sequence, cost)
-        self.over_share.record(sequence.tenant_queue, cost)
+        self.over_share.record(sequence.place.tenant_queue, cost)
 
     def _is_closed_to(self, tenant: TenantQueue) -> bool:
         return self.is_closed or self.over_share.is_closed_to(tenant)
@@ -209,12 +209,14 @@ class FairnessPolicy:
         return (
             sequence is not None
             and sequence.is_waiting
-            and self.over_share.includes(sequence.tenant_queue)
+            and self.over_share.includes(sequence.place.tenant_queue)
         )
 
     def _new_budget(self, schedule: Schedule, over_share: frozenset[TenantQueue]) -> StepBudget:
         items = schedule.items
-        within_share = [item for item in items if item.sequence.tenant_queue not in over_share]
+        within_share = [
+            item for item in items if item.sequence.place.tenant_queue not in over_share
+        ]
         return StepBudget(
             self.step_time,
             num_tokens=self._max_batched_tokens - schedule.num_tokens,
@@ -222,7 +224,7 @@ class FairnessPolicy:
             over_share_s=self.over_share.max_step_s(self.predict_s(Schedule(within_share)))
             if items
             else math.inf,
-            seconds=min((_due_s(item.sequence) for item in items), default=math.inf)
+            seconds=min((due_s(item.sequence) for item in items), default=math.inf)
             - schedule.begin_s,
             max_gap_s=min(map(self._max_gap_s, items), default=math.inf),
         )
@@ -260,6 +262,13 @@ class Deadlines:
         return passed
 
 
-def _due_s(sequence: Sequence) -> float:
-    """Returns the time when the token after those in flight is due."""
-    return sequence.due_s + sequence.num_inflight_tokens * sequence.terms.tpot_s
+def due_s(sequence: Sequence) -> float:
+    """Returns the time when the token after those in flight is due: `tpot_s` after the one before
+    was due. A late first token is forgiven."""
+    times, terms = sequence.times, sequence.terms
+    num_ahead = sequence.num_inflight_tokens
+    first_s = times.arrival_s + terms.ttft_s
+    if times.first_token_s is not None:
+        first_s = max(first_s, times.first_token_s)
+        num_ahead += len(sequence.tokens) - len(sequence.request.tokens)
+    return first_s + num_ahead * terms.tpot_s

@@ -67,7 +67,7 @@ class OverShare:
         share and hold few slots. Without a free slot, a tenant may have one only if an over-share
         tenant must give one up for it.
         """
-        tenant = sequence.tenant_queue
+        tenant = sequence.place.tenant_queue
         share = self._queue.share(tenant)
         least, most = (int(part * self._max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
         if num_free > min(max(round(1.0 / share) - 1, least), most):
@@ -81,19 +81,19 @@ class OverShare:
         """Returns the sequence that gives up its slot: the newest of the over-share tenant with the
         most slots for its share, if that tenant then still has no less than the other. Returns None
         if there is none, or if the sequence's tenant itself is over its share."""
-        tenant = sequence.tenant_queue
+        tenant = sequence.place.tenant_queue
         if self.includes(tenant):
             return None
         level = (tenant.num_running + 1) / self._queue.share(tenant)
         over_share = [
             other
-            for other in dict.fromkeys(each.tenant_queue for each in running)
+            for other in dict.fromkeys(each.place.tenant_queue for each in running)
             if (other.num_running - 1) / self._queue.share(other) >= level and self.includes(other)
         ]
         if not over_share:
             return None
         most = max(over_share, key=lambda other: other.num_running / self._queue.share(other))
-        return last_in_turn(each for each in running if each.tenant_queue is most)
+        return last_in_turn(each for each in running if each.place.tenant_queue is most)
 
     def _recent_part(self, tenant: TenantQueue) -> float:
         """Returns the fraction of the recently charged tokens that were the tenant's."""

@@ -125,7 +125,7 @@ class QueueLimits:
         late: list[Sequence] = []
         waiting = tenant.waiting
         for sequence in reversed(tenant.pending[tenant.num_started :]):
-            if sequence.num_generated or sequence.stage_times.started_s is not None:
+            if sequence.num_generated or sequence.times.started_s is not None:
                 break
             wait_s, max_wait_s = self._wait_s(tenant, waiting, work), self._max_wait_s(sequence)
             waited_s = sequence.request.waited_s + now - max(sequence.arrival_s, able_s)
@@ -171,7 +171,9 @@ class QueueLimits:
             victims.append(victim)
             num_requests, num_tokens = num_requests - 1, num_tokens - load_of(victim).num_tokens
         message = "the queue is full, and others have less than their share of it"
-        return [self._refusal(victim, victim.tenant_queue, message, now) for victim in victims]
+        return [
+            self._refusal(victim, victim.place.tenant_queue, message, now) for victim in victims
+        ]
 
     def _has_room(self, num_requests: int, num_tokens: float) -> bool:
         """Whether this many more requests and tokens fit."""
@@ -186,7 +188,7 @@ class QueueLimits:
         not counting `gone`. Returns None unless that is above the level `above`."""
         best: Sequence | None = None
         for tenant in self._tenants():
-            own = [sequence for sequence in gone if sequence.tenant_queue is tenant]
+            own = [sequence for sequence in gone if sequence.place.tenant_queue is tenant]
             num_tokens = sum(load_of(sequence).num_tokens for sequence in own)
             fullness = self._fullness(tenant, -len(own), -num_tokens)
             if fullness > above and (newest := _newest(tenant, own)) is not None:

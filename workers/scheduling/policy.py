@@ -180,21 +180,21 @@ class FifoPolicy:
 
     def add(self, sequence: Sequence, num_live: int) -> None:
         insort(self._pending, sequence, key=_arrival)
-        sequence.is_pending = True
+        sequence.place.is_pending = True
 
     def start(self, sequence: Sequence) -> None:
         pass
 
     def put_back(self, sequence: Sequence) -> None:
-        if not sequence.is_pending:
+        if not sequence.place.is_pending:
             self.add(sequence, 0)
 
     def leave(self, sequence: Sequence) -> None:
         self._pending.remove(sequence)
-        sequence.is_pending = False
+        sequence.place.is_pending = False
 
     def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
-        if sequence.is_pending:
+        if sequence.place.is_pending:
             self.leave(sequence)
 
     def take_expired(self, now: float) -> list[Sequence]:

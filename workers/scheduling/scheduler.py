@@ -242,6 +242,10 @@ class Scheduler:
                 num_computed = item.end
                 if item.is_sampled and not num_tokens:
                     num_computed = sequence.num_computed = item.end - 1
+                if item.is_prefill:
+                    sequence.num_reached = max(
+                        sequence.num_reached, min(item.end, sequence.num_prompt)
+                    )
                 self.policy.charge_generated(sequence, item.end + max(num_tokens - 1, 0))
                 self._commit(sequence, num_computed)
             elif not sequence.num_inflight_steps:
@@ -285,7 +289,7 @@ class Scheduler:
 
     def _prefill(self, now: float, schedule: Schedule) -> None:
         """Schedules prompts in turn, up to the budget."""
-        begun = [sequence for sequence in self.running if sequence.is_pending]
+        begun = [sequence for sequence in self.running if sequence.place.is_pending]
         if self.policy.is_closed and not begun:
             return
         self._adapters.begin_step(now, [*self.running, *self.leaving])
@@ -368,9 +372,9 @@ class Scheduler:
                 return Blocked(BlockReason.PREFIX)
         num_own, num_beside = _num_missing(sequence), 0
         for begun in self.running:
-            if begun.is_pending and begun.request.tenant == sequence.request.tenant:
+            if begun.place.is_pending and begun.request.tenant == sequence.request.tenant:
                 num_own += _num_missing(begun)
-            elif begun.is_pending:
+            elif begun.place.is_pending:
                 num_beside += _num_missing(begun)
         if self._kv.make_room(
             num_own, table.tenant, num_beside=num_beside, is_first=table.is_first
@@ -417,7 +421,7 @@ class Scheduler:
         if not sequence.num_reached or sequence.num_computed > sequence.num_reached:
             # Cached positions up to `num_reached` may have been computed for this sequence.
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-        if sequence.stage_times.started_s is None:
+        if sequence.times.started_s is None:
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
         self.policy.charge_cached(sequence)
@@ -432,7 +436,7 @@ class Scheduler:
         return Admitted(num_tokens)
 
     def _note_started(self, sequence: Sequence) -> None:
-        times, lease = sequence.stage_times, sequence.lease
+        times, lease = sequence.times, sequence.lease
         if times.started_s is None:
             times.started_s = self._now
             times.adapter_load = lease and lease.load_since(sequence.arrival_s)
@@ -453,7 +457,7 @@ class Scheduler:
         num_full = num_computed // PAGE_TOKENS
         if num_full > sequence.block_table.num_committed:
             sequence.block_table.commit(sequence.page_keys[:num_full])
-        if sequence.is_pending and num_computed == len(sequence.tokens):
+        if sequence.place.is_pending and num_computed == len(sequence.tokens):
             self.policy.leave(sequence)
 
     def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
@@ -469,7 +473,7 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         self.policy.put_back(sequence)
         self._adapters.note_waiting(sequence)
-        sequence.stage_times.note_preemption(self._now)
+        sequence.times.record_preemption(self._now)
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""Sequence of one request: its tokens and their progress. Changed by the scheduler only."""
+"""Sequence of one request: its tokens and their progress."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import math
 from collections.abc import Iterator
 from enum import Enum
 
-import numpy as np
-from numpy.typing import NDArray
-
 from adapters.pool.source import AdapterLease
 from memory.block_table import BlockTable
 from memory.page_key import PAGE_TOKENS, PageHasher
 from workers.scheduling.constraint import NO_CONSTRAINT, Constraint
 from workers.scheduling.stage_times import StageTimes
-from workers.scheduling.tenant_queue import TERMS, TenantQueue
+from workers.scheduling.tenant_queue import TERMS, Place
 from workers.wire.protocol import (
     AdapterRef,
     FinishReason,
@@ -22,8 +19,6 @@ from workers.wire.protocol import (
     OutputKind,
     Pooling,
     SamplingParams,
-    SequenceOutput,
-    TokenLogprobs,
 )
 
 
@@ -48,6 +43,9 @@ class Sequence:
     finds up to there may have been computed for it. A resumed sequence starts like that, with
     tokens that another worker generated.
 
+    The engine appends its tokens, the policy changes its place, and the scheduler all else. Each
+    records its part of the times.
+
     An activated LoRA acts on positions from `request.activation` on. Its lease is held from the
     start nevertheless, so that an admitted sequence never waits for its adapter in mid-prefill.
     """
@@ -64,9 +62,8 @@ class Sequence:
     ) -> None:
         self.connection = connection
         self.request = request
-        self.arrival_s = arrival_s
-        self.stage_times = StageTimes(arrival_s)
-        self.last_token_s: float | None = None
+        self.times = StageTimes(arrival_s)
+        self.place: Place[Sequence] = Place()
         self.tokens = list(request.tokens)
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
@@ -76,9 +73,6 @@ class Sequence:
         self.num_inflight_tokens = 0
         """Number of tokens that steps in flight draw for it, which are not in `tokens` yet."""
         self.num_cached = 0
-        self.num_shared: int | None = None
-        """Tokens that were found in the prefix cache when it was last queued, or are computed for
-        a pending sequence before it. None: not looked for yet."""
         self.num_reached = 0
         """Prompt positions computed or found by finished steps, also before a preemption."""
         self.status = SequenceStatus.WAITING
@@ -86,12 +80,6 @@ class Sequence:
         self.lease: AdapterLease | None = None
         self.slot: int | None = None
         """Slot of the token buffer while it runs, else None."""
-        self.prompt_logprobs: list[TokenLogprobs] = []
-        self.pooled: NDArray[np.float32] | None = None
-        """For kind `embed`: sum of what finished steps contribute to its vector."""
-        self.logprobs: list[TokenLogprobs] = []
-        """Log-probabilities of the generated tokens that are not sent yet."""
-        self.num_unsent_tokens = 0
         self._hasher = PageHasher(
             model=request.model,
             domain=request.cache_domain,
@@ -101,21 +89,7 @@ class Sequence:
             layout=layout,
         )
         self._page_keys: list[bytes] = []
-        self.tenant_queue: TenantQueue[Sequence]
-        """Queue of the tenant that is charged; set when the sequence is queued."""
-        self.is_pending = False
-        """Whether it is queued and its tokens are not all computed."""
-        self.num_charged = 0
-        """Number of tokens charged. Computing them again after a preemption is free."""
         self.terms = TERMS[request.service_class]
-        self.due_s = arrival_s + self.terms.ttft_s
-        """Time when its next token is due."""
-        patience_s = self.terms.ttft_s
-        if request.timeout_s is not None:
-            patience_s = min(patience_s, request.timeout_s)
-        self.order = -request.priority, arrival_s + patience_s, arrival_s
-        """Sort key among the tenant's waiting sequences: higher priority, then the earlier
-        deadline, then the earlier arrival."""
         self.constraint: Constraint = NO_CONSTRAINT
         """Set before the sequence is queued, and closed at its end."""
         self.end_tokens = request.ends(end_tokens)
@@ -124,6 +98,10 @@ class Sequence:
     def key(self) -> tuple[int, int]:
         """(connection, id), unique in a worker."""
         return self.connection, self.request.id
+
+    @property
+    def arrival_s(self) -> float:
+        return self.times.arrival_s
 
     @property
     def params(self) -> SamplingParams:
@@ -156,7 +134,9 @@ class Sequence:
         than the tokens in flight, and these need not be known first."""
         if self.num_inflight_tokens and self.constraint.needs_host_token:
             return False
-        return (not self.is_pending or self.num_inflight_tokens > 0) and self.length < self.max_len
+        return (
+            not self.place.is_pending or self.num_inflight_tokens > 0
+        ) and self.length < self.max_len
 
     @property
     def is_activated(self) -> bool:
@@ -185,7 +165,7 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         """Whether it has uncomputed tokens that no step in flight computes."""
-        return self.is_pending and not self.num_inflight_tokens
+        return self.place.is_pending and not self.num_inflight_tokens
 
     @property
     def is_waiting(self) -> bool:
@@ -232,71 +212,6 @@ class Sequence:
         """Key of the first full page that is not in the prefix cache, or None."""
         index = self.block_table.num_committed
         return self.page_keys[index] if index < len(self.page_keys) else None
-
-    def add_pooled(self, start: int, vector: NDArray[np.float32]) -> None:
-        """Adds the contribution of a step whose first token is at position `start` to the vector.
-        At 0 the vector starts again, because the sequence was preempted or is new."""
-        self.pooled = vector if start == 0 or self.pooled is None else self.pooled + vector
-
-    def finish_prompt(self) -> SequenceOutput:
-        """Returns the end of a sequence that generates nothing, with its scores or its vector."""
-        if self.pooled is None:
-            return SequenceOutput(
-                id=self.request.id,
-                tokens=[],
-                prompt_logprobs=self.prompt_logprobs,
-                finish_reason=FinishReason.LENGTH,
-            )
-        is_mean = self.request.pooling is Pooling.MEAN
-        vector = self.pooled / np.float32(self.num_prompt if is_mean else 1)
-        return SequenceOutput(
-            id=self.request.id,
-            tokens=[],
-            finish_reason=FinishReason.STOP,
-            num_cached_tokens=self.num_cached,
-            vector=vector.astype("<f4").tobytes(),
-        )
-
-    def append(
-        self,
-        tokens: list[int],
-        finish_reason: FinishReason | None,
-        logprobs: list[TokenLogprobs] | None,
-        now: float,
-    ) -> SequenceOutput | None:
-        """Appends tokens generated at `now`, as `end_within` limits them, and returns the output to
-        send, or None if there is none yet. The next token is due `tpot_s` after each of them was
-        due, but a late first token is forgiven."""
-        if not tokens:
-            return None
-        is_first = not self.is_begun
-        if is_first:
-            self.due_s = max(self.due_s, now)
-            self.stage_times.first_token_s = now
-        self.due_s += len(tokens) * self.terms.tpot_s
-        self.tokens += tokens
-        if logprobs is not None:
-            self.logprobs += logprobs[: len(tokens)]
-        self.num_unsent_tokens += len(tokens)
-        if (
-            finish_reason is None
-            and not is_first
-            and self.num_unsent_tokens < self.request.stream_interval
-        ):
-            return None
-        output = SequenceOutput(
-            id=self.request.id,
-            tokens=self.tokens[-self.num_unsent_tokens :],
-            logprobs=self.logprobs or None,
-            prompt_logprobs=self.prompt_logprobs
-            if is_first and self.params.prompt_logprobs is not None
-            else None,
-            finish_reason=finish_reason,
-            stop_token=self.tokens[-1] if finish_reason is FinishReason.STOP else None,
-            num_cached_tokens=self.num_cached if is_first or finish_reason else 0,
-        )
-        self.logprobs, self.num_unsent_tokens = [], 0
-        return output
 
     def end_within(self, tokens: list[int]) -> tuple[int, FinishReason | None]:
         """Returns how many new tokens belong to the sequence, and why it ends with them if so."""

@@ -81,7 +81,8 @@ class TenantQueue(Generic[Item]):
     weight: int
     counter: float = 0.0
     pending: list[Item] = field(default_factory=list[Any])
-    """Sequences whose prompt is not computed: running ones first, then by `Sequence.order`."""
+    """Sequences whose prompt is not computed: running ones first, then by priority, deadline and
+    arrival."""
     num_sequences: int = 0
     """Number of pending and generating sequences."""
     num_started: int = 0
@@ -109,6 +110,21 @@ class TenantQueue(Generic[Item]):
     @property
     def num_running(self) -> int:
         return self.num_sequences - self.num_waiting
+
+
+@dataclass(slots=True)
+class Place(Generic[Item]):
+    """Place of a sequence in the queue. Written by the policy."""
+
+    tenant_queue: TenantQueue[Item] = field(init=False)
+    """Queue of the tenant that is charged; set when the sequence is queued."""
+    is_pending: bool = False
+    """Whether it is queued and its tokens are not all computed."""
+    num_charged: int = 0
+    """Number of tokens charged. Computing them again after a preemption is free."""
+    num_shared: int | None = None
+    """Tokens that were found in the prefix cache when it was last queued, or are computed for a
+    pending sequence before it. None until the cache was searched."""
 
 
 @dataclass(slots=True, eq=False)

@@ -112,7 +112,7 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
         requests = [asked(rng, number, [0], [None, "a"]) for number in range(16)]
         for request in requests:
             simulation.submit(request)
-        account = waiting_of(simulation.scheduler)[0].tenant_queue
+        account = waiting_of(simulation.scheduler)[0].place.tenant_queue
         simulation.run()
         simulation.assert_at_rest()
         cache, engine = simulation.kv.prefix_cache, simulation.engine

@@ -123,7 +123,7 @@ def test_each_token_is_charged_once(counts: tuple[int, ...]) -> None:
         sequence.constraint = HostTokens()
         simulation.run()
         assert simulation.outputs[0] == alone(request)
-        return sequence.tenant_queue.counter
+        return sequence.place.tenant_queue.counter
 
     assert charged(counts) == charged((1,))
 

@@ -155,7 +155,7 @@ def test_the_newest_sequence_of_the_over_share_tenant_with_most_slots_gives_way(
     for _ in range(100):
         for tenant, cost in (("most", 100.0), ("some", 110.0)):
             bench.queue.charge(rows[tenant][0], cost)
-            over_share.record(rows[tenant][0].tenant_queue, cost)
+            over_share.record(rows[tenant][0].place.tenant_queue, cost)
     running = [sequence for each in rows.values() for sequence in each]
     assert over_share.victim(rows["asks"][0], running) is rows["most"][-1]
     assert over_share.victim(rows["some"][0], running) is None

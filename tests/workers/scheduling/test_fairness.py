@@ -14,7 +14,7 @@ from tests.scale import scaled
 from tests.workers.counting import ROW_S, Market
 from tests.workers.simulation import StubPool, generate, prompt_of
 from tests.workers.waiting import waiting_of
-from workers.policies.fairness_policy import DECODE_COST, MAX_TOKEN_GAP_S
+from workers.policies.fairness_policy import DECODE_COST, MAX_TOKEN_GAP_S, due_s
 from workers.policies.queue_limits import QueueBounds
 from workers.scheduling.tenant_queue import TERMS
 from workers.wire.protocol import ErrorCode, Generate, ServiceClass
@@ -396,7 +396,7 @@ def test_a_loaded_adapter_is_charged_to_who_waited_for_it() -> None:
         market.offer(ask(rng, "a", 20, 2, adapter="x"))
         market.pool.loaded_bytes = loaded_bytes
         market.step()
-        counters.append(market.scheduler.running[0].tenant_queue.counter)
+        counters.append(market.scheduler.running[0].place.tenant_queue.counter)
     without, with_one, with_two = counters
     assert with_one > 10 * without
     assert with_two - with_one == pytest.approx(with_one - without, rel=0.01)
@@ -418,9 +418,9 @@ def test_tokens_are_on_time_beside_long_prompts(service_class: ServiceClass) -> 
     while stream.id not in market.ended:
         if market.scheduler.num_waiting_tokens < 3000:
             market.offer(ask(rng, "b", 3000, 1, service_class=service_class))
-        due_s, before_s = sequence.due_s, market.clock.now
+        next_s, before_s = due_s(sequence), market.clock.now
         market.step()
-        assert market.clock.now <= due_s + 0.01
+        assert market.clock.now <= next_s + 0.01
         longest_s = max(longest_s, market.clock.now - before_s)
     assert 0.2 < longest_s <= 1.1 * MAX_TOKEN_GAP_S
     num_prompt_tokens = market.counts.served["b"]

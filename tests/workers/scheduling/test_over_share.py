@@ -33,7 +33,7 @@ def market(max_num_seqs: int = 32, max_batched_tokens: int = 512) -> Market:
 
 def over_share(of: Market) -> set[str]:
     policy = fair_policy(of.scheduler)
-    tenants = {sequence.tenant_queue for sequence in of.scheduler.running}
+    tenants = {sequence.place.tenant_queue for sequence in of.scheduler.running}
     return {each.tenant for each in tenants if policy.over_share.includes(each)}
 
 

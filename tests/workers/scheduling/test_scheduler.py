@@ -146,7 +146,7 @@ def test_what_is_found_in_the_cache_is_charged_as_such() -> None:
     simulation.submit(generate(0, prefix, 1))
     simulation.run()
     simulation.submit(generate(1, prefix + prompt_of(rng, 16), 1))
-    account = waiting_of(simulation.scheduler)[0].tenant_queue
+    account = waiting_of(simulation.scheduler)[0].place.tenant_queue
     before = account.counter
     simulation.run()
     assert account.counter - before == pytest.approx(64 * CACHED_COST + 16 * PREFILL_COST)
@@ -161,7 +161,7 @@ def test_what_a_preemption_loses_is_computed_again_at_no_charge() -> None:
         simulation.submit(msgspec.structs.replace(generate(0, [1] * 200), params=params))
         for _ in range(2):
             simulation.step()
-        account = simulation.scheduler.running[0].tenant_queue
+        account = simulation.scheduler.running[0].place.tenant_queue
         if is_preempted:
             simulation.suspend()
         simulation.run()

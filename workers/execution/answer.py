@@ -1,0 +1,136 @@
+"""Outputs of one sequence: what is collected of its results, and the messages that report it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.execution.step_input import SequenceResult
+from workers.scheduling.sequence import Sequence
+from workers.wire.protocol import (
+    ErrorCode,
+    Failed,
+    FinishReason,
+    Pooling,
+    PromptProgress,
+    SequenceOutput,
+    SequenceTimes,
+    TokenLogprobs,
+)
+
+
+class Answer:
+    """Results of a sequence that are not sent yet. Written by the engine."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+        self._request = sequence.request
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._num_unsent = 0
+        """Number of the sequence's last tokens that are not sent."""
+        self._num_reported = 0
+        """Number of prompt positions that were reported as computed."""
+        self._vector: NDArray[np.float32] | None = None
+        """For kind `embed`: sum of the finished steps' contributions to the vector."""
+
+    def add(self, start: int, result: SequenceResult) -> None:
+        """Adds scores and vector of a step whose first token is at position `start`. A preempted
+        sequence is computed again from its start."""
+        if result.prompt_logprobs is not None:
+            self._prompt_logprobs[start:] = result.prompt_logprobs
+        if result.vector is not None:
+            is_first = start == 0 or self._vector is None
+            self._vector = result.vector if is_first else self._vector + result.vector
+
+    def progress(self, num_computed: int) -> PromptProgress | None:
+        """Returns the report that `num_computed` tokens are computed, or None unless these cover
+        more of the prompt than was reported."""
+        sequence = self._sequence
+        num_positions = min(num_computed, sequence.num_prompt)
+        if num_positions <= self._num_reported:
+            return None
+        self._num_reported = num_positions
+        return PromptProgress(self._request.id, num_positions, sequence.num_cached)
+
+    def append(
+        self,
+        tokens: list[int],
+        finish_reason: FinishReason | None,
+        logprobs: list[TokenLogprobs] | None,
+        now: float,
+    ) -> SequenceOutput | None:
+        """Appends tokens generated at `now` to the sequence, of which `finish_reason` is the end.
+        Returns the output to send, or None if there is none yet."""
+        if not tokens:
+            return None
+        sequence, request = self._sequence, self._request
+        is_first = not sequence.is_begun
+        if is_first:
+            sequence.times.first_token_s = now
+        sequence.times.last_token_s = now
+        sequence.tokens += tokens
+        if logprobs is not None:
+            self._logprobs += logprobs[: len(tokens)]
+        self._num_unsent += len(tokens)
+        is_edge = is_first or finish_reason is not None
+        if not is_edge and self._num_unsent < request.stream_interval:
+            return None
+        has_scores = is_first and request.params.prompt_logprobs is not None
+        output = SequenceOutput(
+            id=request.id,
+            tokens=sequence.tokens[-self._num_unsent :],
+            logprobs=self._logprobs or None,
+            prompt_logprobs=self._prompt_logprobs if has_scores else None,
+            finish_reason=finish_reason,
+            stop_token=tokens[-1] if finish_reason is FinishReason.STOP else None,
+            num_cached_tokens=sequence.num_cached if is_edge else 0,
+            times=self._times(now) if is_edge else None,
+        )
+        self._logprobs, self._num_unsent = [], 0
+        return output
+
+    def finish_prompt(self, now: float) -> SequenceOutput:
+        """Returns the end of a sequence that generates nothing, with its scores or its vector."""
+        request = self._request
+        if self._vector is None:
+            return SequenceOutput(
+                id=request.id,
+                tokens=[],
+                prompt_logprobs=self._prompt_logprobs,
+                finish_reason=FinishReason.LENGTH,
+                times=self._times(now),
+            )
+        num_summed = self._sequence.num_prompt if request.pooling is Pooling.MEAN else 1
+        return SequenceOutput(
+            id=request.id,
+            tokens=[],
+            finish_reason=FinishReason.STOP,
+            num_cached_tokens=self._sequence.num_cached,
+            times=self._times(now),
+            vector=(self._vector / np.float32(num_summed)).astype("<f4").tobytes(),
+        )
+
+    def abort(self, now: float) -> SequenceOutput:
+        """Returns the end of an aborted sequence."""
+        times = self._times(now)
+        return SequenceOutput(
+            id=self._request.id, tokens=[], finish_reason=FinishReason.ABORT, times=times
+        )
+
+    def fail(
+        self,
+        code: ErrorCode,
+        message: str,
+        now: float,
+        retry_after_s: float = 0.0,
+        pace_s: float = 0.0,
+    ) -> Failed:
+        """Returns the failure of the sequence."""
+        times = self._times(now)
+        return Failed(self._request.id, code, message, retry_after_s, pace_s, times)
+
+    def _times(self, now: float) -> SequenceTimes | None:
+        """Returns the times of the sequence's stages if its request is traced, else None."""
+        is_traced = self._request.traceparent is not None
+        return self._sequence.times.to_wire(now) if is_traced else None
