@@ -112,6 +112,9 @@ class AdapterPool:
         self._entries: dict[str, AdapterEntry] = {}
         self._resident: dict[Allocation, AdapterEntry] = {}
         self._pins: dict[str, AdapterEntry] = {}
+        self._roomless: set[AdapterEntry] = set()
+        """Entries whose images found no room on the host. They are remembered with their sizes
+        while a caller waits, so that the images are fetched again only once there is room."""
         self._slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
         self._num_polls = 0
         self._refused: dict[str, int] = {}
@@ -218,6 +221,9 @@ class AdapterPool:
         self._refused.clear()
         for entry in self._failures.over():
             self.forget(entry)
+        for entry in [entry for entry in self._roomless if not self._is_awaited(entry)]:
+            self._roomless.remove(entry)
+            self.forget(entry)
         self._keep_pins()
 
     def idle_runs(self, *, with_awaited: bool) -> Mapping[Allocation, Idle]:
@@ -256,7 +262,8 @@ class AdapterPool:
         """Removes the entry if nothing but its file is left. An entry that was replaced by another
         of the same digest is left alone."""
         is_known = self._entries.get(entry.digest) is entry
-        if is_known and entry.is_empty and entry.digest not in self._pins:
+        is_needed = entry.digest in self._pins or entry in self._roomless
+        if is_known and entry.is_empty and not is_needed:
             del self._entries[entry.digest]
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:
@@ -517,6 +524,8 @@ class AdapterPool:
         entry.load_times.fetched_s = self._clock()
         victims = self._host.victims(entry)
         if victims is None:
+            if self._is_awaited(entry):
+                self._roomless.add(entry)
             self.forget(entry)
             return
         for victim in victims:

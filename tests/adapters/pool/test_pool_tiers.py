@@ -14,6 +14,7 @@ import pytest
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.lora import ImageTables
+from adapters.pool.source import NoRoom
 from memory.accounts import Tenant
 from memory.allocations import UNIT_BYTES
 from memory.copy_queue import Copy, CopyQueue
@@ -274,6 +275,45 @@ def test_the_image_of_a_pin_waits_on_the_host_for_room_on_the_device(tmp_path: P
     house.settle()
     assert on_host(house) == {3}, "on the device it needs no image on the host"
     house.check()
+
+
+def test_one_without_room_on_the_host_is_read_once_and_starves(tmp_path: Path) -> None:
+    """Until another that waits for the device, and was requested more, no longer does."""
+    house = House(tmp_path, [ONE_UNIT] * 3, num_units=1, host_bytes=UNIT_IMAGE)
+    fetched: list[str] = []
+    fetch = house.pool._loader.fetch
+    house.pool._loader.fetch = lambda digest, *a, **k: (
+        fetched.append(digest),
+        fetch(digest, *a, **k),
+    )[1]
+    lease = house.load(0)
+    waiting, roomless = house.refs[1:]
+    for _ in range(5):
+        house.pool.prefetch(waiting)
+    fetched.clear()
+    for _ in range(5):
+        house.pool.acquire(waiting)
+        outcome = house.pool.acquire(roomless)
+        house.executor.drain()
+        house.pool.poll()
+    assert fetched == [waiting.digest, roomless.digest] and outcome == NoRoom(0)
+    lease.release()
+    house.pool.cancel(waiting)
+    assert house.serves(house.load(2).slot, 2)
+    house.pool.cancel(waiting)
+    house.check()
+
+
+def test_one_without_room_on_the_host_is_forgotten_when_no_request_waits(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 2, num_units=1, host_bytes=UNIT_IMAGE)
+    for _ in range(5):
+        house.pool.prefetch(house.refs[0])
+        house.pool.load(house.refs[0])
+    house.pool.load(house.refs[1])
+    house.executor.drain()
+    for _ in range(3):
+        house.pool.poll()
+    assert [status.digest for status in house.pool.status()] == [house.refs[0].digest]
 
 
 @pytest.fixture
