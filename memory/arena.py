@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from memory.accounts import Accounts, BytesHeld
@@ -64,7 +64,7 @@ class Arena:
                 f"and may have {ceiling_bytes} ({self.adapter_ceiling} extents of {extent_bytes})"
             )
         self.bytes_held = BytesHeld(Accounts(clock))
-        """Bytes of KV pages and adapter allocations, by account."""
+        """Bytes of KV pages and adapters, by account."""
         self.backing: Backing | None = None
         """Notified of the extents that weights acquire and release, unless None."""
         self._all = (1 << self.num_extents) - 1
@@ -101,9 +101,9 @@ class Arena:
         return (self._free & self._kv_zone).bit_count()
 
     @property
-    def num_adapters_obtainable(self) -> int:
-        """Number of free extents that adapters may allocate now, adjacent or not."""
-        return min(self._free.bit_count(), self.adapter_ceiling - self.num_adapter_extents)
+    def num_free(self) -> int:
+        """Number of free extents."""
+        return self._free.bit_count()
 
     def allocate_kv(self, owner: str) -> int | None:
         """Allocates the lowest free extent to the owner. Returns None if KV may have no more."""
@@ -136,26 +136,6 @@ class Arena:
             self._free |= 1 << extent
             self._restore(extent)
 
-    def sink_weights(self) -> bool:
-        """Moves extents of weights down to free ones, so that adapters find longer ranges above.
-        Weights need a number of extents and no particular ones. Returns False if none could move.
-        Without it, an adapter of several extents finds no range between the weights of models
-        loaded at various times."""
-        has_moved = False
-        for extent in sorted(self._weights, reverse=True):
-            lower = self._take_lowest()
-            if lower is None:
-                break
-            if lower > extent:
-                self._free |= 1 << lower
-                break
-            self._weights[lower] = self._weights.pop(extent)
-            self._free |= 1 << extent
-            self._lend(lower)
-            self._restore(extent)
-            has_moved = True
-        return has_moved
-
     def _lend(self, extent: int) -> None:
         if self.backing is not None:
             self.backing.lend(extent)
@@ -172,32 +152,27 @@ class Arena:
         self._free ^= 1 << extent
         return extent
 
-    def allocate_adapters(self, extents: range) -> bool:
-        """Allocates these extents to the adapters. Returns False, and allocates none, if one of
-        them is not free or the ceiling would be exceeded."""
-        mask = ((1 << len(extents)) - 1) << extents.start
-        over = self.num_adapter_extents + len(extents) > self.adapter_ceiling
-        if over or mask & ~self._free:
-            return False
+    def allocate_adapters(self, least: int, most: int) -> range | None:
+        """Allocates at least `least` and up to `most` adjacent free extents to the adapters: as many
+        as possible, then the highest. Returns None if there are too few or the ceiling would be
+        exceeded."""
+        most = min(most, self.adapter_ceiling - self.num_adapter_extents)
+        starts, length = self._all, 0
+        while length < most and (longer := starts & self._free >> length):
+            starts, length = longer, length + 1
+        if length < least:
+            return None
+        first = starts.bit_length() - 1
+        mask = ((1 << length) - 1) << first
         self._free ^= mask
         self._adapters |= mask
-        return True
+        return range(first, first + length)
 
     def free_adapters(self, extents: range) -> None:
         mask = ((1 << len(extents)) - 1) << extents.start
         require(not mask & ~self._adapters, f"extents {extents} are not all adapter extents")
         self._adapters ^= mask
         self._free |= mask
-
-    def free_ranges(self) -> Iterator[range]:
-        """Yields the maximal ranges of adjacent free extents, from the low end."""
-        remaining = self._free
-        while remaining:
-            start = (remaining & -remaining).bit_length() - 1
-            shifted = remaining >> start
-            length = (~shifted & (shifted + 1)).bit_length() - 1
-            yield range(start, start + length)
-            remaining &= ~(((1 << length) - 1) << start)
 
     def kv_extents(self, owner: str) -> set[int]:
         return {extent for extent, name in self._kv.items() if name == owner}
@@ -212,6 +187,9 @@ class Arena:
     def is_for_kv(self, extent: int) -> bool:
         """Whether the extent is outside the adapters' floor."""
         return bool(self._kv_zone >> extent & 1)
+
+    def is_free(self, extent: int) -> bool:
+        return bool(self._free >> extent & 1)
 
     def is_adapter(self, extent: int) -> bool:
         return bool(self._adapters >> extent & 1)

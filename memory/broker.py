@@ -4,16 +4,18 @@ for its weight, and there the ones that are cheapest to make again."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple, Protocol
 
 from memory.accounts import NO_TENANT, Ask, BytesHeld
-from memory.allocations import AdapterAllocations, Allocation
+from memory.adapter_memory import AdapterMemory, Placement
 from memory.arena import Arena
 from memory.errors import require
+from memory.loss import NO_LIMIT, Idle, Item, Loss, by_loss
 from memory.pages import PagePool
-from memory.places import NO_LIMIT, Idle, Loss, Span, cheapest_first, find_places
 
 MARGIN = 2.0
 """Factor by which evicting the other kind (KV or adapters) must cost less than evicting the own.
@@ -48,16 +50,16 @@ class PageHolder(Protocol):
         ...
 
 
-class AllocationHolder(Protocol):
+class AdapterHolder(Protocol):
     """Adapters of one model that the broker may evict."""
 
-    def idle_runs(self, *, with_awaited: bool) -> Mapping[Allocation, Idle]:
-        """Returns the allocations that are neither read nor filled. with_awaited: include those
-        that a caller is about to lease."""
+    def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
+        """Returns the adapters that are neither read nor filled. with_awaited: include those that a
+        caller is about to lease."""
         ...
 
-    def evict(self, run: Allocation) -> None:
-        """Frees one of the idle allocations."""
+    def evict(self, placement: Placement) -> None:
+        """Frees one of the idle placements."""
         ...
 
 
@@ -71,21 +73,21 @@ class MemoryBroker:
     evicted.
     """
 
-    def __init__(self, arena: Arena, runs: AdapterAllocations | None = None) -> None:
-        """runs: allocations of the adapters, if they share the arena."""
+    def __init__(self, arena: Arena, adapters: AdapterMemory | None = None) -> None:
+        """adapters: memory of the adapters, if they share the arena."""
         self.lock = Lock()
         """Held while reading or changing the owners of the arena's bytes. The engine thread
         releases it while it computes a step, because the bytes of the step are in use and stay."""
         self._arena = arena
-        self._runs = runs
+        self._adapters = adapters
         self._caches: dict[str, PageHolder] = {}
-        self._holders: list[AllocationHolder] = []
+        self._holders: list[AdapterHolder] = []
         self._looks: dict[PageHolder, _Look] = {}
 
     def add_cache(self, owner: str, cache: PageHolder) -> None:
         self._caches[owner] = cache
 
-    def add_holder(self, holder: AllocationHolder) -> None:
+    def add_holder(self, holder: AdapterHolder) -> None:
         self._holders.append(holder)
 
     @property
@@ -107,20 +109,22 @@ class MemoryBroker:
         pool = cache.pool
         if num_pages <= pool.num_free or self._evict_own(cache, num_pages - pool.num_free, ask):
             return True
-        idle = self._idle_runs(with_awaited=True)
-        others = self._extents_for_pages(cache, idle, ask)
+        others = [
+            item
+            for item in self._extents(without=cache)
+            if all(ask.most(name) > 0 for name in item.lost.accounts)
+        ]
         num_own = cache.num_evictable(ask)
         if num_pages > pool.num_free + num_own + len(others) * pool.pages_per_extent:
             return False
-        for loss, extent in self._by_loss(others, ask):
-            loss_per_byte = Loss(loss.priority, loss.cost_s / self._arena.extent_bytes)
-            cache.evict(num_pages - pool.num_free, ask, loss_per_byte)
-            lost = self._lost_with(extent, others)
+        for loss, item in by_loss(others, ask):
+            cache.evict(num_pages - pool.num_free, ask, loss)
+            accounts = item.exact().accounts
             if num_pages <= pool.num_free:
-                self._looks[cache] = _Look(LOOK_HOLDS, lost.accounts, loss_per_byte.cost_s)
+                self._looks[cache] = _Look(LOOK_HOLDS, accounts, loss.cost_s)
                 return True
-            if ask.may_take(*lost.accounts):
-                self._clear(extent, idle)
+            if ask.may_take(*accounts):
+                item.evict()
         cache.evict(num_pages - pool.num_free, ask)
         self._looks[cache] = _Look(LOOK_HOLDS)
         return num_pages <= pool.num_free
@@ -138,20 +142,24 @@ class MemoryBroker:
         limit = Loss(ask.priority(*look.accounts), look.cost_s) if look.accounts else NO_LIMIT
         return cache.evict(num_pages, ask, limit) == num_pages
 
-    def allocate_run(
-        self, num_bytes: int, account: str = NO_TENANT.name, *, is_first: bool = False
-    ) -> Allocation | None:
-        """Allocates at least `num_bytes` for an adapter, clearing the place of least loss. Returns
-        None if no place can be cleared. is_first: the account uses no other adapter."""
-        assert self._runs is not None, "no adapters share this arena"
+    def allocate_adapter(
+        self, ends: Sequence[int], account: str = NO_TENANT.name, *, is_first: bool = False
+    ) -> Placement | None:
+        """Allocates memory for an adapter, evicting the items of least loss. Returns None if too
+        little may be evicted. ends: as in `AdapterMemory.allocate`. is_first: the account uses no
+        other adapter."""
+        assert self._adapters is not None, "no adapters share this arena"
         # A copy, because evictions change the levels, by which a later eviction for this request
         # could be refused after others were made.
         now = BytesHeld(self.bytes_held.accounts, self.bytes_held.held.items())
-        ask = Ask(now, account, self._runs.rounded(num_bytes), is_first=is_first)
-        while (run := self._runs.allocate(num_bytes, account)) is None:
-            if not (self._clear_place(self._runs, num_bytes, ask) or self._arena.sink_weights()):
+        ask = Ask(now, account, self._adapters.rounded(ends[-1]), is_first=is_first)
+        while (placement := self._adapters.allocate(ends, account)) is None:
+            victims = self._victims(self._adapters, ends, ask)
+            if not victims:
                 return None
-        return run
+            for item in victims:
+                item.evict()
+        return placement
 
     def allocate_weights(self, owner: str, num_extents: int) -> int:
         """Allocates up to `num_extents` more extents to the owner, evicting idle items. Returns the
@@ -159,10 +167,8 @@ class MemoryBroker:
         missing = num_extents - self._arena.allocate_weights(owner, num_extents)
         if not missing:
             return num_extents
-        idle = self._idle_runs(with_awaited=True)
-        ask = self.at_any_cost()
-        for _, extent in self._by_loss(self._extents_for_pages(None, idle, ask), ask):
-            self._clear(extent, idle)
+        for _, item in by_loss(self._extents(), self.at_any_cost()):
+            item.evict()
             missing -= self._arena.allocate_weights(owner, missing)
             if not missing:
                 break
@@ -173,141 +179,122 @@ class MemoryBroker:
         return Ask(self.bytes_held, NO_TENANT.name, 0, is_first=True)
 
     def held_bytes(self) -> tuple[Counter[str], Counter[str]]:
-        """Returns the bytes of pages and of adapter allocations, each by account."""
+        """Returns the bytes of pages and of adapters, each by account."""
         pages = Counter[str]()
         for cache in self._caches.values():
             pages.update(cache.pool.held_bytes())
-        return pages, Counter() if self._runs is None else self._runs.held_bytes()
+        return pages, Counter() if self._adapters is None else self._adapters.held_bytes()
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless each account is charged for exactly what it holds."""
-        pages, runs = self.held_bytes()
-        held, charged = pages + runs, self.bytes_held.held
+        pages, adapters = self.held_bytes()
+        held, charged = pages + adapters, self.bytes_held.held
         require(held == charged, f"accounts hold {held}, charged are {charged}")
 
-    def _idle_runs(self, *, with_awaited: bool) -> dict[Allocation, _IdleAllocation]:
+    def _placed(self, *, with_awaited: bool) -> dict[Placement, Item]:
+        """Returns the idle adapters."""
         return {
-            run: _IdleAllocation(holder, lost)
+            placement: Item(
+                placement.num_bytes, lost, lambda lost=lost: lost, partial(holder.evict, placement)
+            )
             for holder in self._holders
-            for run, lost in holder.idle_runs(with_awaited=with_awaited).items()
+            for placement, lost in holder.idle(with_awaited=with_awaited).items()
         }
 
-    def _extents_for_pages(
-        self, cache: PageHolder | None, idle: dict[Allocation, _IdleAllocation], ask: Ask
-    ) -> dict[int, Idle]:
-        """Returns the extents that other holders could free for KV, with lower bounds of the
-        cost."""
-        found = {
-            extent: lost
-            for other in self._caches.values()
-            if other is not cache
-            for extent, lost in other.drainable().items()
-        }
-        if self._runs is not None:
-            for extent, runs in self._runs.by_extent().items():
-                if self._arena.is_for_kv(extent) and all(run in idle for run in runs):
-                    accounts = [name for run in runs for name in idle[run].lost.accounts]
-                    costs = (self._share(run, idle[run].lost.cost_s) for run in runs)
-                    found[extent] = Idle(accounts, sum(costs))
+    def _paged(self, without: PageHolder | None = None) -> dict[int, Item]:
+        """Returns the extents of idle pages, other than those of the cache `without`."""
+        size = self._arena.extent_bytes
         return {
-            extent: lost
-            for extent, lost in found.items()
-            if all(ask.most(name) > 0 for name in lost.accounts)
+            extent: Item(
+                size, _margin(lost), partial(self._lost_with, extent), partial(self._drain, extent)
+            )
+            for cache in self._caches.values()
+            if cache is not without
+            for extent, lost in cache.drainable().items()
         }
 
-    def _share(self, run: Allocation, cost: float) -> float:
-        """Returns the part of an allocation's cost for one of the extents that it frees."""
-        return cost * min(1.0, self._arena.extent_bytes / run.num_bytes)
+    def _extents(self, without: PageHolder | None = None) -> list[Item]:
+        """Returns the extents that can be freed for KV or weights."""
+        size = self._arena.extent_bytes
+        items = [*self._paged(without).values()]
+        if self._adapters is None:
+            return items
+        placed = self._placed(with_awaited=True)
+        for extent, placements in self._adapters.by_extent().items():
+            if self._arena.is_for_kv(extent) and all(each in placed for each in placements):
+                accounts = [name for each in placements for name in placed[each].lost.accounts]
+                # An adapter of several extents frees all of them.
+                shares = (
+                    placed[each].lost.cost_s * min(1.0, size / each.num_bytes)
+                    for each in placements
+                )
+                lost = _margin(Idle(accounts, sum(shares)))
+                clear = partial(self._clear, extent, placed)
+                items.append(Item(size, lost, lambda lost=lost: lost, clear))
+        return items
 
-    def _by_loss(self, extents: dict[int, Idle], ask: Ask) -> Iterator[tuple[Loss, int]]:
-        def loss_of(lost: Idle) -> Loss:
-            return Loss(ask.priority(*lost.accounts), MARGIN * lost.cost_s)
-
-        bounds = [(extent, loss_of(lost)) for extent, lost in extents.items()]
-        return cheapest_first(bounds, lambda extent: loss_of(self._lost_with(extent, extents)))
-
-    def _lost_with(self, extent: int, extents: dict[int, Idle]) -> Idle:
-        """Returns the cost of freeing the extent, including dependent pages elsewhere."""
+    def _lost_with(self, extent: int) -> Idle:
+        """Returns the cost of freeing an extent of pages, including dependent pages elsewhere."""
         owner = self._arena.kv_owner(extent)
-        return extents[extent] if owner is None else self._caches[owner].lost_with([extent])
+        return Idle((), 0.0) if owner is None else _margin(self._caches[owner].lost_with([extent]))
 
-    def _clear(self, extent: int, idle: dict[Allocation, _IdleAllocation]) -> None:
+    def _drain(self, extent: int) -> None:
+        """Frees an extent of idle pages, unless it was freed with the pages of another."""
         owner = self._arena.kv_owner(extent)
         if owner is not None:
             self._caches[owner].drain(extent)
-        elif self._runs is not None:
-            for run in self._runs.by_extent().get(extent, ()):
-                idle[run].holder.evict(run)
 
-    def _clear_place(self, runs: AdapterAllocations, num_bytes: int, ask: Ask) -> bool:
-        """Evicts the items in the place of least loss that fits `num_bytes`. If only the ceiling is
-        in the way, evicts the adapter of least loss. Returns False, evicting nothing, if that
-        cannot help."""
-        idle = self._idle_runs(with_awaited=False)
-        idle = {run: found for run, found in idle.items() if ask.may_take(*found.lost.accounts)}
-        num_idle_bytes = sum(run.num_bytes for run in idle)
-        if runs.held_bytes().total() - num_idle_bytes + num_bytes > runs.capacity_bytes:
-            return False
-        spans = self._spans(runs, idle, ask)
-        places = dict(find_places(spans, num_bytes))
-        by_loss = cheapest_first(
-            places.items(), lambda place: self._loss_of(spans[slice(*place)], ask)
-        )
-        for _, place in by_loss:
-            if runs.is_allowed(spans[place[0]].start, spans[place[1] - 1].end, num_bytes):
-                return self._give_up(spans[slice(*place)], idle)
-        if not places or not idle:
-            return False
-        least = min(idle, key=lambda run: (*_loss_per_byte(run, idle[run].lost, ask), run.offset))
-        idle[least].holder.evict(least)
-        return True
+    def _clear(self, extent: int, placed: Mapping[Placement, Item]) -> None:
+        """Evicts the adapters that have bytes in the extent."""
+        assert self._adapters is not None
+        for placement in self._adapters.by_extent().get(extent, ()):
+            placed[placement].evict()
 
-    def _spans(
-        self, runs: AdapterAllocations, idle: dict[Allocation, _IdleAllocation], ask: Ask
-    ) -> list[Span]:
-        """Returns all bytes that adapters could obtain, ordered by address."""
+    def _victims(self, adapters: AdapterMemory, ends: Sequence[int], ask: Ask) -> list[Item]:
+        """Returns what to evict to make room for an image, the least loss first. Returns an empty
+        list if all that may be evicted is too little."""
         size = self._arena.extent_bytes
-        spans = [Span(*hole) for hole in runs.holes()]
-        spans += [Span(r.start * size, r.stop * size) for r in self._arena.free_ranges()]
-        for run, (_, (accounts, cost)) in idle.items():
-            loss = Loss(ask.priority(*accounts), cost)
-            spans.append(Span(run.offset, run.offset + run.num_bytes, loss, run=run))
-        for cache in self._caches.values():
-            for extent, (accounts, cost) in cache.drainable().items():
-                if ask.may_take(*accounts):
-                    loss = Loss(ask.priority(*accounts), MARGIN * cost)
-                    start = extent * size
-                    spans.append(Span(start, start + size, loss, extent=extent))
-        return sorted(spans, key=lambda span: span.start)
+        items = self._placed(with_awaited=False) | self._paged()
+        items = {key: item for key, item in items.items() if ask.may_take(*item.lost.accounts)}
+        num_new = self._arena.adapter_ceiling - self._arena.num_adapter_extents
+        num_paged = max(num_new - self._arena.num_free, 0)
+        """Extents of pages that the ceiling permits to take."""
+        missing = adapters.rounded(ends[-1]) - adapters.num_hole_bytes
+        missing -= min(num_new, self._arena.num_free) * size
+        num_adjacent = max(-(-(end - start) // size) for start, end in pairwise([0, *ends]))
+        if num_adjacent > 1 and (row := self._row(adapters, num_adjacent, items)) != []:
+            return row or []
+        victims: list[Item] = []
+        keys = {item: key for key, item in items.items()}
+        for _, item in by_loss(items.values(), ask):
+            if not isinstance(keys[item], Placement):
+                if not num_paged or not ask.may_take(*item.exact().accounts):
+                    continue
+                num_paged -= 1
+            victims.append(item)
+            missing -= item.num_bytes
+            if missing <= 0:
+                return victims
+        return []
 
-    def _loss_of(self, place: list[Span], ask: Ask) -> Loss | None:
-        """Returns None if pages elsewhere depend on the place and may not be evicted."""
-        extents = [span.extent for span in place if span.extent is not None]
-        priority = max(span.loss.priority for span in place)
-        cost_s = sum(span.loss.cost_s for span in place if span.extent is None)
-        for owner, cache in self._caches.items():
-            accounts, cost = cache.lost_with(
-                [extent for extent in extents if self._arena.kv_owner(extent) == owner]
-            )
-            if not ask.may_take(*accounts):
-                return None
-            priority = max(priority, ask.priority(*accounts))
-            cost_s += MARGIN * cost
-        return Loss(priority, cost_s)
-
-    def _give_up(self, place: list[Span], idle: dict[Allocation, _IdleAllocation]) -> bool:
-        """Evicts every item in the place. Returns False if it held none."""
-        for span in place:
-            if span.run is not None:
-                idle[span.run].holder.evict(span.run)
-            elif span.extent is not None:
-                self._clear(span.extent, idle)
-        return any(span.is_held for span in place)
+    def _row(
+        self, adapters: AdapterMemory, num_extents: int, items: Mapping[Placement | int, Item]
+    ) -> list[Item] | None:
+        """Returns what to evict to free adjacent extents, the highest that only these items hold.
+        Returns None if there are none."""
+        by_extent = adapters.by_extent()
+        row: list[list[Item]] = []
+        for extent in reversed(range(self._arena.num_extents)):
+            keys = [] if self._arena.is_free(extent) else by_extent.get(extent, [extent])
+            held = [items[key] for key in keys if key in items]
+            row = [*row, held] if len(held) == len(keys) else []
+            if len(row) == num_extents:
+                return list(dict.fromkeys(item for held in row for item in held))
+        return None
 
 
-class _IdleAllocation(NamedTuple):
-    holder: AllocationHolder
-    lost: Idle
+def _margin(lost: Idle) -> Idle:
+    return Idle(lost.accounts, MARGIN * lost.cost_s)
 
 
 class _Look(NamedTuple):
@@ -317,7 +304,3 @@ class _Look(NamedTuple):
     uses_left: int
     accounts: Collection[str] = ()
     cost_s: float = 0.0
-
-
-def _loss_per_byte(run: Allocation, lost: Idle, ask: Ask) -> Loss:
-    return Loss(ask.priority(*lost.accounts), lost.cost_s / run.num_bytes)

@@ -9,9 +9,9 @@ from threading import Lock
 from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
 from memory.arena import Arena
 from memory.broker import MemoryBroker
+from memory.loss import NO_LIMIT, Idle, Loss
 from memory.page_key import PAGE_TOKENS
 from memory.pages import PagePool
-from memory.places import NO_LIMIT, Idle, Loss
 from memory.prefix_cache import PrefixCache
 
 SECONDS_PER_TOKEN = 1e-3

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memory.holes import Holes
+
 UNIT_BYTES = 1 << 16
 
 
@@ -24,8 +26,9 @@ class HostSlab:
         """memory: uint8 [bytes], pinned."""
         self._memory = memory
         self._lock = Lock()
-        self._holes = [(0, len(memory) // UNIT_BYTES)]
-        """Free units as [start, end), sorted and not adjacent."""
+        self._holes = Holes()
+        """Free units."""
+        self._holes.add(0, len(memory) // UNIT_BYTES)
         self._returned: deque[tuple[int, int]] = deque()
         """Units of garbage arrays, not in `_holes` yet. The collector frees arrays on any thread at
         any time, even on one that holds the lock, so the finalizer must not need the lock."""
@@ -35,30 +38,14 @@ class HostSlab:
         num_units = -(-len(payload) // UNIT_BYTES)
         with self._lock:
             while self._returned:
-                self._add_hole(*self._returned.popleft())
-            start = self._take(num_units)
-        if start is None:
-            return None
+                self._holes.add(*self._returned.popleft())
+            start, end = self._holes.best(num_units) or (0, 0)
+            if end - start < num_units:
+                return None
+            self._holes.remove(start, start + num_units)
         begin = start * UNIT_BYTES
         placed: NDArray[Any] = self._memory[begin : begin + len(payload)]
         placed[:] = payload
         units = (start, start + num_units)
         weakref.finalize(placed, self._returned.append, units).atexit = False
         return placed
-
-    def _take(self, num_units: int) -> int | None:
-        for index, (start, end) in enumerate(self._holes):
-            if end - start >= num_units:
-                rest = [(start + num_units, end)] if end - start > num_units else []
-                self._holes[index : index + 1] = rest
-                return start
-        return None
-
-    def _add_hole(self, start: int, end: int) -> None:
-        before = [hole for hole in self._holes if hole[1] <= start]
-        after = self._holes[len(before) :]
-        if before and before[-1][1] == start:
-            start = before.pop()[0]
-        if after and after[0][0] == end:
-            end = after.pop(0)[1]
-        self._holes = [*before, (start, end), *after]

@@ -61,6 +61,14 @@ class ImageTables:
         size = (num_layers + 1, num_projections)
         return cls(np.zeros(size, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int64))
 
+    def factor_ends(self, num_bytes: int) -> list[int]:
+        """Returns the positions at which the image of `num_bytes` may be cut, its end included."""
+        touched = self.rank > 0
+        starts = {*self.a_offset[touched].tolist(), *self.b_offset[touched].tolist()}
+        for rows in self.replaced.values():
+            starts |= {rows.ids, rows.rows}
+        return [*sorted(starts - {0}), num_bytes]
+
 
 def pack(
     files: AdapterFiles, base: BaseModelShape, layout: ImageLayout

@@ -32,11 +32,11 @@ from adapters.pool.source import AdapterLease, AdapterRef, Loading, NoRoom, Tier
 from adapters.pool.tiers import AdapterEntry, AdapterResidency
 from adapters.store.folder import Store
 from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
-from memory.allocations import AdapterAllocations, Allocation
+from memory.adapter_memory import AdapterMemory, Placement
 from memory.broker import MemoryBroker
 from memory.copy_queue import Copy, CopyQueue
 from memory.errors import require
-from memory.places import Idle
+from memory.loss import Idle
 from memory.reuse import ReuseByKey
 from ops.base import AdapterTables, Ops
 
@@ -58,7 +58,7 @@ class AdapterPool:
     lowest reload time per byte, weighted by its expected reuse. An adapter is charged to the tenant
     that last requested it. An adapter that alone is too large for a tier is refused by name.
 
-    memory: uint8, of the device; divided by `runs` and traded by `broker`. host, cache, requests,
+    memory: uint8, of the device; divided by `placements` and traded by `broker`. host, cache, requests,
     slab: shared by all base models. executor: runs all loads; None uses two threads of its own. All
     methods except `close` are called with `broker.lock` held.
     """
@@ -66,7 +66,7 @@ class AdapterPool:
     def __init__(
         self,
         memory: Tensor,
-        runs: AdapterAllocations,
+        placements: AdapterMemory,
         broker: MemoryBroker,
         *,
         store: Store,
@@ -82,7 +82,7 @@ class AdapterPool:
         executor: Executor | None = None,
     ) -> None:
         self._memory = memory
-        self._runs = runs
+        self._placements = placements
         self._broker = broker
         self._clock = clock
         self._requests = requests
@@ -91,7 +91,7 @@ class AdapterPool:
         self._accounts = broker.bytes_held.accounts
         self._host = host
         self._largest = {
-            "device": runs.capacity_bytes,
+            "device": placements.capacity_bytes,
             "host": host.max_bytes,
             "disk": cache.max_bytes,
         }
@@ -110,7 +110,7 @@ class AdapterPool:
         self._fetches = CopyQueue[AdapterImage](fetcher, broker.lock)
         self._copies = CopyQueue[AdapterImage](copier, broker.lock)
         self._entries: dict[str, AdapterEntry] = {}
-        self._resident: dict[Allocation, AdapterEntry] = {}
+        self._resident: dict[Placement, AdapterEntry] = {}
         self._pins: dict[str, AdapterEntry] = {}
         self._roomless: set[AdapterEntry] = set()
         """Entries whose images found no room on the host. They are remembered with their sizes
@@ -226,26 +226,26 @@ class AdapterPool:
             self.forget(entry)
         self._keep_pins()
 
-    def idle_runs(self, *, with_awaited: bool) -> Mapping[Allocation, Idle]:
+    def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
         now = self._clock()
         return {
-            run: Idle((entry.account,), entry.device_loss_s(now))
-            for run, entry in self._resident.items()
+            placement: Idle((entry.account,), entry.device_loss_s(now))
+            for placement, entry in self._resident.items()
             if self._is_idle(entry) and (with_awaited or not self._is_awaited(entry))
         }
 
-    def evict(self, run: Allocation) -> None:
+    def evict(self, placement: Placement) -> None:
         """Evicts an idle adapter from the device."""
         self.num_evictions += 1
-        self._free_device(self._resident[run])
+        self._free_device(self._resident[placement])
 
     def free_slot(self, account: str = NO_TENANT.name, *, is_first: bool = True) -> bool:
         """Evicts an idle adapter to free a slot for the account: of the account with the most slots
         for its weight, the one of least loss per byte. Returns False if none."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
-            run: (ask.priority(*lost.accounts), lost.cost_s / run.num_bytes, run.offset)
-            for run, lost in self.idle_runs(with_awaited=False).items()
+            placement: (ask.priority(*lost.accounts), lost.cost_s / placement.num_bytes)
+            for placement, lost in self.idle(with_awaited=False).items()
             if ask.may_take(*lost.accounts)
         }
         if losses:
@@ -270,11 +270,11 @@ class AdapterPool:
         """Evicts every idle adapter, including this one, so that it can be placed again without
         fragmentation. Returns False if no other adapter was idle. Without it, a sequence whose
         adapter fits alone could fail for lack of memory."""
-        idle = list(self.idle_runs(with_awaited=True))
-        if all(self._resident[run].digest == ref.digest for run in idle):
+        idle = list(self.idle(with_awaited=True))
+        if all(self._resident[placement].digest == ref.digest for placement in idle):
             return False
-        for run in idle:
-            self.evict(run)
+        for placement in idle:
+            self.evict(placement)
         return True
 
     def leave_device(self) -> None:
@@ -328,25 +328,27 @@ class AdapterPool:
         require(num_copies == self._copies.num_open, f"{num_copies} copies")
         num_fetches = len(loading) - num_copies
         require(num_fetches == self._fetches.num_open, f"{num_fetches} fetches")
-        resident = {entry.run: entry for entry in entries if entry.run is not None}
+        resident = {e.placement: e for e in entries if e.placement is not None}
         require(resident == self._resident, f"{len(resident)} on the device")
         require(
-            all(self._runs.account_of(run) == entry.account for run, entry in resident.items()),
-            "a run is charged to another than its adapter",
+            all(self._placements.account_of(p) == entry.account for p, entry in resident.items()),
+            "a placement is charged to another than its adapter",
         )
         for entry in entries:
             name = entry.digest[:12]
-            require((entry.run is None) == (entry.slot is None), f"{name}: run without slot")
+            require(
+                (entry.placement is None) == (entry.slot is None), f"{name}: placement without slot"
+            )
             require(entry.leases >= 0, f"{name}: {entry.leases} leases")
             require(entry.leases == 0 or entry.is_ready, f"{name}: leased, not on the device")
         places = {
-            entry.slot: self._runs.place_of(entry.run)
+            entry.slot: entry.placement
             for entry in entries
-            if entry.slot is not None and entry.run is not None
+            if entry.slot is not None and entry.placement is not None
         }
         serving = {e.slot for e in entries if e.slot is not None and e.is_ready}
         self._slots.check_integrity(places, serving)
-        self._runs.check_integrity()
+        self._placements.check_integrity()
 
     def _entry(self, ref: AdapterRef) -> AdapterEntry:
         """Returns the entry, creating it. Records the checksum in `ref` as proved, unless a proved
@@ -372,8 +374,8 @@ class AdapterPool:
             return
         self._accounts.note(tenant)
         entry.account = tenant.name
-        if entry.run is not None:
-            self._runs.charge(entry.run, tenant.name)
+        if entry.placement is not None:
+            self._placements.charge(entry.placement, tenant.name)
 
     def _far_tier(self, digest: str) -> Tier:
         return "disk" if self._loader.is_cached(digest) else "store"
@@ -386,10 +388,10 @@ class AdapterPool:
 
     def _keep_pins(self) -> None:
         """Pins and loads adapters in the order of pinning, up to half of the bytes and slots."""
-        num_bytes = self._runs.capacity_bytes // (2 * self._broker.num_holders)
+        num_bytes = self._placements.capacity_bytes // (2 * self._broker.num_holders)
         num_slots = self._slots.count // 2
         for entry in self._pins.values():
-            run_bytes = self._runs.rounded(entry.image_bytes)
+            run_bytes = self._placements.rounded(entry.image_bytes)
             entry.is_pinned = 0 < run_bytes <= num_bytes and num_slots > 0
             if entry.is_pinned:
                 num_bytes, num_slots = num_bytes - run_bytes, num_slots - 1
@@ -426,18 +428,19 @@ class AdapterPool:
 
     def _copy(self, entry: AdapterEntry, image: AdapterImage) -> None:
         num_before = self.num_evictions
-        run = self._take_run(entry.account, image.num_bytes)
-        if run is None:
+        placement = self._place(entry.account, image)
+        if placement is None:
             return
         entry.load_times.num_evicted = self.num_evictions - num_before
-        entry.run, entry.slot = run, self._slots.allocate()
-        self._resident[run] = entry
-        start = self._runs.place_of(run).start
-        target = self._memory[start : start + image.num_bytes]
+        entry.placement, entry.slot = placement, self._slots.allocate()
+        self._resident[placement] = entry
 
         def work() -> AdapterImage:
+            payload = torch.from_numpy(image.payload)
             with self._ops.side_stream("adapters"):
-                target.copy_(torch.from_numpy(image.payload), non_blocking=True)
+                for offset, start, stop in placement.pieces:
+                    target = self._memory[offset : offset + stop - start]
+                    target.copy_(payload[start:stop], non_blocking=True)
             return image
 
         entry.load_times.copy_begun_s = self._clock()
@@ -452,19 +455,21 @@ class AdapterPool:
         slots = BytesHeld(self._accounts, ((e.account, 1) for e in self._resident.values()))
         return Ask(slots, account, 1, is_first=is_first)
 
-    def _take_run(self, account: str, num_bytes: int) -> Allocation | None:
+    def _place(self, account: str, image: AdapterImage) -> Placement | None:
         """Allocates memory for the image, evicting idle adapters, and makes sure that a table slot
         is free. Returns None if there is no room."""
+        num_bytes = image.num_bytes
         if num_bytes >= self._refused.get(account, num_bytes + 1):
             return None
         is_first = self._is_first(account)
         if not self._slots.num_free and not self.free_slot(account, is_first=is_first):
             self._refused[account] = 0
             return None
-        run = self._broker.allocate_run(num_bytes, account, is_first=is_first)
-        if run is None:
+        ends = image.tables.factor_ends(num_bytes)
+        placement = self._broker.allocate_adapter(ends, account, is_first=is_first)
+        if placement is None:
             self._refused[account] = num_bytes
-        return run
+        return placement
 
     def _submit(
         self, queue: CopyQueue[AdapterImage], entry: AdapterEntry, work: Callable[[], AdapterImage]
@@ -501,17 +506,17 @@ class AdapterPool:
     def _take(self, entry: AdapterEntry, image: AdapterImage) -> None:
         entry.image_bytes = image.num_bytes
         tier = min(self._largest, key=lambda tier: self._largest[tier])
-        if image.num_bytes > self._largest[tier]:
+        ends = image.tables.factor_ends(image.num_bytes)
+        if image.num_bytes > self._largest[tier] or not self._placements.could_hold(ends):
             message = f"{image.num_bytes} bytes, the {tier} tier has {self._largest[tier]}"
             self._fail(entry, AdapterUnavailable("adapter.too_large", message))
             return
         self._failures.note_success(entry)
         entry.checksum = image.checksum
-        if entry.slot is not None and entry.run is not None:
+        if entry.slot is not None and entry.placement is not None:
             self._host.put(entry, image)
             if self.is_on_device:
-                start = self._runs.place_of(entry.run).start
-                entry.max_rank = self._slots.write(entry.slot, image.tables, start)
+                entry.max_rank = self._slots.write(entry.slot, image.tables, entry.placement)
                 entry.num_unpaid_bytes = image.num_bytes
                 entry.load_times.copied_s = self._clock()
             else:
@@ -543,9 +548,9 @@ class AdapterPool:
 
     def _free_device(self, entry: AdapterEntry) -> None:
         """Frees the adapter's device memory and slot. Neither a lease nor a load may use them."""
-        if entry.slot is not None and entry.run is not None:
+        if entry.slot is not None and entry.placement is not None:
             self._slots.free(entry.slot)
-            self._runs.free(entry.run)
-            del self._resident[entry.run]
-            entry.run = entry.slot = None
+            self._placements.free(entry.placement)
+            del self._resident[entry.placement]
+            entry.placement = entry.slot = None
         self.forget(entry)

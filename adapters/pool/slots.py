@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adapters.pool.lora import ImageTables
+from memory.adapter_memory import Placement
 from memory.errors import require
 from ops.base import AdapterTables, Ops
 
@@ -40,24 +43,29 @@ class Slots:
             self.tables.rank[slot].zero_()
         self._free.append(slot)
 
-    def write(self, slot: int, image: ImageTables, start: int) -> int:
-        """Makes the slot serve the image that begins at byte `start` of the device's memory.
-        Returns the image's largest rank."""
+    def write(self, slot: int, image: ImageTables, placement: Placement) -> int:
+        """Makes the slot serve the image in the placement. Returns the image's largest rank."""
+        starts = np.array([piece.start for piece in placement.pieces])
+        shifts = np.array([piece.offset - piece.start for piece in placement.pieces])
+
+        def moved(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+            return offsets + shifts[np.searchsorted(starts, offsets, "right") - 1]
+
         with self._ops.side_stream("tables"):
-            self.tables.a_offset[slot] = torch.from_numpy(image.a_offset + start)
-            self.tables.b_offset[slot] = torch.from_numpy(image.b_offset + start)
+            self.tables.a_offset[slot] = torch.from_numpy(moved(image.a_offset))
+            self.tables.b_offset[slot] = torch.from_numpy(moved(image.b_offset))
             self.tables.rank[slot] = torch.from_numpy(image.rank.copy())
         if image.replaced:
-            self.tables.replaced[slot] = {
-                module: replace(rows, ids=rows.ids + start, rows=rows.rows + start)
-                for module, rows in image.replaced.items()
-            }
+            self.tables.replaced[slot] = {}
+        for module, rows in image.replaced.items():
+            ids, first = moved(np.array([rows.ids, rows.rows])).tolist()
+            self.tables.replaced[slot][module] = replace(rows, ids=ids, rows=first)
         return int(image.rank.max())
 
-    def check_integrity(self, places: dict[int, range], serving: set[int]) -> None:
-        """Raises IntegrityError unless each slot is free or in `places`, and exactly those in
-        `serving` have ranks, with all factors inside their bytes of the device's memory."""
-        slots = sorted([*places, *self._free])
+    def check_integrity(self, placements: dict[int, Placement], serving: set[int]) -> None:
+        """Raises IntegrityError unless each slot is free or has a placement, and exactly those in
+        `serving` have ranks, with all factors inside their pieces."""
+        slots = sorted([*placements, *self._free])
         require(slots == list(range(self.count)), f"slots {slots}")
         ranks = self.tables.rank.cpu()
         with_ranks = set(torch.nonzero(ranks.flatten(1).any(dim=1)).flatten().tolist())
@@ -66,6 +74,9 @@ class Slots:
         require(replaced.keys() <= serving, f"slots {set(replaced)} replace rows")
         for table in (self.tables.a_offset.cpu(), self.tables.b_offset.cpu()):
             for slot in serving:
-                offsets, place = table[slot][ranks[slot] > 0], places[slot]
-                inside = bool(((offsets >= place.start) & (offsets < place.stop)).all())
-                require(inside, f"slot {slot}: factors outside of its run")
+                offsets = table[slot][ranks[slot] > 0]
+                num_inside = sum(
+                    int(((offsets >= offset) & (offsets < offset + stop - start)).sum())
+                    for offset, start, stop in placements[slot].pieces
+                )
+                require(num_inside == len(offsets), f"slot {slot}: factors outside of its pieces")

@@ -12,7 +12,7 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import build_s, copy_s, fetch_s
 from adapters.pool.source import LoadTimes, Signed, Tier
 from memory.accounts import NO_TENANT
-from memory.allocations import Allocation
+from memory.adapter_memory import Placement
 from memory.copy_queue import Copy
 from memory.reuse import Reuse
 
@@ -50,7 +50,7 @@ class Holder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class AdapterEntry:
-    """State of an adapter. run and slot are both set or both None; they are being filled during
+    """State of an adapter. placement and slot are both set or both None; they are being filled during
     `loading`, and serve afterwards."""
 
     digest: str
@@ -67,7 +67,7 @@ class AdapterEntry:
     image: AdapterImage | None = None
     image_bytes: int = 0
     """Bytes of its image, once it was loaded."""
-    run: Allocation | None = None
+    placement: Placement | None = None
     slot: int | None = None
     max_rank: int = 0
     checksum: str = ""
@@ -109,8 +109,8 @@ class AdapterEntry:
 
     @property
     def num_bytes(self) -> int:
-        if self.run is not None:
-            return self.run.num_bytes
+        if self.placement is not None:
+            return self.placement.num_bytes
         return 0 if self.image is None else self.image.num_bytes
 
     @property

@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from adapters.format.module_list import write_module_list
-from adapters.format.validator import AdapterFiles, content_digest, validate_and_list
+from adapters.format.validator import (
+    AdapterFiles,
+    Limits,
+    content_digest,
+    validate_and_list,
+)
 from adapters.manifest import PROJECTIONS, BaseModelShape
 
 BASE = BaseModelShape(
@@ -107,5 +112,7 @@ def stage_adapter(
     """Writes a sound adapter of BASE with its list of modules, as an upload stages it, and returns
     its digest."""
     digest = write_adapter(folder, rank=rank, projections=projections, seed=seed)
-    write_module_list(folder, validate_and_list(AdapterFiles.in_folder(folder), BASE).modules)
+    limits = Limits(max_rank=max(rank, 128))
+    listed = validate_and_list(AdapterFiles.in_folder(folder), BASE, limits)
+    write_module_list(folder, listed.modules)
     return digest

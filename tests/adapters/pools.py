@@ -18,7 +18,7 @@ from adapters.pool.pool import AdapterPool
 from adapters.pool.source import AdapterLease
 from adapters.store.folder import LocalStore
 from memory.accounts import NO_TENANT, Tenant
-from memory.allocations import UNIT_BYTES, AdapterAllocations
+from memory.adapter_memory import UNIT_BYTES, AdapterMemory
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.broker import MemoryBroker
@@ -100,8 +100,8 @@ class House:
             clock=lambda: self.now,
         )
         self.arena = torch.full((num_units * UNIT_BYTES,), 255, dtype=torch.uint8)
-        self.runs = AdapterAllocations(self.map)
-        self.broker = MemoryBroker(self.map, self.runs)
+        self.placements = AdapterMemory(self.map)
+        self.broker = MemoryBroker(self.map, self.placements)
         self.kv = KVCache(
             self.map, "kv", UNIT_BYTES // 4, broker=self.broker, clock=lambda: self.now
         )
@@ -117,7 +117,7 @@ class House:
         """Of another base model of the same worker, where one is there."""
         return AdapterPool(
             self.arena,
-            self.runs,
+            self.placements,
             self.broker,
             store=self.store,
             ops=self.ops,
@@ -198,7 +198,7 @@ class House:
     def check(self, held: Sequence[int] = ()) -> None:
         self.pool.check_integrity()
         self.kv.check_integrity(held)
-        self.runs.check_integrity()
+        self.placements.check_integrity()
         self.map.check_integrity()
 
     def delta(self, slot: int, layer: int, projection: int) -> torch.Tensor:
@@ -212,7 +212,7 @@ class House:
             tables=self.pool.tables,
             segment_start=torch.from_numpy(start),
             segment_slot=torch.from_numpy(slots),
-            max_rank=64,
+            max_rank=256,
         )
         self.ops.add_lora(y, torch.eye(k), FusedLinear((projection,), (n,), k), layer, batch)
         return y

@@ -1,50 +1,55 @@
-"""Adapters as the broker sees them: runs with a cost, some in use."""
+"""Adapters as the broker sees them: placements with a cost, some in use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from memory.allocations import AdapterAllocations, Allocation
+from memory.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
+from memory.loss import Idle
 from memory.page_key import PageHasher
-from memory.places import Idle
 
 
-class IdleRuns:
-    """costs: of the idle runs. awaited: those among them that somebody is about to lease."""
+class IdleAdapters:
+    """costs: of the idle placements. awaited: those among them that somebody is about to lease."""
 
-    def __init__(self, runs: AdapterAllocations) -> None:
-        self._runs = runs
-        self.costs: dict[Allocation, float] = {}
-        self.awaited: set[Allocation] = set()
-        self.in_use: dict[Allocation, float] = {}
+    def __init__(self, memory: AdapterMemory) -> None:
+        self._memory = memory
+        self.costs: dict[Placement, float] = {}
+        self.awaited: set[Placement] = set()
+        self.in_use: dict[Placement, float] = {}
 
-    def idle_runs(self, *, with_awaited: bool) -> Mapping[Allocation, Idle]:
+    def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
         hidden = set() if with_awaited else self.awaited
         return {
-            run: Idle((self._runs.account_of(run),), cost)
-            for run, cost in self.costs.items()
-            if run not in hidden
+            placement: Idle((self._memory.account_of(placement),), cost)
+            for placement, cost in self.costs.items()
+            if placement not in hidden
         }
 
-    def evict(self, run: Allocation) -> None:
-        del self.costs[run]
-        self.awaited.discard(run)
-        self._runs.free(run)
+    def evict(self, placement: Placement) -> None:
+        del self.costs[placement]
+        self.awaited.discard(placement)
+        self._memory.free(placement)
 
     def go_idle(self, index: int, *, is_awaited: bool) -> None:
-        run = list(self.in_use)[index % len(self.in_use)]
-        self.costs[run] = self.in_use.pop(run)
+        placement = list(self.in_use)[index % len(self.in_use)]
+        self.costs[placement] = self.in_use.pop(placement)
         if is_awaited:
-            self.awaited.add(run)
+            self.awaited.add(placement)
 
     def lease(self, index: int) -> None:
-        run = list(self.costs)[index % len(self.costs)]
-        self.in_use[run] = self.costs.pop(run)
-        self.awaited.discard(run)
+        placement = list(self.costs)[index % len(self.costs)]
+        self.in_use[placement] = self.costs.pop(placement)
+        self.awaited.discard(placement)
 
 
-def num_runs(runs: AdapterAllocations) -> int:
-    return len({run for found in runs.by_extent().values() for run in found})
+def units(num_units: int) -> list[int]:
+    """Ends of factors of one unit each."""
+    return [UNIT_BYTES * (number + 1) for number in range(num_units)]
+
+
+def num_placements(memory: AdapterMemory) -> int:
+    return len({each for found in memory.by_extent().values() for each in found})
 
 
 def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:

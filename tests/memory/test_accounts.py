@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory.accounts import ACTIVE_S, NO_TENANT, Accounts, Ask, BytesHeld, Tenant
-from memory.allocations import UNIT_BYTES
+from memory.adapter_memory import UNIT_BYTES
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache

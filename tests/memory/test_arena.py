@@ -1,42 +1,42 @@
-"""Extents, floors and ceilings; runs that span extents; pages that drain them."""
+"""Extents, floors and ceilings; images in pieces; pages that drain them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from memory.allocations import UNIT_BYTES, AdapterAllocations
+from memory.adapter_memory import UNIT_BYTES, AdapterMemory, Piece
 from memory.arena import Arena
 from memory.errors import IntegrityError
 from memory.pages import PagePool
-from tests.memory.holder import num_runs
+from tests.memory.holder import num_placements, units
 
 EXTENT = 4 * UNIT_BYTES
 
 
 def test_kv_grows_from_the_low_end_and_adapters_from_the_high_end() -> None:
     arena = Arena(6 * EXTENT, EXTENT)
-    runs = AdapterAllocations(arena)
+    memory = AdapterMemory(arena)
     pool = PagePool(arena, "m", EXTENT)
     assert pool.allocate(2) == [0, 1]
-    run = runs.allocate(EXTENT + 1)
-    assert run is not None and run.offset == arena.num_bytes - run.num_bytes
-    assert run.num_bytes == EXTENT + UNIT_BYTES
+    placement = memory.allocate([EXTENT, EXTENT + 1])
+    assert placement is not None and placement.num_bytes == EXTENT + UNIT_BYTES
+    assert placement.pieces == ((5 * EXTENT - UNIT_BYTES, 0, EXTENT + 1),)
     assert arena.map() == "kk..aa"
 
 
 def test_kv_leaves_the_floor_and_adapters_keep_to_the_ceiling() -> None:
     arena = Arena(6 * EXTENT, EXTENT, EXTENT + 1, 3 * EXTENT)
-    runs = AdapterAllocations(arena)
+    memory = AdapterMemory(arena)
     pool = PagePool(arena, "m", EXTENT)
     assert pool.num_free == 4 and pool.allocate(5) is None
     assert pool.allocate(4) is not None and arena.map() == "kkkk.."
-    assert runs.allocate(2 * EXTENT) is not None
-    assert runs.allocate(1) is None
+    assert memory.allocate([2 * EXTENT]) is not None
+    assert memory.allocate([1]) is None
     for page in range(4):
         pool.release(page)
-    assert runs.allocate(EXTENT) is not None and runs.allocate(1) is None
-    assert runs.capacity_bytes == 3 * EXTENT
+    assert memory.allocate([EXTENT]) is not None and memory.allocate([1]) is None
+    assert memory.capacity_bytes == 3 * EXTENT
 
 
 @pytest.mark.parametrize(
@@ -52,31 +52,42 @@ def test_sizes_that_contradict_each_other_are_refused(
 
 def test_an_extent_that_is_not_whole_units_or_a_page_larger_than_one_is_refused() -> None:
     with pytest.raises(ValueError, match="units"):
-        AdapterAllocations(Arena(EXTENT, UNIT_BYTES - 1))
+        AdapterMemory(Arena(EXTENT, UNIT_BYTES - 1))
     with pytest.raises(ValueError, match="page"):
         PagePool(Arena(EXTENT, EXTENT), "m", EXTENT + 1)
 
 
-def test_small_runs_share_an_extent_and_the_last_gives_it_back() -> None:
+def test_small_images_share_an_extent_and_the_last_gives_it_back() -> None:
     arena = Arena(4 * EXTENT, EXTENT)
-    runs = AdapterAllocations(arena)
-    small = [runs.allocate(UNIT_BYTES) for _ in range(4)]
+    memory = AdapterMemory(arena)
+    small = [memory.allocate([UNIT_BYTES]) for _ in range(4)]
     assert arena.map() == "...a"
-    for run in small:
-        assert run is not None and arena.map() == "...a"
-        runs.free(run)
-    assert arena.map() == "...." and num_runs(runs) == 0
+    for placement in small:
+        assert placement is not None and arena.map() == "...a"
+        memory.free(placement)
+    assert arena.map() == "...." and num_placements(memory) == 0
 
 
-def test_a_run_prefers_the_place_that_takes_no_new_extent() -> None:
+def test_an_image_is_cut_between_factors_to_fill_holes() -> None:
+    """The smallest hole that fits the rest, otherwise the largest; then a new extent."""
     arena = Arena(4 * EXTENT, EXTENT)
-    runs = AdapterAllocations(arena)
-    three, hole, rest = (runs.allocate(n * UNIT_BYTES) for n in (3, 2, 3))
-    assert three and hole and rest and arena.map() == "..aa"
-    runs.free(hole)
-    again = runs.allocate(2 * UNIT_BYTES)
-    assert again == hole
-    runs.check_integrity()
+    memory = AdapterMemory(arena)
+    one = [memory.allocate(units(1)) for _ in range(12)]
+    assert arena.map() == ".aaa"
+    for index in (1, 4, 5, 8, 9, 10):
+        freed = one[index]
+        assert freed is not None
+        memory.free(freed)
+    sizes = [piece.stop - piece.start for piece in _pieces(memory, units(4))]
+    assert sizes == [3 * UNIT_BYTES, UNIT_BYTES]
+    assert len(_pieces(memory, units(2))) == 1
+    assert (arena.map(), memory.num_hole_bytes) == (".aaa", 0)
+    memory.check_integrity()
+
+
+def _pieces(memory: AdapterMemory, ends: list[int]) -> tuple[Piece, ...]:
+    placement = memory.allocate(ends)
+    return () if placement is None else placement.pieces
 
 
 def test_new_pages_come_from_the_fullest_extent_so_that_others_drain() -> None:
@@ -101,12 +112,12 @@ def test_offsets_follow_extents_and_keep_the_shape() -> None:
 
 def test_giving_back_what_is_not_held_is_a_named_error() -> None:
     arena = Arena(2 * EXTENT, EXTENT)
-    runs, pool = AdapterAllocations(arena), PagePool(arena, "m", UNIT_BYTES)
-    run = runs.allocate(1)
-    assert run is not None
-    runs.free(run)
-    with pytest.raises(IntegrityError, match="not a live run"):
-        runs.free(run)
+    memory, pool = AdapterMemory(arena), PagePool(arena, "m", UNIT_BYTES)
+    placement = memory.allocate([1])
+    assert placement is not None
+    memory.free(placement)
+    with pytest.raises(IntegrityError, match="is not allocated"):
+        memory.free(placement)
     with pytest.raises(IntegrityError, match="page 3"):
         pool.release(3)
     with pytest.raises(IntegrityError, match="page 3"):

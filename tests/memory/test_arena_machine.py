@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from hypothesis import settings
@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from memory.allocations import UNIT_BYTES, AdapterAllocations, Allocation
+from memory.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
 from memory.arena import Arena
 from memory.pages import PagePool
 
@@ -37,19 +37,19 @@ class Lent(set[int]):
 
 
 class SharedArena(RuleBasedStateMachine):
-    """Three models' pages and the adapters' runs, with the bytes each holder thinks are its own."""
+    """Three models' pages and the adapters' pieces, with the bytes that each thinks are its own."""
 
     pages = Bundle("pages")
-    runs = Bundle("runs")
+    placements = Bundle("placements")
 
     def __init__(self) -> None:
         super().__init__()
         self.arena = Arena(12 * EXTENT + 5, EXTENT, 3 * EXTENT - 1, 8 * EXTENT)
         self.lent = self.arena.backing = Lent()
-        self.adapter_runs = AdapterAllocations(self.arena)
+        self.adapters = AdapterMemory(self.arena)
         self.pools = {name: PagePool(self.arena, name, size) for name, size in PAGE_BYTES.items()}
         self.references: dict[tuple[str, int], int] = {}
-        self.live_runs: set[Allocation] = set()
+        self.live: set[Placement] = set()
         self.weights: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
 
     @rule(owner=st.sampled_from(WEIGHTS), count=st.integers(1, 12))
@@ -71,14 +71,6 @@ class SharedArena(RuleBasedStateMachine):
     def free_weights(self, owner: str) -> None:
         self.arena.free_weights(owner)
         self.weights[owner] = 0
-
-    @rule()
-    def sink_weights(self) -> None:
-        """They lie below all that is free afterwards, but for the floor."""
-        self.arena.sink_weights()
-        extents = self.arena.map()[:9]
-        assert "." not in extents[: extents.rfind("w") + 1]
-        assert not self.arena.sink_weights()
 
     @rule(target=pages, name=st.sampled_from(sorted(PAGE_BYTES)), count=st.integers(0, 25))
     def allocate_pages(self, name: str, count: int):
@@ -108,36 +100,50 @@ class SharedArena(RuleBasedStateMachine):
             if not left:
                 del self.references[item]
 
-    @rule(target=runs, num_bytes=st.integers(1, 4 * EXTENT))
-    def allocate_run(self, num_bytes: int):
-        before = self.arena.map()
-        run = self.adapter_runs.allocate(num_bytes)
-        if run is None:
-            assert self.arena.map() == before
+    @rule(target=placements, sizes=st.lists(st.integers(1, EXTENT), min_size=1, max_size=9))
+    def allocate_adapter(self, sizes: list[int]):
+        before, holes = self.arena.map(), self.adapters.num_hole_bytes
+        placement = self.adapters.allocate([*accumulate(sizes)])
+        if placement is None:
+            assert (self.arena.map(), self.adapters.num_hole_bytes) == (before, holes)
             return multiple()
-        assert run.num_bytes >= num_bytes > run.num_bytes - UNIT_BYTES
-        self.live_runs.add(run)
-        return run
+        assert [piece.start for piece in placement.pieces][1:] == [
+            piece.stop for piece in placement.pieces[:-1]
+        ]
+        assert {piece.stop for piece in placement.pieces} <= {*accumulate(sizes)}
+        self.live.add(placement)
+        return placement
 
-    @rule(run=runs)
-    def free_run(self, run: Allocation) -> None:
-        if run in self.live_runs:
-            self.live_runs.remove(run)
-            self.adapter_runs.free(run)
+    @rule(target=placements, size=st.integers(EXTENT + 1, 4 * EXTENT))
+    def allocate_large_factor(self, size: int):
+        """It is in one piece, with a small one beside it."""
+        placement = self.adapters.allocate([100, size + 100])
+        if placement is None:
+            return multiple()
+        assert [piece.stop for piece in placement.pieces][-2:] == [100, size + 100]
+        self.live.add(placement)
+        return placement
+
+    @rule(placement=placements)
+    def free_adapter(self, placement: Placement) -> None:
+        if placement in self.live:
+            self.live.remove(placement)
+            self.adapters.free(placement)
 
     @rule()
-    def free_all_runs(self) -> None:
-        """Evicting all adapters is compaction: the floor is then one piece, whatever KV does."""
-        for run in self.live_runs:
-            self.adapter_runs.free(run)
-        self.live_runs.clear()
-        run = self.adapter_runs.allocate(3 * EXTENT)
-        assert run is not None
-        self.adapter_runs.free(run)
+    def free_all_adapters(self) -> None:
+        """The floor is then one piece, whatever KV does."""
+        for placement in self.live:
+            self.adapters.free(placement)
+        self.live.clear()
+        placement = self.adapters.allocate([3 * EXTENT])
+        assert placement is not None and self.adapters.num_hole_bytes == 0
+        self.adapters.free(placement)
 
     @invariant()
     def every_byte_has_one_holder(self) -> None:
-        spans = [(run.offset, run.num_bytes) for run in self.live_runs]
+        pieces = [piece for placement in self.live for piece in placement.pieces]
+        spans = [(piece.offset, piece.stop - piece.start) for piece in pieces]
         for name, pool in self.pools.items():
             pages = np.array([p for owner, p in self.references if owner == name], dtype=np.int64)
             spans += [(int(offset), pool.page_bytes) for offset in pool.offsets(pages)]
@@ -149,7 +155,7 @@ class SharedArena(RuleBasedStateMachine):
     @invariant()
     def accounts_agree(self) -> None:
         self.arena.check_integrity()
-        self.adapter_runs.check_integrity()
+        self.adapters.check_integrity()
         for pool in self.pools.values():
             pool.check_integrity()
         extents = self.arena.map()[:12]
@@ -164,8 +170,8 @@ class SharedArena(RuleBasedStateMachine):
         for (name, page), count in self.references.items():
             for _ in range(count):
                 self.pools[name].release(page)
-        for run in self.live_runs:
-            self.adapter_runs.free(run)
+        for placement in self.live:
+            self.adapters.free(placement)
         assert self.arena.map() == "." * (12 + self.arena.num_beside)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from memory.accounts import Tenant
-from memory.allocations import UNIT_BYTES, AdapterAllocations, Allocation
+from memory.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
 from memory.arena import Arena
 from memory.broker import MARGIN, MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
-from tests.memory.holder import IdleRuns
+from tests.memory.holder import IdleAdapters, units
 from tests.memory.test_prefix_cache import compute, keys_of, num_matched
 
 PAGES = 4
@@ -24,9 +24,9 @@ class House:
         top = None if ceiling is None else ceiling * UNIT_BYTES
         self.now = 0.0
         self.arena = Arena(num_extents * UNIT_BYTES, UNIT_BYTES, floor * UNIT_BYTES, top)
-        self.runs = AdapterAllocations(self.arena)
-        self.broker = MemoryBroker(self.arena, self.runs)
-        self.adapters = IdleRuns(self.runs)
+        self.memory = AdapterMemory(self.arena)
+        self.broker = MemoryBroker(self.arena, self.memory)
+        self.adapters = IdleAdapters(self.memory)
         self.broker.add_holder(self.adapters)
         self.kv, self.other = (
             KVCache(
@@ -36,12 +36,12 @@ class House:
         )
         self.kv.note_prefill(10**9, 1e9)
 
-    def load(self, cost_s: float, num_units: int = 1) -> Allocation | None:
+    def load(self, cost_s: float, num_units: int = 1) -> Placement | None:
         """An idle adapter of that cost."""
-        run = self.broker.allocate_run(num_units * UNIT_BYTES)
-        if run is not None:
-            self.adapters.costs[run] = cost_s
-        return run
+        placement = self.broker.allocate_adapter(units(num_units))
+        if placement is not None:
+            self.adapters.costs[placement] = cost_s
+        return placement
 
     def page_cost_s(self, word: int) -> float:
         """Of the first page of a prefix in `kv`, alone in its extent or with equals."""
@@ -118,20 +118,32 @@ def test_of_what_one_has_in_two_models_no_more_is_taken_than_is_fair() -> None:
     house.kv.check_integrity(held=())
 
 
-def test_a_run_clears_the_cheapest_place_and_no_more() -> None:
-    """Scattered cheap adapters do not help one that needs its bytes in one piece."""
+def test_an_image_displaces_the_cheapest_wherever_they_are() -> None:
     house = House(6)
-    runs = [house.load(cost) for cost in (1.0, 9.0, 2.0, 3.0, 9.0, 1.0)]
-    assert house.arena.map() == "aaaaaa"
-    by_place = [house.adapters.costs[run] for run in sorted(house.adapters.costs, key=place)]
-    assert by_place == [1.0, 9.0, 3.0, 2.0, 9.0, 1.0]
-    large = house.broker.allocate_run(2 * UNIT_BYTES)
-    assert large == Allocation(2 * UNIT_BYTES, 2 * UNIT_BYTES)
-    assert sorted(house.adapters.costs.values()) == [1.0, 1.0, 9.0, 9.0] and None not in runs
+    placements = [house.load(cost) for cost in (1.0, 9.0, 2.0, 3.0, 9.0, 1.0)]
+    assert None not in placements and house.arena.map() == "aaaaaa"
+    large = house.broker.allocate_adapter(units(2))
+    assert large is not None
+    assert large.pieces == ((5 * UNIT_BYTES, 0, UNIT_BYTES), (0, UNIT_BYTES, 2 * UNIT_BYTES))
+    assert sorted(house.adapters.costs.values()) == [2.0, 3.0, 9.0, 9.0]
 
 
-def place(run: Allocation) -> int:
-    return run.offset
+def test_a_factor_larger_than_an_extent_displaces_neighbours() -> None:
+    """And nothing at all while none may go together. The rest of the image is placed anywhere."""
+    house = House(6)
+    placements = [house.load(1.0) for _ in range(6)]
+    assert None not in placements and house.arena.map() == "aaaaaa"
+    for index in (4, 2, 0):
+        house.adapters.lease(index)
+    ends = [UNIT_BYTES, 3 * UNIT_BYTES]
+    assert house.broker.allocate_adapter(ends) is None and len(house.adapters.costs) == 3
+    house.adapters.go_idle(0, is_awaited=False)
+    large = house.broker.allocate_adapter(ends)
+    assert large is not None and len(house.adapters.costs) == 1
+    (small, factor) = large.pieces
+    assert (factor.start, factor.stop) == (UNIT_BYTES, 3 * UNIT_BYTES)
+    assert small.stop == UNIT_BYTES and house.arena.map() == "aaaaaa"
+    house.memory.check_integrity()
 
 
 def test_the_pages_after_those_of_a_place_count() -> None:
@@ -170,7 +182,7 @@ def test_weights_take_what_is_idle_and_costs_least() -> None:
     assert house.kv.make_room(2 * PAGES) and house.arena.map() == ".....a"
 
 
-def test_weights_make_way_for_a_run_where_others_are_free() -> None:
+def test_an_image_is_placed_between_weights() -> None:
     house = House(6)
     low = compute(house.kv, keys_of(1))
     assert house.broker.allocate_weights("m", 5) == 5
@@ -178,8 +190,9 @@ def test_weights_make_way_for_a_run_where_others_are_free() -> None:
     assert house.broker.allocate_weights("low", 2) == house.broker.allocate_weights("m", 2) == 2
     house.arena.free_weights("low")
     assert house.arena.map() == "k..ww."
-    assert house.load(1.0, num_units=3) == Allocation(3 * UNIT_BYTES, 3 * UNIT_BYTES)
-    assert house.arena.map() == "kwwaaa"
+    placement = house.load(1.0, num_units=3)
+    assert placement is not None and len(placement.pieces) == 2
+    assert house.arena.map() == "kaawwa"
     low.free()
 
 
@@ -195,30 +208,21 @@ def test_floor_and_ceiling_bound_the_trade() -> None:
     assert house.arena.map() == "....aa", "no more is taken from adapters than the floor leaves"
 
 
-def test_nothing_goes_in_vain_where_a_place_and_the_ceiling_are_in_the_way() -> None:
+def test_what_must_go_for_one_image_goes_together_or_not_at_all() -> None:
     """With the first of globex' two adapters gone, it holds no more for its weight than acme would
-    then: it was to give both, or none."""
-    house = House(8, floor=1, ceiling=6)
-    acme, globex, initech = Tenant("acme", 3), Tenant("globex", 1), Tenant("initech", 1)
-    for tenant in (acme, globex, initech):
+    then: it is to give both, or none."""
+    house = House(3)
+    acme, globex = Tenant("acme", 3), Tenant("globex", 1)
+    for tenant in (acme, globex):
         house.broker.bytes_held.accounts.note(tenant)
-
-    def load(tenant: Tenant, num_units: int, *, is_first: bool = False) -> Allocation:
-        num_bytes = num_units * UNIT_BYTES
-        run = house.broker.allocate_run(num_bytes, tenant.name, is_first=is_first)
-        assert run is not None
-        return run
-
-    costs, awaited = house.adapters.costs, house.adapters.awaited
-    two, one, other = load(acme, 2), load(acme, 1), load(globex, 1)
-    costs |= {one: 0.0, two: 0.0, other: 0.0}
-    awaited.add(one)
-    costs[load(acme, 3)] = 0.0
-    costs[load(globex, 1)] = 0.0
-    load(initech, 3, is_first=True)
-    assert house.arena.map() == ".aaaaa.a" and len(costs) == 3
-    load(acme, 2)
-    assert set(costs) == {one}
+    assert house.broker.allocate_adapter(units(1), acme.name)
+    for _ in range(2):
+        placement = house.broker.allocate_adapter(units(1), globex.name)
+        assert placement is not None
+        house.adapters.costs[placement] = 1.0
+    assert house.broker.allocate_adapter(units(3), acme.name) is None
+    assert len(house.adapters.costs) == 2
+    assert house.broker.allocate_adapter(units(2), acme.name) and not house.adapters.costs
 
 
 def test_what_somebody_is_about_to_lease_gives_way_to_pages_only() -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from memory.accounts import NO_TENANT, Tenant
-from memory.allocations import UNIT_BYTES, AdapterAllocations
+from memory.adapter_memory import UNIT_BYTES, AdapterMemory
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
-from tests.memory.holder import IdleRuns, num_runs
+from tests.memory.holder import IdleAdapters, num_placements, units
 
 PAGE_BYTES = {"m": UNIT_BYTES // 4, "n": UNIT_BYTES // 3}
 ACME, GLOBEX, INITECH = Tenant("acme", 3), Tenant("globex", 1), Tenant("initech", 1)
@@ -58,9 +58,9 @@ class SharedArena(RuleBasedStateMachine):
         self.arena = Arena(
             8 * UNIT_BYTES, UNIT_BYTES, UNIT_BYTES, 6 * UNIT_BYTES, clock=lambda: self.now
         )
-        self.runs = AdapterAllocations(self.arena)
-        self.broker = MemoryBroker(self.arena, self.runs)
-        self.adapters = IdleRuns(self.runs)
+        self.memory = AdapterMemory(self.arena)
+        self.broker = MemoryBroker(self.arena, self.memory)
+        self.adapters = IdleAdapters(self.memory)
         self.broker.add_holder(self.adapters)
         self.caches = {
             name: KVCache(self.arena, name, size, broker=self.broker, clock=lambda: self.now)
@@ -193,18 +193,18 @@ class SharedArena(RuleBasedStateMachine):
     def load_adapter(self, num_units: int, cost: float, account: Tenant, is_first: bool) -> None:
         self.broker.bytes_held.accounts.note(account)
         before, levels, held = self.snapshot(), self.levels(), dict(self.arena.bytes_held.held)
-        run = self.broker.allocate_run(num_units * UNIT_BYTES, account.name, is_first=is_first)
-        if run is None:
+        placement = self.broker.allocate_adapter(units(num_units), account.name, is_first=is_first)
+        if placement is None:
             assert self.snapshot() == before, "given up in vain"
         else:
             self.check_losers(account, levels, held, is_first=is_first)
-            self.adapters.in_use[run] = cost
+            self.adapters.in_use[placement] = cost
 
     @precondition(lambda self: self.adapters.costs)
     @rule(index=st.integers(0, 5), account=st.sampled_from([ACME, GLOBEX]))
     def another_asks_for_an_adapter(self, index: int, account: Tenant) -> None:
-        run = list(self.adapters.costs)[index % len(self.adapters.costs)]
-        self.runs.charge(run, account.name)
+        placement = list(self.adapters.costs)[index % len(self.adapters.costs)]
+        self.memory.charge(placement, account.name)
 
     @precondition(lambda self: self.adapters.in_use)
     @rule(index=st.integers(0, 5), is_awaited=st.booleans())
@@ -225,8 +225,8 @@ class SharedArena(RuleBasedStateMachine):
             assert kv.num_total == len(used) + kv.num_free
             tables = Counter(s.account.name for s in mine if s.table.pages)
             assert kv.tables.held == tables
-        self.runs.check_integrity()
-        assert num_runs(self.runs) == len(self.adapters.costs) + len(self.adapters.in_use)
+        self.memory.check_integrity()
+        assert num_placements(self.memory) == len(self.adapters.costs) + len(self.adapters.in_use)
 
     @invariant()
     def written_stays(self) -> None:
@@ -244,8 +244,8 @@ class SharedArena(RuleBasedStateMachine):
             kv.evict(kv.num_cached)
         while self.adapters.in_use:
             self.adapters.go_idle(0, is_awaited=False)
-        for run in list(self.adapters.costs):
-            self.adapters.evict(run)
+        for placement in list(self.adapters.costs):
+            self.adapters.evict(placement)
         assert self.arena.map() == "." * 8 and not self.arena.bytes_held.held
 
 

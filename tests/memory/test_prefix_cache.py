@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memory.accounts import NO_TENANT, Ask, Tenant
-from memory.allocations import UNIT_BYTES
+from memory.adapter_memory import UNIT_BYTES
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError

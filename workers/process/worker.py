@@ -23,7 +23,7 @@ from adapters.pool.image import ImageCache
 from adapters.pool.loader import one_thread
 from adapters.pool.pool import AdapterPool
 from adapters.store.opening import open_store
-from memory.allocations import UNIT_BYTES, AdapterAllocations
+from memory.adapter_memory import UNIT_BYTES, AdapterMemory
 from memory.arena import Arena
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
@@ -131,8 +131,8 @@ class Worker:
             ) from error
         self.arena.backing = self._device_memory
         self.memory = self._device_memory.tensor
-        self.runs = AdapterAllocations(self.arena)
-        self.broker = MemoryBroker(self.arena, self.runs)
+        self.adapter_memory = AdapterMemory(self.arena)
+        self.broker = MemoryBroker(self.arena, self.adapter_memory)
         self._host_tier = HostTier(config.host_adapter_memory, self.broker.bytes_held.accounts)
         self._host_slab = None if virtual is None else _make_slab(config, virtual)
         self._adapter_requests = ReuseByKey(time.monotonic)
@@ -275,7 +275,7 @@ class Worker:
     def status(self, draining: bool, generation: int) -> WorkerStatus:
         """Returns the current status. Called on the engine thread only."""
         instances = self.instances.values()
-        held, adapters = self.arena.bytes_held.held, self.runs.held_bytes()
+        held, adapters = self.arena.bytes_held.held, self.adapter_memory.held_bytes()
         num_cached, cached_bytes = self._image_cache.held
         return WorkerStatus(
             instance_id=self.instance_id,
@@ -330,7 +330,7 @@ class Worker:
         with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
             pool = AdapterPool(
                 self.memory,
-                self.runs,
+                self.adapter_memory,
                 self.broker,
                 store=self.store,
                 ops=self.ops,

@@ -20,10 +20,10 @@ import pytest
 from adapters.manifest import BaseModelShape
 from adapters.pool.pool import AdapterPool
 from adapters.store.folder import LocalStore
-from memory.allocations import UNIT_BYTES
+from memory.adapter_memory import UNIT_BYTES
 from tests.adapters.pools import House
 from tests.doubles import write_adapter
-from tests.memory.holder import num_runs
+from tests.memory.holder import num_placements
 from tests.scale import scaled
 from tests.workers.driver import store_adapter
 from tests.workers.process.test_worker import Setup
@@ -194,7 +194,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     while pool.free_slot():
         pass
     prove(instance)
-    assert num_runs(worker.runs) == 0 and "a" not in worker.arena.map()
+    assert num_placements(worker.adapter_memory) == 0 and "a" not in worker.arena.map()
     pool.close()
 
 
@@ -249,5 +249,5 @@ def test_what_leaves_host_and_device_is_free_memory(tmp_path: Path) -> None:
     finally:
         gc.enable()
     assert (house.tier(0), house.tier(1)) == ("disk", "device")
-    assert num_runs(house.runs) == 1
+    assert num_placements(house.placements) == 1
     house.check()

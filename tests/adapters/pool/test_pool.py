@@ -17,10 +17,12 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.lora import ImageTables
 from adapters.pool.source import AdapterLease, Loading, NoRoom
 from memory.accounts import Tenant
-from memory.allocations import UNIT_BYTES
+from memory.adapter_memory import UNIT_BYTES
+from memory.block_table import BlockTable
+from memory.page_key import PAGE_TOKENS
 from tests.adapters.files import BASE
 from tests.adapters.pools import House, Ref
-from tests.memory.holder import num_runs
+from tests.memory.holder import num_placements
 
 ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
 """Ranks whose images take that many units."""
@@ -49,7 +51,7 @@ def test_prefetch_stops_at_the_host(tmp_path: Path) -> None:
     house.pool.prefetch(house.refs[0])
     house.settle()
     assert house.tier(0) == "host"
-    assert num_runs(house.runs) == 0
+    assert num_placements(house.placements) == 0
     house.check()
 
 
@@ -92,10 +94,10 @@ def test_a_copy_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
     house.pool.prefetch(house.refs[0])
     house.settle()
     assert house.lease(house.refs[0]) is None
-    assert num_runs(house.runs) == 1
+    assert num_placements(house.placements) == 1
     house.pool.cancel(house.refs[0])
     house.check()
-    assert (house.tier(0), num_runs(house.runs)) == ("host", 0)
+    assert (house.tier(0), num_placements(house.placements)) == ("host", 0)
     house.settle()
     assert house.serves(house.load(0).slot, 0)
 
@@ -106,7 +108,7 @@ def test_one_that_is_given_up_while_it_is_fetched_stays_on_the_host(tmp_path: Pa
     house.pool._loader.fetch = lambda *a, **k: (house.pool.cancel(house.refs[0]), fetch(*a, **k))[1]
     house.pool.load(house.refs[0])
     house.settle()
-    assert (house.tier(0), num_runs(house.runs)) == ("host", 0)
+    assert (house.tier(0), num_placements(house.placements)) == ("host", 0)
 
 
 def test_who_gives_up_waiting_does_not_delay_a_pin(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_it_is_charged_to_whoever_asks_first_in_whichever_way(tmp_path: Path, ca
     getattr(house.pool, call)(house.refs[0], ACME)
     house.settle()
     house.load(0)
-    assert house.runs.held_bytes() == {"acme": UNIT_BYTES}
+    assert house.placements.held_bytes() == {"acme": UNIT_BYTES}
     house.check()
 
 
@@ -457,7 +459,7 @@ def test_a_slot_that_could_not_be_written_is_not_leased(tmp_path: Path) -> None:
     with pytest.raises(AdapterUnavailable) as caught:
         house.load(0)
     assert caught.value.code == "adapter.load_failed"
-    assert house.on_device() == set() and num_runs(house.runs) == 0
+    assert house.on_device() == set() and num_placements(house.placements) == 0
     house.check()
     assert house.serves(house.load(1).slot, 1)
 
@@ -526,7 +528,7 @@ def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: P
     assert house.lease(house.refs[0]) is None
     house.executor.step()
     house.pool.poll()
-    assert num_runs(house.runs) == 1, "the unproved image is being copied"
+    assert num_placements(house.placements) == 1, "the unproved image is being copied"
     assert house.lease(proved) is None
     house.settle()
     assert house.on_device() == {0} and house.lease(proved) is None
@@ -575,6 +577,32 @@ def test_no_residue_of_a_larger_adapter(tmp_path: Path) -> None:
     assert lease.max_rank == ONE_UNIT
 
 
+@pytest.mark.parametrize(("rank", "has_large_factors"), [(128, False), (256, True)])
+def test_an_image_in_pieces_serves_as_one(
+    tmp_path: Path, rank: int, has_large_factors: bool
+) -> None:
+    """Its extents are smaller than the image, and with the second rank than some of its factors.
+    Every other extent is in use at first."""
+    house = House(tmp_path, [rank, *[ONE_UNIT] * 6], num_units=80)
+    tables = [BlockTable(house.kv) for _ in range(80)]
+    for table in tables:
+        assert table.grow(4 * PAGE_TOKENS)
+    for table in tables[::2]:
+        table.free()
+    if has_large_factors:
+        assert house.lease(house.refs[0]) is None
+        house.settle()
+        assert house.lease(house.refs[0]) is None, "no two extents are adjacent"
+        for table in tables[:20]:
+            table.free()
+    lease = house.load(0)
+    entry = house.pool._entries[house.refs[0].digest]
+    assert entry.placement is not None and len(entry.placement.pieces) > 1
+    assert (max(p.stop - p.start for p in entry.placement.pieces) > UNIT_BYTES) == has_large_factors
+    assert house.serves(lease.slot, 0)
+    house.check([page for table in tables for page in table.held_pages])
+
+
 @pytest.mark.full
 def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
     house = House(tmp_path, [1, 4, 5, 12, TWO_UNITS], num_units=3, num_slots=2)
@@ -586,7 +614,7 @@ def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
     house.check()
     while house.pool.free_slot():
         pass
-    assert house.runs.held_bytes().total() == 0
+    assert house.placements.held_bytes().total() == 0
     assert house.map.map() == "..."
     assert not house.pool.tables.rank.any()
 
@@ -602,7 +630,7 @@ def test_real_threads_load_many_at_once(tmp_path: Path) -> None:
     for lease in leases.values():
         lease.release()
     house.pool.close()
-    assert num_runs(house.runs) == 0
+    assert num_placements(house.placements) == 0
 
 
 def test_a_copy_does_not_wait_for_the_store(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.source import AdapterLease
 from memory.block_table import BlockTable
 from tests.adapters.pools import House, Ref
-from tests.memory.holder import num_runs
+from tests.memory.holder import num_placements
 
 RANKS = [1, 4, 5, 12, 16, 30]
 INDICES = st.integers(0, len(RANKS) - 1)
@@ -43,7 +43,7 @@ class PoolMachine(RuleBasedStateMachine):
             table.free()
         self.house.pool.close()
         self.other.close()
-        assert num_runs(self.house.runs) == 0
+        assert num_placements(self.house.placements) == 0
         shutil.rmtree(self.folder)
 
     @rule(index=INDICES)

@@ -16,10 +16,10 @@ from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.lora import ImageTables
 from adapters.pool.source import NoRoom
 from memory.accounts import Tenant
-from memory.allocations import UNIT_BYTES
+from memory.adapter_memory import UNIT_BYTES
 from memory.copy_queue import Copy, CopyQueue
 from tests.adapters.pools import House, SteppedExecutor
-from tests.memory.holder import num_runs
+from tests.memory.holder import num_placements
 
 ONE_UNIT, TWO_UNITS = 4, 16
 """Ranks whose images take that many units."""
@@ -102,7 +102,9 @@ def test_what_somebody_waits_for_overtakes_prefetches(tmp_path: Path) -> None:
     assert house.lease(house.refs[3]) is None
     house.executor.step()
     house.pool.poll()
-    assert [house.tier(i) for i in range(3)] == ["loading"] * 3 and num_runs(house.runs) == 1
+    assert [house.tier(i) for i in range(3)] == ["loading"] * 3 and num_placements(
+        house.placements
+    ) == 1
     house.executor.drain()
     assert [house.tier(i) for i in range(4)] == ["host"] * 3 + ["device"]
 

@@ -125,22 +125,6 @@ def test_nothing_has_memory_twice(mapped: Mapped) -> None:
         mapped.memory.restore(0)
 
 
-def test_extents_that_weights_move_to_are_lent_and_those_they_leave_are_not(mapped: Mapped) -> None:
-    """They own a number of extents: the model's addresses and bytes stay."""
-    assert mapped.arena.allocate_kv("kv") == 0
-    mapped.arena.allocate_weights("two", 2)
-    mapped.two.back()
-    mapped.two.tensor.fill_(2)
-    mapped.arena.free_kv(0, "kv")
-    assert mapped.arena.sink_weights()
-    assert mapped.arena.map() == "ww...."
-    mapped.extents[2:].fill_(7)
-    assert bool((mapped.two.tensor == 2).all() and (mapped.extents[2:] == 7).all())
-    mapped.two.unback()
-    mapped.arena.free_weights("two")
-    mapped.memory.tensor.fill_(1)
-
-
 @pytest.mark.full
 @linux
 @pytest.mark.parametrize("place", ["extents[0]", "two.tensor"])

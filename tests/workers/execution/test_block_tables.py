@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.allocations import UNIT_BYTES
+from memory.adapter_memory import UNIT_BYTES
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from adapters.pool.load_cost import copy_s
-from memory.allocations import UNIT_BYTES
+from memory.adapter_memory import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
-from tests.memory.holder import num_runs
+from tests.memory.holder import num_placements
 from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, SimulatedRunner, Slots
 from workers.execution.engine import Engine
@@ -128,15 +128,15 @@ class Box:
 
     def run(self, make: Traffic, seed: int) -> Outcome:
         rng, house = random.Random(seed), self.house
-        before = house.pool.num_evictions + num_runs(house.runs), self.ring.num_steps
+        before = house.pool.num_evictions + num_placements(house.placements), self.ring.num_steps
         for _ in range(NUM_REQUESTS):
             self.ask(make(rng, self.num_submitted, house))
             self.num_submitted += 1
         steps = self.ring.last(self.ring.num_steps - before[1])
         return Outcome(
-            num_loads=house.pool.num_evictions + num_runs(house.runs) - before[0],
+            num_loads=house.pool.num_evictions + num_placements(house.placements) - before[0],
             num_prefill_tokens=int(steps["num_prefill_tokens"].sum()),
-            num_adapter_units=num_runs(house.runs),
+            num_adapter_units=num_placements(house.placements),
         )
 
 
