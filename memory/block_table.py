@@ -38,6 +38,12 @@ class BlockTable:
         """Whether no other table of the tenant has pages."""
         return self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
 
+    def make_room(self, num_pages: int, *, num_beside: int = 0) -> bool:
+        """Makes pages free that `grow` can add, as `KVCache.make_room` does."""
+        return self._kv.make_room(
+            num_pages, self.tenant, num_beside=num_beside, is_first=self.is_first
+        )
+
     def may_displace(self, other: BlockTable) -> bool:
         """Whether pages of the other table would be evicted for this one, once they are idle."""
         ask = self._kv.ask(1, self.tenant, is_first=self.is_first)

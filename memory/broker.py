@@ -4,7 +4,7 @@ for its weight, and there the ones that are cheapest to make again."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from threading import Lock
@@ -15,39 +15,13 @@ from memory.adapter_memory import AdapterMemory, Placement
 from memory.arena import Arena
 from memory.errors import require
 from memory.loss import NO_LIMIT, Idle, Item, Loss, by_loss
-from memory.pages import PagePool
+from memory.page_source import PageHolder
 
 MARGIN = 2.0
 """Factor by which evicting the other kind (KV or adapters) must cost less than evicting the own.
 Without it, two kinds of equal worth would take the same bytes from each other in turn."""
 LOOK_HOLDS = 32
 """Number of page shortages for which one scan of the other holders is reused."""
-
-
-class PageHolder(Protocol):
-    """KV pages of one model that the broker may evict, implemented by `KVCache`."""
-
-    pool: PagePool
-
-    def num_evictable(self, ask: Ask) -> int:
-        """Returns the number of idle pages that may be evicted for the request."""
-        ...
-
-    def evict(self, num_pages: int, ask: Ask | None = None, limit: Loss = NO_LIMIT) -> int:
-        """Frees idle pages in the order of their loss, up to the limit. Returns their number."""
-        ...
-
-    def drainable(self) -> dict[int, Idle]:
-        """Returns the extents that `drain` could free, with the cost of losing them."""
-        ...
-
-    def lost_with(self, extents: Iterable[int]) -> Idle:
-        """Returns the cost of draining these extents together."""
-        ...
-
-    def drain(self, extent: int) -> None:
-        """Returns a drainable extent to the arena."""
-        ...
 
 
 class AdapterHolder(Protocol):
@@ -64,7 +38,7 @@ class AdapterHolder(Protocol):
 
 
 class MemoryBroker:
-    """Owner of the decision what to evict. Between accounts, it evicts by what they hold for their
+    """`PageSource` that decides what to evict, of all caches and adapters. Between accounts, it evicts by what they hold for their
     weight (see accounts.py). Within one account, between KV and adapters, it evicts by the cost of
     a loss: seconds to make the item again, times its expected reuse, per byte.
 
@@ -95,17 +69,16 @@ class MemoryBroker:
         return self._arena.bytes_held
 
     @property
-    def num_caches(self) -> int:
-        return len(self._caches)
+    def is_shared(self) -> bool:
+        return len(self._caches) > 1
 
     @property
     def num_holders(self) -> int:
         return len(self._holders)
 
-    def free_pages(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
-        """Makes `num_pages` pages free in the cache's pool. Returns False if too few can be freed.
-        Usually nothing is evicted then; a partial eviction is possible if others yield less than
-        offered."""
+    def make_room(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
+        """Implements `PageSource.make_room`. If it returns False, usually nothing was evicted; a
+        partial eviction is possible if others yield less than offered."""
         pool = cache.pool
         if num_pages <= pool.num_free or self._evict_own(cache, num_pages - pool.num_free, ask):
             return True
@@ -167,16 +140,13 @@ class MemoryBroker:
         missing = num_extents - self._arena.allocate_weights(owner, num_extents)
         if not missing:
             return num_extents
-        for _, item in by_loss(self._extents(), self.at_any_cost()):
+        at_any_cost = Ask(self.bytes_held, NO_TENANT.name, 0, is_first=True)
+        for _, item in by_loss(self._extents(), at_any_cost):
             item.evict()
             missing -= self._arena.allocate_weights(owner, missing)
             if not missing:
                 break
         return num_extents - missing
-
-    def at_any_cost(self) -> Ask:
-        """Returns a request of no account that may evict any idle item."""
-        return Ask(self.bytes_held, NO_TENANT.name, 0, is_first=True)
 
     def held_bytes(self) -> tuple[Counter[str], Counter[str]]:
         """Returns the bytes of pages and of adapters, each by account."""
@@ -236,7 +206,7 @@ class MemoryBroker:
     def _lost_with(self, extent: int) -> Idle:
         """Returns the cost of freeing an extent of pages, including dependent pages elsewhere."""
         owner = self._arena.kv_owner(extent)
-        return Idle((), 0.0) if owner is None else _margin(self._caches[owner].lost_with([extent]))
+        return Idle((), 0.0) if owner is None else _margin(self._caches[owner].lost_with(extent))
 
     def _drain(self, extent: int) -> None:
         """Frees an extent of idle pages, unless it was freed with the pages of another."""

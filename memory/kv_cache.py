@@ -8,9 +8,9 @@ from threading import Lock
 
 from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
 from memory.arena import Arena
-from memory.broker import MemoryBroker
 from memory.loss import NO_LIMIT, Idle, Loss
 from memory.page_key import PAGE_TOKENS
+from memory.page_source import OwnPages, PageSource
 from memory.pages import PagePool
 from memory.prefix_cache import PrefixCache
 
@@ -33,13 +33,13 @@ class KVCache:
         owner: str,
         page_bytes: int,
         *,
-        broker: MemoryBroker | None = None,
+        source: PageSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """broker: shared by all caches of the arena; None if there is only one cache."""
+        """source: shared by all caches of the arena; None if there is only this one."""
         self._arena = arena
-        self._broker = broker or MemoryBroker(arena)
-        self._broker.add_cache(owner, self)
+        self._source = source or OwnPages()
+        self._source.add_cache(owner, self)
         self.pool = PagePool(arena, owner, page_bytes)
         self.prefix_cache = PrefixCache(self.pool, clock)
         self._bytes_held = arena.bytes_held
@@ -51,12 +51,12 @@ class KVCache:
     @property
     def lock(self) -> Lock:
         """Lock of the arena, shared by all its caches."""
-        return self._broker.lock
+        return self._source.lock
 
     @property
     def has_neighbours(self) -> bool:
         """Whether other models share the arena."""
-        return self._broker.num_caches > 1
+        return self._source.is_shared
 
     @property
     def num_free(self) -> int:
@@ -104,7 +104,7 @@ class KVCache:
         other users. is_first: none of the tenant's other sequences has pages here."""
         self._bytes_held.accounts.note(tenant)
         ask = self.ask(num_pages, tenant, is_first=is_first)
-        return self._broker.free_pages(self, num_pages + num_beside, ask)
+        return self._source.make_room(self, num_pages + num_beside, ask)
 
     def allocate(
         self, num_pages: int, tenant: Tenant = NO_TENANT, *, is_first: bool = False
@@ -116,14 +116,11 @@ class KVCache:
         return self.pool.allocate(num_pages, tenant.name)
 
     def num_evictable(self, ask: Ask) -> int:
-        """Returns the number of idle pages that may be evicted for the request."""
+        """Implements `PageHolder.num_evictable`."""
         return self.prefix_cache.num_evictable(ask)
 
-    def evict(self, num_pages: int, ask: Ask | None = None, limit: Loss = NO_LIMIT) -> int:
-        """Frees up to `num_pages` idle pages in the order of their loss, while the loss is within
-        the limit (its cost in seconds per byte). Returns their number. ask: the request to evict
-        for; None may evict any account's pages."""
-        ask = ask or self._broker.at_any_cost()
+    def evict(self, num_pages: int, ask: Ask, limit: Loss = NO_LIMIT) -> int:
+        """Implements `PageHolder.evict`."""
         max_reuse = limit.cost_s * self.pool.page_bytes / self.page_cost_s
         return self.prefix_cache.evict(num_pages, ask, (limit.priority, max_reuse))
 
@@ -136,10 +133,10 @@ class KVCache:
             for extent, (accounts, reuse) in self.prefix_cache.drainable().items()
         }
 
-    def lost_with(self, extents: Iterable[int]) -> Idle:
-        """Returns the cost of draining these extents together, including pages elsewhere that
-        follow theirs. In seconds to compute the pages again, times their expected reuse."""
-        accounts, reuse = self.prefix_cache.lost_with(extents)
+    def lost_with(self, extent: int) -> Idle:
+        """Returns the cost of draining the extent, including pages elsewhere that follow its pages.
+        In seconds to compute the pages again, times their expected reuse."""
+        accounts, reuse = self.prefix_cache.lost_with(extent)
         return Idle(accounts, reuse * self.page_cost_s)
 
     def drain(self, extent: int) -> None:
@@ -155,4 +152,4 @@ class KVCache:
         self._arena.check_integrity()
         self.pool.check_integrity()
         self.prefix_cache.check_integrity(held)
-        self._broker.check_integrity()
+        self._source.check_integrity()

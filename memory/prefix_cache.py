@@ -205,7 +205,7 @@ class PrefixCache:
     def evict_extent(self, extent: int) -> None:
         """Frees the extent's idle pages and all their descendants, which are idle too."""
         now = self._clock()
-        for node in self._with_descendants([extent]):
+        for node in self._with_descendants(extent):
             self._remove(node, now)
 
     def drainable(self) -> dict[int, tuple[Collection[str], float]]:
@@ -222,11 +222,11 @@ class PrefixCache:
             if len(idle.pages) == num_used_in(extent)
         }
 
-    def lost_with(self, extents: Iterable[int]) -> tuple[Collection[str], float]:
-        """Returns the accounts and the expected reuse of all pages that `evict_extent` of these
-        extents would free, including pages elsewhere."""
+    def lost_with(self, extent: int) -> tuple[Collection[str], float]:
+        """Returns the accounts and the expected reuse of all pages that `evict_extent` would free,
+        including pages elsewhere."""
         now = self._clock()
-        nodes = self._with_descendants(extents)
+        nodes = self._with_descendants(extent)
         return {node.account for node in nodes}, sum(self._reuse(node, now) for node in nodes)
 
     def _chance(self, now: float) -> float:
@@ -315,15 +315,14 @@ class PrefixCache:
             is_other = account != ask.name
             heappush(turns, (ask.priority(account), is_other, self._reuse(node, now), account))
 
-    def _with_descendants(self, extents: Iterable[int]) -> list[_Node]:
-        """Returns the idle pages of the extents and their descendants, descendants first."""
+    def _with_descendants(self, extent: int) -> list[_Node]:
+        """Returns the idle pages of the extent and their descendants, descendants first."""
         found: dict[_Node, None] = {}
-        for extent in extents:
-            for page in self._idle_in[extent].pages:
-                below = [self._idle[page]]
-                for node in below:  # grows during the loop
-                    below.extend(child for child in node.children if child not in found)
-                found.update((node, None) for node in reversed(below))
+        for page in self._idle_in[extent].pages:
+            below = [self._idle[page]]
+            for node in below:  # grows during the loop
+                below.extend(child for child in node.children if child not in found)
+            found.update((node, None) for node in reversed(below))
         return list(found)
 
     def _remove(self, node: _Node, now: float) -> None:

@@ -103,7 +103,7 @@ class House:
         self.placements = AdapterMemory(self.map)
         self.broker = MemoryBroker(self.map, self.placements)
         self.kv = KVCache(
-            self.map, "kv", UNIT_BYTES // 4, broker=self.broker, clock=lambda: self.now
+            self.map, "kv", UNIT_BYTES // 4, source=self.broker, clock=lambda: self.now
         )
         self.executor = SteppedExecutor()
         self.host = HostTier(host_bytes, self.broker.bytes_held.accounts)

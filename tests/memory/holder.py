@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from memory.accounts import NO_TENANT, Ask
 from memory.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
+from memory.kv_cache import KVCache
 from memory.loss import Idle
 from memory.page_key import PageHasher
 
@@ -50,6 +52,11 @@ def units(num_units: int) -> list[int]:
 
 def num_placements(memory: AdapterMemory) -> int:
     return len({each for found in memory.by_extent().values() for each in found})
+
+
+def evict(kv: KVCache, num_pages: int) -> int:
+    """Evicts pages of any account."""
+    return kv.evict(num_pages, Ask(kv._bytes_held, NO_TENANT.name, 0, is_first=True))
 
 
 def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:

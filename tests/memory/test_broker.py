@@ -30,7 +30,7 @@ class House:
         self.broker.add_holder(self.adapters)
         self.kv, self.other = (
             KVCache(
-                self.arena, name, UNIT_BYTES // PAGES, broker=self.broker, clock=lambda: self.now
+                self.arena, name, UNIT_BYTES // PAGES, source=self.broker, clock=lambda: self.now
             )
             for name in ("kv", "other")
         )
@@ -47,7 +47,7 @@ class House:
         """Of the first page of a prefix in `kv`, alone in its extent or with equals."""
         page = self.kv.prefix_cache.match(keys_of(word))
         self.kv.prefix_cache.release(page)
-        return self.kv.lost_with([page[0] // PAGES]).cost_s / self.kv.pool.num_used_in(
+        return self.kv.lost_with(page[0] // PAGES).cost_s / self.kv.pool.num_used_in(
             page[0] // PAGES
         )
 

@@ -16,7 +16,7 @@ from memory.block_table import BlockTable
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
-from tests.memory.holder import IdleAdapters, num_placements, units
+from tests.memory.holder import IdleAdapters, evict, num_placements, units
 
 PAGE_BYTES = {"m": UNIT_BYTES // 4, "n": UNIT_BYTES // 3}
 ACME, GLOBEX, INITECH = Tenant("acme", 3), Tenant("globex", 1), Tenant("initech", 1)
@@ -63,7 +63,7 @@ class SharedArena(RuleBasedStateMachine):
         self.adapters = IdleAdapters(self.memory)
         self.broker.add_holder(self.adapters)
         self.caches = {
-            name: KVCache(self.arena, name, size, broker=self.broker, clock=lambda: self.now)
+            name: KVCache(self.arena, name, size, source=self.broker, clock=lambda: self.now)
             for name, size in PAGE_BYTES.items()
         }
         self.sequences: list[_Sequence] = []
@@ -170,7 +170,7 @@ class SharedArena(RuleBasedStateMachine):
     def evict(self, model: str, num_pages: int) -> None:
         kv = self.caches[model]
         num_cached = kv.num_cached
-        assert kv.evict(num_pages) == min(num_pages, num_cached)
+        assert evict(kv, num_pages) == min(num_pages, num_cached)
         assert kv.num_cached == num_cached - min(num_pages, num_cached)
 
     @rule(model=st.sampled_from(["m", "n"]))
@@ -180,7 +180,7 @@ class SharedArena(RuleBasedStateMachine):
         if costs:
             extent = min(costs)
             num_cached = kv.num_cached
-            assert kv.lost_with([extent]).cost_s >= costs[extent].cost_s * (1 - 1e-9)
+            assert kv.lost_with(extent).cost_s >= costs[extent].cost_s * (1 - 1e-9)
             kv.drain(extent)
             assert self.arena.kv_owner(extent) is None and kv.num_cached < num_cached
 
@@ -241,7 +241,7 @@ class SharedArena(RuleBasedStateMachine):
             sequence.table.free()
         for kv in self.caches.values():
             kv.check_integrity(held=())
-            kv.evict(kv.num_cached)
+            evict(kv, kv.num_cached)
         while self.adapters.in_use:
             self.adapters.go_idle(0, is_awaited=False)
         for placement in list(self.adapters.costs):

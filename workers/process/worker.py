@@ -344,7 +344,7 @@ class Worker:
                 slab=self._host_slab,
             )
         pool.is_on_device = False
-        kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, broker=self.broker)
+        kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, source=self.broker)
         scheduler = fair_scheduler(
             kv,
             pool,

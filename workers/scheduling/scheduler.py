@@ -376,9 +376,7 @@ class Scheduler:
                 num_own += _num_missing(begun)
             elif begun.place.is_pending:
                 num_beside += _num_missing(begun)
-        if self._kv.make_room(
-            num_own, table.tenant, num_beside=num_beside, is_first=table.is_first
-        ):
+        if table.make_room(num_own, num_beside=num_beside):
             return None
         self._release(sequence)
         message = (

@@ -15,6 +15,7 @@ from memory.block_table import BlockTable
 from memory.journal import Journal
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
+from tests.memory.holder import evict
 from workers.scheduling.sequence import Sequence
 from workers.wire.prefix_index import KEY_BYTES, Prefix, PrefixIndex, changed_pages
 from workers.wire.protocol import AdapterRef, CachedPages, Generate, SamplingParams
@@ -142,6 +143,6 @@ def test_the_cache_s_journal_is_the_cache() -> None:
     assert index.num_cached(Prefix(list(range(40)), model="m", domain="other"), LAYOUT) == 0
     kv.prefix_cache.release(pages)
     assert tell() == 2 * PAGE_TOKENS
-    assert kv.evict(1) == 1
+    assert evict(kv, 1) == 1
     assert tell() == PAGE_TOKENS
     assert set(kv.prefix_cache.keys) == {keys[0]}
