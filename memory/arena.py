@@ -153,9 +153,8 @@ class Arena:
         return extent
 
     def allocate_adapters(self, least: int, most: int) -> range | None:
-        """Allocates at least `least` and up to `most` adjacent free extents to the adapters: as many
-        as possible, then the highest. Returns None if there are too few or the ceiling would be
-        exceeded."""
+        """Allocates `least` to `most` adjacent free extents to the adapters: as many as possible,
+        then the highest. Returns None if there are too few or the ceiling would be exceeded."""
         most = min(most, self.adapter_ceiling - self.num_adapter_extents)
         starts, length = self._all, 0
         while length < most and (longer := starts & self._free >> length):

@@ -38,9 +38,10 @@ class AdapterHolder(Protocol):
 
 
 class MemoryBroker:
-    """`PageSource` that decides what to evict, of all caches and adapters. Between accounts, it evicts by what they hold for their
-    weight (see accounts.py). Within one account, between KV and adapters, it evicts by the cost of
-    a loss: seconds to make the item again, times its expected reuse, per byte.
+    """`PageSource` that decides what to evict, of all caches and adapters. Between accounts, it
+    evicts by what they hold for their weight (see accounts.py). Within one account, between KV and
+    adapters, it evicts by the cost of a loss: seconds to make the item again, times its expected
+    reuse, per byte.
 
     A model evicts KV pages one by one for itself, and by the extent for others. Adapters are
     evicted one by one. The arena's floor and ceiling bound the trade. Memory in use is never

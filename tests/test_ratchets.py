@@ -16,7 +16,7 @@ CORE = (
     *("workers.execution.token_buffer", "workers.execution.upload"),
     *("workers.execution.model_runner", "workers.execution.sampler"),
     *("memory.page_key", "memory.pages", "memory.block_table", "memory.kv_cache"),
-    *("memory.prefix_cache", "adapters.pool.pool", "adapters.pool.tiers", "adapters.pool.slots"),
+    *("memory.prefix_cache", "adapters.pool.pool", "adapters.pool.tiers", "adapters.pool.device"),
 )
 """Modules that a newcomer reads first: scheduler, memory, pool and model runner."""
 CORE_LINES = 4_013

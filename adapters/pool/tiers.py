@@ -16,6 +16,9 @@ from memory.adapter_memory import Placement
 from memory.copy_queue import Copy
 from memory.reuse import Reuse
 
+AWAITED_POLLS = 2
+"""Number of polls after a request during which its caller counts as waiting: one more than it takes
+to repeat the request at the next step."""
 SHADOW = 0.1
 """Fraction of its value that a host image has while the adapter is also on the device. It then only
 speeds up a reload after an eviction."""
@@ -50,8 +53,8 @@ class Holder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class AdapterEntry:
-    """State of an adapter. placement and slot are both set or both None; they are being filled during
-    `loading`, and serve afterwards."""
+    """State of an adapter. placement and slot are both set or both None; they are being filled
+    during `loading`, and serve afterwards."""
 
     digest: str
     holder: Holder
@@ -82,13 +85,24 @@ class AdapterEntry:
     num_unpaid_bytes: int = 0
     """Bytes copied to the device since the last lease."""
     is_pinned: bool = False
-    asked_at_poll: int = -2
-    """`poll` count at its last unsuccessful request. Waiting sequences repeat theirs each step."""
+    awaited_polls: int = 0
+    """Number of coming polls until no caller counts as waiting for it. Waiting sequences repeat
+    their requests each step."""
 
     @property
     def is_ready(self) -> bool:
         """Whether it is on the device and can be leased."""
         return self.slot is not None and self.loading is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be evicted from the device."""
+        return self.is_ready and not self.leases and not self.is_pinned
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits for it to be on the device."""
+        return self.awaited_polls > 0
 
     @property
     def is_wrong(self) -> bool:
@@ -103,8 +117,8 @@ class AdapterEntry:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing but its file is left."""
-        here = self.loading or self.image or self.failure or self.is_pinned
+        """Whether nothing but its file is left and no caller waits for it."""
+        here = self.loading or self.image or self.failure or self.is_pinned or self.is_awaited
         return not here and self.slot is None
 
     @property

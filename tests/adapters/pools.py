@@ -11,8 +11,11 @@ from typing import Any, TypeVar
 import torch
 
 from adapters.format.validator import AdapterFiles
+from adapters.pool.device import DeviceTier
 from adapters.pool.host_tier import HostTier
 from adapters.pool.image import ImageCache
+from adapters.pool.loader import AdapterLoader, one_thread
+from adapters.pool.loads import Loads
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
 from adapters.pool.source import AdapterLease
@@ -111,24 +114,31 @@ class House:
         self.cache = ImageCache(folder / "cache", cache_bytes, self.requests.expected)
         self.num_slots = num_slots
         self.pins: set[int] = set()
-        self.pool = self.make_pool(None if has_threads else self.executor)
+        self.loader = AdapterLoader(self.store, BASE, torch.float32, self.ops, self.cache)
+        self.pool = self.make_pool(has_threads=has_threads)
 
-    def make_pool(self, executor: Executor | None) -> AdapterPool:
+    def make_pool(self, *, has_threads: bool = False) -> AdapterPool:
         """Of another base model of the same worker, where one is there."""
-        return AdapterPool(
-            self.arena,
-            self.placements,
-            self.broker,
-            store=self.store,
+        device = DeviceTier(
+            *(self.arena, self.placements, self.broker),
             ops=self.ops,
             shape=BASE,
-            dtype=torch.float32,
             num_slots=self.num_slots,
-            host=self.host,
-            cache=self.cache,
-            requests=self.requests,
             clock=lambda: self.now,
-            executor=executor,
+        )
+        loads = Loads(
+            *(self.loader, self.host, device),
+            fetcher=one_thread("fetcher") if has_threads else self.executor,
+            copier=one_thread("copier") if has_threads else self.executor,
+            disk_bytes=self.cache.max_bytes,
+            clock=lambda: self.now,
+        )
+        return AdapterPool(
+            *(device, self.host, loads),
+            requests=self.requests,
+            accounts=self.broker.bytes_held.accounts,
+            num_pools=lambda: self.broker.num_holders,
+            clock=lambda: self.now,
         )
 
     def add(self, rank: int, seed: int) -> Ref:
@@ -190,7 +200,7 @@ class House:
         tiers = {status.digest: status.tier for status in self.pool.status()}
         if digest in tiers:
             return tiers[digest]
-        return "disk" if self.cache.has(self.pool.layout.version, digest) else None
+        return "disk" if self.cache.has(self.loader.layout.version, digest) else None
 
     def on_device(self) -> set[int]:
         return {i for i in range(len(self.refs)) if self.tier(i) == "device"}
@@ -209,7 +219,7 @@ class House:
         batch = LoRABatch(
             arena=self.arena,
             dtype=torch.float32,
-            tables=self.pool.tables,
+            tables=self.pool.device.tables,
             segment_start=torch.from_numpy(start),
             segment_slot=torch.from_numpy(slots),
             max_rank=256,

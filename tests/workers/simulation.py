@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool.pool import Loads
+from adapters.pool.loads import LoadCount
 from adapters.pool.source import (
     AdapterLease,
     AdapterRef,
@@ -79,8 +79,16 @@ class StubPool:
     last_load: Load | None = None
     """What leases tell of their adapter's load."""
     num_evictions: int = 0
-    num_failed_loads: int = 0
-    loads: dict[str, Loads] = field(default_factory=dict)
+    num_failed: int = 0
+    counts: dict[str, LoadCount] = field(default_factory=dict[str, LoadCount])
+
+    @property
+    def device(self) -> StubPool:
+        return self
+
+    @property
+    def loads(self) -> StubPool:
+        return self
 
     @property
     def is_leased(self) -> bool:

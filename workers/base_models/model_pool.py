@@ -316,7 +316,7 @@ class ModelPool:
         model.error = ""
         with self._broker.lock:
             model.instance.engine.attach(runner)
-            model.instance.pool.is_on_device = True
+            model.instance.pool.device.is_here = True
         self._residency.loaded(model.plan.digest, load_s)
 
     def _note_arrival(self, model: RegisteredModel) -> None:

@@ -82,6 +82,7 @@ class EngineReport:
     def status(self) -> ModelStatus:
         scheduler, kv = self._scheduler, self._kv
         _, (itl,) = self._recent_itl.read()
+        counts = self._pool.loads.counts
         return ModelStatus(
             digest=self._info.digest,
             name=self._info.name,
@@ -93,15 +94,15 @@ class EngineReport:
             num_preemptions=scheduler.num_preemptions,
             prefix_queried_tokens=scheduler.num_queried_tokens,
             prefix_hit_tokens=scheduler.num_hit_tokens,
-            num_adapter_evictions=self._pool.num_evictions,
+            num_adapter_evictions=self._pool.device.num_evictions,
             num_integrity_failures=self.num_integrity_failures,
             max_num_seqs=scheduler.max_num_seqs,
             num_waiting_tokens=scheduler.num_waiting_tokens,
             prefill_tokens_per_s=scheduler.intake.prompt_tokens_per_s,
             decode_step_s=self._decode_steps.value,
-            adapter_loads={tier: loads.number for tier, loads in self._pool.loads.items()},
-            adapter_load_s={tier: loads.seconds for tier, loads in self._pool.loads.items()},
-            num_failed_adapter_loads=self._pool.num_failed_loads,
+            adapter_loads={tier: loads.number for tier, loads in counts.items()},
+            adapter_load_s={tier: loads.seconds for tier, loads in counts.items()},
+            num_failed_adapter_loads=self._pool.loads.num_failed,
             itl=engine_metrics.inter_token_latency.buckets(
                 itl.get((self._info.name, engine_metrics.ENGINE), ())
             ),

@@ -17,10 +17,12 @@ from typing import NamedTuple
 import torch
 
 import ops.registry
+from adapters.pool.device import DeviceTier
 from adapters.pool.host_slab import HostSlab
 from adapters.pool.host_tier import HostTier
 from adapters.pool.image import ImageCache
-from adapters.pool.loader import one_thread
+from adapters.pool.loader import AdapterLoader, one_thread
+from adapters.pool.loads import Loads
 from adapters.pool.pool import AdapterPool
 from adapters.store.opening import open_store
 from memory.adapter_memory import UNIT_BYTES, AdapterMemory
@@ -328,22 +330,15 @@ class Worker:
         with _sized_by("max_num_seqs", config.max_num_seqs):
             buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
         with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
-            pool = AdapterPool(
-                self.memory,
-                self.adapter_memory,
-                self.broker,
-                store=self.store,
+            device = DeviceTier(
+                *(self.memory, self.adapter_memory, self.broker),
                 ops=self.ops,
                 shape=plan.shape,
-                dtype=plan.dtype,
                 num_slots=config.max_loaded_adapters,
-                host=self._host_tier,
-                cache=self._image_cache,
-                requests=self._adapter_requests,
                 clock=time.monotonic,
-                slab=self._host_slab,
             )
-        pool.is_on_device = False
+        device.is_here = False
+        pool = self._make_pool(plan, device)
         kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, source=self.broker)
         scheduler = fair_scheduler(
             kv,
@@ -359,7 +354,7 @@ class Worker:
             digest,
             name,
             plan.max_model_len,
-            adapter_layout=pool.layout.version,
+            adapter_layout=pool.loads.layout.version,
             cache_layout=f"{self.ops.name}:{config.dtype}",
         )
         report = EngineReport(info, scheduler, kv, pool, self.ring)
@@ -378,14 +373,15 @@ class Worker:
         )
 
         def make_runner(model: LoadedModel) -> ModelRunner:
-            tables = pool.tables
             return self.runner(
-                *(model, self.ops, self.memory, buffer, tables),
+                *(model, self.ops, self.memory, buffer, device.tables),
                 graphs=self._graph_limits(plan),
                 on_failed_capture=partial(engine_metrics.graph_failures.add, 1),
             )
 
-        effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
+        effect_proof = EffectProof(
+            self.store, plan.folder, plan.spec, plan.shape, pool.loads.layout
+        )
         instance = self.instances[digest] = ModelInstance(engine, pool, report, effect_proof)
         state = self._residency.add(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S)
         addresses = self._device_memory.reserve(num_extents)
@@ -404,6 +400,26 @@ class Worker:
             return None
         self._closing.callback(grammars.close)
         return grammars
+
+    def _make_pool(self, plan: ModelPlan, device: DeviceTier) -> AdapterPool:
+        loads = Loads(
+            AdapterLoader(
+                *(self.store, plan.shape, plan.dtype, self.ops, self._image_cache),
+                slab=self._host_slab,
+            ),
+            *(self._host_tier, device),
+            fetcher=one_thread("adapter-fetcher"),
+            copier=one_thread("adapter-copier"),
+            disk_bytes=self._image_cache.max_bytes,
+            clock=time.monotonic,
+        )
+        return AdapterPool(
+            *(device, self._host_tier, loads),
+            requests=self._adapter_requests,
+            accounts=self.broker.bytes_held.accounts,
+            num_pools=lambda: self.broker.num_holders,
+            clock=time.monotonic,
+        )
 
     def _max_kv_extents(self, num_extents: int) -> int:
         """Returns the maximum number of KV extents of a model whose weights have `num_extents`.

@@ -170,9 +170,9 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
             traffic.finish()
     expected = dict(traffic.answers)
     assert len({tuple(tokens) for tokens in expected.values()}) > NUM_ADAPTERS
-    begin = pool.num_evictions
+    begin = pool.device.num_evictions
     rss = descriptors = 0
-    while (num_cycles := pool.num_evictions - begin) < NUM_CYCLES:
+    while (num_cycles := pool.device.num_evictions - begin) < NUM_CYCLES:
         if len(traffic.open) < MAX_IN_FLIGHT and traffic.rng.random() < 0.6:
             traffic.ask_at_random(refs)
         if traffic.open and traffic.rng.random() < 0.15:
@@ -191,7 +191,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     assert rss_at_end - rss < RSS_SLACK
     assert descriptors_at_end == descriptors
     assert not any(entry.leases for entry in pool.status())
-    while pool.free_slot():
+    while pool.device.free_slot():
         pass
     prove(instance)
     assert num_placements(worker.adapter_memory) == 0 and "a" not in worker.arena.map()
@@ -223,7 +223,7 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
         with worker.broker.lock:
             on_device = [s.digest for s in pool.status() if s.tier == "device"]
             assert on_device == [refs[0].digest]
-            assert not pool.free_slot()
+            assert not pool.device.free_slot()
         traffic.step()
         if not engine.scheduler.running:
             break

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from adapters.errors import AdapterUnavailable
 from adapters.format.signature import sign
-from adapters.pool.failures import MAX_FAULTS
 from adapters.pool.image import AdapterImage
+from adapters.pool.loads import MAX_FAULTS
 from adapters.pool.lora import ImageTables
 from adapters.pool.source import AdapterLease, Loading, NoRoom
 from memory.accounts import Tenant
@@ -104,8 +104,8 @@ def test_a_copy_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
 
 def test_one_that_is_given_up_while_it_is_fetched_stays_on_the_host(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT])
-    fetch = house.pool._loader.fetch
-    house.pool._loader.fetch = lambda *a, **k: (house.pool.cancel(house.refs[0]), fetch(*a, **k))[1]
+    fetch = house.loader.fetch
+    house.loader.fetch = lambda *a, **k: (house.pool.cancel(house.refs[0]), fetch(*a, **k))[1]
     house.pool.load(house.refs[0])
     house.settle()
     assert (house.tier(0), num_placements(house.placements)) == ("host", 0)
@@ -204,7 +204,7 @@ def test_a_pinned_adapter_stays(tmp_path: Path) -> None:
     assert house.on_device() == {0}
     for index in (1, 2, 1, 2):
         house.load(index).release()
-    assert 0 in house.on_device() and house.pool.num_evictions == 3
+    assert 0 in house.on_device() and house.pool.device.num_evictions == 3
     house.unpin(0)
     house.now += 3600
     for index in (1, 2):
@@ -453,9 +453,9 @@ def test_a_slot_that_could_not_be_written_is_not_leased(tmp_path: Path) -> None:
     """Or else the base model would answer in the adapter's name. The image that is cached is whole,
     and of more layers than the model has."""
     house = House(tmp_path, [ONE_UNIT] * 2)
-    image = house.pool._loader.fetch(house.refs[0].digest)
+    image = house.loader.fetch(house.refs[0].digest)
     longer = replace(image, tables=ImageTables.empty(BASE.num_layers + 1))
-    house.cache.save(house.pool.layout.version, longer)
+    house.cache.save(house.loader.layout.version, longer)
     with pytest.raises(AdapterUnavailable) as caught:
         house.load(0)
     assert caught.value.code == "adapter.load_failed"
@@ -468,7 +468,7 @@ def test_only_what_was_proved_serves(tmp_path: Path) -> None:
     """An image of other bytes, whole in itself, is in the cache and even on the device."""
     house = House(tmp_path, [ONE_UNIT])
     proved = Ref(house.refs[0].digest, house.load(0).checksum)
-    layout = house.pool.layout.version
+    layout = house.loader.layout.version
     image = house.cache.load(layout, proved.digest)
     assert image is not None
     other = House(tmp_path, [ONE_UNIT])
@@ -612,11 +612,11 @@ def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
         if cycle % 50 == 0:
             house.check()
     house.check()
-    while house.pool.free_slot():
+    while house.pool.device.free_slot():
         pass
     assert house.placements.held_bytes().total() == 0
     assert house.map.map() == "..."
-    assert not house.pool.tables.rank.any()
+    assert not house.pool.device.tables.rank.any()
 
 
 def test_real_threads_load_many_at_once(tmp_path: Path) -> None:
@@ -641,7 +641,7 @@ def test_a_copy_does_not_wait_for_the_store(tmp_path: Path) -> None:
     weights.unlink()
     os.mkfifo(weights)
     with house.broker.lock:
-        assert house.pool.free_slot()
+        assert house.pool.device.free_slot()
         house.pool.load(house.refs[1])
     try:
         lease = await_lease(house, 0)

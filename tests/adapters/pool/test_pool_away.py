@@ -19,7 +19,7 @@ def test_they_stay_on_the_host_and_come_back_as_they_were(tmp_path: Path) -> Non
     assert "a" not in house.map.map() and house.tier(0) == house.tier(1) == "host"
     assert house.lease(house.refs[0]) is None
     assert house.tier(0) == "host", "nobody comes before the model does"
-    house.pool.is_on_device = True
+    house.pool.device.is_here = True
     lease = house.load(0)
     assert house.serves(lease.slot, 0)
     lease.release()
@@ -71,7 +71,7 @@ def test_pins_are_kept_when_the_model_is_back(tmp_path: Path) -> None:
     house.pool.leave_device()
     house.settle()
     assert not house.on_device()
-    house.pool.is_on_device = True
+    house.pool.device.is_here = True
     house.settle()
     assert house.on_device() == {0}
     house.check()

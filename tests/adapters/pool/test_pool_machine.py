@@ -32,7 +32,7 @@ class PoolMachine(RuleBasedStateMachine):
             num_slots=3,
             host_bytes=300_000,
         )
-        self.other = self.house.make_pool(self.house.executor)
+        self.other = self.house.make_pool()
         """Of another base model."""
         self.leases: list[tuple[int, AdapterLease]] = []
 
@@ -100,7 +100,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def evict(self) -> None:
-        self.house.pool.free_slot()
+        self.house.pool.device.free_slot()
 
     @rule(index=INDICES)
     def evict_all_idle(self, index: int) -> None:

@@ -233,7 +233,7 @@ def test_pins_have_half_of_the_slots(tmp_path: Path) -> None:
 
 def test_pins_of_two_base_models_have_half_together(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 2, num_units=4)
-    pools = [house.pool, house.make_pool(house.executor)]
+    pools = [house.pool, house.make_pool()]
     for pool in pools:
         pool.keep(house.refs)
     for _ in range(8):
@@ -283,8 +283,8 @@ def test_one_without_room_on_the_host_is_read_once_and_starves(tmp_path: Path) -
     """Until another that waits for the device, and was requested more, no longer does."""
     house = House(tmp_path, [ONE_UNIT] * 3, num_units=1, host_bytes=UNIT_IMAGE)
     fetched: list[str] = []
-    fetch = house.pool._loader.fetch
-    house.pool._loader.fetch = lambda digest, *a, **k: (
+    fetch = house.loader.fetch
+    house.loader.fetch = lambda digest, *a, **k: (
         fetched.append(digest),
         fetch(digest, *a, **k),
     )[1]
@@ -293,6 +293,7 @@ def test_one_without_room_on_the_host_is_read_once_and_starves(tmp_path: Path) -
     for _ in range(5):
         house.pool.prefetch(waiting)
     fetched.clear()
+    outcome = None
     for _ in range(5):
         house.pool.acquire(waiting)
         outcome = house.pool.acquire(roomless)
@@ -390,7 +391,7 @@ def test_a_smaller_bound_holds_from_the_start(cached: Callable[..., ImageCache])
 
 def test_the_host_is_one_for_all_base_models(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 4, host_bytes=2 * UNIT_IMAGE)
-    other = house.make_pool(house.executor)
+    other = house.make_pool()
     for pool, index, num_requests in ((house.pool, 0, 1), (other, 1, 3), (other, 2, 2)):
         for _ in range(num_requests):
             pool.prefetch(house.refs[index])

@@ -121,7 +121,7 @@ def test_every_answer_is_valid_and_no_neighbour_changes(
         mixed.wait()
     engine = mixed.worker.engines[tiny.digest]
     pool = mixed.worker.instances[tiny.digest].pool
-    assert engine.scheduler.num_preemptions > 0 and pool.num_evictions > 0
+    assert engine.scheduler.num_preemptions > 0 and pool.device.num_evictions > 0
     assert {n: answer for n, answer in mixed.answers.items() if n < 200} == {
         **answers_of(tiny, constrained, **settings).answers,
         **answers_of(tiny, free, **tight).answers,

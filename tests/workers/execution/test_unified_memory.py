@@ -128,13 +128,18 @@ class Box:
 
     def run(self, make: Traffic, seed: int) -> Outcome:
         rng, house = random.Random(seed), self.house
-        before = house.pool.num_evictions + num_placements(house.placements), self.ring.num_steps
+        before = (
+            house.pool.device.num_evictions + num_placements(house.placements),
+            self.ring.num_steps,
+        )
         for _ in range(NUM_REQUESTS):
             self.ask(make(rng, self.num_submitted, house))
             self.num_submitted += 1
         steps = self.ring.last(self.ring.num_steps - before[1])
         return Outcome(
-            num_loads=house.pool.num_evictions + num_placements(house.placements) - before[0],
+            num_loads=house.pool.device.num_evictions
+            + num_placements(house.placements)
+            - before[0],
             num_prefill_tokens=int(steps["num_prefill_tokens"].sum()),
             num_adapter_units=num_placements(house.placements),
         )

@@ -118,7 +118,7 @@ def test_a_flood_ends_at_what_others_keep(tmp_path: Path) -> None:
             box.run(1)
         assert box.cached[number] == 4 * PAGE_TOKENS, "its prefix is there still"
     box.run()
-    assert box.held("B") >= kept and box.house.pool.num_evictions > NUM_FLOOD_ADAPTERS // 2
+    assert box.held("B") >= kept and box.house.pool.device.num_evictions > NUM_FLOOD_ADAPTERS // 2
     assert box.held("A") + box.held("B") > 0.7 * box.house.map.num_bytes, "A has all the rest"
 
 

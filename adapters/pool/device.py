@@ -1,0 +1,277 @@
+"""Adapters of one base model on the device: their memory, and the tables that ops read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from threading import Lock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adapters.manifest import BaseModelShape
+from adapters.pool.image import AdapterImage
+from adapters.pool.lora import ImageTables
+from adapters.pool.tiers import AdapterEntry
+from memory.accounts import NO_TENANT, Ask, BytesHeld
+from memory.adapter_memory import AdapterMemory, Placement
+from memory.broker import MemoryBroker
+from memory.errors import require
+from memory.loss import Idle
+from ops.base import AdapterTables, Ops
+
+
+class Slots:
+    """Slots of the tables, allocated one by one. A slot without ranks serves no sequence."""
+
+    def __init__(self, count: int, num_layers: int, num_projections: int, ops: Ops) -> None:
+        size = (count, num_layers + 1, num_projections)
+        self.tables = AdapterTables(
+            a_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
+            b_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
+            rank=torch.zeros(size, dtype=torch.int32, device=ops.device),
+        )
+        self.count = count
+        self._ops = ops
+        self._free = list(reversed(range(count)))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Allocates a slot. There must be a free one."""
+        return self._free.pop()
+
+    def free(self, slot: int) -> None:
+        """Frees a slot that is no longer read."""
+        self.tables.replaced.pop(slot, None)
+        with self._ops.side_stream("tables"):
+            self.tables.rank[slot].zero_()
+        self._free.append(slot)
+
+    def write(self, slot: int, image: ImageTables, placement: Placement) -> int:
+        """Makes the slot serve the image in the placement. Returns the image's largest rank."""
+        starts = np.array([piece.start for piece in placement.pieces])
+        shifts = np.array([piece.offset - piece.start for piece in placement.pieces])
+
+        def moved(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+            return offsets + shifts[np.searchsorted(starts, offsets, "right") - 1]
+
+        with self._ops.side_stream("tables"):
+            self.tables.a_offset[slot] = torch.from_numpy(moved(image.a_offset))
+            self.tables.b_offset[slot] = torch.from_numpy(moved(image.b_offset))
+            self.tables.rank[slot] = torch.from_numpy(image.rank.copy())
+        if image.replaced:
+            self.tables.replaced[slot] = {}
+        for module, rows in image.replaced.items():
+            ids, first = moved(np.array([rows.ids, rows.rows])).tolist()
+            self.tables.replaced[slot][module] = replace(rows, ids=ids, rows=first)
+        return int(image.rank.max())
+
+    def check_integrity(self, placements: dict[int, Placement], serving: set[int]) -> None:
+        """Raises IntegrityError unless each slot is free or has a placement, and exactly those in
+        `serving` have ranks, with all factors inside their pieces."""
+        slots = sorted([*placements, *self._free])
+        require(slots == list(range(self.count)), f"slots {slots}")
+        ranks = self.tables.rank.cpu()
+        with_ranks = set(torch.nonzero(ranks.flatten(1).any(dim=1)).flatten().tolist())
+        require(with_ranks == serving, f"slots {with_ranks} have ranks, {serving} serve")
+        replaced = self.tables.replaced
+        require(replaced.keys() <= serving, f"slots {set(replaced)} replace rows")
+        for table in (self.tables.a_offset.cpu(), self.tables.b_offset.cpu()):
+            for slot in serving:
+                offsets = table[slot][ranks[slot] > 0]
+                num_inside = sum(
+                    int(((offsets >= offset) & (offsets < offset + stop - start)).sum())
+                    for offset, start, stop in placements[slot].pieces
+                )
+                require(num_inside == len(offsets), f"slot {slot}: factors outside of its pieces")
+
+
+class DeviceTier:
+    """Owner of `AdapterEntry.slot` and `AdapterEntry.placement`; no other class sets them. An
+    adapter has both or neither.
+
+    Evicts from the account that holds the most for its weight, and there the adapter with the
+    lowest reload time per byte, weighted by its expected reuse.
+    """
+
+    def __init__(
+        self,
+        memory: Tensor,
+        placements: AdapterMemory,
+        broker: MemoryBroker,
+        *,
+        ops: Ops,
+        shape: BaseModelShape,
+        num_slots: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """memory: uint8, of the device; divided by `placements` and traded by `broker`."""
+        self._memory = memory
+        self._placements = placements
+        self._broker = broker
+        self._ops = ops
+        self._clock = clock
+        self._slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
+        self._resident: dict[Placement, AdapterEntry] = {}
+        self._refused: dict[str, int] = {}
+        """Bytes of the last failed allocation by account, until the next `poll`."""
+        self.is_here = True
+        """Whether the base model is on the device. If not, no adapters are loaded to it."""
+        self.num_evictions = 0
+        broker.add_holder(self)
+
+    @property
+    def lock(self) -> Lock:
+        """The memory lock."""
+        return self._broker.lock
+
+    @property
+    def tables(self) -> AdapterTables:
+        return self._slots.tables
+
+    @property
+    def num_slots(self) -> int:
+        return self._slots.count
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Maximum bytes of the adapters of all base models."""
+        return self._placements.capacity_bytes
+
+    @property
+    def entries(self) -> list[AdapterEntry]:
+        """Adapters that are on the device or being copied to it."""
+        return list(self._resident.values())
+
+    def poll(self) -> None:
+        """Permits allocations that have failed to be tried again."""
+        self._refused.clear()
+
+    def could_hold(self, image: AdapterImage) -> bool:
+        """Whether the image would fit if no other adapter were on the device."""
+        return self._placements.could_hold(image.tables.factor_ends(image.num_bytes))
+
+    def place(self, entry: AdapterEntry, image: AdapterImage) -> bool:
+        """Allocates memory and a table slot for the image, evicting idle adapters. Returns False if
+        there is no room."""
+        account, num_bytes = entry.account, image.num_bytes
+        if num_bytes >= self._refused.get(account, num_bytes + 1):
+            return False
+        num_before = self.num_evictions
+        is_first = self._is_first(account)
+        if not self._slots.num_free and not self.free_slot(account, is_first=is_first):
+            self._refused[account] = 0
+            return False
+        ends = image.tables.factor_ends(num_bytes)
+        placement = self._broker.allocate_adapter(ends, account, is_first=is_first)
+        if placement is None:
+            self._refused[account] = num_bytes
+            return False
+        entry.load_times.num_evicted = self.num_evictions - num_before
+        entry.placement, entry.slot = placement, self._slots.allocate()
+        self._resident[placement] = entry
+        return True
+
+    def copy(self, entry: AdapterEntry, image: AdapterImage) -> Callable[[], AdapterImage]:
+        """Returns the function that copies the image to its placement, which is not read yet."""
+        assert entry.placement is not None
+        pieces = entry.placement.pieces
+
+        def work() -> AdapterImage:
+            payload = torch.from_numpy(image.payload)
+            with self._ops.side_stream("adapters"):
+                for offset, start, stop in pieces:
+                    target = self._memory[offset : offset + stop - start]
+                    target.copy_(payload[start:stop], non_blocking=True)
+            return image
+
+        return work
+
+    def serve(self, entry: AdapterEntry, image: AdapterImage) -> None:
+        """Writes the tables of an adapter whose image was copied."""
+        assert entry.slot is not None and entry.placement is not None
+        entry.max_rank = self._slots.write(entry.slot, image.tables, entry.placement)
+        entry.num_unpaid_bytes = image.num_bytes
+
+    def charge(self, entry: AdapterEntry) -> None:
+        """Charges the memory to the entry's account."""
+        if entry.placement is not None:
+            self._placements.charge(entry.placement, entry.account)
+
+    def free(self, entry: AdapterEntry) -> None:
+        """Frees the adapter's memory and slot. Neither a lease nor a load may use them."""
+        if entry.slot is not None and entry.placement is not None:
+            self._slots.free(entry.slot)
+            self._placements.free(entry.placement)
+            del self._resident[entry.placement]
+            entry.placement = entry.slot = None
+        entry.holder.forget(entry)
+
+    def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
+        """Implements `AdapterHolder.idle`."""
+        now = self._clock()
+        return {
+            placement: Idle((entry.account,), entry.device_loss_s(now))
+            for placement, entry in self._resident.items()
+            if entry.is_idle and (with_awaited or not entry.is_awaited)
+        }
+
+    def evict(self, placement: Placement) -> None:
+        """Evicts an idle adapter from the device."""
+        self.num_evictions += 1
+        self.free(self._resident[placement])
+
+    def free_slot(self, account: str = NO_TENANT.name, *, is_first: bool = True) -> bool:
+        """Evicts an idle adapter to free a slot for the account: of the account with the most slots
+        for its weight, the one of least loss per byte. Returns False if there is none."""
+        ask = self._ask_for_slot(account, is_first=is_first)
+        losses = {
+            placement: (ask.priority(*lost.accounts), lost.cost_s / placement.num_bytes)
+            for placement, lost in self.idle(with_awaited=False).items()
+            if ask.may_take(*lost.accounts)
+        }
+        if losses:
+            self.evict(min(losses, key=losses.__getitem__))
+        return bool(losses)
+
+    def may_displace(self, entry: AdapterEntry, other: AdapterEntry) -> bool:
+        """Whether the other adapter would be evicted for the entry's once it is idle."""
+        is_first = self._is_first(entry.account)
+        asks = [Ask(self._broker.bytes_held, entry.account, entry.image_bytes, is_first=is_first)]
+        if not self._slots.num_free:
+            asks.append(self._ask_for_slot(entry.account, is_first=is_first))
+        return all(ask.may_take(other.account) for ask in asks)
+
+    def check_integrity(self, entries: list[AdapterEntry]) -> None:
+        """Raises IntegrityError unless slots, placements, tables and leases agree."""
+        placed = {entry.placement: entry for entry in entries if entry.placement is not None}
+        require(placed == self._resident, f"{len(placed)} on the device")
+        for entry in entries:
+            name = entry.digest[:12]
+            require((entry.placement is None) == (entry.slot is None), f"{name}: half placed")
+            require(entry.leases >= 0, f"{name}: {entry.leases} leases")
+            require(entry.leases == 0 or entry.is_ready, f"{name}: leased, not on the device")
+        slots: dict[int, Placement] = {}
+        for placement, entry in placed.items():
+            account = self._placements.account_of(placement)
+            require(account == entry.account, f"{entry.digest[:12]} is charged to another account")
+            if entry.slot is not None:
+                slots[entry.slot] = placement
+        serving = {e.slot for e in placed.values() if e.slot is not None and e.is_ready}
+        self._slots.check_integrity(slots, serving)
+        self._placements.check_integrity()
+
+    def _is_first(self, account: str) -> bool:
+        """Whether no adapter of the account on the device is in use or about to be."""
+        own = (entry for entry in self._resident.values() if entry.account == account)
+        return not any(e.leases or e.loading or e.is_awaited for e in own)
+
+    def _ask_for_slot(self, account: str, *, is_first: bool) -> Ask:
+        accounts = self._broker.bytes_held.accounts
+        slots = BytesHeld(accounts, ((e.account, 1) for e in self._resident.values()))
+        return Ask(slots, account, 1, is_first=is_first)

@@ -1,0 +1,243 @@
+"""Loads of adapters from tier to tier, on two threads, and their failures."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+
+from adapters.errors import AdapterUnavailable
+from adapters.pool.device import DeviceTier
+from adapters.pool.host_tier import HostTier
+from adapters.pool.image import AdapterImage
+from adapters.pool.loader import AdapterLoader
+from adapters.pool.lora import ImageLayout
+from adapters.pool.source import Tier
+from adapters.pool.tiers import AdapterEntry
+from memory.copy_queue import Copy, CopyQueue
+from memory.errors import require
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""Seconds between two tries."""
+MAX_FAULTS = 256
+"""Maximum number of remembered failures. They may outlive the adapters' entries."""
+
+
+@dataclass(slots=True)
+class LoadCount:
+    """Number of loads, and their total seconds including time in the queue."""
+
+    number: int = 0
+    seconds: float = 0.0
+
+
+class Failures:
+    """Owner of `AdapterEntry.failure`, and of the failures reported until a load succeeds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._recent: deque[AdapterEntry] = deque()
+        """Entries in the order in which they may be retried."""
+        self._faults: OrderedDict[str, AdapterUnavailable] = OrderedDict()
+
+    @property
+    def faults(self) -> Mapping[str, AdapterUnavailable]:
+        """Last failure of each adapter, by digest."""
+        return self._faults
+
+    def record(self, entry: AdapterEntry, error: BaseException) -> None:
+        # A new error, because the frames of the raised one would keep the files and the image
+        # alive.
+        if isinstance(error, AdapterUnavailable):
+            error = AdapterUnavailable(error.code, str(error))
+        else:
+            error = AdapterUnavailable("adapter.load_failed", f"{type(error).__name__}: {error}")
+        entry.failure = (error, self._clock() + RETRY_S)
+        self._recent.append(entry)
+        self._faults[entry.digest] = error
+        self._faults.move_to_end(entry.digest)
+        if len(self._faults) > MAX_FAULTS:
+            self._faults.popitem(last=False)
+
+    def record_success(self, entry: AdapterEntry) -> None:
+        self._faults.pop(entry.digest, None)
+
+    def recent(self, entry: AdapterEntry) -> AdapterUnavailable | None:
+        """Returns the error if the adapter must not be retried yet, else None."""
+        if entry.failure is not None and self._clock() >= entry.failure[1]:
+            entry.failure = None
+        return None if entry.failure is None else entry.failure[0]
+
+    def due(self) -> Iterator[AdapterEntry]:
+        """Yields each entry that may be retried, once."""
+        while self._recent and self.recent(self._recent[0]) is None:
+            yield self._recent.popleft()
+
+
+class Loads:
+    """Loads of one base model's adapters: `loader` fetches images to the host by digest, and may
+    wait long for the store; then they are copied to the device, which is fast.
+
+    fetcher, copier: executors of one thread each, which `close` shuts down. The threads load
+    without the lock.
+    """
+
+    def __init__(
+        self,
+        loader: AdapterLoader,
+        host: HostTier,
+        device: DeviceTier,
+        *,
+        fetcher: Executor,
+        copier: Executor,
+        disk_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """disk_bytes: bound of the images on disk."""
+        self._loader = loader
+        self._host = host
+        self._device = device
+        self._clock = clock
+        self._executors = (fetcher, copier)
+        self._fetches = CopyQueue[AdapterImage](fetcher, device.lock)
+        self._copies = CopyQueue[AdapterImage](copier, device.lock)
+        self._largest = {
+            "device": device.capacity_bytes,
+            "host": host.max_bytes,
+            "disk": disk_bytes,
+        }
+        """Maximum bytes of one adapter, by tier."""
+        self.failures = Failures(clock)
+        self.counts = {"host": LoadCount(), "device": LoadCount()}
+        """Loads to each tier from the next lower one, since the start."""
+        self.num_failed = 0
+
+    @property
+    def layout(self) -> ImageLayout:
+        """Layout of the packed images."""
+        return self._loader.layout
+
+    @property
+    def num_open(self) -> int:
+        """Number of queued and running loads."""
+        return self._fetches.num_open + self._copies.num_open
+
+    def far_tier(self, digest: str) -> Tier:
+        """Returns the tier of an adapter that is neither on the host nor on the device."""
+        return "disk" if self._loader.is_cached(digest) else "store"
+
+    def advance(self, entry: AdapterEntry) -> None:
+        """Starts the next load of the adapter towards the device, unless one is running."""
+        if entry.loading is not None or entry.slot is not None:
+            return
+        if entry.image is None:
+            self.fetch(entry)
+        elif self._device.is_here:
+            self._copy(entry, entry.image)
+
+    def fetch(self, entry: AdapterEntry) -> None:
+        """Starts to load the image to the host, unless it is loading, has just failed or is known
+        to find no room."""
+        if entry.loading is not None or self.failures.recent(entry) is not None:
+            return
+        if entry.image_bytes and self._host.victims(entry) is None:
+            return
+        asked = entry.digest, entry.proved, entry.signed
+        work = partial(self._loader.fetch, *asked, keeps_file=not entry.is_ephemeral)
+        entry.load_times.source = self.far_tier(entry.digest)
+        entry.load_times.fetch_begun_s = self._clock()
+        self._submit(self._fetches, entry, work)
+
+    def cancel(self, entry: AdapterEntry) -> None:
+        """Cancels the entry's load unless it has started."""
+        queue = self._fetches if entry.slot is None else self._copies
+        if entry.loading is not None and queue.cancel(entry.loading):
+            entry.loading = None
+            self._device.free(entry)
+
+    def close(self) -> None:
+        """Waits for running loads. Called without the lock."""
+        for executor in self._executors:
+            executor.shutdown()
+
+    def check_integrity(self, entries: list[AdapterEntry]) -> None:
+        """Raises IntegrityError unless the queues have exactly the entries' loads."""
+        loading = [entry for entry in entries if entry.loading is not None]
+        num_copies = sum(entry.slot is not None for entry in loading)
+        require(num_copies == self._copies.num_open, f"{num_copies} copies")
+        num_fetches = len(loading) - num_copies
+        require(num_fetches == self._fetches.num_open, f"{num_fetches} fetches")
+
+    def _copy(self, entry: AdapterEntry, image: AdapterImage) -> None:
+        if self._device.place(entry, image):
+            entry.load_times.copy_begun_s = self._clock()
+            self._submit(self._copies, entry, self._device.copy(entry, image))
+
+    def _submit(
+        self, queue: CopyQueue[AdapterImage], entry: AdapterEntry, work: Callable[[], AdapterImage]
+    ) -> None:
+        finish = partial(self._finish, entry, self._clock())
+        entry.loading = Copy(work, finish, entry.is_awaited)
+        queue.submit(entry.loading)
+
+    def _finish(
+        self, entry: AdapterEntry, asked_s: float, image: AdapterImage | BaseException
+    ) -> None:
+        """Records the end of a fetch or copy."""
+        entry.loading = None
+        if isinstance(image, BaseException):
+            self._fail(entry, image)
+            return
+        count = self.counts["host" if entry.slot is None else "device"]
+        count.number += 1
+        count.seconds += self._clock() - asked_s
+        try:
+            self._store(entry, image)
+        except Exception as error:
+            # Otherwise the slot, half written, would be leased.
+            log.exception("loading adapter %s failed", entry.digest)
+            self._fail(entry, error)
+
+    def _store(self, entry: AdapterEntry, image: AdapterImage) -> None:
+        entry.image_bytes = image.num_bytes
+        tier = min(self._largest, key=lambda tier: self._largest[tier])
+        if image.num_bytes > self._largest[tier] or not self._device.could_hold(image):
+            message = f"{image.num_bytes} bytes, the {tier} tier has {self._largest[tier]}"
+            self._fail(entry, AdapterUnavailable("adapter.too_large", message))
+            return
+        self.failures.record_success(entry)
+        entry.checksum = image.checksum
+        if entry.slot is None:
+            self._store_on_host(entry, image)
+            return
+        self._host.put(entry, image)
+        if self._device.is_here:
+            self._device.serve(entry, image)
+            entry.load_times.copied_s = self._clock()
+        else:
+            self._device.free(entry)
+
+    def _store_on_host(self, entry: AdapterEntry, image: AdapterImage) -> None:
+        """Stores a fetched image, or drops it for lack of room; callers retry."""
+        entry.load_times.fetched_s = self._clock()
+        victims = self._host.victims(entry)
+        if victims is None:
+            entry.holder.forget(entry)
+            return
+        for victim in victims:
+            self._host.drop(victim)
+            victim.holder.forget(victim)
+        self._host.put(entry, image)
+        if entry.is_awaited and self._device.is_here:
+            self._copy(entry, image)
+
+    def _fail(self, entry: AdapterEntry, error: BaseException) -> None:
+        self.num_failed += 1
+        self._host.drop(entry)
+        self.failures.record(entry, error)
+        self._device.free(entry)
