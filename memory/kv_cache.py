@@ -8,7 +8,7 @@ from threading import Lock
 
 from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
 from memory.arena import Arena
-from memory.loss import NO_LIMIT, Idle, Loss
+from memory.eviction.loss import NO_LIMIT, Idle, Loss
 from memory.page_key import PAGE_TOKENS
 from memory.page_source import OwnPages, PageSource
 from memory.pages import PagePool

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Protocol
 
 from memory.accounts import Ask
-from memory.loss import NO_LIMIT, Idle, Loss
+from memory.eviction.loss import NO_LIMIT, Idle, Loss
 from memory.pages import PagePool
 
 

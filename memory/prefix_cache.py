@@ -11,7 +11,7 @@ from itertools import count
 
 from memory.accounts import Ask
 from memory.errors import require
-from memory.journal import Journal
+from memory.eviction.journal import Journal
 from memory.pages import PagePool
 from memory.reuse import Reuse
 

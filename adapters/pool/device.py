@@ -16,10 +16,10 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.lora import ImageTables
 from adapters.pool.tiers import AdapterEntry
 from memory.accounts import NO_TENANT, Ask, BytesHeld
-from memory.adapter_memory import AdapterMemory, Placement
-from memory.broker import MemoryBroker
 from memory.errors import require
-from memory.loss import Idle
+from memory.eviction.adapter_memory import AdapterMemory, Placement
+from memory.eviction.broker import MemoryBroker
+from memory.eviction.loss import Idle
 from ops.base import AdapterTables, Ops
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memory.holes import Holes
+from memory.eviction.holes import Holes
 
 UNIT_BYTES = 1 << 16
 

@@ -7,7 +7,7 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.tiers import AdapterEntry, Holder
 from memory.accounts import Accounts, Ask, BytesHeld
 from memory.errors import require
-from memory.tier import Tier
+from memory.eviction.tier import Tier
 
 
 class HostTier:

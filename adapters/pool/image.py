@@ -26,7 +26,7 @@ from torch import Tensor
 
 from adapters.pool.load_cost import build_s
 from adapters.pool.lora import ALIGNMENT, ImageTables
-from memory.tier import Tier
+from memory.eviction.tier import Tier
 from ops.base import TableRows
 
 log = logging.getLogger(__name__)

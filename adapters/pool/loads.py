@@ -17,8 +17,8 @@ from adapters.pool.loader import AdapterLoader
 from adapters.pool.lora import ImageLayout
 from adapters.pool.source import Tier
 from adapters.pool.tiers import AdapterEntry
-from memory.copy_queue import Copy, CopyQueue
 from memory.errors import require
+from memory.eviction.copy_queue import Copy, CopyQueue
 
 log = logging.getLogger(__name__)
 

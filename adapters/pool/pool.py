@@ -18,8 +18,8 @@ from adapters.pool.loads import Loads
 from adapters.pool.source import AdapterLease, AdapterRef, Loading, NoRoom
 from adapters.pool.tiers import AWAITED_POLLS, AdapterEntry, AdapterResidency
 from memory.accounts import NO_TENANT, Accounts, Tenant
-from memory.adapter_memory import AdapterMemory
 from memory.errors import require
+from memory.eviction.adapter_memory import AdapterMemory
 from memory.reuse import ReuseByKey
 
 

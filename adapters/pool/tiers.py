@@ -12,8 +12,8 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import build_s, copy_s, fetch_s
 from adapters.pool.source import LoadTimes, Signed, Tier
 from memory.accounts import NO_TENANT
-from memory.adapter_memory import Placement
-from memory.copy_queue import Copy
+from memory.eviction.adapter_memory import Placement
+from memory.eviction.copy_queue import Copy
 from memory.reuse import Reuse
 
 AWAITED_POLLS = 2

@@ -21,10 +21,10 @@ from adapters.pool.pool import AdapterPool
 from adapters.pool.source import AdapterLease
 from adapters.store.folder import LocalStore
 from memory.accounts import NO_TENANT, Tenant
-from memory.adapter_memory import UNIT_BYTES, AdapterMemory
 from memory.arena import Arena
 from memory.block_table import BlockTable
-from memory.broker import MemoryBroker
+from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory
+from memory.eviction.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from memory.reuse import ReuseByKey

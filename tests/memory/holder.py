@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from memory.accounts import NO_TENANT, Ask
-from memory.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
+from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
+from memory.eviction.loss import Idle
 from memory.kv_cache import KVCache
-from memory.loss import Idle
 from memory.page_key import PageHasher
 
 

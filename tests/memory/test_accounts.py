@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory.accounts import ACTIVE_S, NO_TENANT, Accounts, Ask, BytesHeld, Tenant
-from memory.adapter_memory import UNIT_BYTES
 from memory.arena import Arena
 from memory.block_table import BlockTable
+from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from tests.memory.holder import page_keys

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memory.adapter_memory import UNIT_BYTES, AdapterMemory, Piece
 from memory.arena import Arena
 from memory.errors import IntegrityError
+from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory, Piece
 from memory.pages import PagePool
 from tests.memory.holder import num_placements, units
 

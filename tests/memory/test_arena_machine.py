@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from memory.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
 from memory.arena import Arena
+from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
 from memory.pages import PagePool
 
 EXTENT = 4 * UNIT_BYTES

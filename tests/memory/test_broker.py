@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memory.accounts import Tenant
-from memory.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
 from memory.arena import Arena
-from memory.broker import MARGIN, MemoryBroker
+from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
+from memory.eviction.broker import MARGIN, MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from tests.memory.holder import IdleAdapters, units

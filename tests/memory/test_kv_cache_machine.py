@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from memory.accounts import NO_TENANT, Tenant
-from memory.adapter_memory import UNIT_BYTES, AdapterMemory
 from memory.arena import Arena
 from memory.block_table import BlockTable
-from memory.broker import MemoryBroker
+from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory
+from memory.eviction.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from tests.memory.holder import IdleAdapters, evict, num_placements, units

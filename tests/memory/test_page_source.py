@@ -9,7 +9,7 @@ import pytest
 from memory.accounts import Tenant
 from memory.arena import Arena
 from memory.block_table import BlockTable
-from memory.broker import MemoryBroker
+from memory.eviction.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from memory.page_source import OwnPages, PageSource

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from memory.accounts import NO_TENANT, Ask, Tenant
-from memory.adapter_memory import UNIT_BYTES
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
+from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from tests.memory.holder import evict, page_keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.tier import Tier
+from memory.eviction.tier import Tier
 
 SIZES = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60)), max_size=30)
 

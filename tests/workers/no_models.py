@@ -8,8 +8,8 @@ from threading import Lock
 from typing import Any, NoReturn, TypeVar
 
 from memory.arena import Arena
-from memory.broker import MemoryBroker
-from memory.tier import Tier
+from memory.eviction.broker import MemoryBroker
+from memory.eviction.tier import Tier
 from ops.reference import ReferenceOps
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader

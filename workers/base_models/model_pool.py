@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from memory.arena import Arena
-from memory.broker import MemoryBroker
+from memory.eviction.broker import MemoryBroker
+from memory.eviction.tier import Tier
 from memory.reuse import Reuse
-from memory.tier import Tier
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import Load, Loaded, ModelLoader
 from workers.base_models.residency import ModelResidency, ModelState

@@ -25,13 +25,13 @@ from adapters.pool.loader import AdapterLoader, one_thread
 from adapters.pool.loads import Loads
 from adapters.pool.pool import AdapterPool
 from adapters.store.opening import open_store
-from memory.adapter_memory import UNIT_BYTES, AdapterMemory
 from memory.arena import Arena
-from memory.broker import MemoryBroker
+from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory
+from memory.eviction.broker import MemoryBroker
+from memory.eviction.tier import Tier
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from memory.reuse import ReuseByKey
-from memory.tier import Tier
 from ops.base import Ops
 from ops.processor import quota_cores
 from telemetry import engine_metrics

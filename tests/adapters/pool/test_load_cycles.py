@@ -20,7 +20,7 @@ import pytest
 from adapters.manifest import BaseModelShape
 from adapters.pool.pool import AdapterPool
 from adapters.store.folder import LocalStore
-from memory.adapter_memory import UNIT_BYTES
+from memory.eviction.adapter_memory import UNIT_BYTES
 from tests.adapters.pools import House
 from tests.doubles import write_adapter
 from tests.memory.holder import num_placements

@@ -17,8 +17,8 @@ from adapters.pool.loads import MAX_FAULTS
 from adapters.pool.lora import ImageTables
 from adapters.pool.source import AdapterLease, Loading, NoRoom
 from memory.accounts import Tenant
-from memory.adapter_memory import UNIT_BYTES
 from memory.block_table import BlockTable
+from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.files import BASE
 from tests.adapters.pools import House, Ref

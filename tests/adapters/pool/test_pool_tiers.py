@@ -16,8 +16,8 @@ from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.lora import ImageTables
 from adapters.pool.source import NoRoom
 from memory.accounts import Tenant
-from memory.adapter_memory import UNIT_BYTES
-from memory.copy_queue import Copy, CopyQueue
+from memory.eviction.adapter_memory import UNIT_BYTES
+from memory.eviction.copy_queue import Copy, CopyQueue
 from tests.adapters.pools import House, SteppedExecutor
 from tests.memory.holder import num_placements
 

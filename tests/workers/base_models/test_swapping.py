@@ -19,7 +19,7 @@ import torch
 
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
-from memory.adapter_memory import UNIT_BYTES
+from memory.eviction.adapter_memory import UNIT_BYTES
 from ops.base import PackedLinear
 from ops.block_matrix import Weight
 from ops.registry import select

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.adapter_memory import UNIT_BYTES
 from memory.arena import Arena
 from memory.block_table import BlockTable
+from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from tests.memory.holder import page_keys

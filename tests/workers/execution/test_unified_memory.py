@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from adapters.pool.load_cost import copy_s
-from memory.adapter_memory import UNIT_BYTES
+from memory.eviction.adapter_memory import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
 from tests.memory.holder import num_placements
 from tests.workers.simulation import generate, prompt_of

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import memory.journal
+import memory.eviction.journal
 import workers.wire.prefix_index
 from memory.arena import Arena
 from memory.block_table import BlockTable
-from memory.journal import Journal
+from memory.eviction.journal import Journal
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from tests.memory.holder import evict
@@ -101,7 +101,7 @@ def test_a_journal_says_what_is_different_now(steps: list[tuple[bool, int]], mos
     now: set[int] = set()
     known: set[int] = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory.journal, "MAX_CHANGES", most)
+        patch.setattr(memory.eviction.journal, "MAX_CHANGES", most)
         for come, number in steps:
             if (number in now) != come:
                 (now.add if come else now.remove)(number)

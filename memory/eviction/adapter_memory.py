@@ -12,7 +12,7 @@ from typing import NamedTuple
 from memory.accounts import NO_TENANT
 from memory.arena import Arena
 from memory.errors import require
-from memory.holes import Holes
+from memory.eviction.holes import Holes
 
 UNIT_BYTES = 64 << 10
 

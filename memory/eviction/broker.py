@@ -11,10 +11,10 @@ from threading import Lock
 from typing import NamedTuple, Protocol
 
 from memory.accounts import NO_TENANT, Ask, BytesHeld
-from memory.adapter_memory import AdapterMemory, Placement
 from memory.arena import Arena
 from memory.errors import require
-from memory.loss import NO_LIMIT, Idle, Item, Loss, by_loss
+from memory.eviction.adapter_memory import AdapterMemory, Placement
+from memory.eviction.loss import NO_LIMIT, Idle, Item, Loss, by_loss
 from memory.page_source import PageHolder
 
 MARGIN = 2.0
