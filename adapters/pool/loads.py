@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.device import DeviceTier
 from adapters.pool.host_tier import HostTier
 from adapters.pool.image import AdapterImage
-from adapters.pool.loader import AdapterLoader
-from adapters.pool.lora import ImageLayout
-from adapters.pool.source import Tier
+from adapters.pool.source import Signed, Tier
 from adapters.pool.tiers import AdapterEntry
 from memory.errors import require
 from memory.eviction.copy_queue import Copy, CopyQueue
@@ -26,6 +25,20 @@ RETRY_S = 5.0
 """Seconds between two tries."""
 MAX_FAULTS = 256
 """Maximum number of remembered failures. They may outlive the adapters' entries."""
+
+
+class ImageLoader(Protocol):
+    """Loader of images to the host, implemented by `AdapterLoader`. Thread-safe."""
+
+    def is_cached(self, digest: str) -> bool:
+        """Whether the image is on disk."""
+        ...
+
+    def fetch(
+        self, digest: str, proved: str, signed: Signed | None, *, keeps_file: bool
+    ) -> AdapterImage:
+        """Loads an image. Raises AdapterUnavailable if that is impossible."""
+        ...
 
 
 @dataclass(slots=True)
@@ -89,7 +102,7 @@ class Loads:
 
     def __init__(
         self,
-        loader: AdapterLoader,
+        loader: ImageLoader,
         host: HostTier,
         device: DeviceTier,
         *,
@@ -116,11 +129,6 @@ class Loads:
         self.counts = {"host": LoadCount(), "device": LoadCount()}
         """Loads to each tier from the next lower one, since the start."""
         self.num_failed = 0
-
-    @property
-    def layout(self) -> ImageLayout:
-        """Layout of the packed images."""
-        return self._loader.layout
 
     @property
     def num_open(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import memory.broker
+import memory.eviction.broker
 from ops.base import PassedEvent
 from workers.execution.engine import InFlightStep
 
@@ -79,7 +79,7 @@ class WatchedLock:
 
 def watch(patch: pytest.MonkeyPatch) -> None:
     """Makes every memory lock a watched one."""
-    patch.setattr(memory.broker, "Lock", WatchedLock)
+    patch.setattr(memory.eviction.broker, "Lock", WatchedLock)
     _watch(patch, threading.Condition, "wait", "a wait for another thread")
     _watch(patch, InFlightStep, "wait", "a wait for a step")
     _watch(patch, PassedEvent, "synchronize", "a wait for the device")

@@ -338,7 +338,24 @@ class Worker:
                 clock=time.monotonic,
             )
         device.is_here = False
-        pool = self._make_pool(plan, device)
+        loader = AdapterLoader(
+            *(self.store, plan.shape, plan.dtype, self.ops, self._image_cache),
+            slab=self._host_slab,
+        )
+        loads = Loads(
+            *(loader, self._host_tier, device),
+            fetcher=one_thread("adapter-fetcher"),
+            copier=one_thread("adapter-copier"),
+            disk_bytes=self._image_cache.max_bytes,
+            clock=time.monotonic,
+        )
+        pool = AdapterPool(
+            *(device, self._host_tier, loads),
+            requests=self._adapter_requests,
+            accounts=self.broker.bytes_held.accounts,
+            num_pools=lambda: self.broker.num_holders,
+            clock=time.monotonic,
+        )
         kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, source=self.broker)
         scheduler = fair_scheduler(
             kv,
@@ -354,7 +371,7 @@ class Worker:
             digest,
             name,
             plan.max_model_len,
-            adapter_layout=pool.loads.layout.version,
+            adapter_layout=loader.layout.version,
             cache_layout=f"{self.ops.name}:{config.dtype}",
         )
         report = EngineReport(info, scheduler, kv, pool, self.ring)
@@ -379,9 +396,7 @@ class Worker:
                 on_failed_capture=partial(engine_metrics.graph_failures.add, 1),
             )
 
-        effect_proof = EffectProof(
-            self.store, plan.folder, plan.spec, plan.shape, pool.loads.layout
-        )
+        effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, loader.layout)
         instance = self.instances[digest] = ModelInstance(engine, pool, report, effect_proof)
         state = self._residency.add(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S)
         addresses = self._device_memory.reserve(num_extents)
@@ -400,26 +415,6 @@ class Worker:
             return None
         self._closing.callback(grammars.close)
         return grammars
-
-    def _make_pool(self, plan: ModelPlan, device: DeviceTier) -> AdapterPool:
-        loads = Loads(
-            AdapterLoader(
-                *(self.store, plan.shape, plan.dtype, self.ops, self._image_cache),
-                slab=self._host_slab,
-            ),
-            *(self._host_tier, device),
-            fetcher=one_thread("adapter-fetcher"),
-            copier=one_thread("adapter-copier"),
-            disk_bytes=self._image_cache.max_bytes,
-            clock=time.monotonic,
-        )
-        return AdapterPool(
-            *(device, self._host_tier, loads),
-            requests=self._adapter_requests,
-            accounts=self.broker.bytes_held.accounts,
-            num_pools=lambda: self.broker.num_holders,
-            clock=time.monotonic,
-        )
 
     def _max_kv_extents(self, num_extents: int) -> int:
         """Returns the maximum number of KV extents of a model whose weights have `num_extents`.
