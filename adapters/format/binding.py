@@ -48,14 +48,14 @@ class BaseCopy(msgspec.Struct, frozen=True):
 class BoundRows(msgspec.Struct, frozen=True):
     """Rows that replace those of the embedding or of the output matrix, one for each token.
 
-    module: index in OUTER. entry: tensor [rows, hidden size] of the file. tokens: ids, ascending,
-    and the row of each there; None = row n is of token n.
+    module: index in OUTER. entry: tensor [rows, hidden size] of the file. tokens: id of each row,
+    in any order; None = row n is of token n.
     """
 
     module: int
     name: str
     entry: TensorEntry
-    tokens: tuple[tuple[int, int], ...] | None = None
+    tokens: tuple[int, ...] | None = None
 
     @property
     def count(self) -> int:
@@ -164,8 +164,7 @@ def bind_rows(
         if (found := saved.get(name) or trained.get(name)) is not None:
             ids = None if name in saved else tokens[name]
             _check_rows(found, tensors[found], ids, base)
-            order = None if ids is None else tuple(sorted((id, row) for row, id in enumerate(ids)))
-            rows.append(BoundRows(module, found, tensors[found], order))
+            rows.append(BoundRows(module, found, tensors[found], ids))
     return tuple(rows)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -105,16 +104,15 @@ def _place_rows(
     bound: BoundRows,
     dtype: torch.dtype,
 ) -> None:
-    width = place.width
-    step, num_placed = max(CHUNK_BYTES // (4 * width), 1), 0
-    last = bound.count if bound.tokens is None else bound.tokens[-1][0] + 1
-    for first in range(0, last, step):
-        found = read_replaced(file, data_start, bound, first, min(first + step, last))
-        if found is not None:
-            ids, rows = found
-            _place(image, place.ids + num_placed * torch.int32.itemsize, ids, torch.int32)
-            _place(image, place.rows + num_placed * width * dtype.itemsize, rows, dtype)
-            num_placed += len(ids)
+    ids, order = _row_order(bound)
+    _place(image, place.ids, torch.from_numpy(ids), torch.int32)
+    num_bytes = place.count * place.width * dtype.itemsize
+    rows = image[place.rows : place.rows + num_bytes].view(dtype).view(-1, place.width)
+    places = torch.from_numpy(np.argsort(order))
+    step = max(CHUNK_BYTES // (4 * place.width), 1)
+    for first in range(0, place.count, step):
+        end = min(first + step, place.count)
+        rows[places[first:end]] = read_rows(file, data_start, bound.entry, first, end).to(dtype)
 
 
 def packed_factors(
@@ -183,14 +181,25 @@ def read_replaced(
 ) -> tuple[Tensor, Tensor] | None:
     """Reads the rows of the tokens first..end - 1 that replace a table's: ids int32 [n], ascending,
     and rows [n, K] in the file's dtype. Returns None if there are none."""
-    if bound.tokens is None:
-        rows = read_rows(file, data_start, bound.entry, first, end)
-        return torch.arange(first, end, dtype=torch.int32), rows
-    part = bound.tokens[bisect_left(bound.tokens, (first,)) : bisect_left(bound.tokens, (end,))]
-    if not part:
+    ids, order = _row_order(bound)
+    low, high = np.searchsorted(ids, (first, end)).tolist()
+    if low == high:
         return None
-    rows = [read_rows(file, data_start, bound.entry, row, row + 1) for _, row in part]
-    return torch.tensor([token for token, _ in part], dtype=torch.int32), torch.cat(rows)
+    if bound.tokens is None:
+        rows = read_rows(file, data_start, bound.entry, low, high)
+    else:
+        found = order[low:high].tolist()
+        rows = torch.cat([read_rows(file, data_start, bound.entry, n, n + 1) for n in found])
+    return torch.from_numpy(ids[low:high]), rows
+
+
+def _row_order(bound: BoundRows) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Returns the token ids of the rows, ascending, and the row of each in the file."""
+    if bound.tokens is None:
+        return np.arange(bound.count, dtype=np.int32), np.arange(bound.count)
+    tokens = np.array(bound.tokens, np.int32)
+    order = np.argsort(tokens)
+    return tokens[order], order
 
 
 def _place(image: Tensor, offset: int, values: Tensor, dtype: torch.dtype) -> None:

@@ -112,6 +112,13 @@ async def test_the_whole_corpus_fits_into_its_memory(
         assert await verdict(validation, tmp_path / name) == code, name
 
 
+async def test_an_image_over_the_bound_is_rejected(tmp_path: Path) -> None:
+    write_adapter(tmp_path)
+    small = Validation(256, MAX_FILE_BYTES, 1000)
+    assert await verdict(small, tmp_path) == "adapter.image.too_large"
+    await small.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
