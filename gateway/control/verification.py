@@ -241,7 +241,8 @@ async def prolonged(
         seen = _num_proof_steps(client, base)
         while True:
             await asyncio.sleep(STALL_CHECK_S)
-            if (now := _num_proof_steps(client, base)) != seen:
+            now = _num_proof_steps(client, base)
+            if now != seen and not patience.expired():
                 seen = now
                 patience.reschedule(asyncio.get_running_loop().time() + STALL_S)
 
