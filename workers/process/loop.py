@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable
 from threading import Lock
 from typing import assert_never
@@ -12,9 +11,9 @@ from workers.base_models.model_pool import ModelPool
 from workers.execution.engine import Event
 from workers.process.device_scheduler import DeviceScheduler
 from workers.process.inbox import EngineCommand, Inbox
+from workers.process.outbox import frames
 from workers.process.server import SERVER, Command, Delivery, Disconnected
 from workers.verification.adapter_verifier import (
-    CONNECTION,
     AdapterVerifier,
     refuse_draining,
     refuse_unavailable,
@@ -29,8 +28,6 @@ from workers.wire.protocol import (
     ModelInfo,
     Models,
     Probe,
-    PromptProgress,
-    StepFrame,
     Withdraw,
     WorkerStatus,
 )
@@ -264,29 +261,8 @@ class WorkerLoop:
         self._deliver([(connection, failed)])
 
     def _emit(self, events: list[Event]) -> None:
-        told: list[Event] = []
-        for connection, event in events:
-            if connection != CONNECTION:
-                told.append((connection, event))
-            elif not isinstance(event, PromptProgress):
-                self._verifier.take(event)
-        self._deliver_some(frames(told))
+        self._deliver_some(frames(events, self._verifier.take))
 
     def _deliver_some(self, delivery: Delivery) -> None:
         if delivery:
             self._deliver(delivery)
-
-
-def frames(events: list[Event]) -> list[tuple[int, StepFrame | Failed]]:
-    """Returns one frame per connection with all its events, followed by failures, because a failed
-    sequence reports its prompt's progress first."""
-    steps: defaultdict[int, StepFrame] = defaultdict(lambda: StepFrame([], []))
-    failures: list[tuple[int, Failed]] = []
-    for connection, event in events:
-        if isinstance(event, Failed):
-            failures.append((connection, event))
-        elif isinstance(event, PromptProgress):
-            steps[connection].progress.append(event)
-        else:
-            steps[connection].sequences.append(event)
-    return [*steps.items(), *failures]

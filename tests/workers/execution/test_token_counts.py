@@ -14,7 +14,7 @@ from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tests.workers.simulator import Late, SimulatedRunner, acting, alone, next_token, prefix_digests
 from tests.workers.waiting import waiting_of
 from workers.execution.step_input import PendingStep, StepInput, StepOutput
-from workers.process.loop import frames
+from workers.process.outbox import frames
 from workers.scheduling.constraint import NoConstraint
 from workers.wire.protocol import (
     ErrorCode,
@@ -160,7 +160,7 @@ def test_frames_carry_the_tokens_of_a_step() -> None:
         sequence.constraint = HostTokens()
     sent: dict[int, list[SequenceOutput]] = {0: [], 1: [], 2: []}
     while simulation.engine.has_work:
-        for connection, frame in frames(simulation.engine.step()):
+        for connection, frame in frames(simulation.engine.step(), lambda _: None):
             assert connection == 0
             assert isinstance(frame, StepFrame)
             for output in frame.sequences:
