@@ -16,37 +16,36 @@ SELECT tenant_id, name FROM catalog_changes WHERE generation > $1;
 -- may be among them that two tenants call alike.
 
 -- name: catalog_tenants
-SELECT id, name, sharing_group, created_at FROM tenants WHERE $1::text[] IS NULL OR id = ANY ($1) ORDER BY id;
+SELECT {columns of store.records.Tenant} FROM tenants WHERE $1::text[] IS NULL OR id = ANY ($1) ORDER BY id;
 
 -- name: catalog_keys
 -- Admin keys, which belong to no tenant, each time.
-SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-       cidrs::text[], replaces, family
+SELECT {columns of store.records.ApiKey}, cidrs::text[] AS cidrs
 FROM api_keys
 WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
   AND ($1::text[] IS NULL OR tenant_id = ANY ($1) OR tenant_id IS NULL)
 ORDER BY id;
 
 -- name: catalog_models
-SELECT name, digest, shape, max_model_len, residency, created_at FROM base_models ORDER BY name;
+SELECT {columns of store.records.BaseModel} FROM base_models ORDER BY name;
 
 -- name: catalog_versions
-SELECT tenant_id, name, version, created_at, digest, base_name, serving, expires_at IS NOT NULL AS is_ephemeral,
-       coalesce(manifest -> 'invocation_tokens', '[]') AS invocation_tokens, signature,
+SELECT {columns of store.records.ServedVersion}, expires_at IS NOT NULL AS is_ephemeral,
+       coalesce(manifest -> 'invocation_tokens', '[]') AS invocation_tokens,
        (SELECT public_key FROM signing_keys k WHERE (k.tenant_id, k.id) = (v.tenant_id, v.signed_by)) AS public_key
 FROM adapter_versions v
 WHERE state = 'ready' AND ($1::text[] IS NULL OR tenant_id = ANY ($1) AND name = ANY ($2::text[]))
 ORDER BY tenant_id, name, version;
 
 -- name: catalog_aliases
-SELECT a.tenant_id, a.name, a.alias, a.version, a.policy, a.pinned, a.change,
+SELECT {a.columns of store.records.Alias},
        (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
         WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
 FROM aliases a WHERE $1::text[] IS NULL OR a.tenant_id = ANY ($1) AND a.name = ANY ($2::text[])
 ORDER BY a.tenant_id, a.name, a.alias;
 
 -- name: catalog_proofs
-SELECT p.digest, p.base_digest, p.layout, p.checksum FROM adapter_proofs p
+SELECT {p.columns of store.records.AdapterProof} FROM adapter_proofs p
 WHERE p.digest IN (SELECT v.digest FROM adapter_versions v
                    WHERE v.state = 'ready' AND ($1::text[] IS NULL OR v.tenant_id = ANY ($1) AND v.name = ANY ($2::text[])))
 ORDER BY p.digest, p.base_digest, p.layout;
@@ -55,12 +54,10 @@ ORDER BY p.digest, p.base_digest, p.layout;
 SELECT digest FROM approved_templates;
 
 -- name: catalog_quotas
-SELECT subject, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day, tokens_per_month,
-       spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, weight, class
-FROM quotas WHERE $1::text[] IS NULL OR tenant_id = ANY ($1) ORDER BY subject;
+SELECT {columns of store.records.Quota} FROM quotas WHERE $1::text[] IS NULL OR tenant_id = ANY ($1) ORDER BY subject;
 
 -- name: catalog_prices
-SELECT model, input, cached_input, output FROM prices ORDER BY model;
+SELECT {columns of store.records.Price} FROM prices ORDER BY model;
 
 -- name: catalog_workers
 SELECT id, address, leased_until IS NOT NULL AS is_registered, draining FROM workers

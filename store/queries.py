@@ -1,12 +1,17 @@
 """Named queries of the `.sql` files in store/ and admin/, and the catalog that gateways load.
 
 A file consists of blocks: a line `-- name: <name>` and the statement after it. Names are unique.
+`{columns of MODULE.STRUCT}` stands for the fields of a struct, apart from those that the statement
+names by AS; `{t.columns of MODULE.STRUCT}` takes them from the table `t`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,11 +42,30 @@ ROWS_AT_ONCE = 500
 T = TypeVar("T")
 
 _HEADER = re.compile(r"^-- name: (\w+)[ \t]*$", re.MULTILINE)
+_COLUMNS = re.compile(r"\{(\w+\.)?columns of ([\w.]+)\.(\w+)\}")
+_NAMED = re.compile(r"\bAS (\w+)")
 
 
-def load_queries(*folders: Path) -> dict[str, str]:
+class Queries(dict[str, str]):
+    """SQL text by name. Columns are filled in when a statement is first used, because the modules
+    of the structs import this one."""
+
+    def __getitem__(self, name: str) -> str:
+        text = super().__getitem__(name)
+        if _COLUMNS.search(text):
+            self[name] = text = _COLUMNS.sub(partial(_columns, _NAMED.findall(text)), text)
+        return text
+
+
+def _columns(named: Sequence[str], found: re.Match[str]) -> str:
+    table, module, struct = found.groups("")
+    fields = msgspec.structs.fields(getattr(import_module(module), struct))
+    return ", ".join(table + f.encode_name for f in fields if f.encode_name not in named)
+
+
+def load_queries(*folders: Path) -> Queries:
     """Returns SQL text by name. Raises ValueError for a name used twice."""
-    queries: dict[str, str] = {}
+    queries = Queries()
     for file in sorted(file for folder in folders for file in folder.rglob("*.sql")):
         parts = _HEADER.split(file.read_text())
         for name, text in zip(parts[1::2], parts[2::2], strict=True):

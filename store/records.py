@@ -92,9 +92,8 @@ class Tenant(msgspec.Struct, frozen=True):
     sharing_group: str | None = None
     """Tenants of one group share cached prefixes. None shares with no other tenant."""
     require_signature: bool = False
-    """Whether only signed adapters are accepted. Gateways do not load it."""
+    """Whether only signed adapters are accepted."""
     created_at: datetime | None = None
-    deleted_at: datetime | None = None
 
 
 class ApiKey(msgspec.Struct, frozen=True):

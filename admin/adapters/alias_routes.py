@@ -17,12 +17,11 @@ from admin.adapters.schemas import AliasSet, AliasView
 from admin.http import preconditions
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.parameters import TenantName
-from admin.http.preconditions import IfMatch, Tagged, etag, tagged
+from admin.http.preconditions import IfMatch, Tagged, tagged
 from admin.http.request import AdminRequest
 from admin.schemas import Deleted
 from store.database import Connection
-from store.errors import Invalid, NotFound
-from store.queries import lock_catalog
+from store.errors import Invalid
 from store.records import CanaryPolicy, Tenant
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
@@ -136,10 +135,5 @@ async def _changing(
     """Opens a transaction that changes the alias if `if_match` allows. Yields it and the owner."""
     async with request.transaction() as connection:
         owner = await tenant_for(connection, request.user, tenant)
-        await lock_catalog(connection)
-        try:
-            current = etag(await describe_alias(connection, owner, name, alias))
-        except NotFound:
-            current = None
-        preconditions.check(if_match, current)
+        await preconditions.lock(connection, if_match, describe_alias, owner, name, alias)
         yield connection, owner

@@ -1,6 +1,6 @@
 -- name: alias_list
 -- $3: the one that is asked for, or null.
-SELECT a.tenant_id, a.name, a.alias, a.version, a.policy, a.pinned, a.change,
+SELECT {a.columns of store.records.Alias},
        (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
         WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
 FROM aliases a WHERE a.tenant_id = $1 AND a.name = $2 AND ($3::text IS NULL OR a.alias = $3) ORDER BY a.alias;
@@ -10,7 +10,7 @@ FROM aliases a WHERE a.tenant_id = $1 AND a.name = $2 AND ($3::text IS NULL OR a
 SELECT point_alias($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 
 -- name: alias_history
-SELECT version, previous, canary, policy, reason, detail, changed_by, changed_at FROM alias_history
+SELECT {columns of admin.adapters.aliases.AliasMove} FROM alias_history
 WHERE tenant_id = $1 AND name = $2 AND alias = $3 ORDER BY id DESC LIMIT 100;
 
 -- name: alias_before

@@ -23,10 +23,10 @@ WHERE tenant_id = $1 AND name = $2 AND base_name = $3 AND digest = $4 AND servin
 
 -- name: version_list
 -- $3: where the page before ended; $4: limit, or null; $5: the one that is asked for, or null.
-SELECT v.tenant_id, v.name, v.version, version_state(v.state, v.serving) AS state, v.created_at, v.digest, v.base_name,
-       v.manifest, v.error, v.serving, v.wanted_alias, v.uploaded_by, v.retired_at, v.expires_at, p.attempts, p.detail,
-       v.signed_by, (SELECT revoked_at FROM signing_keys k
-                     WHERE (k.tenant_id, k.id) = (v.tenant_id, v.signed_by)) AS signing_key_revoked_at,
+SELECT {v.columns of admin.adapters.versions.VersionDetails}, p.attempts AS attempts, p.detail AS detail,
+       version_state(v.state, v.serving) AS state,
+       (SELECT revoked_at FROM signing_keys k
+        WHERE (k.tenant_id, k.id) = (v.tenant_id, v.signed_by)) AS signing_key_revoked_at,
        version_state(v.state, v.serving) = 'ready' AND NOT EXISTS (
            SELECT FROM gateways g
            WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
@@ -40,11 +40,11 @@ SELECT version, version_state(state, serving) AS state, expires_at IS NOT NULL A
 FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
 
 -- name: version_proofs
-SELECT version, base_digest, layout, checksum, fingerprint, worker, proved_at FROM version_proofs
+SELECT {columns of admin.adapters.versions.Proof} FROM version_proofs
 WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]) ORDER BY version, layout;
 
 -- name: version_faults
-SELECT digest, worker, code, message, since FROM adapter_faults WHERE digest = ANY ($1::text[]) ORDER BY worker;
+SELECT {columns of admin.adapters.versions.Fault} FROM adapter_faults WHERE digest = ANY ($1::text[]) ORDER BY worker;
 
 -- name: rejected_upload_add
 -- $5: how many of a tenant are kept, this one included.
@@ -55,7 +55,7 @@ WITH gone AS (
 INSERT INTO rejected_uploads (tenant_id, name, error, uploaded_by) VALUES ($1, $2, $3, $4);
 
 -- name: rejected_upload_list
-SELECT name, error, uploaded_by, rejected_at FROM rejected_uploads WHERE tenant_id = $1 ORDER BY id DESC;
+SELECT {columns of admin.adapters.versions.RejectedUpload} FROM rejected_uploads WHERE tenant_id = $1 ORDER BY id DESC;
 
 -- name: rejected_uploads_prune
 -- $1: days that they are kept.

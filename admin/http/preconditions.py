@@ -9,13 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from typing import Annotated, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from litestar import Response
 from litestar.params import HeaderParameter
 
-from store.errors import Invalid
+from store.database import Connection
+from store.errors import Invalid, NotFound
+from store.queries import lock_catalog
 from web.errors import PreconditionFailed
 
 IfMatch = Annotated[
@@ -46,6 +49,22 @@ class Tagged(Response[T]):
 def tagged(view: T, tag: str | None = None) -> Tagged[T]:
     """Returns a response. `tag` is its ETag if that does not cover the whole view."""
     return Tagged(view, headers={"etag": tag or etag(view)})
+
+
+async def lock(
+    connection: Connection,
+    if_match: str | None,
+    describe: Callable[..., Awaitable[msgspec.Struct]],
+    *args: Any,
+) -> None:
+    """Locks the catalog, and checks `if_match` against the view of the object that
+    `describe(connection, *args)` returns, which raises NotFound if it does not exist."""
+    await lock_catalog(connection)
+    try:
+        current = etag(await describe(connection, *args))
+    except NotFound:
+        current = None
+    check(if_match, current)
 
 
 def check(if_match: str | None, current: str | None) -> None:

@@ -2,24 +2,20 @@
 INSERT INTO api_keys (id, tenant_id, hash, scopes, name, not_before, expires_at, models, cidrs, replaces, family)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::cidr[], $10,
         (SELECT coalesce(family, id) FROM api_keys WHERE id = $10))
-RETURNING id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-          cidrs::text[], replaces, family;
+RETURNING {columns of store.records.ApiKey}, cidrs::text[] AS cidrs;
 
 -- name: key_find
-SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-       cidrs::text[], replaces, family, last_used_at
+SELECT {columns of admin.keys.keys.KeyDetails}, cidrs::text[] AS cidrs
 FROM api_keys LEFT JOIN key_uses ON key_id = id WHERE id = $1;
 
 -- name: keys_shown
 -- $1: ids of keys that requests show, before it is known whose they are.
-SELECT key.id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-       cidrs::text[], replaces, family
+SELECT {key.columns of store.records.ApiKey}, key.cidrs::text[] AS cidrs
 FROM unnest($1::text[]) AS shown (id), key_by_id(shown.id) AS key;
 
 -- name: key_list
 -- $1: the tenant; null: the admin keys.
-SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-       cidrs::text[], replaces, family, last_used_at
+SELECT {columns of admin.keys.keys.KeyDetails}, cidrs::text[] AS cidrs
 FROM api_keys LEFT JOIN key_uses ON key_id = id
 WHERE tenant_id IS NOT DISTINCT FROM $1 AND id > $2 ORDER BY id LIMIT $3;
 

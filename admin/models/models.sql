@@ -1,19 +1,19 @@
 -- name: model_insert
 INSERT INTO base_models (name, digest, shape, max_model_len, source) VALUES ($1, $2, $3, $4, $5)
-RETURNING name, digest, shape, max_model_len, residency, source, created_at;
+RETURNING {columns of store.records.BaseModel};
 
 -- name: model_update
 UPDATE base_models SET digest = $2, shape = $3, max_model_len = $4,
     source = CASE WHEN digest = $2::content_digest AND $5 = '' THEN source ELSE $5 END
 WHERE name = $1
-RETURNING name, digest, shape, max_model_len, residency, source, created_at;
+RETURNING {columns of store.records.BaseModel};
 
 -- name: model_list
-SELECT name, digest, shape, max_model_len, residency, source, created_at FROM base_models
+SELECT {columns of store.records.BaseModel} FROM base_models
 WHERE name > $1 ORDER BY name LIMIT $2;
 
 -- name: model_find
-SELECT name, digest, shape, max_model_len, residency, source, created_at FROM base_models WHERE name = $1;
+SELECT {columns of store.records.BaseModel} FROM base_models WHERE name = $1;
 
 -- name: model_delete
 DELETE FROM base_models WHERE name = $1;
@@ -23,7 +23,7 @@ SELECT EXISTS (SELECT FROM adapter_versions WHERE base_name = $1);
 
 -- name: model_set_residency
 UPDATE base_models SET residency = $2 WHERE name = $1
-RETURNING name, digest, shape, max_model_len, residency, source, created_at;
+RETURNING {columns of store.records.BaseModel};
 
 -- name: model_states
 -- $1: digests; what each worker that is heard of says of them.

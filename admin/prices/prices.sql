@@ -1,8 +1,8 @@
 -- name: price_list
-SELECT model, input, cached_input, output, updated_at FROM prices WHERE model > $1 ORDER BY model LIMIT $2;
+SELECT {columns of admin.prices.prices.PriceDetails} FROM prices WHERE model > $1 ORDER BY model LIMIT $2;
 
 -- name: price_find
-SELECT model, input, cached_input, output, updated_at FROM prices WHERE model = $1;
+SELECT {columns of admin.prices.prices.PriceDetails} FROM prices WHERE model = $1;
 
 -- name: price_put
 INSERT INTO prices (model, input, cached_input, output) VALUES ($1, $2, $3, $4)

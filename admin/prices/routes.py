@@ -13,16 +13,15 @@ from litestar.params import FromPath, JSONBody
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import After, Limit
-from admin.http.preconditions import IfMatch, Tagged, etag, tagged
+from admin.http.preconditions import IfMatch, Tagged, tagged
 from admin.http.request import AdminRequest
 from admin.models import models
 from admin.prices import prices
 from admin.prices.prices import PriceDetails
 from admin.schemas import Deleted, Page, page
 from store.database import Connection
-from store.errors import Invalid, NotFound
+from store.errors import Invalid
 from store.money import MICRO, count_dollars, format_dollars
-from store.queries import lock_catalog
 from store.records import Price
 
 MAX_DOLLARS = 1_000_000
@@ -79,7 +78,7 @@ class PriceController(Controller):
     @get("/{model:str}", guards=[requires(ADMIN)])
     async def show_price(self, request: AdminRequest, model: FromPath[str]) -> Tagged[PriceView]:
         async with request.reading() as connection:
-            return tagged(PriceView.of(await prices.find_price(connection, model)))
+            return tagged(await _describe(connection, model))
 
     @put("/{model:str}", guards=[requires(ADMIN)])
     async def set_price(
@@ -93,9 +92,9 @@ class PriceController(Controller):
         price = price_of(model, data)
         async with request.transaction() as connection:
             await models.find_model(connection, model)
-            await _check(connection, model, if_match)
+            await preconditions.lock(connection, if_match, _describe, model)
             await prices.set_price(connection, price)
-            return tagged(PriceView.of(await prices.find_price(connection, model)))
+            return tagged(await _describe(connection, model))
 
     @delete("/{model:str}", guards=[requires(ADMIN)], status_code=200)
     async def remove_price(
@@ -103,19 +102,14 @@ class PriceController(Controller):
     ) -> Deleted:
         """Removes the price. Future requests are free."""
         async with request.transaction() as connection:
-            await _check(connection, model, if_match)
+            await preconditions.lock(connection, if_match, _describe, model)
             await prices.find_price(connection, model)
             await prices.remove_price(connection, model)
         return Deleted(model)
 
 
-async def _check(connection: Connection, model: str, if_match: str | None) -> None:
-    await lock_catalog(connection)
-    try:
-        current = etag(PriceView.of(await prices.find_price(connection, model)))
-    except NotFound:
-        current = None
-    preconditions.check(if_match, current)
+async def _describe(connection: Connection, model: str) -> PriceView:
+    return PriceView.of(await prices.find_price(connection, model))
 
 
 def price_of(model: str, data: PriceSet) -> Price:

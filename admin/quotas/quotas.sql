@@ -11,9 +11,7 @@ DELETE FROM quota_holders WHERE split_part(gateway_id, '#', 1) = ANY ($1::text[]
 SELECT quota_upkeep();
 
 -- name: quota_find
-SELECT subject, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day, tokens_per_month,
-       spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, weight, class, updated_at
-FROM quotas WHERE subject = $1;
+SELECT {columns of store.records.Quota} FROM quotas WHERE subject = $1;
 
 -- name: quota_put
 -- $1: tenant id; $2: id of a key that is its own subject, or null: of the tenant as a whole.

@@ -24,7 +24,6 @@ from admin.schemas import Deleted
 from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid, NotFound
-from store.queries import lock_catalog
 from store.records import ApiKey, Tenant
 
 OWN = [requires(ADMIN, USAGE_READ)]
@@ -68,7 +67,7 @@ class TenantQuotaController(Controller):
         is kept, but nothing can be added."""
         async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
-            await _check(connection, TenantLimits, owner.id, None, if_match)
+            await preconditions.lock(connection, if_match, _limits, TenantLimits, owner.id, None)
             await quotas.set_quota(connection, owner.id, None, quota_of(owner.id, data))
             return await _show_tenants(connection, owner)
 
@@ -80,7 +79,7 @@ class TenantQuotaController(Controller):
         pinned."""
         async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
-            await _check(connection, TenantLimits, owner.id, None, if_match)
+            await preconditions.lock(connection, if_match, _limits, TenantLimits, owner.id, None)
             await quotas.clear_quota(connection, owner.id, None)
         return Deleted(owner.id)
 
@@ -111,7 +110,7 @@ class KeyQuotaController(Controller):
         async with request.transaction() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
             subject = key.quota_subject
-            await _check(connection, KeyLimits, owner_id, subject, if_match)
+            await preconditions.lock(connection, if_match, _limits, KeyLimits, owner_id, subject)
             await quotas.set_quota(connection, owner_id, subject, quota_of(subject, data))
             return await _show_keys(connection, key, owner_id)
 
@@ -122,7 +121,9 @@ class KeyQuotaController(Controller):
         """Removes a key's own limits."""
         async with request.transaction() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
-            await _check(connection, KeyLimits, owner_id, key.quota_subject, if_match)
+            await preconditions.lock(
+                connection, if_match, _limits, KeyLimits, owner_id, key.quota_subject
+            )
             await quotas.clear_quota(connection, owner_id, key.quota_subject)
         return Deleted(key.id)
 
@@ -138,16 +139,10 @@ async def _find_key(connection: Connection, key_id: str, caller: ApiKey) -> tupl
     return key, key.tenant_id
 
 
-async def _check(
-    connection: Connection,
-    kind: type[KeyLimits],
-    tenant_id: str,
-    key_id: str | None,
-    if_match: str | None,
-) -> None:
-    await lock_catalog(connection)
-    quota = await quotas.find_quota(connection, tenant_id, key_id)
-    preconditions.check(if_match, etag(limits_of(kind, quota)))
+async def _limits(
+    connection: Connection, kind: type[KeyLimits], tenant_id: str, key_id: str | None
+) -> KeyLimits:
+    return limits_of(kind, await quotas.find_quota(connection, tenant_id, key_id))
 
 
 async def _show_tenants(connection: Connection, owner: Tenant) -> Tagged[TenantQuotaView]:

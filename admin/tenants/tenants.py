@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 
 from store.database import Connection
 from store.errors import AlreadyExists, NotFound
 from store.queries import fetch_all, fetch_one, sql
 from store.records import Tenant, random_base62
+
+
+class PastTenant(Tenant, frozen=True):
+    deleted_at: datetime | None = None
+    """None if the tenant exists."""
 
 
 async def create_tenant(
@@ -30,11 +36,11 @@ async def find_tenant(connection: Connection, reference: str) -> Tenant:
     return await fetch_one(connection, Tenant, "tenant_find", reference, missing=missing)
 
 
-async def find_past_or_present(connection: Connection, reference: str) -> Tenant:
+async def find_past_or_present(connection: Connection, reference: str) -> PastTenant:
     """Returns a tenant by id or name, or a deleted one by id while the audit log has it. Raises
     NotFound."""
     query, missing = "tenant_find_past_or_present", _missing(reference)
-    return await fetch_one(connection, Tenant, query, reference, missing=missing)
+    return await fetch_one(connection, PastTenant, query, reference, missing=missing)
 
 
 def _missing(reference: str) -> NotFound:

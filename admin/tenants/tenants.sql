@@ -1,13 +1,13 @@
 -- name: tenant_insert
 -- Nothing if the name is taken.
 INSERT INTO tenants (id, name, sharing_group) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING
-RETURNING id, name, sharing_group, require_signature, created_at;
+RETURNING {columns of store.records.Tenant};
 
 -- name: tenant_list
-SELECT id, name, sharing_group, require_signature, created_at FROM tenants WHERE name > $1 ORDER BY name LIMIT $2;
+SELECT {columns of store.records.Tenant} FROM tenants WHERE name > $1 ORDER BY name LIMIT $2;
 
 -- name: tenant_find
-SELECT id, name, sharing_group, require_signature, created_at FROM tenants WHERE id = $1 OR name = $1;
+SELECT {columns of store.records.Tenant} FROM tenants WHERE id = $1 OR name = $1;
 
 -- name: tenant_find_past_or_present
 -- $1: id or name; of a deleted one the id. As the audit log has it, for as long as that is kept.
@@ -26,11 +26,11 @@ SELECT tenant_id, details ->> 'name' FROM audit_log WHERE tenant_id = ANY ($1) A
 
 -- name: tenant_set_sharing_group
 UPDATE tenants SET sharing_group = $2 WHERE id = $1
-RETURNING id, name, sharing_group, require_signature, created_at;
+RETURNING {columns of store.records.Tenant};
 
 -- name: tenant_set_require_signature
 UPDATE tenants SET require_signature = $2 WHERE id = $1
-RETURNING id, name, sharing_group, require_signature, created_at;
+RETURNING {columns of store.records.Tenant};
 
 -- name: tenant_delete
 DELETE FROM tenants WHERE id = $1;

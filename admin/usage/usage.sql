@@ -152,11 +152,7 @@ INSERT INTO usage_credits (
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: credit_find
-SELECT id, model, tenant_id, since, until, input, cached_input, output, reason, requests, cost_before, cost_after,
-       created_at
-FROM usage_credits WHERE id = $1;
+SELECT {columns of admin.usage.credits.Credit} FROM usage_credits WHERE id = $1;
 
 -- name: credit_list
-SELECT id, model, tenant_id, since, until, input, cached_input, output, reason, requests, cost_before, cost_after,
-       created_at
-FROM usage_credits WHERE id > $1 ORDER BY id LIMIT $2;
+SELECT {columns of admin.usage.credits.Credit} FROM usage_credits WHERE id > $1 ORDER BY id LIMIT $2;

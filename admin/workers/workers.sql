@@ -1,6 +1,6 @@
 -- name: worker_list
 -- $1: where the page before ended; $3: the one that is asked for, or null. A worker without a status has only been registered.
-SELECT id, address, leased_until IS NOT NULL AS is_registered, draining, registered_at, reported_at, reported_by, status, failure,
+SELECT {columns of admin.workers.workers.Worker}, leased_until IS NOT NULL AS is_registered,
        coalesce(extract(epoch FROM now() - reported_at), 0)::double precision AS age_s
 FROM workers WHERE id > $1 AND ($3::text IS NULL OR id = $3) ORDER BY id LIMIT $2;
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -28,6 +29,13 @@ MANIFEST = AdapterManifest(
 FINGERPRINT = {"tokens": [1], "logprobs": [-0.5], "effect": 0.25}
 LAYOUT = "cpu/bfloat16/1"
 DIGITS = "0123456789abcdef"
+
+
+async def add_credit(connection: Connection, credit_id: str) -> None:
+    """A correction of an hour of `tiny`, without the usage that it is of."""
+    hour = datetime(2027, 1, 15, 8, tzinfo=UTC)
+    fields = "tiny", None, hour, hour + timedelta(hours=1), 0, 0, 0, "x", 1, 1, 0
+    await connection.execute(sql["credit_insert"], credit_id, *fields)
 
 
 class Claim(msgspec.Struct):

@@ -201,7 +201,17 @@ def test_a_query_name_is_used_once(tmp_path: Path):
         load_queries(tmp_path)
 
 
+def test_columns_are_the_fields_of_a_struct(tmp_path: Path):
+    """Apart from those that the statement names itself."""
+    price = "{p.columns of store.records.Price}, 1 AS input"
+    (tmp_path / "a.sql").write_text(f"-- name: one\nSELECT {price} FROM prices p;\n")
+    queries = load_queries(tmp_path)
+    for _ in range(2):
+        one = "SELECT p.model, p.cached_input, p.output, 1 AS input FROM prices p;"
+        assert queries["one"] == one
+
+
 async def test_every_query_fits_the_schema(database: Database):
     async with database.transaction() as connection:
-        for name, text in sql.items():
-            await connection.execute(f"PREPARE {name} AS {text}")
+        for name in sql:
+            await connection.execute(f"PREPARE {name} AS {sql[name]}")

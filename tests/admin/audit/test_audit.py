@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.adapters.files import write_adapter
 from tests.admin.conftest import PEPPER, Plane, write_model
 from tests.admin.keys.test_keys import routes
 from tests.admin.lifecycle import make_ready, make_tenant, prove_all, report_worker
+from tests.admin.usage.test_usage import NOON, load, row
 from tests.scale import scaled
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -122,6 +124,10 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
     price = {"input": 1, "output": 2}
     await call("PUT /prices/x", "prices/tiny", "price.create", json=price)
     await call("DELETE /prices/x", "prices/tiny", "price.delete")
+    await load(plane.database, [row(0)])
+    day = {"start": NOON.isoformat(), "end": (NOON + timedelta(hours=1)).isoformat()}
+    credit = {"model": "tiny", "input": "0", "output": "0", "reason": "free", **day}
+    await call("PUT /usage/credits/x", "usage/credits/c1", "credit.create", json=credit)
     await push(1)
     await push(2)
     whose = {"tenant": "acme"}

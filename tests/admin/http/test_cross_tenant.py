@@ -22,7 +22,7 @@ from store.records import TENANT_SCOPES
 from tests.admin.conftest import Plane
 from tests.admin.dump import dump
 from tests.admin.http.test_fuzz import make_app
-from tests.admin.lifecycle import make_ready, report_worker
+from tests.admin.lifecycle import add_credit, make_ready, report_worker
 
 ABSENT: dict[str, str] = {
     "tenant": "nobody",
@@ -33,6 +33,7 @@ ABSENT: dict[str, str] = {
     "upload_id": "upl_000000000000000000000000",
     "signing_key_id": "sig_000000000000",
     "worker_id": "none",
+    "credit_id": "none",
     "path": "none",
 }
 """What a path or a query can name, and one that is not there."""
@@ -81,6 +82,7 @@ async def matrix(plane: Plane, base: str) -> Matrix:
         tenant_id = await connection.fetchval("SELECT id FROM tenants")
         key_id = await connection.fetchval("SELECT id FROM api_keys WHERE tenant_id IS NOT NULL")
         await make_ready(connection, tenant_id, "a", "b")
+        await add_credit(connection, "c1")
     await report_worker(plane.database, "worker-1")
     limits = await plane.client.put("tenants/acme/quota", json={"requests_per_minute": 5})
     assert limits.status_code == 200, limits.text
@@ -97,6 +99,7 @@ async def matrix(plane: Plane, base: str) -> Matrix:
         "upload_id": upload.json()["id"],
         "signing_key_id": signing_key.json()["id"],
         "worker_id": "worker-1",
+        "credit_id": "c1",
         "path": "openapi.json",
     }
     callers = [plane.bearing(str(key["key"])) for key in keys]

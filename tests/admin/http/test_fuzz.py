@@ -30,7 +30,7 @@ from store.database import EVERYTHING, Database
 from store.records import TENANT_SCOPES
 from tests.admin.conftest import PEPPER, write_model
 from tests.admin.dump import dump
-from tests.admin.lifecycle import make_ready, report_worker
+from tests.admin.lifecycle import add_credit, make_ready, report_worker
 from tests.postgres import fresh_database
 from tests.scale import scaled
 
@@ -85,6 +85,8 @@ class World:
         database = await Database.connect(self._dsn, sees=EVERYTHING, max_size=1)
         async with database.transaction() as connection:
             await connection.execute("DELETE FROM tenants")
+            if not await connection.fetchval("SELECT count(*) FROM usage_credits"):
+                await add_credit(connection, "c1")
             tenant_id = "ten_000000000000"
             await connection.execute(
                 "INSERT INTO tenants (id, name) VALUES ($1, 'acme')", tenant_id
@@ -104,6 +106,7 @@ class World:
             "upload_id": upload.json()["id"],
             "signing_key_id": "sig_000000000000",
             "worker_id": "worker-1",
+            "credit_id": "c1",
         }
 
     def dump(self) -> dict[str, list[str]]:

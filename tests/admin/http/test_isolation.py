@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -26,7 +25,7 @@ from store.errors import ApiError, DatabaseUnavailable
 from store.queries import sql
 from tests.admin.audit.test_audit import verified
 from tests.admin.conftest import PEPPER, Plane
-from tests.admin.lifecycle import add, make_ready, make_tenant, report
+from tests.admin.lifecycle import add, add_credit, make_ready, make_tenant, report
 
 NOBODYS = {
     "adapter_faults",
@@ -95,9 +94,7 @@ async def fill(connection: Connection, name: str, digit: str) -> str:
     row |= {"input_cost": 0, "cached_input_cost": 0, "output_cost": 0}
     await connection.execute(sql["usage_make_room"], [row])
     await connection.execute(sql["usage_load"], [row])
-    hour = datetime(2027, 1, 15, 8, tzinfo=UTC)
-    credit = (f"c-{name}", "tiny", None, hour, hour + timedelta(hours=1), 0, 0, 0, "x", 1, 1, 0)
-    await connection.execute(sql["credit_insert"], *credit)
+    await add_credit(connection, f"c-{name}")
     token = hashlib.sha256(name.encode()).digest()
     await connection.execute(
         "INSERT INTO idempotent_requests (id, request, nonce) VALUES ($1, $1, $1)", token
@@ -284,8 +281,8 @@ async def test_the_role_owns_nothing_and_what_does_more_is_closed(two: Two, owne
 async def test_the_role_may_run_every_named_query(database: Database):
     """Planned and not run: what is not granted is refused at the start."""
     async with database.acquire() as connection:
-        for name, query in sql.items():
-            text = query.rstrip().rstrip(";")
+        for name in sql:
+            text = sql[name].rstrip().rstrip(";")
             try:
                 await connection.execute(f"EXPLAIN (GENERIC_PLAN) {text}")
             except Exception as error:
