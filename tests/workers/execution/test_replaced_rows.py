@@ -57,10 +57,11 @@ def draw_prompts(seed: int) -> list[tuple[list[int], str | None]]:
 
 
 def test_batched_with_strangers_equals_peft(
-    served: Setup, oracles: dict[str | None, Oracle]
+    served: Setup, oracles: dict[str | None, Oracle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts in chunks beside answers: some of a step's sequences are sampled. Steps of other
     adapters alone run as graphs."""
+    monkeypatch.setattr("adapters.pool.lora.CHUNK_BYTES", 50 * 4 * 64)
     asked = draw_prompts(5)
     config = served.config(ops="cpu", max_batched_tokens=24, uses_graphs=True, runs_ahead=True)
     with Driver(config) as driver:

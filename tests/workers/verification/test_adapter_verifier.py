@@ -71,7 +71,10 @@ def add(
 
 @BACKENDS
 @DTYPES
-def test_what_peft_saved_is_proved(llama: Setup, backend: str, dtype: str) -> None:
+def test_what_peft_saved_is_proved(
+    llama: Setup, backend: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.verification.scoring.HEAD_ROWS", 100)
     with Driver(llama.config(ops=backend, dtype=dtype)) as driver:
         effect_proof = driver.worker.instances[llama.digest].effect_proof
         results = {
