@@ -33,27 +33,31 @@ from web.openapi import Headers, PlaneOperation, components, header, refusal, re
 from web.paths import is_of_messages
 
 REFUSALS = {
-    400: "The request is wrong or asks for what is not supported; `param` names the field.",
-    401: "No API key, or none that is valid.",
-    403: "The key may not infer, or not from this address.",
-    404: "No such model for this tenant and key.",
-    408: "The rest of the request did not come, or too slowly.",
+    400: "The request is invalid or not supported; `param` names the field.",
+    401: "The API key is missing or invalid.",
+    403: "The key lacks the scope, or may not be used from this address.",
+    404: "The tenant has no such model, or the key may not use it.",
+    408: "The rest of the request did not arrive, or arrived too slowly.",
     409: "The adapter's chat template is not approved.",
-    413: f"More than {MAX_BODY_BYTES} bytes.",
-    429: "A limit of the tenant or the key is reached; when it frees is in Retry-After.",
-    500: "The worker failed, or workers were lost of this request.",
-    503: "Overloaded, or no worker there to serve it now.",
-    504: "No answer began within the time that the request had (`x-request-timeout`).",
+    413: f"The body has more than {MAX_BODY_BYTES} bytes.",
+    429: "A limit of the tenant or the key is reached; `retry-after` says when to retry.",
+    500: "The worker failed, or workers crashed while they ran this request.",
+    503: "The server is overloaded, or no worker can serve the request now.",
+    504: "No answer began within `x-request-timeout`.",
 }
 ALWAYS = {
-    "x-request-id": header({"type": "string", "pattern": "^req_"}),
-    "openai-processing-ms": header({"type": "integer", "minimum": 0}),
+    "x-request-id": header(
+        {"type": "string", "pattern": "^req_"}, description="Id of the request, for the operator."
+    ),
+    "openai-processing-ms": header(
+        {"type": "integer", "minimum": 0}, description="Milliseconds until the answer began."
+    ),
 }
 LIMITS = {
     f"x-ratelimit-{what}-{unit}": header(
         {"type": "string" if what == "reset" else "integer"},
         required=False,
-        description="Where the tenant or the key has such a limit.",
+        description="Present if the tenant or the key has such a limit.",
     )
     for unit in ("requests", "tokens")
     for what in ("limit", "remaining", "reset")
@@ -64,15 +68,15 @@ DROPPED = {
     "loraplex-dropped": header(
         {"type": "string"},
         required=False,
-        description="Names what was taken without effect, if anything was.",
+        description="Names of fields that had no effect, if there are any.",
     )
 }
 SERVED = {
-    "loraplex-worker": header({"type": "string"}),
+    "loraplex-worker": header({"type": "string"}, description="Id of the worker."),
     "loraplex-adapter-version": header(
         {"type": "integer", "minimum": 1},
         required=False,
-        description="Where the model is an adapter.",
+        description="Present if the model is an adapter.",
     ),
 }
 SECONDS = header({"type": "integer", "minimum": 1}, required=False)
@@ -81,7 +85,7 @@ TIMEOUT = Parameter(
     "x-request-timeout",
     ParamType.HEADER,
     schema=Schema(type=OpenAPIType.NUMBER, exclusive_minimum=0, maximum=MAX_TIMEOUT_S),
-    description="Seconds until the first token is of no use any more; 600 unless given.",
+    description="Seconds within which the first token is useful. Default: 600.",
 )
 
 
