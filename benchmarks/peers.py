@@ -55,9 +55,10 @@ class Server:
 
     def jobs(self, jobs: list[Job], adapters: list[str]) -> list[Job]:
         if self.is_llama_cpp:
-            return [self._with_scales(job, adapters) for job in jobs]
-        served = NAME if self.format == "BF16" or self.name == "vllm" else self.format
-        return [job if job.model in adapters else replace(job, model=served) for job in jobs]
+            served = adapters if self.format == "BF16" else []
+            return [self._with_scales(job, served) for job in jobs]
+        base = NAME if self.format == "BF16" else self.format
+        return [job if job.model in adapters else replace(job, model=base) for job in jobs]
 
     def _with_scales(self, job: Job, adapters: list[str]) -> Job:
         """llama.cpp applies every adapter of its command line whose scale is not given as 0."""
