@@ -159,7 +159,7 @@ class Engine:
     @property
     def weight(self) -> int:
         """Sum of the weights of all tenants with work here."""
-        return self.scheduler.weight
+        return self.scheduler.policy.weight
 
     def refusal(self, request: Generate) -> tuple[ErrorCode, str] | None:
         """Returns why the request can never run, or None. Thread-safe; needs no lock."""
@@ -184,7 +184,7 @@ class Engine:
             message = f"sequence id {request.id} is in use"
             return [(connection, Failed(request.id, ErrorCode.INVALID, message))]
         sequence = self._sequence(connection, request, arrival_s)
-        refusals = self.scheduler.refuse_for(sequence, self._clock())
+        refusals = self.scheduler.intake.refuse_for(sequence, self._clock())
         if not any(refusal.sequence is sequence for refusal in refusals):
             self.scheduler.load_adapter(sequence.adapter, sequence.block_table.tenant)
             self._add(sequence)

@@ -29,10 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ops.base import PAGE_TOKENS, Ops
-from workers.execution.batch_builder import BatchInputs, StepShape, rank_bounds
+from ops.base import PAGE_TOKENS, AdapterTables, KVCacheView, Ops
+from workers.execution.batch_builder import BatchInputs, StepShape, forward_batch, rank_bounds
 from workers.execution.step_input import Array
+from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import ALIGNMENT, Packing, new_host_buffer
+from workers.models.loading import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -218,6 +220,22 @@ class GraphRunner:
         """Number of steps until captures are tried again; 0 unless one has failed."""
         self._next_pause = NUM_PAUSED
 
+    @classmethod
+    def of(
+        cls,
+        limits: Limits,
+        ops: Ops,
+        model: LoadedModel,
+        buffer: TokenBuffer,
+        view: KVCacheView,
+        tables: AdapterTables,
+        *,
+        on_failure: Callable[[], object],
+    ) -> GraphRunner:
+        """Returns a runner of the model's graphs. They have no reference to the model's runner, so
+        that dropping it frees them at once."""
+        return cls(limits, ops, partial(_compute_logits, model, buffer, view, tables), on_failure)
+
     def capture_all(self, max_rank: int) -> int:
         """Captures the graphs of all steps with adapters up to that rank. Returns their number."""
         for key in sorted(self._keys(max_rank), reverse=True):
@@ -341,3 +359,19 @@ def _inputs(num_tokens: int, num_sequences: int, num_segments: int) -> BatchInpu
 def _pad(to: Array, values: Array, value: int) -> None:
     to[: len(values)] = values
     to[len(values) :] = value
+
+
+def _compute_logits(
+    model: LoadedModel,
+    buffer: TokenBuffer,
+    view: KVCacheView,
+    tables: AdapterTables,
+    inputs: BatchInputs[Tensor],
+    shape: StepShape,
+    out: Tensor,
+) -> Tensor:
+    """Computes the logits of the last tokens of a step into `out`."""
+    batch = forward_batch(inputs, shape, buffer, view, tables)
+    hidden = model.forward(batch)
+    is_decode = shape.max_query == 1
+    return model.logits(hidden if is_decode else hidden[inputs.last_tokens], out, batch.sample_lora)

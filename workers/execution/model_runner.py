@@ -73,10 +73,8 @@ class ModelRunner:
         self._sampler = Sampler(ops, buffer)
         self._graphs = None
         if graphs is not None:
-            # The captured work has no reference to the runner, so that dropping it frees its graphs
-            # at once.
-            compute = partial(_decode_logits, model, buffer, self._view, tables)
-            self._graphs = GraphRunner(graphs, ops, compute, on_failed_capture)
+            parts = model, buffer, self._view, tables
+            self._graphs = GraphRunner.of(graphs, ops, *parts, on_failure=on_failed_capture)
 
     @torch.inference_mode()
     def warm_up(self, max_rank: int, max_tokens: int) -> int:
@@ -223,23 +221,6 @@ class LaunchedStep:
             forward_us=self.forward_us,
             sample_us=self.sample_us + (perf_counter_ns() - begin) // 1000,
         )
-
-
-def _decode_logits(
-    model: LoadedModel,
-    buffer: TokenBuffer,
-    view: KVCacheView,
-    tables: AdapterTables,
-    inputs: BatchInputs[Tensor],
-    shape: StepShape,
-    out: Tensor,
-) -> Tensor:
-    """Computes the logits of the last tokens of a step into `out`."""
-    batch = forward_batch(inputs, shape, buffer, view, tables)
-    hidden = model.forward(batch)
-    return model.logits(
-        hidden if shape.max_query == 1 else hidden[inputs.last_tokens], out, batch.sample_lora
-    )
 
 
 @contextmanager

@@ -115,11 +115,6 @@ class Scheduler:
         )
 
     @property
-    def weight(self) -> int:
-        """Sum of the weights of all tenants with work here."""
-        return self.policy.weight
-
-    @property
     def num_free_pages(self) -> int:
         return self._kv.num_free
 
@@ -131,10 +126,6 @@ class Scheduler:
     @property
     def _num_free_slots(self) -> int:
         return self.max_num_seqs - len(self.running) - len(self.leaving)
-
-    def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
-        """Returns the sequences to refuse for the newcomer: none, others, or the newcomer."""
-        return self.intake.refuse_for(newcomer, now)
 
     def forget_speed(self) -> None:
         """Forgets the measured step times, such as those of a warm-up with cold kernels."""

@@ -240,7 +240,7 @@ def test_the_bounds_hold_and_nobody_is_lost(
         market.step()
     assert market.ended | market.failed.keys() == asked
     assert not market.ended & market.failed.keys()
-    assert market.scheduler.weight == 0
+    assert market.scheduler.policy.weight == 0
 
 
 def test_the_weight_of_those_with_work_is_told() -> None:
@@ -249,11 +249,11 @@ def test_the_weight_of_those_with_work_is_told() -> None:
     market.offer(ask(rng, "a", 10, 4, weight=3))
     market.offer(ask(rng, "a", 10, 8, weight=3))
     market.offer(ask(rng, "b", 10, 4))
-    assert market.scheduler.weight == 4
+    assert market.scheduler.policy.weight == 4
     weights = set[int]()
     while market.engine.has_work:
         market.step()
-        weights.add(market.scheduler.weight)
+        weights.add(market.scheduler.policy.weight)
     assert weights == {4, 3, 1, 0} or weights == {4, 3, 0}
 
 
