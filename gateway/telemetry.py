@@ -36,13 +36,13 @@ refusals = Counter(
 refused_bytes = Counter(
     _meter,
     "loraplex_refused_bytes",
-    "Bytes of bodies of tenants' requests that were refused, read or thrown away.",
+    "Bytes of the bodies of refused requests of tenants, read or discarded.",
     unit="By",
 )
 connections_refused = Counter(
     _meter,
     "loraplex_connections_refused",
-    "Connections that the server closed on its own account, by `reason`.",
+    "Connections that the server closed of its own accord, by `reason`.",
     ("reason",),
 )
 requests = Counter(
@@ -54,19 +54,19 @@ requests = Counter(
 tokens = Counter(
     _meter,
     "loraplex_tokens",
-    "Tokens used, by `kind`: prompt, cached (which are of the prompt) or completion.",
+    "Tokens used, by `kind`: prompt, cached (a part of prompt) or completion.",
     (*REQUEST, "kind"),
 )
 request_duration = Histogram(
     _meter,
     "loraplex_request_duration_seconds",
-    "From the first byte of a request to the end of its answer.",
+    "Time from the first byte of a request to the end of its answer.",
     *(LATENCY_BUCKETS, REQUEST, "s"),
 )
 time_to_first_token = Histogram(
     _meter,
     "loraplex_time_to_first_token_seconds",
-    "From the first byte of a request to its first token at the gateway.",
+    "Time from the first byte of a request to its first token at the gateway.",
     *(LATENCY_BUCKETS, REQUEST, "s"),
 )
 time_per_output_token = Histogram(
@@ -83,13 +83,13 @@ DOUBLING_BUCKETS = tuple(0.01 * 2**power for power in range(14))
 server_duration = Histogram(
     _meter,
     "gen_ai.server.request.duration",
-    "From the first byte of a request to the end of its answer.",
+    "Time from the first byte of a request to the end of its answer.",
     *(DOUBLING_BUCKETS, GEN_AI, "s"),
 )
 server_first_token = Histogram(
     _meter,
     "gen_ai.server.time_to_first_token",
-    "From the first byte of a request that succeeded to its first token.",
+    "Time from the first byte of a request that succeeded to its first token.",
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
     GEN_AI,
     "s",
@@ -110,7 +110,7 @@ LATENCIES = (request_duration, time_to_first_token, time_per_output_token)
 lease_renewal = Histogram(
     _meter,
     "loraplex_lease_renewal_seconds",
-    "How long the database took for a renewal of the leases of limits.",
+    "Time of the database for a renewal of the leases of limits.",
     RENEWAL_BUCKETS,
     unit="s",
 )
@@ -196,10 +196,10 @@ def _gauge(name: str, description: str, read: Callable[[Standing], float], unit:
     _meter.create_observable_gauge(name, [partial(_observe, observe)], unit, description)
 
 
-_gauge("loraplex_requests_in_flight", "Requests under way.", lambda s: s.requests_in_flight)
+_gauge("loraplex_requests_in_flight", "Requests in flight.", lambda s: s.requests_in_flight)
 _gauge(
     "loraplex_catalog_age_seconds",
-    "Time since the catalog was last confirmed to be the newest; 0: it is.",
+    "Time since the catalog was last confirmed to be the newest. 0 if it is.",
     lambda s: s.catalog_age_s,
     "s",
 )
@@ -210,27 +210,27 @@ _gauge(
 )
 _gauge(
     "loraplex_usage_log_bytes",
-    "Usage that waits for the database.",
+    "Usage waiting for the database.",
     lambda s: s.usage_log_bytes,
     "By",
 )
 _gauge(
     "loraplex_usage_log_max_bytes",
-    "Where it is so much, requests are refused.",
+    "Size of the usage log above which requests are refused.",
     lambda s: s.max_usage_log_bytes,
     "By",
 )
 _gauge(
     "loraplex_database_clock_difference_seconds",
-    "Time that the machine's clock is ahead of the database's, by which limits and keys go.",
+    "Time by which the machine's clock is ahead of the database's, which limits and keys follow.",
     lambda s: s.clock_difference_s,
     "s",
 )
 _meter.create_observable_gauge(
     "loraplex_workers",
     [partial(_observe, lambda s: [Observation(n, {"state": k}) for k, n in s.workers.items()])],
-    description="Workers by `state`: ready, silent, draining, lost, or absent: an address that has "
-    "never answered.",
+    description="Workers by `state`: ready, silent, draining, lost, or absent (an address that "
+    "has never answered).",
 )
 
 
@@ -249,6 +249,6 @@ _meter.create_observable_gauge(
 _meter.create_observable_counter(
     "loraplex_moves",
     [partial(_observe, lambda s: [Observation(n, {"kind": k}) for k, n in s.moves.items()])],
-    description="Sequences that went to another worker, by `kind`: retried, resumed; or refused as"
-    " the cause of lost workers: poisonous.",
+    description="Sequences moved to another worker (`kind` retried or resumed), or refused as the"
+    " cause of lost workers (poisonous).",
 )

@@ -94,7 +94,7 @@ def show_certificates(files: Mapping[str, Path]) -> None:
         "loraplex_certificate_expiry_timestamp_seconds",
         [observe],
         "s",
-        "When a certificate of this process ends, in seconds since 1970.",
+        "Time at which a certificate of this process expires, in seconds since 1970.",
     )
 
 

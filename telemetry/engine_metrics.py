@@ -50,13 +50,13 @@ failures = Counter(
 time_to_first_token = Histogram(
     meter,
     "vllm.time_to_first_token_seconds",
-    "From a request's arrival at the worker to its first token.",
+    "Time from a request's arrival at the worker to its first token.",
     *(TTFT_BUCKETS, MODEL, "s"),
 )
 inter_token_latency = Histogram(
     meter,
     "vllm.inter_token_latency_seconds",
-    "Between two tokens of a request.",
+    "Time between two tokens of a request.",
     *(ITL_BUCKETS, MODEL, "s"),
     older_name="vllm.time_per_output_token_seconds",
 )
@@ -69,31 +69,31 @@ time_per_output_token = Histogram(
 request_latency = Histogram(
     meter,
     "vllm.e2e_request_latency_seconds",
-    "From a request's arrival at the worker to its end.",
+    "Time from a request's arrival at the worker to its end.",
     *(REQUEST_BUCKETS, MODEL, "s"),
 )
 queue_time = Histogram(
     meter,
     "vllm.request_queue_time_seconds",
-    "From a request's arrival at the worker to its first step.",
+    "Time from a request's arrival at the worker to its first step.",
     *(REQUEST_BUCKETS, MODEL, "s"),
 )
 inference_time = Histogram(
     meter,
     "vllm.request_inference_time_seconds",
-    "From a request's first step to its end.",
+    "Time from a request's first step to its end.",
     *(REQUEST_BUCKETS, MODEL, "s"),
 )
 prefill_time = Histogram(
     meter,
     "vllm.request_prefill_time_seconds",
-    "From a request's first step to its first token.",
+    "Time from a request's first step to its first token.",
     *(REQUEST_BUCKETS, MODEL, "s"),
 )
 decode_time = Histogram(
     meter,
     "vllm.request_decode_time_seconds",
-    "From a request's first token to its end.",
+    "Time from a request's first token to its end.",
     *(REQUEST_BUCKETS, MODEL, "s"),
 )
 request_prompt_tokens = Histogram(
@@ -108,19 +108,19 @@ request_generation_tokens = Histogram(
 longest_generation = Histogram(
     meter,
     "vllm.request_max_num_generation_tokens",
-    "Tokens generated for the longest choice of a request: here each choice is a request.",
+    "Tokens generated for the longest choice of a request. Here each choice is a request.",
     *(TOKEN_BUCKETS, MODEL),
 )
 max_generation_tokens = Histogram(
     meter,
     "vllm.request_params_max_tokens",
-    "Tokens that a request may have generated at most.",
+    "Maximum number of tokens that a request may generate.",
     *(TOKEN_BUCKETS, MODEL),
 )
 class_queue_time = Histogram(
     meter,
     "loraplex_queue_time_seconds",
-    "From a request's arrival at the worker to its first step, by class.",
+    "Time from a request's arrival at the worker to its first step, by class.",
     *(TTFT_BUCKETS, (*MODEL, "class"), "s"),
 )
 step_tokens = Histogram(

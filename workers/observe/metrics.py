@@ -88,25 +88,31 @@ def _by_tier(values: Mapping[str, float]) -> Figures:
 
 
 OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
-    Gauge("vllm.num_requests_running", "Sequences that run.", lambda m: m.num_running),
+    Gauge("vllm.num_requests_running", "Running sequences.", lambda m: m.num_running),
     Gauge(
         "vllm.num_requests_waiting",
-        "Sequences that wait for their first step.",
+        "Sequences waiting for their first step.",
         lambda m: m.num_waiting,
     ),
-    Gauge("vllm.kv_cache_usage_perc", "Pages in use, of 1; kept ones are free.", _cache_usage),
+    Gauge(
+        "vllm.kv_cache_usage_perc",
+        "Fraction of the KV pages in use. Cached pages count as free.",
+        _cache_usage,
+    ),
     Gauge("vllm.gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", _cache_usage),
     Gauge(
-        "vllm.cache_config_info", "Always 1: pages of the KV cache in its labels.", _cache_config
+        "vllm.cache_config_info",
+        "Always 1. The labels have the pages of the KV cache.",
+        _cache_config,
     ),
     Counter(
         "vllm.num_preemptions",
-        "Sequences put back to waiting for lack of room.",
+        "Sequences preempted for lack of room.",
         lambda m: m.num_preemptions,
     ),
     Counter(
         "vllm.prefix_cache_queries",
-        "Tokens looked for in the prefix cache.",
+        "Tokens looked up in the prefix cache.",
         lambda m: m.prefix_queried_tokens,
     ),
     Counter(
@@ -124,17 +130,17 @@ OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
     ),
     Gauge(
         "loraplex_waiting_tokens",
-        "Prompt tokens that are neither computed nor kept.",
+        "Prompt tokens that are neither computed nor cached.",
         lambda m: m.num_waiting_tokens,
     ),
     Counter(
         "loraplex_adapter_loads",
-        "Adapters that came to a tier, by `tier`.",
+        "Adapters loaded into a tier, by `tier`.",
         lambda m: _by_tier(m.adapter_loads),
     ),
     Counter(
         "loraplex_adapter_load_seconds",
-        "Time that loads to a `tier` took together.",
+        "Sum of the times of loads to a `tier`.",
         lambda m: _by_tier(m.adapter_load_s),
     ),
     Counter(
@@ -144,7 +150,7 @@ OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
     ),
     Counter(
         "loraplex_adapter_evictions",
-        "Adapters taken off the device for others.",
+        "Adapters evicted from the device for others.",
         lambda m: m.num_adapter_evictions,
     ),
     Counter(
@@ -154,15 +160,17 @@ OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
     ),
     Gauge(
         "loraplex_model_on_device",
-        "1 where the weights are on the device.",
+        "1 if the weights are on the device.",
         lambda m: int(m.tier in ("device", "draining")),
     ),
     Counter(
-        "loraplex_model_swaps", "How often the weights came to the device.", lambda m: m.num_swaps
+        "loraplex_model_swaps",
+        "Number of times the weights were loaded on the device.",
+        lambda m: m.num_swaps,
     ),
     Gauge(
         "loraplex_model_load_seconds",
-        "How long the weights took to the device, the last time.",
+        "Time of the last load of the weights.",
         lambda m: m.load_s,
     ),
     Gauge("loraplex_model_weight_bytes", "Bytes of the weights.", lambda m: m.num_bytes),
@@ -207,17 +215,18 @@ def _extents(status: WorkerStatus) -> Figures:
 OF_WORKER: tuple[Gauge[WorkerStatus], ...] = (
     Gauge(
         "vllm.lora_requests_info",
-        "When it was read; names of adapters on the device and of those loading in its labels.",
+        "Time of the reading. The labels have the names of adapters on the device and of those "
+        "loading.",
         _lora_requests,
     ),
     Gauge(
         "loraplex_adapters",
-        "Adapters by the nearest `tier` that has them; `disk`: all images of the disk cache.",
+        "Adapters by the nearest `tier` that has them. `disk` counts all images of the disk cache.",
         _adapters,
     ),
     Gauge(
         "loraplex_adapter_bytes",
-        "Bytes of adapters by their nearest `tier`; `disk`: of the disk cache.",
+        "Bytes of adapters by their nearest `tier`. `disk` is the disk cache.",
         _adapter_bytes,
     ),
     Gauge(
@@ -233,12 +242,14 @@ OF_WORKER: tuple[Gauge[WorkerStatus], ...] = (
     ),
     Gauge(
         "loraplex_tokens_per_second",
-        "Tokens generated a second, of late.",
+        "Tokens generated a second, recently.",
         lambda w: w.tokens_per_s,
     ),
-    Gauge("loraplex_arena_extents", "Parts of the device's memory, by `kind` of use.", _extents),
-    Gauge("loraplex_arena_bytes", "The device's memory in all.", lambda w: w.arena_bytes),
+    Gauge("loraplex_arena_extents", "Extents of the device's arena, by `kind` of use.", _extents),
+    Gauge("loraplex_arena_bytes", "Total memory of the device's arena.", lambda w: w.arena_bytes),
     Gauge(
-        "loraplex_worker_draining", "1 while it takes no new requests.", lambda w: int(w.draining)
+        "loraplex_worker_draining",
+        "1 while the worker accepts no new requests.",
+        lambda w: int(w.draining),
     ),
 )
