@@ -307,7 +307,7 @@ class Engine:
             ended, ended_s = perf_counter_ns(), self._clock()
             new = self._follow(step.schedule, outcome)
             with self._kv.lock:
-                events += self._take(step, outcome, new, (ended, ended_s))
+                events += self._complete_step(step, outcome, new, (ended, ended_s))
         return events
 
     def _follow(self, schedule: Schedule, outcome: StepOutput | Exception) -> list[NewTokens]:
@@ -334,7 +334,7 @@ class Engine:
                 new[index] = NewTokens(tokens[:num_tokens], new[index].num_drawn, finish_reason)
         return new
 
-    def _take(
+    def _complete_step(
         self,
         step: InFlightStep,
         outcome: StepOutput | Exception,
@@ -350,8 +350,8 @@ class Engine:
         ended, ended_s = end
         device_s = ended_s - max(step.launched_s, self._ended_s)
         self._ended_s = ended_s
-        self.scheduler.note_duration(schedule, device_s, ended_s)
-        events = self._update(schedule, outcome, new, ended_s)
+        self.scheduler.record_duration(schedule, device_s, ended_s)
+        events = self._apply(schedule, outcome, new, ended_s)
         build_us = step.build_us + outcome.build_us
         update_us = (perf_counter_ns() - ended) // 1000
         host_us = {"schedule": step.schedule_us, "build": build_us, "update": update_us}
@@ -389,7 +389,7 @@ class Engine:
         retry = refusal.retry_after_s, refusal.pace_s
         return sequence.connection, answer.fail(ErrorCode.OVERLOADED, refusal.message, now, *retry)
 
-    def _update(
+    def _apply(
         self, schedule: Schedule, output: StepOutput, new: list[NewTokens], now: float
     ) -> list[Event]:
         """Applies a step's results, except those of sequences that ended in the meantime."""
@@ -397,10 +397,10 @@ class Engine:
         events: list[Event] = []
         for item, result, tokens in zip(schedule.items, output.sequences, new, strict=True):
             if not item.sequence.is_finished:
-                events += self._take_result(item, result, tokens, now)
+                events += self._apply_result(item, result, tokens, now)
         return events
 
-    def _take_result(
+    def _apply_result(
         self, item: ScheduledSequence, result: SequenceResult, new: NewTokens, now: float
     ) -> list[Event]:
         sequence = item.sequence

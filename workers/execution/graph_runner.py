@@ -44,7 +44,7 @@ NUM_TOKENS_WITH_PROMPTS = (128, 256, 512)
 """Numbers of tokens that graphs of steps with prompts are captured for. Larger steps are computed
 op by op."""
 FEW_SEQUENCES = 16
-"""Number of sequences that graphs of steps with prompts are captured for, beside the largest."""
+"""Number of sequences of a second, smaller graph for each size of steps with prompts."""
 NUM_SEGMENTS = (4, 16, 64)
 """Numbers of adapters that graphs are captured for (see `segment_sizes`). Each padding segment
 costs programs that end at once."""
@@ -128,7 +128,7 @@ class GraphBuffers:
         rows = limits.num_rows
         self.inputs = torch.empty(limits.input_bytes, dtype=torch.uint8, device=device)
         self.tables = torch.empty((rows, limits.num_pages), dtype=torch.int64, device=device)
-        """As wide as the longest sequence needs."""
+        """Block tables as wide as the longest sequence needs."""
         self.logits = torch.empty((rows, limits.vocab_size), dtype=torch.float32, device=device)
 
 

@@ -1,4 +1,4 @@
-"""What an engine reports of its steps and sequences while it runs."""
+"""Observer of an engine's steps and sequences."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class EngineReport:
         schedule, output = step.schedule, step.output
         num_tokens, num_prefill_tokens = schedule.num_tokens, schedule.num_prefill_tokens
         if num_prefill_tokens == 0:
-            self._decode_steps.note(step.device_s, 1)
+            self._decode_steps.add(step.device_s, 1)
         labels = self._info.name, engine_metrics.ENGINE
         parts_us = {**step.host_us, "forward": output.forward_us, "sample": output.sample_us}
         engine_metrics.step_tokens.record(num_tokens, *labels)
@@ -148,7 +148,7 @@ class RecentRatio:
     def __init__(self) -> None:
         self._over = self._under = 0.0
 
-    def note(self, over: float, under: float) -> None:
+    def add(self, over: float, under: float) -> None:
         self._over = RECENT * self._over + over
         self._under = RECENT * self._under + under
 

@@ -219,8 +219,8 @@ class FairQueue:
             self._forget_prompt(key, sequence)
 
     def _forget_prompt(self, key: bytes, sequence: Sequence) -> None:
-        """Notes that the sequence is not pending any more. If it was the first with this prompt,
-        the next one counts with what is still to be computed of it."""
+        """Removes a sequence that is no longer pending. If it was the first with this prompt, the
+        next one counts with all tokens that are still to be computed."""
         same = self._of_prompt[key]
         was_first = next(iter(same)) is sequence
         del same[sequence]

@@ -92,14 +92,14 @@ class FairnessPolicy:
     def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
         self.queue.remove(sequence, is_waiting=is_waiting)
 
-    def take_expired(self, now: float) -> list[Sequence]:
-        return self._deadlines.take_passed(now)
+    def pop_expired(self, now: float) -> list[Sequence]:
+        return self._deadlines.pop_passed(now)
 
     def predict_s(self, schedule: Schedule) -> float:
         return self.step_time.predict(schedule.num_tokens, schedule.num_attended)
 
     def record_step(self, num_tokens: int, num_attended: int, seconds: float) -> None:
-        self.step_time.note(num_tokens, num_attended, seconds)
+        self.step_time.record(num_tokens, num_attended, seconds)
 
     def forget_speed(self) -> None:
         self.step_time.forget()
@@ -175,7 +175,7 @@ class FairnessPolicy:
     def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
         """Deducts prompt tokens from the budget and charges them, because the next turn depends on
         it. Tokens computed again after a preemption are not charged."""
-        self._budget.take(num_tokens, sequence.num_computed)
+        self._budget.deduct(num_tokens, sequence.num_computed)
         end = sequence.num_computed + num_tokens
         num_new = end - max(sequence.place.num_charged, sequence.num_computed)
         if num_new > 0:
@@ -231,7 +231,7 @@ class FairnessPolicy:
 
     def _max_gap_s(self, item: ScheduledSequence) -> float:
         """Returns the maximum seconds of a step with this generating sequence."""
-        return self._max_token_gap_s * item.sequence.terms.num_gaps
+        return self._max_token_gap_s * item.sequence.terms.gap_factor
 
 
 class Deadlines:
@@ -252,7 +252,7 @@ class Deadlines:
             self._heap = [each for each in self._heap if not each[2].is_finished]
             heapify(self._heap)
 
-    def take_passed(self, now: float) -> list[Sequence]:
+    def pop_passed(self, now: float) -> list[Sequence]:
         """Removes and returns sequences whose deadline for the first token has passed."""
         passed: list[Sequence] = []
         while self._heap and self._heap[0][0] <= now:

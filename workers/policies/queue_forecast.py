@@ -36,12 +36,12 @@ NUM_HALVINGS = 6
 class RunningWork:
     """Remaining work of running sequences. releases: steps until each frees its slot, ascending.
     answer: expected tokens of an answer, at least as long as the running ones suggest. tpot_s:
-    promised seconds between two tokens of their streams. num_gaps: see `Terms`."""
+    promised seconds between two tokens of their streams. gap_factor: see `Terms`."""
 
     releases: list[float]
     answer: float
     tpot_s: float
-    num_gaps: float
+    gap_factor: float
 
 
 class _Request(NamedTuple):
@@ -85,18 +85,18 @@ class QueueForecast:
         """Whether sequences waited when the last step ended, so that the next one counts."""
         self._ended_s = 0.0
 
-    def note_start(self, num_expected: float, num_computed: int) -> None:
+    def record_start(self, num_expected: float, num_computed: int) -> None:
         """Records the start of a prompt: the number of tokens that it was expected to compute, and
         the number that it computes."""
         self._num_expected_tokens = KEPT * self._num_expected_tokens + num_expected
         self._num_computed_tokens = KEPT * self._num_computed_tokens + num_computed
 
-    def note_answer(self, num_tokens: int) -> None:
+    def record_answer(self, num_tokens: int) -> None:
         """Records the length of an answer that has ended, for any reason."""
         self._num_answers = KEPT * self._num_answers + 1
         self._num_answer_tokens = KEPT * self._num_answer_tokens + num_tokens
 
-    def note_step(
+    def record_step(
         self, ended_s: float, num_tokens: int, num_attended: int, *, is_backlogged: bool
     ) -> None:
         """Records a step. is_backlogged: whether sequences wait for slots, pages or time."""
@@ -136,8 +136,8 @@ class QueueForecast:
         num_left = [sequence.max_len - len(sequence.tokens) for sequence in sequences]
         expected = [max(answer - number, answer / 2) for number in num_generated]
         tpot_s = min((sequence.terms.tpot_s for sequence in sequences), default=math.inf)
-        num_gaps = min((sequence.terms.num_gaps for sequence in sequences), default=math.inf)
-        return RunningWork(sorted(map(min, num_left, expected)), answer, tpot_s, num_gaps)
+        gap_factor = min((sequence.terms.gap_factor for sequence in sequences), default=math.inf)
+        return RunningWork(sorted(map(min, num_left, expected)), answer, tpot_s, gap_factor)
 
     def seconds(
         self,
@@ -192,7 +192,7 @@ class QueueForecast:
         """Finds the number of generating sequences at which as many start as end: the more there
         are, the fewer prompt tokens join a step. num_most: upper bound of the number."""
         step_time, context = self._step_time, request.prompt / 2
-        gap_s = self._max_token_gap_s * min(running.num_gaps, terms.num_gaps)
+        gap_s = self._max_token_gap_s * min(running.gap_factor, terms.gap_factor)
         tpot_s = min(running.tpot_s, terms.tpot_s, gap_s)
 
         def num_joining(num_rows: float) -> float:

@@ -70,7 +70,7 @@ class QueueLimits:
 
     def on_start(self, sequence: Sequence) -> None:
         self._running[sequence] = None
-        self._forecast.note_start(load_of(sequence).num_tokens, sequence.num_uncomputed)
+        self._forecast.record_start(load_of(sequence).num_tokens, sequence.num_uncomputed)
 
     def on_preempt(self, sequence: Sequence) -> None:
         del self._running[sequence]
@@ -78,12 +78,12 @@ class QueueLimits:
     def on_end(self, sequence: Sequence) -> None:
         del self._running[sequence]
         if sequence.is_begun and sequence.connection >= 0:
-            self._forecast.note_answer(sequence.num_generated)
+            self._forecast.record_answer(sequence.num_generated)
 
     def on_step(
         self, num_tokens: int, num_attended: int, ended_s: float, *, is_backlogged: bool
     ) -> None:
-        self._forecast.note_step(ended_s, num_tokens, num_attended, is_backlogged=is_backlogged)
+        self._forecast.record_step(ended_s, num_tokens, num_attended, is_backlogged=is_backlogged)
 
     def pause(self) -> None:
         self._forecast.pause()
@@ -176,7 +176,7 @@ class QueueLimits:
         ]
 
     def _has_room(self, num_requests: int, num_tokens: float) -> bool:
-        """Whether this many more requests and tokens fit."""
+        """Whether the queue has room for this many more requests and tokens."""
         queue, bounds = self._queue, self._bounds
         return (
             queue.num_waiting + num_requests <= bounds.max_requests

@@ -51,7 +51,7 @@ class StepBudget:
         within = self._step_time.tokens_within(seconds, context)
         return int(min(self.num_tokens, max(within, self._floor, 1)))
 
-    def take(self, num_tokens: int, context: int) -> None:
+    def deduct(self, num_tokens: int, context: int) -> None:
         """Deducts tokens from the budget. Sets `num_tokens` to 0 once the time is used up."""
         seconds = self._step_time.seconds_of(num_tokens, context)
         self._seconds -= seconds

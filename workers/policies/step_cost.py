@@ -34,7 +34,7 @@ class StepTime:
         self._num_steps = 0
         self._coefficients: tuple[float, float, float] | None = None
 
-    def note(self, num_tokens: int, num_attended: int, seconds: float) -> None:
+    def record(self, num_tokens: int, num_attended: int, seconds: float) -> None:
         """Records a step. num_attended: sum over its tokens of the earlier positions read."""
         if seconds <= 0.0:
             return

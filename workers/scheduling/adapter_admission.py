@@ -74,11 +74,11 @@ class AdapterAdmission:
         if adapter is not None and adapter.digest not in self._waiting:
             self._pool.cancel(adapter)
 
-    def note_waiting(self, sequence: Sequence) -> None:
+    def add_waiting(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:
             self._waiting[sequence.adapter.digest][sequence] = None
 
-    def note_not_waiting(self, sequence: Sequence) -> None:
+    def remove_waiting(self, sequence: Sequence) -> None:
         if sequence.adapter is None:
             return
         digest = sequence.adapter.digest

@@ -72,7 +72,7 @@ class SchedulingPolicy(Protocol):
         """Removes a sequence that has ended."""
         ...
 
-    def take_expired(self, now: float) -> list[Sequence]:
+    def pop_expired(self, now: float) -> list[Sequence]:
         """Returns waiting sequences whose deadline for the first token has passed."""
         ...
 
@@ -197,7 +197,7 @@ class FifoPolicy:
         if sequence.place.is_pending:
             self.leave(sequence)
 
-    def take_expired(self, now: float) -> list[Sequence]:
+    def pop_expired(self, now: float) -> list[Sequence]:
         return [
             sequence
             for sequence in self._pending

@@ -22,7 +22,7 @@ class BlockReason(Enum):
     """Page that another sequence is computing now."""
     PAGES = "pages"
     CONSTRAINT = "constraint"
-    """Its constraint, which is not ready."""
+    """Readiness of its constraint."""
     MODEL = "model"
     """Base model, which admits no sequence in this step."""
 

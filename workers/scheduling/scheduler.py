@@ -146,7 +146,7 @@ class Scheduler:
         """Queues the sequence. Its adapter starts to load to the host at once."""
         self._adapters.prefetch(sequence)
         self.policy.add(sequence, self.num_waiting + len(self.running))
-        self._adapters.note_waiting(sequence)
+        self._adapters.add_waiting(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Frees all resources of the sequence, in any state. Those that a step in flight uses are
@@ -161,7 +161,7 @@ class Scheduler:
             self.policy.remove(sequence, is_waiting=False)
         elif sequence.status is SequenceStatus.WAITING:
             self.policy.remove(sequence, is_waiting=True)
-            self._adapters.note_not_waiting(sequence)
+            self._adapters.remove_waiting(sequence)
             self._adapters.cancel(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.constraint.close()
@@ -175,7 +175,7 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Sequence]:
         """Removes and returns waiting sequences whose deadline for the first token has passed."""
-        expired = self.policy.take_expired(now)
+        expired = self.policy.pop_expired(now)
         for sequence in expired:
             self.remove(sequence)
         return expired
@@ -203,7 +203,7 @@ class Scheduler:
             self.intake.pause()
         return schedule
 
-    def note_duration(self, schedule: Schedule, seconds: float, ended_s: float) -> None:
+    def record_duration(self, schedule: Schedule, seconds: float, ended_s: float) -> None:
         """Records the device time of a step that ended at `ended_s`. Called before `update`."""
         num_tokens, num_attended = schedule.num_tokens, schedule.num_attended
         if 2 * schedule.num_prefill_tokens > num_tokens:
@@ -291,7 +291,7 @@ class Scheduler:
                 continue
             match self.admit(sequence, schedule):
                 case Admitted(num_tokens):
-                    self._take(sequence, num_tokens, schedule)
+                    self._append_chunk(sequence, num_tokens, schedule)
                 case Blocked(reason, failure):
                     self.policy.block(sequence, reason)
                     if failure is not None:
@@ -308,9 +308,9 @@ class Scheduler:
             return
         num_tokens = sequence.num_next(room)
         if self._grow(sequence, num_tokens, schedule):
-            self._take(sequence, num_tokens, schedule)
+            self._append_chunk(sequence, num_tokens, schedule)
 
-    def _take(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> None:
+    def _append_chunk(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> None:
         schedule.items.append(ScheduledSequence(sequence, num_tokens))
         self.policy.charge_prefill(sequence, num_tokens)
 
@@ -414,17 +414,17 @@ class Scheduler:
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
         self.policy.charge_cached(sequence)
-        self._note_started(sequence)
+        self._record_start(sequence)
         sequence.slot = self._slots.allocate(sequence.tokens)
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
         self.policy.start(sequence)
-        self._adapters.note_not_waiting(sequence)
+        self._adapters.remove_waiting(sequence)
         self.intake.on_start(sequence)
         self._computing.add(sequence.next_page_key)
         return Admitted(num_tokens)
 
-    def _note_started(self, sequence: Sequence) -> None:
+    def _record_start(self, sequence: Sequence) -> None:
         times, lease = sequence.times, sequence.lease
         if times.started_s is None:
             times.started_s = self._now
@@ -461,7 +461,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         self.policy.put_back(sequence)
-        self._adapters.note_waiting(sequence)
+        self._adapters.add_waiting(sequence)
         sequence.times.record_preemption(self._now)
         self.num_preemptions += 1
 

@@ -19,14 +19,14 @@ class Terms(NamedTuple):
     """Terms of a service class.
 
     share: fraction of the device while other classes have work. ttft_s: seconds to the first token.
-    tpot_s: seconds to each later token. num_gaps: maximum gap between two tokens, in multiples of
+    tpot_s: seconds to each later token. gap_factor: maximum gap between two tokens, in multiples of
     `max_token_gap`.
     """
 
     share: float
     ttft_s: float
     tpot_s: float
-    num_gaps: float
+    gap_factor: float
 
 
 TERMS = {

@@ -256,7 +256,7 @@ def test_a_prompt_fills_the_steps_that_a_stream_leaves_and_makes_no_token_late()
         runs_ahead=True,
     )
     for num_rows in range(1, 200):
-        fair_policy(simulation.scheduler).step_time.note(num_rows, 0, step_s(num_rows))
+        fair_policy(simulation.scheduler).step_time.record(num_rows, 0, step_s(num_rows))
     requests = (
         generate(0, [token], 60, service_class=ServiceClass.INTERACTIVE) for token in range(VOCAB)
     )

@@ -52,7 +52,7 @@ class Device:
 
     def want(self, adapter: str, at: float) -> None:
         sequence = self.bench.add("t", adapter=adapter)
-        self.turns.note_waiting(sequence)
+        self.turns.add_waiting(sequence)
         self.turns.begin_step(at, self.running)
         assert self.turns.acquire(sequence) is LeaseOutcome.LATER
 

@@ -19,7 +19,7 @@ def budget(
 ) -> StepBudget:
     learned = StepTime()
     for rows in range(10, 200, 10):
-        learned.note(rows, rows, 0.01 + 0.001 * rows)
+        learned.record(rows, rows, 0.01 + 0.001 * rows)
     return StepBudget(
         learned,
         num_tokens=num_tokens,
@@ -36,26 +36,26 @@ def budget(
 def test_prompts_get_the_time_that_is_left() -> None:
     step = budget(num_decoding=10, seconds=0.22)
     assert step.room(0, is_over_share=False) == pytest.approx(200, abs=1)
-    step.take(150, 0)
+    step.deduct(150, 0)
     assert step.room(0, is_over_share=False) == pytest.approx(50, abs=1)
     assert not step.is_spent(is_over_share=False)
-    step.take(51, 0)
+    step.deduct(51, 0)
     assert step.is_spent(is_over_share=False)
 
 
 def test_prompts_get_some_tokens_even_when_tokens_are_late() -> None:
     step = budget(num_decoding=10, seconds=0.0)
     assert step.room(0, is_over_share=True) == step.room(0, is_over_share=False) == MIN_TOKENS
-    step.take(MIN_TOKENS - 1, 0)
+    step.deduct(MIN_TOKENS - 1, 0)
     assert step.room(0, is_over_share=False) == 1 and not step.is_spent(is_over_share=True)
-    step.take(1, 0)
+    step.deduct(1, 0)
     assert step.is_spent(is_over_share=False) and step.num_tokens == 0
 
 
 def test_no_more_tokens_than_a_step_has() -> None:
     step = budget(num_decoding=10, seconds=math.inf, num_tokens=100)
     assert step.room(0, is_over_share=False) == 100
-    step.take(70, 0)
+    step.deduct(70, 0)
     assert step.room(0, is_over_share=False) == 30
 
 
@@ -63,9 +63,9 @@ def test_over_share_tenants_add_two_fifths_of_what_a_step_takes_without_them() -
     step = budget(num_decoding=190, seconds=0.5)
     assert step.room(0, is_over_share=True) == pytest.approx(80, abs=1)
     assert step.room(0, is_over_share=False) == pytest.approx(300, abs=1)
-    step.take(20, 0)
+    step.deduct(20, 0)
     assert step.room(0, is_over_share=True) == pytest.approx(60, abs=1)
-    step.take(81, 0)
+    step.deduct(81, 0)
     assert step.is_spent(is_over_share=True) and not step.is_spent(is_over_share=False)
     assert step.room(0, is_over_share=False) == pytest.approx(199, abs=2)
 
@@ -77,7 +77,7 @@ def test_generated_tokens_of_over_share_tenants_are_in_their_part() -> None:
     assert step.room(0, is_over_share=False) == pytest.approx(300, abs=1)
     full = budget(num_decoding=190, seconds=0.5, num_over_share=190)
     assert full.room(0, is_over_share=True) == MIN_TOKENS
-    full.take(MIN_TOKENS, 0)
+    full.deduct(MIN_TOKENS, 0)
     assert full.is_spent(is_over_share=True) and not full.is_spent(is_over_share=False)
 
 

@@ -19,7 +19,7 @@ steps = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 10**6), seconds), m
 def test_any_steps_give_a_prediction(noted: list[tuple[int, int, float]]) -> None:
     learned = StepTime()
     for num_tokens, num_attended, took_s in noted:
-        learned.note(num_tokens, num_attended, took_s)
+        learned.record(num_tokens, num_attended, took_s)
     for num_tokens, num_attended, _ in noted:
         predicted = learned.predict(num_tokens, num_attended)
         assert math.isfinite(predicted) and predicted >= 0.0
@@ -32,7 +32,7 @@ def test_what_always_takes_as_long_is_predicted_so(
 ) -> None:
     learned = StepTime()
     for _ in range(20):
-        learned.note(num_tokens, num_attended, took_s)
+        learned.record(num_tokens, num_attended, took_s)
     assert math.isclose(learned.predict(num_tokens, num_attended), took_s, rel_tol=1e-3)
 
 
@@ -44,7 +44,7 @@ def test_what_tokens_and_positions_add_is_told_apart(
     learned = StepTime()
     work = [(1 + 7 * i % 97, 1000 * (1 + 31 * i % 89)) for i in range(200)]
     for num_tokens, num_attended in work:
-        learned.note(
+        learned.record(
             num_tokens, num_attended, step_s + token_s * num_tokens + position_s * num_attended
         )
     for num_tokens, num_attended in work:
