@@ -82,7 +82,7 @@ def _overview(found: Reference) -> Iterator[str]:
     ]
     yield from ("## Routes", "", *_table(("route", "key", "what it does", "described in"), rows))
     headers = [(f"`{name}`", *rest) for name, *rest in found.headers]
-    yield from ("## Headers of answers", "", *_table(("header", "value", "when"), headers))
+    yield from ("## Headers of answers", "", *_table(("header", "value", "meaning"), headers))
     codes = [(f"`{code}`", str(status), text) for code, (status, text) in CODES.items()]
     yield from ("## Error codes", "", *_table(("code", "status", "meaning"), codes))
 

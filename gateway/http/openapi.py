@@ -62,7 +62,12 @@ LIMITS = {
     for unit in ("requests", "tokens")
     for what in ("limit", "remaining", "reset")
 }
-REQUEST_ID = {"request-id": header({"type": "string", "pattern": "^req_"})}
+REQUEST_ID = {
+    "request-id": header(
+        {"type": "string", "pattern": "^req_"},
+        description="The id of `x-request-id`, for Anthropic's clients.",
+    )
+}
 """Header that Anthropic's clients read."""
 DROPPED = {
     "loraplex-dropped": header(
@@ -79,8 +84,17 @@ SERVED = {
         description="Present if the model is an adapter.",
     ),
 }
-SECONDS = header({"type": "integer", "minimum": 1}, required=False)
-FINAL = header({"const": "false"}, required=False)
+AFTER = {
+    f"retry-after{suffix}": header(
+        {"type": "integer", "minimum": 1},
+        required=False,
+        description=f"{unit} after which to repeat the request.",
+    )
+    for suffix, unit in (("", "Seconds"), ("-ms", "Milliseconds"))
+}
+FINAL = header(
+    {"const": "false"}, required=False, description="Present if repeating the request is of no use."
+)
 TIMEOUT = Parameter(
     "x-request-timeout",
     ParamType.HEADER,
@@ -281,9 +295,9 @@ def _headers(status: int) -> dict[str, OpenAPIHeader]:
     """Returns the headers of a refusal with this status."""
     headers: dict[str, OpenAPIHeader] = {}
     if status == 401:
-        headers["www-authenticate"] = header({"const": "Bearer"})
+        headers["www-authenticate"] = header({"const": "Bearer"}, description="With status 401.")
     if status in (429, 503, OVERLOADED):
-        headers |= {"retry-after": SECONDS, "retry-after-ms": SECONDS}
+        headers |= AFTER
     if status in (409, 429, 500, 504):
         headers["x-should-retry"] = FINAL
     return headers

@@ -54,7 +54,7 @@ def reference_page(reference: Reference, version: str) -> str:
                 for fields in reference.objects
             ),
             '<h2 id="headers">Headers of answers</h2>',
-            _table(("header", "value", "when"), reference.headers),
+            _table(("header", "value", "meaning"), reference.headers),
             '<h2 id="errors">Error codes</h2>',
             _table(
                 ("code", "status", "meaning"),
