@@ -81,7 +81,9 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 
 
 class CpuOps(HostOps):
-    """Ops in C++. Inner layout of a page: K `[G][D][PAGE_TOKENS]`, V `[G][PAGE_TOKENS][D]`.
+    """Ops in C++. Inner layout of a page: K `[G][D][PAGE_TOKENS]`, V `[G][PAGE_TOKENS][D]`. Of
+    bfloat16 pages in the variants `amx` and `tiles`: K `[G][D / 2][PAGE_TOKENS][2]`, V
+    `[G][PAGE_TOKENS / 2][D][2]`.
 
     variant: key of `build.VARIANTS`; None selects the processor's fastest. threads: the most that
     are used, see `ops.thread_count`; None uses torch's number. Raises build.BuildError.

@@ -7,6 +7,8 @@
 #include "lora_items.h"
 #include "vector.h"
 
+using namespace lora;
+
 namespace {
 
 constexpr int SHRINK_ROWS = LANES == 16 ? 8 : 4;
@@ -176,6 +178,10 @@ void expand(const Item& item, float* y, int64_t stride) {
     run(std::integral_constant<int, 1>{});
 }
 
+inline void list_shrinks(const std::vector<Part>& parts, std::vector<Item>& items) {
+    list_items(parts, &Part::rank, ROW_BLOCK, [](const Part&) { return RANK_BLOCK; }, items);
+}
+
 template <class T>
 void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector<Item>& expands,
          const float* x, int64_t depth, float* y, int64_t stride, int threads) {
@@ -191,7 +197,7 @@ void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector
         }
         return;
     }
-    list_items(parts, &Part::rank, ROW_BLOCK, [](const Part&) { return RANK_BLOCK; }, shrinks);
+    list_shrinks(parts, shrinks);
     list_items(parts, &Part::width, ROW_BLOCK,
                [](const Part& part) { return part.rows < FEW_ROWS ? 1024 : 256; }, expands);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -291,7 +297,7 @@ EXPORT void row_products(const float* x, int64_t rows, int64_t depth, const char
                          int format, float* y) {
     const std::vector<Part> parts = {{0, rows, count, 0, 0, a, nullptr, y}};
     std::vector<Item> items;
-    list_items(parts, &Part::rank, ROW_BLOCK, [](const Part&) { return RANK_BLOCK; }, items);
+    list_shrinks(parts, items);
     const int threads = team(rows * count * depth);
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < items.size(); i++)

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+namespace lora {
+
 // With this many for each thread, a segment's projection is one item.
 constexpr int ITEMS_A_THREAD = 4;
 
@@ -52,3 +54,5 @@ inline void list_whole_items(const std::vector<Part>& parts, int64_t row_block,
 void add_lora_on_tiles(std::vector<Part>& parts, const float* x, int64_t depth, float* y,
                        int64_t stride);
 #endif
+
+}  // namespace lora

@@ -94,6 +94,27 @@ void rotate(float* x, const float* angles, int64_t dim) {
     }
 }
 
+// Whether neighbours in D of K, and in tokens of V, are stored as pairs, as tiles take them.
+#ifdef TILES
+template <class T>
+constexpr bool ARE_PAIRED = std::is_same_v<T, bf16>;
+#else
+template <class T>
+constexpr bool ARE_PAIRED = false;
+#endif
+
+// Location of one element of a token in K [D][16], or [D / 2][16][2] of pairs.
+template <class T>
+int64_t key_index(int64_t slot, int64_t d) {
+    return ARE_PAIRED<T> ? (d / 2 * PAGE + slot) * 2 + d % 2 : d * PAGE + slot;
+}
+
+// The same in V [16][D], or [8][D][2] of pairs.
+template <class T>
+int64_t value_index(int64_t slot, int64_t d, int64_t dim) {
+    return ARE_PAIRED<T> ? (slot / 2 * dim + d) * 2 + slot % 2 : slot * dim + d;
+}
+
 struct Heads {
     int64_t queries, kv, dim;
 };
@@ -109,10 +130,13 @@ void rope_row(float* row, const float* angles, const Heads& heads, const float* 
     }
     const float* k = row + heads.queries * heads.dim;
     const float* v = k + heads.kv * heads.dim;
-    for (int64_t i = 0; i < heads.kv * heads.dim; i++) narrow(k[i], keys + i * PAGE + slot);
-    for (int64_t g = 0; g < heads.kv; g++)
+    const int64_t head = heads.dim * PAGE;
+    for (int64_t g = 0; g < heads.kv; g++) {
         for (int64_t d = 0; d < heads.dim; d++)
-            narrow(v[g * heads.dim + d], values + (g * PAGE + slot) * heads.dim + d);
+            narrow(k[g * heads.dim + d], keys + g * head + key_index<T>(slot, d));
+        for (int64_t d = 0; d < heads.dim; d++)
+            narrow(v[g * heads.dim + d], values + g * head + value_index<T>(slot, d, heads.dim));
+    }
 }
 
 }  // namespace
@@ -152,7 +176,7 @@ EXPORT void gated_activation(const float* gate_up, int64_t rows, int64_t width, 
 
 // Semantics: norm (if q_weight) and rotate (if rope) q and k in place, write k and v to their pages.
 // Shape: qkv float32 [rows, (H + 2G) * D]; rope float32 [*, D], q_weight, k_weight float32 [D] or null;
-// page: K as [G][D][16], V as [G][16][D], from byte `layer` of each page on.
+// page: K, then V, of each head as key_index and value_index have it, from byte `layer` of each page on.
 EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
                           const float* rope, const float* q_weight, const float* k_weight,
                           float eps, const int32_t* token_seq, const int32_t* positions,

@@ -30,7 +30,7 @@ void various_bf16(std::vector<bf16>& out) {
 EXPORT int check_tiles() {
 #ifdef AMX
     if (!tiles_are_permitted()) return 1;
-    if (!linears_agree() || !loras_agree()) return 2;
+    if (!linears_agree() || !loras_agree() || !attentions_agree()) return 2;
 #endif
     return 0;
 }

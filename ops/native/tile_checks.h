@@ -9,6 +9,7 @@
 #ifdef AMX
 bool linears_agree();
 bool loras_agree();
+bool attentions_agree();
 
 // Asks the system to let this process use AMX's tiles.
 bool tiles_are_permitted();

@@ -126,7 +126,7 @@ void multiply_parts(const float* x, int64_t rows, int64_t depth, const LinearPar
 // Semantics: linear() for weights in bfloat16 or quantised.
 void linear_on_tiles(const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
                      int64_t num_parts, const float* bias, int64_t columns, float* y) {
-    multiply_parts<Tiles>(x, rows, depth, parts, num_parts, bias, columns, y);
+    multiply_parts<Tiles<TILE>>(x, rows, depth, parts, num_parts, bias, columns, y);
 }
 
 #ifdef AMX
@@ -140,8 +140,8 @@ bool linears_agree() {
             various_bf16(weight);
             const LinearPart part{weight.data(), BF16, columns};
             std::vector<float> y(rows * columns), expected(rows * columns);
-            multiply_parts<AmxTiles>(x.data(), rows, depth, &part, 1, bias.data(), columns, y.data());
-            multiply_parts<ScalarTiles>(x.data(), rows, depth, &part, 1, bias.data(), columns,
+            multiply_parts<AmxTiles<TILE>>(x.data(), rows, depth, &part, 1, bias.data(), columns, y.data());
+            multiply_parts<ScalarTiles<TILE>>(x.data(), rows, depth, &part, 1, bias.data(), columns,
                                         expected.data());
             if (std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)) != 0) return false;
         }

@@ -11,6 +11,8 @@
 #include "tile_checks.h"
 #include "tile_product.h"
 
+using namespace lora;
+
 namespace {
 
 constexpr int WIDE = 2;              // tiles of ranks or columns that are multiplied together
@@ -232,9 +234,9 @@ void add(std::vector<Part>& parts, const float* x, int64_t depth, float* y, int6
 
 }  // namespace
 
-void add_lora_on_tiles(std::vector<Part>& parts, const float* x, int64_t depth, float* y,
-                       int64_t stride) {
-    add<Tiles>(parts, x, depth, y, stride);
+void lora::add_lora_on_tiles(std::vector<Part>& parts, const float* x, int64_t depth, float* y,
+                             int64_t stride) {
+    add<Tiles<TILE>>(parts, x, depth, y, stride);
 }
 
 #ifdef AMX
@@ -248,8 +250,8 @@ bool loras_agree() {
             std::vector<float> y = various_floats(all * width), expected = y;
             std::vector<Part> parts{{first, rows, rank, width, 0, (const char*)a.data(),
                                      (const char*)b.data(), nullptr}};
-            add<AmxTiles>(parts, x.data(), depth, y.data(), width);
-            add<ScalarTiles>(parts, x.data(), depth, expected.data(), width);
+            add<AmxTiles<TILE>>(parts, x.data(), depth, y.data(), width);
+            add<ScalarTiles<TILE>>(parts, x.data(), depth, expected.data(), width);
             if (std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)) != 0) return false;
         }
     return true;

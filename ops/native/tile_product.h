@@ -69,7 +69,7 @@ void multiply_tiles(T& tiles, const uint32_t* x, const W& w, int64_t steps,
         tiles.template load<6>(x + s * TILE_WORDS, TILE_ROW_BYTES);
         for_each(columns, [&](auto column) {
             load_weights(weights, column);
-            tiles.template multiply<decltype(column)::value, 6, 7>();
+            tiles.template multiply<decltype(column)::value>();
         });
         if constexpr (ROWS == 2) {
             tiles.template load<6>(x + (steps + s) * TILE_WORDS, TILE_ROW_BYTES);
@@ -77,7 +77,7 @@ void multiply_tiles(T& tiles, const uint32_t* x, const W& w, int64_t steps,
             for_each(columns, [&](auto column) {
                 constexpr int C = WIDE - 1 - decltype(column)::value;
                 if constexpr (C < WIDE - 1) load_weights(weights, std::integral_constant<int, C>{});
-                tiles.template multiply<WIDE + C, 6, 7>();
+                tiles.template multiply<WIDE + C>();
             });
         }
     }

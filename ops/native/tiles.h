@@ -1,8 +1,8 @@
 // Eight tiles of TILE rows and the product of two of them, in two forms that give the same bits: AMX's
 // instructions, and plain C++ for every processor.
 //
-// A tile holds float32 sums [TILE][TILE], or bfloat16. The product C += A B takes rows of x, A
-// [TILE][TILE_DEPTH], and pairs of weights, B [TILE][TILE] of pairs of k as in panels.h. The sums
+// Tiles 0 to 5 hold float32 sums, C [TILE][TILE], tile 6 rows of x in bfloat16, A [TILE][2 * PAIRS], and
+// tile 7 pairs of weights, B [PAIRS][TILE] of pairs of k as in panels.h. The sums of C += A B
 // are those of TDPBF16PS in Intel's Software Developer's Manual: for each element, a chain of fused
 // multiply-adds over even k and one over odd k, both begun with zero, are added to each other, and
 // then to C. Every operation rounds to nearest even, and takes and gives zero for subnormal numbers.
@@ -17,46 +17,54 @@
 constexpr int TILE = 16;
 constexpr int TILE_DEPTH = 2 * TILE;
 
+template <int PAIRS>
 class ScalarTiles {
   public:
     template <int T>
     void load(const void* at, int64_t stride) {
-        for (int r = 0; r < TILE; r++)
-            std::memcpy(tiles[T][r], (const char*)at + r * stride, sizeof tiles[T][r]);
+        for (int r = 0; r < (T == 7 ? PAIRS : TILE); r++)
+            std::memcpy(tiles[T][r], (const char*)at + r * stride, T == 6 ? 4 * PAIRS : 4 * TILE);
     }
 
     template <int T>
     void store(void* at, int64_t stride) const {
+        static_assert(T < 6);
         for (int r = 0; r < TILE; r++)
             std::memcpy((char*)at + r * stride, tiles[T][r], sizeof tiles[T][r]);
     }
 
-    template <int C, int A, int B>
+    template <int C>
     void multiply() {
-        float low[TILE][TILE], high[TILE][TILE];
-        for (int k = 0; k < TILE; k++)
-            for (int n = 0; n < TILE; n++) {
-                low[k][n] = normal(tiles[B][k][n] << 16);
-                high[k][n] = normal(tiles[B][k][n] & 0xffff0000u);
-            }
-        for (int m = 0; m < TILE; m++) {
-            float even[TILE] = {}, odd[TILE] = {};
-            for (int k = 0; k < TILE; k++) {
-                const double a = normal(tiles[A][m][k] << 16);
-                const double b = normal(tiles[A][m][k] & 0xffff0000u);
-                for (int n = 0; n < TILE; n++) even[n] = rounded(a * low[k][n] + even[n]);
-                for (int n = 0; n < TILE; n++) odd[n] = rounded(b * high[k][n] + odd[n]);
-            }
-            for (int n = 0; n < TILE; n++) {
-                const double sum = rounded((double)even[n] + odd[n]);
-                const float whole = rounded(normal(tiles[C][m][n]) + sum);
-                std::memcpy(&tiles[C][m][n], &whole, sizeof whole);
-            }
-        }
+        multiply(tiles[C]);
     }
 
   private:
     uint32_t tiles[8][TILE][TILE];
+
+    // NOTE: not inline, because it would be in many places.
+    __attribute__((noinline)) void multiply(uint32_t (&sums)[TILE][TILE]) {
+        const auto &a = tiles[6], &b = tiles[7];
+        float low[PAIRS][TILE], high[PAIRS][TILE];
+        for (int k = 0; k < PAIRS; k++)
+            for (int n = 0; n < TILE; n++) {
+                low[k][n] = normal(b[k][n] << 16);
+                high[k][n] = normal(b[k][n] & 0xffff0000u);
+            }
+        for (int m = 0; m < TILE; m++) {
+            float even[TILE] = {}, odd[TILE] = {};
+            for (int k = 0; k < PAIRS; k++) {
+                const double first = normal(a[m][k] << 16);
+                const double second = normal(a[m][k] & 0xffff0000u);
+                for (int n = 0; n < TILE; n++) even[n] = rounded(first * low[k][n] + even[n]);
+                for (int n = 0; n < TILE; n++) odd[n] = rounded(second * high[k][n] + odd[n]);
+            }
+            for (int n = 0; n < TILE; n++) {
+                const double sum = rounded((double)even[n] + odd[n]);
+                const float whole = rounded(normal(sums[m][n]) + sum);
+                std::memcpy(&sums[m][n], &whole, sizeof whole);
+            }
+        }
+    }
 
     // The float32 of these bits, zero if it is subnormal.
     static float normal(uint32_t bits) {
@@ -79,6 +87,7 @@ class ScalarTiles {
 
 #ifdef AMX
 // The processor's own tiles, configured for the calling thread while this exists.
+template <int PAIRS>
 class AmxTiles {
   public:
     AmxTiles() { asm volatile("ldtilecfg %0" : : "m"(CONFIGURATION)); }
@@ -98,9 +107,9 @@ class AmxTiles {
         asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(at), "r"(stride), "i"(T) : "memory");
     }
 
-    template <int C, int A, int B>
+    template <int C>
     void multiply() {
-        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+        asm volatile("tdpbf16ps %%tmm7, %%tmm6, %%tmm%c0" : : "i"(C));
     }
 
   private:
@@ -110,11 +119,13 @@ class AmxTiles {
         uint8_t rows[16];
     };
     alignas(64) static constexpr Configuration CONFIGURATION = {
-        1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+        1, 0, {}, {64, 64, 64, 64, 64, 64, 4 * PAIRS, 64}, {16, 16, 16, 16, 16, 16, 16, PAIRS}};
     static_assert(sizeof(Configuration) == 64);
 };
 
-typedef AmxTiles Tiles;
+template <int PAIRS>
+using Tiles = AmxTiles<PAIRS>;
 #else
-typedef ScalarTiles Tiles;
+template <int PAIRS>
+using Tiles = ScalarTiles<PAIRS>;
 #endif

@@ -10,6 +10,7 @@ import platform
 import shutil
 from collections.abc import Iterator
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,22 @@ import torch
 from torch import Tensor
 
 from ops import build
-from ops.base import FusedLinear, LoRABatch
+from ops.base import FusedLinear
 from ops.block_matrix import Weight, join
 from ops.cpu import SIGNATURES, CpuOps
 from ops.panel_linear import PanelLinear
 from ops.processor import Processor
 from ops.weight_format import BLOCK_SIZES, WeightFormat
 from tests.ops.conftest import TILES, backend
+from tests.ops.test_attention import LONG, Case, run
 from tests.ops.test_block_matrix import random_blocks
 from tests.ops.test_lora import LAYER, make_lora
 
 EMULATOR = Path(__file__).parent / "tile_emulator.cpp"
-SOURCES = ("linear", "lora", "packing", "threads", "tile_checks", "tile_linear", "tile_lora")
+SOURCES = (
+    *("attention", "linear", "lora", "packing", "pointwise", "threads"),
+    *("tile_attention", "tile_checks", "tile_linear", "tile_lora"),
+)
 HAS_AMX = "amx" in Processor.here().variants()
 
 pytestmark = pytest.mark.skipif(
@@ -55,9 +60,10 @@ def amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         return build.load("amx")
     library = ctypes.CDLL(str(emulated(tmp_path_factory.mktemp("sources"))))
     library.emulated_products.restype = ctypes.c_int64
-    for name in ("set_num_threads", "pack_linear", "pack_blocks", "linear", "add_lora"):
-        function = getattr(library, name)
-        function.argtypes, function.restype = SIGNATURES[name], None
+    for name, arguments in SIGNATURES.items():
+        if hasattr(library, name):
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
     assert library.check_tiles() == 0
     library.set_num_threads(2)
     return library
@@ -82,14 +88,12 @@ def multiply(library: ctypes.CDLL, x: Tensor, weights: list[Weight], bias: Tenso
     return y
 
 
-def add_lora(
-    library: ctypes.CDLL, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
-) -> None:
-    """Adds by `library` what `CpuOps` adds by its own."""
+def ops_of(library: ctypes.CDLL) -> CpuOps:
+    """Returns ops that call this library's kernels."""
     ops = copy(backend("tiles"))
     assert isinstance(ops, CpuOps)
     ops._lib = library  # pyright: ignore[reportPrivateUsage]
-    ops.add_lora(y, x, fused, layer, lora)
+    return ops
 
 
 def bits(x: Tensor) -> Tensor:
@@ -150,8 +154,24 @@ def test_lora_has_the_bits_of_the_same_sums_in_plain_cpp(
     expected = torch.randn(len(x), sum(fused.widths))
     got = expected.clone()
     tiles.add_lora(expected, x, fused, LAYER, lora)
-    add_lora(amx, got, x, fused, LAYER, lora)
+    ops_of(amx).add_lora(got, x, fused, LAYER, lora)
     assert torch.equal(bits(got), bits(expected))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(LONG, dim=48),
+        replace(LONG, cached=[40, 2], fresh=[70, 1], num_heads=4, num_kv=2, dim=16),
+        replace(LONG, cached=[600], fresh=[1], dim=80, window=20, softcap=30.0, sinks=True),
+    ],
+    ids=lambda case: f"{case.dim}",
+)
+def test_attention_is_what_the_formula_gives(amx: ctypes.CDLL, released: None, case: Case) -> None:
+    """The self-check compares bits. Those of the library of `tiles` differ, because other vector
+    instructions compute its softmax."""
+    got, expected = run(ops_of(amx), replace(case, dtype=torch.bfloat16))
+    torch.testing.assert_close(got, expected, rtol=5e-2, atol=5e-2)
 
 
 @emulated_only

@@ -1,0 +1,199 @@
+// Attention's work in items, and the softmax of a chunk of a context.
+//
+// A context is split into chunks of CHUNK tokens at fixed positions; each has a softmax of its own, and
+// these are folded in ascending order. So a row's bits depend neither on the other rows nor on the
+// distribution of chunks over threads.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels.h"
+#include "vector.h"
+
+namespace attention {
+
+constexpr int CHUNK = 512;
+constexpr int CHUNK_PAGES = CHUNK / PAGE;
+constexpr int MAX_DIM = 256;
+constexpr float INF = __builtin_inff();
+
+struct Call {
+    const float* qkv;
+    float* out;
+    int64_t width;  // of a row of qkv
+    const int32_t* query_start;
+    const int32_t* positions;
+    const int64_t* block_tables;
+    int64_t table_stride;
+    const char* arena;  // of this layer
+    int64_t num_heads, num_kv, dim;
+    int64_t window;  // 0 = none
+    float scale, softcap;
+    const float* sinks;  // null = none
+
+    int64_t group() const { return num_heads / num_kv; }
+};
+
+// Query rows of one sequence and KV head, position-major; chunks first_chunk..last_chunk of them.
+struct Item {
+    int32_t seq, kv_head;
+    int64_t first_row, num_rows;
+    int64_t first_chunk, last_chunk;
+    int64_t partial;  // index of its partial states, -1 = the item has all chunks
+};
+
+// The folded softmax of one row so far.
+struct State {
+    float max, total;
+    float sums[MAX_DIM];
+};
+
+static void clear(State& state, int64_t dim) {
+    state.max = -INF;
+    state.total = 0.0f;
+    std::fill_n(state.sums, dim, 0.0f);
+}
+
+struct Span {
+    int64_t low, high;  // positions seen, both ends included
+};
+
+static Span visible(const Call& call, const Item& item, int64_t row) {
+    const int64_t token = call.query_start[item.seq] + (item.first_row + row) / call.group();
+    const int64_t high = call.positions[token];
+    return {call.window ? std::max<int64_t>(0, high - call.window + 1) : 0, high};
+}
+
+static int64_t column(const Call& call, const Item& item, int64_t row) {
+    return (item.kv_head * call.group() + (item.first_row + row) % call.group()) * call.dim;
+}
+
+static int64_t token(const Call& call, const Item& item, int64_t row) {
+    return call.query_start[item.seq] + (item.first_row + row) / call.group();
+}
+
+// Turns scores[begin..end) into e^(score - max), 0 outside the span; returns the max and the total.
+static void soften(float* scores, int64_t begin, int64_t end, Span span, float softcap, float* max,
+            float* total) {
+    const I lanes = lane_ids();
+    F top = splat(-INF);
+    for (int64_t t = begin; t < end; t += LANES) {
+        F s = load(scores + t);
+        if (softcap > 0) s = tanh(s / softcap) * softcap;
+        const I at = lanes + (int32_t)t;
+        s = ((at >= (int32_t)span.low) & (at <= (int32_t)span.high))
+                ? s : splat(-INF);
+        store(scores + t, s);
+        top = maximum(top, s);
+    }
+    *max = maximum(top);
+    const float shift = *max == -INF ? 0.0f : *max;
+    F sums = {};
+    for (int64_t t = begin; t < end; t += LANES) {
+        const F p = exp(load(scores + t) - shift);
+        store(scores + t, p);
+        sums += p;
+    }
+    *total = sum(sums);
+}
+
+static float decay(float from, float to) {
+    return from == -INF ? 0.0f : exp(splat(from - to))[0];
+}
+
+static void fold(State& state, float max, float total, const float* sums, int64_t dim) {
+    const float both = std::max(state.max, max);
+    const float old_part = decay(state.max, both), new_part = decay(max, both);
+    state.max = both;
+    state.total = state.total * old_part + total * new_part;
+    for (int64_t d = 0; d < dim; d += LANES)
+        store(state.sums + d, load(state.sums + d) * old_part + load(sums + d) * new_part);
+}
+
+static void finish(const Call& call, const Item& item, int64_t row, const State& state) {
+    float* out = call.out + token(call, item, row) * call.num_heads * call.dim +
+                 column(call, item, row);
+    float part = 1.0f, total = state.total;
+    if (call.sinks) {
+        const float sink = call.sinks[column(call, item, row) / call.dim];
+        const float both = std::max(state.max, sink);
+        part = decay(state.max, both);
+        total = total * part + decay(sink, both);
+    }
+    for (int64_t d = 0; d < call.dim; d += LANES)
+        store(out + d, load(state.sums + d) * part / total);
+}
+
+// Makes one item for each KV head and block of query rows.
+static void list_items(const Call& call, int64_t num_seqs, int64_t item_rows, std::vector<Item>& items) {
+    items.clear();
+    for (int32_t seq = 0; seq < num_seqs; seq++) {
+        const int64_t rows = (call.query_start[seq + 1] - call.query_start[seq]) * call.group();
+        for (int64_t row = 0; row < rows; row += item_rows)
+            for (int32_t g = 0; g < call.num_kv; g++) {
+                Item item{seq, g, row, std::min(item_rows, rows - row), 0, 0, -1};
+                item.first_chunk = visible(call, item, 0).low / CHUNK;
+                item.last_chunk = visible(call, item, item.num_rows - 1).high / CHUNK + 1;
+                items.push_back(item);
+            }
+    }
+}
+
+// If there are too few items for the threads, makes each chunk an item of its own.
+static int64_t split(const std::vector<Item>& items, std::vector<Item>& parts) {
+    int64_t partials = 0;
+    parts.clear();
+    for (const Item& item : items)
+        for (int64_t chunk = item.first_chunk; chunk < item.last_chunk; chunk++) {
+            Item part = item;
+            part.first_chunk = chunk, part.last_chunk = chunk + 1, part.partial = partials;
+            partials += item.num_rows;
+            parts.push_back(part);
+        }
+    return partials;
+}
+
+// Folds the chunks of an item whose states begin at `partials`; returns where the next item's begin.
+static const State* fold_parts(const Call& call, const Item& item, const State* partials) {
+    static thread_local State state;
+    const int64_t chunks = item.last_chunk - item.first_chunk;
+    for (int64_t row = 0; row < item.num_rows; row++) {
+        clear(state, call.dim);
+        for (int64_t c = 0; c < chunks; c++) {
+            const State& part = partials[c * item.num_rows + row];
+            fold(state, part.max, part.total, part.sums, call.dim);
+        }
+        finish(call, item, row, state);
+    }
+    return partials + chunks * item.num_rows;
+}
+
+// Calls act(chunk, keys, values) for each chunk of the item. keys and values: of the item's KV head, in
+// each page of the chunk; null if no row of the item sees the page.
+template <class T, class Act>
+void for_each_chunk(const Call& call, const Item& item, Act act) {
+    const int64_t last_page = visible(call, item, item.num_rows - 1).high / PAGE;
+    const int64_t first_page = visible(call, item, 0).low / PAGE;
+    const int64_t head = item.kv_head * PAGE * call.dim, half = call.num_kv * PAGE * call.dim;
+    for (int64_t chunk = item.first_chunk; chunk < item.last_chunk; chunk++) {
+        const T *keys[CHUNK_PAGES] = {}, *values[CHUNK_PAGES] = {};
+        for (int64_t p = 0; p < CHUNK_PAGES; p++) {
+            const int64_t page = chunk * CHUNK_PAGES + p;
+            if (page < first_page || page > last_page) continue;
+            const int64_t offset = call.block_tables[item.seq * call.table_stride + page];
+            keys[p] = (const T*)(call.arena + offset) + head;
+            values[p] = keys[p] + half;
+        }
+        act(chunk, keys, values);
+    }
+}
+
+#ifdef TILES
+constexpr int TILE_ITEM_ROWS = 64;  // rows of an item of attend_on_tiles
+
+// Attention of the items over pages of bfloat16.
+void attend_on_tiles(const Call& call, const std::vector<Item>& items, State* partials, int threads);
+#endif
+
+}  // namespace attention
