@@ -159,10 +159,9 @@ class DeviceTier:
     def place(self, entry: AdapterEntry, image: AdapterImage) -> bool:
         """Allocates memory and a table slot for the image, evicting idle adapters. Returns False if
         there is no room."""
-        account, num_bytes = entry.account, image.num_bytes
+        account, num_bytes, num_before = entry.account, image.num_bytes, self._broker.num_evictions
         if num_bytes >= self._refused.get(account, num_bytes + 1):
             return False
-        num_before = self.num_evictions
         is_first = self._is_first(account)
         if not self._slots.num_free and not self.free_slot(account, is_first=is_first):
             self._refused[account] = 0
@@ -172,7 +171,7 @@ class DeviceTier:
         if placement is None:
             self._refused[account] = num_bytes
             return False
-        entry.load_times.num_evicted = self.num_evictions - num_before
+        entry.load_times.num_evicted = self._broker.num_evictions - num_before
         entry.placement, entry.slot = placement, self._slots.allocate()
         self._resident[placement] = entry
         return True

@@ -27,6 +27,9 @@ LOOK_HOLDS = 32
 class AdapterHolder(Protocol):
     """Adapters of one model that the broker may evict."""
 
+    num_evictions: int
+    """Number of adapters evicted so far."""
+
     def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
         """Returns the adapters that are neither read nor filled. with_awaited: include those that a
         caller is about to lease."""
@@ -56,14 +59,15 @@ class MemoryBroker:
         self._arena = arena
         self._adapters = adapters
         self._caches: dict[str, PageHolder] = {}
-        self._holders: list[AdapterHolder] = []
+        self.holders: list[AdapterHolder] = []
+        """Holders of the adapters of all models."""
         self._looks: dict[PageHolder, _Look] = {}
 
     def add_cache(self, owner: str, cache: PageHolder) -> None:
         self._caches[owner] = cache
 
     def add_holder(self, holder: AdapterHolder) -> None:
-        self._holders.append(holder)
+        self.holders.append(holder)
 
     @property
     def bytes_held(self) -> BytesHeld:
@@ -74,8 +78,9 @@ class MemoryBroker:
         return len(self._caches) > 1
 
     @property
-    def num_holders(self) -> int:
-        return len(self._holders)
+    def num_evictions(self) -> int:
+        """Number of adapters of all models that were evicted so far."""
+        return sum(holder.num_evictions for holder in self.holders)
 
     def make_room(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
         """Implements `PageSource.make_room`. If it returns False, usually nothing was evicted; a
@@ -168,7 +173,7 @@ class MemoryBroker:
             placement: Item(
                 placement.num_bytes, lost, lambda lost=lost: lost, partial(holder.evict, placement)
             )
-            for holder in self._holders
+            for holder in self.holders
             for placement, lost in holder.idle(with_awaited=with_awaited).items()
         }
 

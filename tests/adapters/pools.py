@@ -137,7 +137,7 @@ class House:
             *(device, self.host, loads),
             requests=self.requests,
             accounts=self.broker.bytes_held.accounts,
-            num_pools=lambda: self.broker.num_holders,
+            num_pools=lambda: len(self.broker.holders),
             clock=lambda: self.now,
         )
 

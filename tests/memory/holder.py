@@ -16,6 +16,7 @@ class IdleAdapters:
 
     def __init__(self, memory: AdapterMemory) -> None:
         self._memory = memory
+        self.num_evictions = 0
         self.costs: dict[Placement, float] = {}
         self.awaited: set[Placement] = set()
         self.in_use: dict[Placement, float] = {}

@@ -353,7 +353,7 @@ class Worker:
             *(device, self._host_tier, loads),
             requests=self._adapter_requests,
             accounts=self.broker.bytes_held.accounts,
-            num_pools=lambda: self.broker.num_holders,
+            num_pools=lambda: len(self.broker.holders),
             clock=time.monotonic,
         )
         kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, source=self.broker)

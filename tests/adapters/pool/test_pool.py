@@ -197,6 +197,20 @@ def test_equal_use_is_lru(tmp_path: Path) -> None:
     assert load is not None and load.num_evicted == 1
 
 
+def test_a_load_counts_what_was_evicted_for_it_of_other_models_too(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 2, num_units=1)
+    other = house.make_pool()
+    other.load(house.refs[0])
+    house.settle()
+    acquired = other.acquire(house.refs[0])
+    assert isinstance(acquired, AdapterLease)
+    acquired.release()
+    load = house.load(1).load_since(-1.0)
+    assert load is not None and load.num_evicted == other.device.num_evictions == 1
+    house.pool.close()
+    other.close()
+
+
 def test_a_pinned_adapter_stays(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 3, num_units=2)
     house.pin(0)
