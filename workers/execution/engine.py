@@ -202,8 +202,7 @@ class Engine:
         if sequence is None:
             return []
         num_computed, now = sequence.num_computed, self._clock()
-        answer = self._forget(sequence)
-        self._observer.on_end(sequence, FinishReason.ABORT, now)
+        answer = self._remove(sequence, FinishReason.ABORT, now)
         progress = answer.progress(num_computed)
         events = [answer.abort(now)] if progress is None else [progress, answer.abort(now)]
         return [(connection, event) for event in events]
@@ -383,11 +382,13 @@ class Engine:
     def _refuse(self, refusal: Refusal) -> Event:
         """Removes the refused sequence if it was queued. Returns its `Failed`."""
         sequence, now = refusal.sequence, self._clock()
-        is_queued = self._sequences.get(sequence.key) is sequence
-        answer = self._forget(sequence) if is_queued else Answer(sequence)
-        self._observer.on_end(sequence, ErrorCode.OVERLOADED, now)
-        retry = refusal.retry_after_s, refusal.pace_s
-        return sequence.connection, answer.fail(ErrorCode.OVERLOADED, refusal.message, now, *retry)
+        code, retry = ErrorCode.OVERLOADED, (refusal.retry_after_s, refusal.pace_s)
+        if self._sequences.get(sequence.key) is sequence:
+            answer = self._remove(sequence, code, now)
+        else:
+            answer = Answer(sequence)
+            self._observer.on_end(sequence, code, now)
+        return sequence.connection, answer.fail(code, refusal.message, now, *retry)
 
     def _apply(
         self, schedule: Schedule, output: StepOutput, new: list[NewTokens], now: float
@@ -415,9 +416,9 @@ class Engine:
         if item.is_sampled:
             return events + self._append(answer, sequence, result, new, now)
         if sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
-            events.append(
-                (sequence.connection, self._end(sequence, answer.finish_prompt(now), now))
-            )
+            output = answer.finish_prompt(now)
+            self._remove(sequence, output.finish_reason or FinishReason.LENGTH, now)
+            events.append((sequence.connection, output))
         return events
 
     def _append(
@@ -435,17 +436,11 @@ class Engine:
             self.num_generated_tokens += num_new
             self._observer.on_tokens(sequence, num_new, now)
         output = answer.append(new.tokens, new.finish_reason, result.logprobs, now)
-        if output is not None and new.finish_reason is not None:
-            return [(sequence.connection, self._end(sequence, output, now))]
-        self.scheduler.write_tokens(sequence, num_new - new.num_drawn)
+        if new.finish_reason is not None:
+            self._remove(sequence, new.finish_reason, now)
+        else:
+            self.scheduler.write_tokens(sequence, num_new - new.num_drawn)
         return [] if output is None else [(sequence.connection, output)]
-
-    def _end(self, sequence: Sequence, output: SequenceOutput, now: float) -> SequenceOutput:
-        """Removes a sequence that has ended by itself. Returns its last output."""
-        assert output.finish_reason is not None
-        self._observer.on_end(sequence, output.finish_reason, now)
-        self._forget(sequence)
-        return output
 
     def _fail_drawing(self, sequence: Sequence, error: ErrorCode) -> Event:
         adapter = "none" if sequence.adapter is None else sequence.adapter.digest
@@ -453,14 +448,16 @@ class Engine:
         log.error("%s: model %s, adapter %s", message, self.info.name, adapter)
         return self._fail(sequence, error, message)
 
-    def _forget(self, sequence: Sequence) -> Answer:
+    def _remove(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> Answer:
+        """Removes a sequence that has ended. Returns its answer, for the last message."""
         del self._sequences[sequence.key]
         self.scheduler.remove(sequence)
+        self._observer.on_end(sequence, end, now)
         return self._answers.pop(sequence)
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> Event:
-        answer, now = self._forget(sequence), self._clock()
-        self._observer.on_end(sequence, code, now)
+        now = self._clock()
+        answer = self._remove(sequence, code, now)
         return sequence.connection, answer.fail(code, message, now)
 
     def _fail_step(self, schedule: Schedule, error: Exception) -> list[Event]:

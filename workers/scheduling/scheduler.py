@@ -151,6 +151,9 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Frees all resources of the sequence, in any state. Those that a step in flight uses are
         freed at that step's end."""
+        if sequence.is_finished:
+            return
+        sequence.constraint.close()
         if sequence.status is SequenceStatus.RUNNING:
             self.intake.on_end(sequence)
             self.running.remove(sequence)
@@ -159,12 +162,11 @@ class Scheduler:
             else:
                 self._release(sequence)
             self.policy.remove(sequence, is_waiting=False)
-        elif sequence.status is SequenceStatus.WAITING:
+        else:
             self.policy.remove(sequence, is_waiting=True)
             self._adapters.remove_waiting(sequence)
             self._adapters.cancel(sequence)
         sequence.status = SequenceStatus.FINISHED
-        sequence.constraint.close()
 
     def suspend(self, now: float) -> None:
         """Preempts all running sequences, which keep their tokens. No step may be in flight."""
@@ -410,11 +412,13 @@ class Scheduler:
         if not sequence.num_reached or sequence.num_computed > sequence.num_reached:
             # Cached positions up to `num_reached` may have been computed for this sequence.
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-        if sequence.times.started_s is None:
+        times, lease = sequence.times, sequence.lease
+        if times.started_s is None:
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
+            times.started_s = self._now
+            times.adapter_load = lease and lease.load_since(times.arrival_s)
         self.policy.charge_cached(sequence)
-        self._record_start(sequence)
         sequence.slot = self._slots.allocate(sequence.tokens)
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
@@ -423,12 +427,6 @@ class Scheduler:
         self.intake.on_start(sequence)
         self._computing.add(sequence.next_page_key)
         return Admitted(num_tokens)
-
-    def _record_start(self, sequence: Sequence) -> None:
-        times, lease = sequence.times, sequence.lease
-        if times.started_s is None:
-            times.started_s = self._now
-            times.adapter_load = lease and lease.load_since(sequence.arrival_s)
 
     def _depart(self, schedule: Schedule) -> None:
         """Records that the step is in flight."""

@@ -18,7 +18,7 @@ from workers.constraints.request_constraints import RequestConstraints
 from workers.constraints.sequence_grammar import NUM_COMPILING, GrammarThreads
 from workers.scheduling.constraint import Constraint, NoConstraint, effective_bans
 from workers.wire import grammars
-from workers.wire.protocol import Generate, SamplingParams, ThoughtBound, TokenRules
+from workers.wire.protocol import ErrorCode, Generate, SamplingParams, ThoughtBound, TokenRules
 
 VOCAB, END, NUM_TOKENS = 260, 257, 12
 REGEX = grammars.of_regex("x(ab|ac){2}[0-9]*")
@@ -163,10 +163,10 @@ def test_the_engine_closes_the_constraint_of_each_sequence_once() -> None:
 
     simulation = Simulation(max_num_seqs=1, constraints=Source())
     simulation.submit(generate(0, [1, 2, 3]))
+    simulation.step()
     simulation.submit(generate(1, [1, 2, 3]))
     simulation.submit(generate(2, [1, 2, 3], timeout_s=0.001))
     simulation.engine.abort(0, 1)
     assert closed == [1]
-    simulation.step()
     simulation.run()
-    assert sorted(closed) == [0, 1, 2]
+    assert simulation.finished[2] is ErrorCode.EXPIRED and sorted(closed) == [0, 1, 2]
