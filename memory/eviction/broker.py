@@ -233,10 +233,13 @@ class MemoryBroker:
         items = self._placed(with_awaited=False) | self._paged()
         items = {key: item for key, item in items.items() if ask.may_take(*item.lost.accounts)}
         num_new = self._arena.adapter_ceiling - self._arena.num_adapter_extents
-        num_paged = max(num_new - self._arena.num_free, 0)
-        """Extents of pages that the ceiling permits to take."""
+        placed = [item.num_bytes for key, item in items.items() if isinstance(key, Placement)]
+        # The ceiling bounds the extents of pages, too.
+        num_paged = min(max(num_new - self._arena.num_free, 0), len(items) - len(placed))
         missing = adapters.rounded(ends[-1]) - adapters.num_hole_bytes
         missing -= min(num_new, self._arena.num_free) * size
+        if missing > sum(placed) + num_paged * size:
+            return []
         num_adjacent = max(-(-(end - start) // size) for start, end in pairwise([0, *ends]))
         if num_adjacent > 1 and (row := self._row(adapters, num_adjacent, items)) != []:
             return row or []

@@ -146,6 +146,15 @@ def test_a_factor_larger_than_an_extent_displaces_neighbours() -> None:
     house.memory.check_integrity()
 
 
+def test_a_factor_larger_than_an_extent_displaces_nothing_where_the_ceiling_is_in_the_way() -> None:
+    house = House(6, ceiling=3)
+    assert house.broker.allocate_adapter(units(2))
+    for word in range(4 * PAGES):
+        compute(house.kv, keys_of(word)).free()
+    assert house.broker.allocate_adapter([2 * UNIT_BYTES]) is None
+    assert house.kv.num_cached == 4 * PAGES
+
+
 def test_the_pages_after_those_of_a_place_count() -> None:
     """Two extents look alike, but a long prefix hangs on the pages of one."""
     house = House(3)
