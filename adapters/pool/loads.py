@@ -12,7 +12,7 @@ from typing import Protocol
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.device import DeviceTier
-from adapters.pool.host_tier import HostTier
+from adapters.pool.host import HostTier
 from adapters.pool.image import AdapterImage
 from adapters.pool.source import Signed, Tier
 from adapters.pool.tiers import AdapterEntry

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.device import DeviceTier
-from adapters.pool.host_tier import HostTier
+from adapters.pool.host import HostTier
 from adapters.pool.loads import Loads
 from adapters.pool.source import AdapterLease, AdapterRef, Loading, NoRoom
 from adapters.pool.tiers import AWAITED_POLLS, AdapterEntry, AdapterResidency

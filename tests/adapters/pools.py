@@ -12,7 +12,7 @@ import torch
 
 from adapters.format.validator import AdapterFiles
 from adapters.pool.device import DeviceTier
-from adapters.pool.host_tier import HostTier
+from adapters.pool.host import HostTier
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader, one_thread
 from adapters.pool.loads import Loads

@@ -18,8 +18,8 @@ import torch
 
 import ops.registry
 from adapters.pool.device import DeviceTier
+from adapters.pool.host import HostTier
 from adapters.pool.host_slab import HostSlab
-from adapters.pool.host_tier import HostTier
 from adapters.pool.image import ImageCache
 from adapters.pool.loader import AdapterLoader, one_thread
 from adapters.pool.loads import Loads
