@@ -25,7 +25,7 @@ from ops.cuda import CudaOps
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
 from tools.triton_driver import SHARED_BYTES, run_nothing
-from workers.process.worker import Worker
+from workers.process.build import Worker
 from workers.wire.protocol import Generate, SamplingParams
 
 ADAPTERS = {name: {"rank": rank} for name, rank in (("low", 4), ("middle", 40), ("high", 90))}

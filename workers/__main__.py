@@ -22,10 +22,10 @@ from adapters.store.folder import NotInStore
 from telemetry.garbage_collection import look_for_cycles_less
 from telemetry.logs import set_up_logging
 from workers.observe.metrics import show
+from workers.process.build import CannotServe, Worker
 from workers.process.config import WorkerConfig
 from workers.process.health import HealthServer
 from workers.process.server import Server
-from workers.process.worker import CannotServe, Worker
 
 SWEEP_S = 600.0
 """Seconds between two looks for packed images of deleted adapters: each costs a question to the

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from workers.__main__ import main
 from workers.execution.model_runner import LaunchedStep, ModelRunner
 from workers.execution.step_input import StepInput
-from workers.process.worker import Worker
+from workers.process.build import Worker
 
 STEP_S, ROW_S = 0.012, 1 / 20_000
 """Of a step, and of each row in it: an 8B model on a large GPU, as in benchmarks/routing.py."""

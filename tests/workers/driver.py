@@ -13,9 +13,9 @@ from adapters.format.module_list import write_module_list
 from adapters.format.validator import AdapterFiles, validate_and_list
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
+from workers.process.build import Worker
 from workers.process.config import WorkerConfig
 from workers.process.server import Delivery, WorkerMessage
-from workers.process.worker import Worker
 from workers.wire.prefix_index import PrefixIndex
 from workers.wire.protocol import (
     AdapterRef,

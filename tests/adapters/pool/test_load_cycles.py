@@ -27,7 +27,7 @@ from tests.memory.holder import num_placements
 from tests.scale import scaled
 from tests.workers.driver import store_adapter
 from tests.workers.process.test_worker import Setup
-from workers.process.worker import Worker
+from workers.process.build import Worker
 from workers.verification.adapter_verifier import ModelInstance
 from workers.wire.protocol import (
     AdapterRef,

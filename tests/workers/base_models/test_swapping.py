@@ -28,8 +28,8 @@ from tests.scale import scaled
 from tests.workers.driver import Driver, store_adapter
 from workers.importer import import_model
 from workers.models.plan import ModelPlan
+from workers.process.build import CannotServe
 from workers.process.config import WorkerConfig
-from workers.process.worker import CannotServe
 from workers.wire.protocol import (
     Abort,
     AdapterRef,

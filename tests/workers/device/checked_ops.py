@@ -12,7 +12,7 @@ from ops.base import Ops
 from ops.registry import select
 from tests.workers.driver_double import DriverDouble
 from workers.device.virtual_memory import VirtualMemory
-from workers.process.worker import Worker
+from workers.process.build import Worker
 
 COMPUTES = (
     *("linear", "embed", "rms_norm", "rope_write_kv", "paged_attention", "gated_activation"),

@@ -12,7 +12,7 @@ from ops.base import Ops
 from ops.registry import select
 from tests.workers.process.test_worker import Setup
 from workers.execution.engine import Engine, EngineFailed
-from workers.process.worker import Worker
+from workers.process.build import Worker
 from workers.wire.protocol import ErrorCode, Failed
 
 

@@ -22,8 +22,8 @@ from tests.workers.device.checked_ops import WorkerOnDouble
 from tests.workers.driver import Driver, store_adapter
 from workers.models import read_spec
 from workers.models.checkpoint import expected_tensors
+from workers.process.build import Worker
 from workers.process.config import WorkerConfig
-from workers.process.worker import Worker
 from workers.wire.protocol import AdapterRef, FinishReason, Generate, SamplingParams
 
 HAS_GPU = torch.cuda.is_available()

@@ -20,8 +20,8 @@ from tests.doubles import make_adapter, make_model
 from tests.oracle import Oracle, Verdict
 from tests.workers.driver import Driver, store_adapter
 from workers.importer import import_model
+from workers.process.build import Worker
 from workers.process.config import WorkerConfig
-from workers.process.worker import Worker
 from workers.wire.protocol import (
     AdapterRef,
     ErrorCode,
