@@ -39,7 +39,7 @@ class KVCache:
         """source: shared by all caches of the arena; None if there is only this one."""
         self._arena = arena
         self._source = source or OwnPages()
-        self._source.add_cache(owner, self)
+        self._leave_source = self._source.add_cache(owner, self)
         self.pool = PagePool(arena, owner, page_bytes)
         self.prefix_cache = PrefixCache(self.pool, clock)
         self._bytes_held = arena.bytes_held
@@ -142,6 +142,11 @@ class KVCache:
     def drain(self, extent: int) -> None:
         """Returns a drainable extent to the arena, for adapters or another model."""
         self.prefix_cache.evict_extent(extent)
+
+    def close(self) -> None:
+        """Frees idle pages and leaves the source. Pages in use are never freed."""
+        self.evict(self.num_cached, self.ask(0, NO_TENANT, is_first=True))
+        self._leave_source()
 
     def check_integrity(self, held: Iterable[int] | None = None) -> None:
         """Raises IntegrityError unless every page is in exactly one state.

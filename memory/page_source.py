@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 
@@ -48,8 +49,9 @@ class PageSource(Protocol):
         """Whether more than one cache uses the source."""
         ...
 
-    def add_cache(self, owner: str, cache: PageHolder) -> None:
-        """Adds a cache that may call `make_room`, and whose idle pages may be evicted."""
+    def add_cache(self, owner: str, cache: PageHolder) -> Callable[[], None]:
+        """Adds a cache that may call `make_room`, and whose idle pages may be evicted. Returns the
+        function that removes it."""
         ...
 
     def make_room(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
@@ -70,8 +72,8 @@ class OwnPages:
     def __init__(self) -> None:
         self.lock = Lock()
 
-    def add_cache(self, owner: str, cache: PageHolder) -> None:
-        pass
+    def add_cache(self, owner: str, cache: PageHolder) -> Callable[[], None]:
+        return lambda: None
 
     def make_room(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
         missing = num_pages - cache.pool.num_free

@@ -33,7 +33,7 @@ CLASSES = {
     "Scheduler": (18, 35),
     "Engine": (20, 31),
     "Worker": (23, 18),
-    "ModelPool": (11, 26),
+    "ServedModels": (11, 26),
     "PrefixCache": (12, 29),
     "Sequence": (20, 24),
     "WorkerClient": (23, 20),

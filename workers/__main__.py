@@ -22,8 +22,9 @@ from adapters.store.folder import NotInStore
 from telemetry.garbage_collection import look_for_cycles_less
 from telemetry.logs import set_up_logging
 from workers.observe.metrics import show
-from workers.process.build import CannotServe, Worker
+from workers.process.build import Worker
 from workers.process.config import WorkerConfig
+from workers.process.errors import CannotServe
 from workers.process.health import HealthServer
 from workers.process.server import Server
 

@@ -110,7 +110,8 @@ class DeviceTier:
         num_slots: int,
         clock: Callable[[], float],
     ) -> None:
-        """memory: uint8, of the device; divided by `placements` and traded by `broker`."""
+        """memory: uint8, of the device; divided by `placements` and traded by `broker`. The caller
+        adds the tier to the broker."""
         self._memory = memory
         self._placements = placements
         self._broker = broker
@@ -123,7 +124,6 @@ class DeviceTier:
         self.is_here = True
         """Whether the base model is on the device. If not, no adapters are loaded to it."""
         self.num_evictions = 0
-        broker.add_holder(self)
 
     @property
     def lock(self) -> Lock:

@@ -4,7 +4,7 @@ for its weight, and there the ones that are cheapest to make again."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from threading import Lock
@@ -63,11 +63,20 @@ class MemoryBroker:
         """Holders of the adapters of all models."""
         self._looks: dict[PageHolder, _Look] = {}
 
-    def add_cache(self, owner: str, cache: PageHolder) -> None:
+    def add_cache(self, owner: str, cache: PageHolder) -> Callable[[], None]:
+        """Implements `PageSource.add_cache`."""
         self._caches[owner] = cache
 
-    def add_holder(self, holder: AdapterHolder) -> None:
+        def remove() -> None:
+            del self._caches[owner]
+            self._looks.pop(cache, None)
+
+        return remove
+
+    def add_holder(self, holder: AdapterHolder) -> Callable[[], None]:
+        """Adds a holder. Returns the function that removes it once it has no placements."""
         self.holders.append(holder)
+        return partial(self.holders.remove, holder)
 
     @property
     def bytes_held(self) -> BytesHeld:

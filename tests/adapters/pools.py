@@ -126,6 +126,7 @@ class House:
             num_slots=self.num_slots,
             clock=lambda: self.now,
         )
+        self.broker.add_holder(device)
         loads = Loads(
             *(self.loader, self.host, device),
             fetcher=one_thread("fetcher") if has_threads else self.executor,

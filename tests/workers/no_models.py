@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from threading import Lock
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from memory.arena import Arena
 from memory.eviction.broker import MemoryBroker
@@ -13,8 +13,10 @@ from memory.eviction.tier import Tier
 from ops.reference import ReferenceOps
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
-from workers.base_models.model_pool import ModelPool
-from workers.base_models.residency import ModelResidency
+from workers.base_models.residency import ModelResidency, ModelState
+from workers.base_models.served_model import ServedModel
+from workers.base_models.served_models import ServedModels
+from workers.models.plan import ModelPlan
 from workers.policies.queue_limits import QueueBounds
 from workers.process.inbox import Inbox
 from workers.process.loop import WorkerLoop
@@ -49,39 +51,40 @@ def make_loop(
 ) -> WorkerLoop:
     """Of one model. hints: by default the thread that posts starts loads of adapters."""
     verifier = AdapterVerifier({}, clock=clock)
-    inbox = Inbox(
-        {"model": instance},
-        bounds=bounds,
-        memory=memory,
-        hints=hints,
-        deliver=deliver,
+    state = ModelState("model", 0, 0.0, tier="device")
+    model = ServedModel(
+        *(instance.engine, instance.pool, instance.report, instance.effect_proof),
+        plan=cast(ModelPlan, None),
+        state=state,
+        make_runner=_never,
+        num_bytes=0,
+    )
+    arena = Arena(1 << 16, 1 << 16)
+    served = ServedModels(
+        {},
+        ModelResidency(0, clock=clock),
+        arena,
+        MemoryBroker(arena),
+        ModelLoader(ReferenceOps()),
+        ModelFetcher(_never, thread=AT_ONCE, is_final=_never, clock=clock),
+        verifier,
+        host=Tier(0),
         clock=clock,
+    )
+    served.add(model)
+    inbox = Inbox(
+        served.models, bounds=bounds, memory=memory, hints=hints, deliver=deliver, clock=clock
     )
     return WorkerLoop(
         inbox,
         memory=memory,
         verifier=verifier,
-        model_pool=no_models(verifier, clock),
+        served=served,
         deliver=deliver,
         status=status,
         clock=clock,
     )
 
 
-def no_models(verifier: AdapterVerifier, clock: Callable[[], float]) -> ModelPool:
-    arena = Arena(1 << 16, 1 << 16)
-    return ModelPool(
-        ModelResidency(0, clock=clock),
-        arena,
-        MemoryBroker(arena),
-        ModelLoader(ReferenceOps()),
-        ModelFetcher(_never, clock=clock),
-        verifier,
-        host=Tier(0),
-        build=_never,
-        clock=clock,
-    )
-
-
 def _never(*_: Any) -> NoReturn:
-    raise AssertionError("there are no models")
+    raise AssertionError("the model stays")

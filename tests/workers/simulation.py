@@ -173,6 +173,7 @@ class Simulation:
         constraints: ConstraintSource = Unconstrained(),  # noqa: B008
     ) -> None:
         self.clock = FakeClock()
+        self.is_held = False
         self.bounds = bounds
         self.pool = pool or StubPool(num_slots=4)
         arena = Arena(num_pages * PAGE_BYTES, 4 * PAGE_BYTES)
@@ -227,7 +228,7 @@ class Simulation:
         return failed
 
     def step(self) -> None:
-        self._note(self.engine.step())
+        self._note(self.engine.step(is_held=self.is_held))
         self.kv.check_integrity(
             held=[
                 page

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from adapters.store.folder import NotInStore
-from workers.models.plan import ModelPlan
-from workers.models.spec import UnsupportedModel
+from workers.base_models.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -22,20 +21,30 @@ class Fetch:
     is_unsatisfiable: whether this worker's configuration cannot serve the model."""
 
     name: str
-    future: Future[ModelPlan] | None
+    future: Future[ServedModel] | None
     error: str = ""
     retry_s: float = 0.0
     is_unsatisfiable: bool = False
 
 
 class ModelFetcher:
-    """Fetcher of models, used on the engine thread. read: fetches a digest from the store and
-    returns its plan; may be slow and raise."""
+    """Fetcher and builder of models, used on the engine thread."""
 
-    def __init__(self, read: Callable[[str], ModelPlan], *, clock: Callable[[], float]) -> None:
-        self._read = read
+    def __init__(
+        self,
+        build: Callable[[str, str], ServedModel],
+        *,
+        thread: Executor,
+        is_final: Callable[[Exception], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        """build: fetches a digest from the store and builds the model under a name. May be slow;
+        leaves nothing behind if it raises. thread: runs `build`. is_final: whether an error means
+        that this worker's configuration cannot serve the model."""
+        self._build = build
+        self._thread = thread
+        self._is_final = is_final
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model-fetcher")
         self.fetches: dict[str, Fetch] = {}
         """Unregistered models by digest."""
 
@@ -53,48 +62,54 @@ class ModelFetcher:
     def fetch(self, digest: str, name: str) -> None:
         """Starts to fetch the model, unless it is being fetched already."""
         if digest not in self.fetches:
-            self.fetches[digest] = Fetch(name, self._thread.submit(self._read, digest))
+            self.fetches[digest] = Fetch(name, self._thread.submit(self._build, digest, name))
 
     def forget(self, wanted: set[str]) -> None:
         """Cancels and forgets all fetches except those of `wanted`."""
         for digest in self.fetches.keys() - wanted:
-            fetch = self.fetches.pop(digest)
-            if fetch.future is not None:
-                fetch.future.cancel()
+            self._drop(self.fetches.pop(digest))
 
-    def take(self) -> list[tuple[str, ModelPlan]]:
-        """Returns (name, plan) of each finished fetch and restarts failed ones that are due. The
-        caller then calls `registered` or `fail` for each."""
-        come: list[tuple[str, ModelPlan]] = []
+    def take(self) -> list[ServedModel]:
+        """Returns the models whose fetches have finished, and restarts failed fetches that are
+        due, because memory may have become free."""
+        models: list[ServedModel] = []
         for digest, fetch in list(self.fetches.items()):
             if fetch.future is None:
                 if self._clock() >= fetch.retry_s:
-                    fetch.future = self._thread.submit(self._read, digest)
+                    fetch.future = self._thread.submit(self._build, digest, fetch.name)
             elif fetch.future.done():
                 try:
-                    come.append((fetch.name, fetch.future.result()))
+                    models.append(fetch.future.result())
+                    del self.fetches[digest]
                 except Exception as error:
-                    is_unsupported = isinstance(error, UnsupportedModel)
                     # Otherwise the future and the error would reference each other through this
                     # frame.
                     fetch.future = None
-                    self.fail(digest, fetch.name, error, is_unsatisfiable=is_unsupported)
-        return come
+                    self._fail(digest, fetch, error)
+        return models
 
-    def registered(self, digest: str) -> None:
-        """Forgets the fetch of a model that is now registered."""
-        del self.fetches[digest]
-
-    def fail(
-        self, digest: str, name: str, error: Exception, *, is_unsatisfiable: bool = False
-    ) -> None:
-        """Records that the model cannot be served and schedules a retry, because memory may become
-        free. Each reason is logged once."""
-        reason = "not in the store" if isinstance(error, NotInStore) else str(error)
-        if reason != self.fetches[digest].error:
-            log.warning("model %s (%s): %s", name, digest[:12], reason)
-        retry_s = self._clock() + RETRY_S
-        self.fetches[digest] = Fetch(name, None, reason, retry_s, is_unsatisfiable)
+    def close_model(self, model: ServedModel) -> None:
+        """Closes an unregistered model on the thread."""
+        self._thread.submit(model.close)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Drops all fetches, without waiting for a running one."""
+        self.forget(set())
+
+    def _fail(self, digest: str, fetch: Fetch, error: Exception) -> None:
+        """Records that the model cannot be served. Each reason is logged once."""
+        reason = "not in the store" if isinstance(error, NotInStore) else str(error)
+        reason = reason or type(error).__name__
+        if reason != fetch.error:
+            log.warning("model %s (%s): %s", fetch.name, digest[:12], reason)
+        fetch.error, fetch.is_unsatisfiable = reason, self._is_final(error)
+        fetch.retry_s = self._clock() + RETRY_S
+
+    def _drop(self, fetch: Fetch) -> None:
+        if fetch.future is not None and not fetch.future.cancel():
+            fetch.future.add_done_callback(_close_result)
+
+
+def _close_result(future: Future[ServedModel]) -> None:
+    if future.exception() is None:
+        future.result().close()

@@ -1,6 +1,6 @@
 """Policy that decides which base models are on the device, over extents and a clock.
 
-    host --> loading --> device <--> draining --> host
+    host --> gathering --> loading --> device <--> draining --> host
 
 A model with waiting requests is loaded at once if there is room. Otherwise the model idle for the
 longest time is unloaded. If none is idle, a busy model is, but only after it has stayed `MIN_LOADS`
@@ -19,7 +19,8 @@ from typing import Literal
 
 from workers.scheduling.schedule import Demand
 
-Tier = Literal["host", "loading", "device", "draining"]
+Tier = Literal["host", "gathering", "loading", "device", "draining"]
+"""gathering: loading, but not all extents of the weights are free yet."""
 
 MIN_LOADS = 10.0
 """A busy model stays at least this many times its load time, so at most 1 / (1 + MIN_LOADS) of the
@@ -51,7 +52,8 @@ class Orders:
 
 @dataclass(slots=True, eq=False)
 class ModelState:
-    """State of one model in the policy. Times in seconds of the policy's clock."""
+    """State of one model, which only `ModelResidency` changes, but for the settings of the catalog.
+    Times in seconds of the policy's clock."""
 
     digest: str
     num_extents: int
@@ -65,8 +67,6 @@ class ModelState:
     """Whether the catalog has it."""
     tier: Tier = "host"
     num_swaps: int = 0
-    is_gathering: bool = False
-    """Whether it is loading but not all of its extents are free yet."""
     since_s: float = 0.0
     """Time when it was loaded."""
     used_s: float = 0.0
@@ -80,6 +80,15 @@ class ModelState:
     retry_s: float = 0.0
     """Time before which it is not loaded again after a failure."""
     demand: Demand = NO_DEMAND
+    is_held: bool = False
+    """Whether it must admit no sequences until the next decision."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing happens to the model until it has work or the catalog changes."""
+        is_loading_or_leaving = self.tier in ("gathering", "loading", "draining")
+        must_leave = self.is_here and self.is_unloaded
+        return not (is_loading_or_leaving or must_leave or self.has_work or self.is_unserved)
 
     @property
     def is_here(self) -> bool:
@@ -147,25 +156,21 @@ class ModelResidency:
         """Extents of the weights of all catalog models, or of all until the catalog is received."""
         return sum(m.num_extents for m in self.models.values() if m.is_named)
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no model is loading, draining or waiting to be served."""
-        models, now = self.models.values(), self._clock()
-        is_waiting = any(m.is_unserved and now >= m.retry_s for m in models)
-        return not is_waiting and not any(m.tier in ("loading", "draining") for m in models)
+    def add(self, model: ModelState) -> None:
+        """Adds a model on the host."""
+        model.used_s = self._clock()
+        self.models[model.digest] = model
 
-    def add(self, digest: str, num_extents: int, load_s: float) -> ModelState:
-        """Adds a model on the host. load_s: estimated seconds of its load."""
-        model = self.models[digest] = ModelState(digest, num_extents, load_s, used_s=self._clock())
-        return model
+    def remove(self, digest: str) -> None:
+        del self.models[digest]
 
     def begun(self, digest: str) -> None:
         """Records that all extents of the model are allocated."""
-        self.models[digest].is_gathering = False
+        self.models[digest].tier = "loading"
 
     def loaded(self, digest: str, load_s: float) -> None:
         model, now = self.models[digest], self._clock()
-        model.tier, model.is_gathering, model.load_s = "device", False, load_s
+        model.tier, model.load_s = "device", load_s
         model.since_s = model.used_s = now
         model.pressing_s = None
         model.num_swaps += 1
@@ -173,27 +178,31 @@ class ModelResidency:
     def failed(self, digest: str) -> None:
         """Records a failed load. It is retried after `retry_after_s` if a request still waits."""
         model = self.models[digest]
-        model.tier, model.is_gathering = "host", False
+        model.tier = "host"
         model.unserved_s = model.pressing_s = None
         model.retry_s = self._clock() + self._retry_after_s
 
     def decide(self, demands: Mapping[str, Demand]) -> Orders:
-        """Returns the actions to take now. Models ordered to leave count as unloaded at once."""
+        """Returns the actions to take now. Models ordered to leave count as unloaded at once.
+        demands: of all models but settled ones, which have none."""
         now, orders = self._clock(), Orders()
-        for model in self.models.values():
-            self._observe(model, demands.get(model.digest, NO_DEMAND), now)
-        for model in self.models.values():
+        models = [self.models[digest] for digest in demands]
+        for model in models:
+            self._observe(model, demands[model.digest], now)
+        for model in models:
             if model.is_unloaded and model.is_here:
                 self._drain(model, now, orders)
-        loading = next((m for m in self.models.values() if m.tier == "loading"), None)
+        loading = next((m for m in models if m.tier in ("gathering", "loading")), None)
         if loading is None:
-            self._serve_claims(now, orders)
+            self._serve_claims(models, now, orders)
         elif not loading.is_wanted:
-            loading.tier, loading.is_gathering = "host", False
+            loading.tier = "host"
             orders.cancel.append(loading.digest)
-        elif loading.is_gathering:
+        elif loading.tier == "gathering":
             self._press(loading, now, orders)
-        orders.held |= {m.digest for m in self.models.values() if m.tier == "draining"}
+        orders.held |= {m.digest for m in models if m.tier == "draining"}
+        for model in models:
+            model.is_held = model.digest in orders.held
         return orders
 
     def _observe(self, model: ModelState, demand: Demand, now: float) -> None:
@@ -207,10 +216,10 @@ class ModelResidency:
             if not model.is_about_to_begin:
                 model.unserved_s = None
 
-    def _serve_claims(self, now: float, orders: Orders) -> None:
+    def _serve_claims(self, models: list[ModelState], now: float, orders: Orders) -> None:
         """Serves the longest waiting model first. While models drain for one, or it has waited too
         long, no model with a shorter wait may take the room."""
-        claims = [(m.unserved_s, m) for m in self.models.values() if m.unserved_s is not None]
+        claims = [(m.unserved_s, m) for m in models if m.unserved_s is not None]
         claims = sorted(claims, key=lambda claim: claim[0])
         draining: list[ModelState] = []
         for since, claim in claims:
@@ -220,12 +229,12 @@ class ModelResidency:
                 draining = self._make_room(claim, since, now, orders)
             if claim.is_unserved and claim.num_missing <= self.num_free:
                 if claim.tier == "host":
-                    claim.tier, claim.is_gathering = "loading", True
+                    claim.tier = "gathering"
                     break
                 self._press(claim, now, orders)
             if draining or now - since >= self._max_wait_s:
                 break
-        for model in self.models.values():
+        for model in models:
             if model.tier == "draining" and model not in draining and not model.is_unloaded:
                 model.tier = "device"
 
@@ -270,7 +279,7 @@ class ModelResidency:
         """Frees KV memory that other models' sequences occupy: after `patience_s` the other models
         admit no sequences; `max_drain_s` later their running sequences are preempted."""
         patience_s = self._max_wait_s
-        if claim.tier == "loading":
+        if claim.tier == "gathering":
             patience_s = min(patience_s, MIN_LOADS * claim.load_s)
         if claim.unserved_s is None or now - claim.unserved_s < patience_s:
             return

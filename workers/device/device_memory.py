@@ -94,7 +94,8 @@ class MappedMemory:
                 self._virtual.release(piece)
             num_bytes = len(pieces) * self._extent_bytes
             raise MemoryError(f"the device has {gib(num_bytes)}") from error
-        self._spare += pieces
+        # At the front, because another thread may be mapping pieces from the end.
+        self._spare[:0] = pieces
 
     def reserve(self, num_extents: int) -> AddressRange:
         """Reserves addresses for `num_extents` pieces, without memory."""

@@ -128,16 +128,13 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         """None while the weights are not on the device. Requests are still queued then."""
-        self.is_held = False
-        """Whether to admit no waiting sequences."""
         self._adapters = adapters
         self._observer = observer
         self._constraints = constraints
         self._kv = kv
         self._tables = BlockTables(kv.pool)
-        self._limits = RequestLimits(
-            info.max_model_len, scheduler.max_pages, vocab_size, end_tokens
-        )
+        limits = info.max_model_len, scheduler.max_pages, vocab_size, end_tokens
+        self._limits = RequestLimits(*limits)
         self._clock = clock
         self._runs_ahead = runs_ahead
         self._schedule = Schedule()
@@ -163,8 +160,7 @@ class Engine:
 
     def refusal(self, request: Generate) -> tuple[ErrorCode, str] | None:
         """Returns why the request can never run, or None. Thread-safe; needs no lock."""
-        reason = self._constraints.refusal(request)
-        if reason is not None:
+        if (reason := self._constraints.refusal(request)) is not None:
             return ErrorCode.INVALID, reason
         return check_request(request, self._limits)
 
@@ -261,23 +257,22 @@ class Engine:
         waiting = [s for s in self._sequences.values() if s.is_waiting and not s.is_begun]
         return [self._fail(s, ErrorCode.DRAINING, "the worker is draining") for s in waiting]
 
-    def step(self, *, is_alone: bool = True) -> list[Event]:
+    def step(self, *, is_alone: bool = True, is_held: bool = False) -> list[Event]:
         """Launches a step if there is work, and collects earlier ones. Leaves the new step in
         flight only if the engine runs ahead and no other engine uses the device (`is_alone`),
         because otherwise one engine's step would count as another's time. A failed step fails only
-        its sequences."""
+        its sequences. is_held: admits no waiting sequences."""
         events = self._collect() if self._schedule.needs_drain else []
-        is_launched, failed = self._launch()
+        is_launched, failed = self._launch(is_held or self.runner is None)
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
         return events + failed + self._collect(num_ahead)
 
-    def _launch(self) -> tuple[bool, list[Event]]:
+    def _launch(self, is_held: bool) -> tuple[bool, list[Event]]:
         """Launches a step. Returns whether it was launched, and events of failed sequences."""
         begin = perf_counter_ns()
         start_s = self._clock()
         with self._kv.lock:
             self._adapters.poll()
-            is_held = self.is_held or self.runner is None
             schedule = self._schedule = self.scheduler.schedule(start_s, is_held=is_held)
             failed = [self._fail(*failure) for failure in schedule.failed]
             failed += [self._refuse(each) for each in self.scheduler.refuse_late(start_s)]

@@ -7,12 +7,13 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
-from typing import NamedTuple
+from threading import Lock
 
 import torch
 
@@ -30,15 +31,15 @@ from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory
 from memory.eviction.broker import MemoryBroker
 from memory.eviction.tier import Tier
 from memory.kv_cache import KVCache
-from memory.page_key import PAGE_TOKENS
 from memory.reuse import ReuseByKey
 from ops.base import Ops
 from ops.processor import quota_cores
 from telemetry import engine_metrics
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
-from workers.base_models.model_pool import LOAD_BYTES_PER_S, ModelPool, RegisteredModel
-from workers.base_models.residency import ModelResidency
+from workers.base_models.residency import ModelResidency, ModelState
+from workers.base_models.served_model import ServedModel
+from workers.base_models.served_models import ServedModels
 from workers.constraints.grammars import Grammars
 from workers.constraints.request_constraints import RequestConstraints
 from workers.constraints.sequence_grammar import GrammarThreads
@@ -51,49 +52,38 @@ from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
 from workers.execution.speed import measure_speed
 from workers.execution.token_buffer import TokenBuffer
-from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
+from workers.models.spec import UnsupportedModel
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.policies.queue_limits import QueueBounds
 from workers.process.config import WorkerConfig
+from workers.process.errors import CannotServe, CannotServeModel
 from workers.process.inbox import Inbox
 from workers.process.loop import WorkerLoop
-from workers.process.machine import CannotServe, settled
+from workers.process.machine import settled
+from workers.process.memory_plan import Footprint, MemoryPlan, plan_memory, setting
 from workers.process.server import Delivery
-from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
+from workers.process.warm_up import warm_up
+from workers.verification.adapter_verifier import AdapterVerifier
 from workers.verification.effect_proof import EffectProof
 from workers.wire.protocol import (
-    ErrorCode,
-    Failed,
-    Generate,
     ModelInfo,
-    SamplingParams,
     TenantStatus,
     WorkerStatus,
 )
 
 log = logging.getLogger(__name__)
 
+LOAD_BYTES_PER_S = 1e9
+"""Assumed bytes per second of a model's load until it is measured."""
 ModelProgress = Callable[[str, int, int], None]
 """Called with the name of the loading model, the bytes done and the total bytes."""
 
-PAGES_PER_EXTENT = 8
-DEFAULT_PAGE_BYTES = 1 << 20
-"""Assumed page size while no model is known, so that extents can hold pages of large models."""
 MAX_TENANTS = 100
 """Maximum number of tenants in a status."""
-MAX_EXTENTS = 1024
-"""Maximum number of extents. More would only make every trade of memory slower."""
-
-
-class CannotServeModel(CannotServe):
-    """Model that this worker's configuration cannot serve. The message does not name it."""
-
-
 SLAB_MARGIN = 8
-WARM_TOKENS = 8
 
 
 class Worker:
@@ -116,12 +106,14 @@ class Worker:
         names = {digest: name for name, digest in config.models.items()}
         plans = {digest: self._read_plan(digest) for digest in names}
         virtual = self._virtual_memory()
-        granularity = UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity)
         limits = map(self._graph_limits, plans.values())
-        graph_bytes = sum(each.num_bytes for each in limits if each is not None)
-        self.arena, self._kv_extents, self._weight_extents = _make_arena(
-            config, self._footprints(plans.values()), granularity, graph_bytes
+        self._plan = plan_memory(
+            config,
+            [Footprint(p.kv_layout.page_bytes, p.max_bytes(self.ops)) for p in plans.values()],
+            granularity=UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity),
+            graph_bytes=sum(each.num_bytes for each in limits if each is not None),
         )
+        self.arena = _make_arena(config, self._plan)
         sizes = (self.arena.num_extents, self.arena.extent_bytes)
         try:
             self._device_memory: DeviceMemory = (
@@ -129,7 +121,7 @@ class Worker:
             )
         except (OSError, OverflowError) as error:
             raise CannotServe(
-                f"{_setting(config)}: this machine gives no {self.arena.num_bytes} bytes: {error}"
+                f"{setting(config)}: this machine gives no {self.arena.num_bytes} bytes: {error}"
             ) from error
         self.arena.backing = self._device_memory
         self.memory = self._device_memory.tensor
@@ -147,7 +139,7 @@ class Worker:
         """Closes threads and processes."""
         self._grammar_threads = GrammarThreads()
         self._closing.callback(self._grammar_threads.close)
-        self.instances: dict[str, ModelInstance] = {}
+        self.instances: dict[str, ServedModel] = {}
         self.verifier = AdapterVerifier(self.instances, clock=time.monotonic)
         self._residency = ModelResidency(
             self.arena.num_kv_extents,
@@ -155,32 +147,37 @@ class Worker:
             max_wait_s=config.max_model_wait_s,
             max_drain_s=config.max_model_drain_s,
         )
-        self.model_pool = ModelPool(
+        self.served = ServedModels(
+            self.instances,
             self._residency,
             self.arena,
             self.broker,
             ModelLoader(self.ops),
-            ModelFetcher(self._read_plan, clock=time.monotonic),
+            ModelFetcher(
+                lambda digest, name: self.build_model(name, self._read_plan(digest)),
+                thread=self._thread("model-fetcher"),
+                is_final=lambda error: isinstance(error, UnsupportedModel | CannotServe),
+                clock=time.monotonic,
+            ),
             self.verifier,
             host=Tier(config.host_model_memory or sys.maxsize),
-            build=self._build,
             clock=time.monotonic,
         )
         for digest, plan in plans.items():
             try:
-                self.model_pool.add(names[digest], plan)
+                self.served.add(self.build_model(names[digest], plan))
             except CannotServeModel as error:
                 raise CannotServe(f"model {names[digest]}: {error}") from error
         for digest, name in names.items():
-            if self.model_pool.load_now(digest, partial(progress, name)):
+            if self.served.load_now(digest, partial(progress, name)):
                 self._warm_up(digest)
         self._num_compiled = self.ops.num_compiled
 
     def close(self) -> None:
         """Closes pools and threads, dropping queued loads. Called after the loop has ended."""
         self._closing.close()
-        for instance in self.instances.values():
-            instance.pool.close()
+        for model in self.instances.values():
+            model.close()
 
     def remove_deleted_images(self) -> None:
         """Removes the files of packed images whose adapters are deleted from the store. Raises
@@ -193,13 +190,11 @@ class Worker:
 
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
         """Returns the loop that runs the engines. Start it once."""
-        hints = one_thread("adapter-hints")
-        self._closing.callback(hints.shutdown)
         inbox = Inbox(
             self.instances,
             bounds=_queue_bounds(self.config),
             memory=self.broker.lock,
-            hints=hints,
+            hints=self._thread("adapter-hints"),
             deliver=deliver,
             clock=time.monotonic,
         )
@@ -207,7 +202,7 @@ class Worker:
             inbox,
             memory=self.broker.lock,
             verifier=self.verifier,
-            model_pool=self.model_pool,
+            served=self.served,
             deliver=deliver,
             status=self.status,
             clock=time.monotonic,
@@ -282,7 +277,7 @@ class Worker:
         return WorkerStatus(
             instance_id=self.instance_id,
             draining=draining,
-            models=self.model_pool.status(),
+            models=self.served.status(),
             adapters=[adapter for each in instances for adapter in each.report.adapters()],
             arena_bytes=self.arena.num_bytes + self.arena.num_beside * self.arena.extent_bytes,
             extents=self.arena.map(),
@@ -304,31 +299,30 @@ class Worker:
         folder, dtype = self.store.model_folder(digest), getattr(torch, self.config.dtype)
         return ModelPlan.read(folder, digest, dtype, self.config.max_model_len)
 
-    def _footprints(self, plans: Iterable[ModelPlan]) -> list[Footprint]:
-        return [Footprint(p.kv_layout.page_bytes, p.max_bytes(self.ops)) for p in plans]
+    def _thread(self, name: str) -> Executor:
+        """Returns a thread that ends with the worker."""
+        thread = one_thread(name)
+        self._closing.callback(thread.shutdown, wait=False, cancel_futures=True)
+        return thread
 
-    def _build(self, name: str, plan: ModelPlan) -> RegisteredModel:
-        """Builds all that the model needs except its weights. Raises CannotServeModel, or
-        CannotServe if a setting is too large."""
-        config, digest = self.config, plan.digest
-        head_dim, known = plan.spec.head_dim, self.ops.head_dims
-        if head_dim not in known:
-            raise CannotServeModel(
-                f"head_dim is {head_dim}, op backend {self.ops.name!r} computes "
-                f"multiples of {known.step} up to {known[-1]}"
-            )
+    def build_model(self, name: str, plan: ModelPlan) -> ServedModel:
+        """Builds all that the model needs except its weights. Called on any thread without the
+        memory lock. Raises CannotServe, OSError or MemoryError, and leaves nothing behind then."""
+        with ExitStack() as closing:
+            model = self._build_model(name, plan, closing)
+            model.closing = closing.pop_all()
+        return model
+
+    def _build_model(self, name: str, plan: ModelPlan, closing: ExitStack) -> ServedModel:
+        """closing: receives what frees the parts of the model."""
+        config, digest, lock = self.config, plan.digest, self.broker.lock
         weight_bytes = plan.max_bytes(self.ops)
-        extent_bytes, page_bytes = self.arena.extent_bytes, plan.kv_layout.page_bytes
-        if page_bytes > extent_bytes:
-            raise CannotServeModel(
-                f"its KV pages of {gib(page_bytes)} are larger than the worker's extents of"
-                f" {gib(extent_bytes)}, which are cut at the start"
-            )
-        num_extents = -(-weight_bytes // extent_bytes)
-        most = self._max_kv_extents(num_extents)
-        self._make_room_beside(num_extents)
+        num_extents = -(-weight_bytes // self.arena.extent_bytes)
+        max_kv_extents = self._check(plan, num_extents)
         with _sized_by("max_num_seqs", config.max_num_seqs):
             buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
+        # The engine, which refers to the buffer, may be left to the collector of cycles.
+        closing.callback(setattr, buffer, "tokens", buffer.tokens.new_empty(0))
         with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
             device = DeviceTier(
                 *(self.memory, self.adapter_memory, self.broker),
@@ -337,6 +331,8 @@ class Worker:
                 num_slots=config.max_loaded_adapters,
                 clock=time.monotonic,
             )
+        with lock:
+            closing.callback(_under(lock, self.broker.add_holder(device)))
         device.is_here = False
         loader = AdapterLoader(
             *(self.store, plan.shape, plan.dtype, self.ops, self._image_cache),
@@ -356,7 +352,13 @@ class Worker:
             num_pools=lambda: len(self.broker.holders),
             clock=time.monotonic,
         )
-        kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, source=self.broker)
+        closing.callback(pool.close)
+        with lock:
+            kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, source=self.broker)
+        closing.callback(_under(lock, kv.close))
+        grammars = _read_grammars(plan, self._grammar_threads)
+        if grammars is not None:
+            closing.callback(grammars.close)
         scheduler = fair_scheduler(
             kv,
             pool,
@@ -364,7 +366,7 @@ class Worker:
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
             max_token_gap_s=config.max_token_gap,
-            max_pages=most * kv.pool.pages_per_extent,
+            max_pages=max_kv_extents * kv.pool.pages_per_extent,
             bounds=_queue_bounds(config),
         )
         info = ModelInfo(
@@ -382,62 +384,64 @@ class Worker:
             kv,
             pool,
             report,
-            RequestConstraints(plan.spec.vocab_size, self._read_grammars(plan)),
+            RequestConstraints(plan.spec.vocab_size, grammars),
             vocab_size=plan.spec.vocab_size,
             end_tokens=frozenset(plan.spec.eos_token_ids),
             clock=time.monotonic,
             runs_ahead=self._is_beside if config.runs_ahead is None else config.runs_ahead,
         )
-
-        def make_runner(model: LoadedModel) -> ModelRunner:
-            return self.runner(
+        addresses = self._device_memory.reserve(num_extents)
+        effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, loader.layout)
+        # Last, because no failure gives this memory back.
+        self._extend_memory(num_extents)
+        return ServedModel(
+            *(engine, pool, report, effect_proof),
+            plan=plan,
+            state=ModelState(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S),
+            make_runner=lambda model: self.runner(
                 *(model, self.ops, self.memory, buffer, device.tables),
                 graphs=self._graph_limits(plan),
                 on_failed_capture=partial(engine_metrics.graph_failures.add, 1),
-            )
+            ),
+            num_bytes=weight_bytes,
+            image=None if addresses is None else WeightImage(addresses, self.ops),
+        )
 
-        effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, loader.layout)
-        instance = self.instances[digest] = ModelInstance(engine, pool, report, effect_proof)
-        state = self._residency.add(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S)
-        addresses = self._device_memory.reserve(num_extents)
-        image = None if addresses is None else WeightImage(addresses, self.ops)
-        return RegisteredModel(plan, instance, state, make_runner, weight_bytes, image)
-
-    def _read_grammars(self, plan: ModelPlan) -> Grammars | None:
-        """Returns the grammar compiler, or None if the model's tokenizer does not support it."""
-        tokenizer, spec = plan.folder / "tokenizer.json", plan.spec
-        try:
-            grammars = Grammars(
-                tokenizer, spec.vocab_size, frozenset(spec.eos_token_ids), self._grammar_threads
-            )
-        except (ValueError, OSError) as error:
-            log.warning("model %s: no structured output: %s", plan.digest[:12], error)
-            return None
-        self._closing.callback(grammars.close)
-        return grammars
-
-    def _max_kv_extents(self, num_extents: int) -> int:
+    def _check(self, plan: ModelPlan, num_extents: int) -> int:
         """Returns the maximum number of KV extents of a model whose weights have `num_extents`.
-        Raises CannotServeModel if there would be none."""
-        limit = self.config.device_memory
+        Raises CannotServeModel if it cannot be served."""
+        head_dim, known = plan.spec.head_dim, self.ops.head_dims
+        if head_dim not in known:
+            raise CannotServeModel(
+                f"head_dim is {head_dim}, op backend {self.ops.name!r} computes "
+                f"multiples of {known.step} up to {known[-1]}"
+            )
+        extent_bytes, page_bytes = self.arena.extent_bytes, plan.kv_layout.page_bytes
+        if page_bytes > extent_bytes:
+            raise CannotServeModel(
+                f"its KV pages of {gib(page_bytes)} are larger than the worker's extents of"
+                f" {gib(extent_bytes)}, which are cut at the start"
+            )
+        limit, most = self.config.device_memory, self._plan.max_kv_extents
         if limit is None:
-            return self._kv_extents
-        most = min(self._kv_extents, self.arena.num_kv_extents - num_extents)
+            return most
+        most = min(most, self.arena.num_kv_extents - num_extents)
         if most < 1:
-            needed = (num_extents + self.arena.adapter_floor + 1) * self.arena.extent_bytes
+            needed = (num_extents + self.arena.adapter_floor + 1) * extent_bytes
             raise CannotServeModel(
                 f"needs {gib(needed)}, the worker's device_memory is {gib(limit)}"
             )
         return most
 
-    def _make_room_beside(self, num_extents: int) -> None:
+    def _extend_memory(self, num_extents: int) -> None:
         """Extends the memory for weights if `device_memory` is not set. It then holds the weights
-        of all catalog models besides `memory`. Raises CannotServeModel if the machine lacks
-        memory."""
+        of all catalog models, and of one more with `num_extents`, in addition to `memory`. Raises
+        CannotServeModel if the machine lacks memory."""
         if self.config.device_memory is not None:
             return
-        wanted = self._residency.num_wanted + num_extents
-        missing = wanted - self._weight_extents - self.arena.num_beside
+        with self.broker.lock:
+            num_given = self._plan.num_weight_extents + self.arena.num_beside
+            missing = self._residency.num_wanted + num_extents - num_given
         if missing <= 0:
             return
         try:
@@ -445,34 +449,41 @@ class Worker:
         except MemoryError as error:
             needed = gib(missing * self.arena.extent_bytes)
             raise CannotServeModel(f"needs {needed} more beside `memory`, {error}") from error
-        self.arena.extend(missing)
-        self._residency.capacity += missing
+        with self.broker.lock:
+            self.arena.extend(missing)
 
 
-def warm_up(engine: Engine) -> None:
-    """Runs a short sequence through the whole engine, and then a step with as many sequences as
-    possible, so that kernels are built and caches and threads are warm. Prompts are shorter than a
-    page, so none stays cached. Raises CannotServe if a step fails."""
-    longest = min(engine.info.max_model_len, PAGE_TOKENS)
-    _run_alone(engine, [[0, 1, 2]], max_tokens=min(WARM_TOKENS, longest - 3))
-    scheduler = engine.scheduler
-    length = longest - 1
-    fitting = min(scheduler.max_num_seqs, scheduler.num_free_pages)
-    num_prompts = min(fitting, scheduler.max_batched_tokens // length)
-    _run_alone(engine, [[0] * length] * num_prompts, max_tokens=1)
+def _make_arena(config: WorkerConfig, plan: MemoryPlan) -> Arena:
+    try:
+        return Arena(
+            plan.num_extents * plan.extent_bytes,
+            plan.extent_bytes,
+            first_byte=plan.extent_bytes,
+            adapter_floor_bytes=config.adapter_memory_min,
+            adapter_ceiling_bytes=plan.adapter_ceiling_bytes,
+        )
+    except ValueError as error:
+        raise CannotServe(f"adapter_memory: {error}") from error
 
 
-def _run_alone(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
-    params = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
-    for number, prompt in enumerate(prompts):
-        request = Generate(number, "warm-up", engine.info.digest, prompt, params, cache_domain="")
-        failed = engine.submit(-1, request)
-        assert failed is None, failed
-    while engine.has_work:
-        for _, event in engine.step():
-            # A model with NaN logits is served; each of its requests fails with that error.
-            if isinstance(event, Failed) and event.code is not ErrorCode.LOGITS_NAN:
-                raise CannotServe(f"the step that warms the worker up failed: {event.message}")
+def _read_grammars(plan: ModelPlan, threads: GrammarThreads) -> Grammars | None:
+    """Returns the grammar compiler, or None if the model's tokenizer does not support it."""
+    tokenizer, ends = plan.folder / "tokenizer.json", frozenset(plan.spec.eos_token_ids)
+    try:
+        return Grammars(tokenizer, plan.spec.vocab_size, ends, threads)
+    except (ValueError, FileNotFoundError) as error:
+        log.warning("model %s: no structured output: %s", plan.digest[:12], error)
+        return None
+
+
+def _under(lock: Lock, call: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that calls `call` with the lock held."""
+
+    def locked() -> None:
+        with lock:
+            call()
+
+    return locked
 
 
 def _tokens_per_s(ring: StepRing) -> float:
@@ -488,11 +499,6 @@ def _queue_bounds(config: WorkerConfig) -> QueueBounds:
     return QueueBounds(config.max_queued, config.max_queued_tokens, config.max_queue_wait)
 
 
-class Footprint(NamedTuple):
-    page_bytes: int
-    weight_bytes: int
-
-
 @contextmanager
 def _sized_by(setting: str, value: int) -> Generator[None]:
     """Raises CannotServe if torch lacks the memory for the object made in the context."""
@@ -500,20 +506,6 @@ def _sized_by(setting: str, value: int) -> Generator[None]:
         yield
     except RuntimeError as error:
         raise CannotServe(f"{setting}: this machine has no memory for {value}") from error
-
-
-def _setting(config: WorkerConfig) -> str:
-    """Returns the name of the setting that determines the memory."""
-    return "memory" if config.device_memory is None else "device_memory"
-
-
-class Cut(NamedTuple):
-    """Division of memory into extents."""
-
-    extent_bytes: int
-    weight_extents: list[int]
-    least_bytes: int
-    """Minimum value of the setting: adapters' floor, one KV extent, largest weights if included."""
 
 
 def _make_slab(config: WorkerConfig, virtual: VirtualMemory) -> HostSlab:
@@ -524,58 +516,3 @@ def _make_slab(config: WorkerConfig, virtual: VirtualMemory) -> HostSlab:
     memory = torch.frombuffer(mmap.mmap(-1, pages), dtype=torch.uint8)
     virtual.pin(memory)
     return HostSlab(memory.numpy())
-
-
-def _make_arena(
-    config: WorkerConfig, models: list[Footprint], granularity: int, graph_bytes: int
-) -> tuple[Arena, int, int]:
-    """Returns the arena, the maximum number of its KV extents, and the number of extents for the
-    weights of `models`. granularity: divisor of an extent's bytes. graph_bytes: bytes of
-    `device_memory` for captured graphs, outside the arena.
-
-    Without `device_memory` there is room for `memory` in addition to the weights of all models.
-    Raises CannotServe.
-    """
-    beside = graph_bytes if config.device_memory is not None else 0
-    given = (config.device_memory or config.memory) - beside
-    cut = _cut(given, config, models, granularity)
-    if given < cut.least_bytes:
-        least = cut.least_bytes
-        while least < (cut := _cut(least, config, models, granularity)).least_bytes:
-            least = cut.least_bytes
-        raise CannotServe(
-            f"{_setting(config)}: {given + beside} bytes are too few for what this worker serves;"
-            f" the least is {least + beside}"
-        )
-    extent_bytes = cut.extent_bytes
-    if config.device_memory is None:
-        num_shared = config.memory // extent_bytes
-        num_extents = num_shared + sum(cut.weight_extents)
-    else:
-        num_extents = given // extent_bytes
-        num_shared = num_extents - min(cut.weight_extents, default=0)
-    ceiling = config.adapter_memory_max
-    try:
-        arena = Arena(
-            num_extents * extent_bytes,
-            extent_bytes,
-            first_byte=extent_bytes,
-            adapter_floor_bytes=config.adapter_memory_min,
-            adapter_ceiling_bytes=num_shared * extent_bytes if ceiling is None else ceiling,
-        )
-    except ValueError as error:
-        raise CannotServe(f"adapter_memory: {error}") from error
-    return arena, num_shared - arena.adapter_floor, sum(cut.weight_extents)
-
-
-def _cut(given: int, config: WorkerConfig, models: list[Footprint], granularity: int) -> Cut:
-    """Divides `given` bytes (of `device_memory`, or else of `memory`) into extents."""
-    is_all = config.device_memory is not None
-    total = given if is_all else given + sum(model.weight_bytes for model in models)
-    page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)
-    wanted = max(PAGES_PER_EXTENT * page_bytes, total // MAX_EXTENTS)
-    extent_bytes = -(-wanted // granularity) * granularity
-    weight_extents = [-(-model.weight_bytes // extent_bytes) for model in models]
-    floor = -(-config.adapter_memory_min // extent_bytes)
-    num_needed = floor + 1 + (max(weight_extents, default=0) if is_all else 0)
-    return Cut(extent_bytes, weight_extents, num_needed * extent_bytes)

@@ -72,7 +72,7 @@ class Inbox:
         """bounds: of each tenant's requests. hints: runs the starts of loads, with the lock
         `memory` held. deliver: sends refusals; thread-safe."""
         self.models = models
-        """Registered models by digest. Replaced, never changed, by the engine thread."""
+        """Registered models by digest. Changed by the engine thread with the memory lock held."""
         self.is_stopped = False
         self._bounds = bounds
         self._memory = memory

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import assert_never
 
-from workers.base_models.model_pool import ModelPool
+from workers.base_models.served_models import ServedModels
 from workers.execution.engine import Event
 from workers.process.device_scheduler import DeviceScheduler
 from workers.process.inbox import EngineCommand, Inbox
@@ -20,12 +20,12 @@ from workers.verification.adapter_verifier import (
 )
 from workers.wire.protocol import (
     Abort,
+    CachedPages,
     Desired,
     Drain,
     ErrorCode,
     Failed,
     Generate,
-    ModelInfo,
     Models,
     Probe,
     Withdraw,
@@ -54,7 +54,7 @@ class WorkerLoop:
         *,
         memory: Lock,
         verifier: AdapterVerifier,
-        model_pool: ModelPool,
+        served: ServedModels,
         deliver: Callable[[Delivery], None],
         status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
@@ -62,10 +62,10 @@ class WorkerLoop:
         """memory: lock of the arena that the engines share. status: builds the worker's status from
         whether it drains and the generation of its desired state."""
         self._inbox = inbox
-        self._instances = inbox.models
-        self._engines = [instance.engine for instance in self._instances.values()]
         self._device_scheduler = DeviceScheduler()
-        self._model_pool = model_pool
+        self._served = served
+        self.models = [model.engine.info for model in served.models.values()]
+        """Replaced, never changed, because the event loop reads it."""
         self._memory = memory
         self._verifier = verifier
         self._deliver = deliver
@@ -88,10 +88,6 @@ class WorkerLoop:
         is registered, so that its pins are accepted from a `Desired` of the same generation."""
 
     @property
-    def models(self) -> list[ModelInfo]:
-        return [engine.info for engine in self._engines]
-
-    @property
     def step_age_s(self) -> float:
         """Seconds of the current step; 0 while the loop waits. Thread-safe."""
         since = self._busy_since
@@ -107,7 +103,7 @@ class WorkerLoop:
 
     @property
     def has_work(self) -> bool:
-        return any(engine.has_work for engine in self._engines)
+        return any(model.engine.has_work for model in self._served.active.values())
 
     def run(self) -> None:
         """Runs the loop until `stop`. Call it on the thread that built the engines, because OpenMP
@@ -117,7 +113,8 @@ class WorkerLoop:
             self._busy_since = self._clock()
             self._advance_models()
             with self._memory:
-                expired = [event for e in self._engines for event in e.expire()]
+                active = self._served.active.values()
+                expired = [event for model in active for event in model.engine.expire()]
             self._emit(expired)
             self._emit(self._step())
             with self._memory:
@@ -128,33 +125,36 @@ class WorkerLoop:
             self._busy_since = None
         with self._memory:
             self._verifier.close()
-        self._model_pool.close()
+        self._served.close()
         self.is_ready = False
 
     def _step(self) -> list[Event]:
         """Runs one step of the engine with the lowest virtual time. Engines before it, which could
         not run at their last step, only check whether they can."""
         events: list[Event] = []
-        able = [e for e in self._engines if e.has_work and not e.is_stalled]
-        for engine in self._device_scheduler.order(self._engines):
+        models = {m.engine: m for m in self._served.active.values() if m.engine.has_work}
+        able = [engine for engine in models if not engine.is_stalled]
+        for engine in self._device_scheduler.order(models):
             begin_s = self._clock()
-            events += engine.step(is_alone=len(able) <= 1)
+            is_held = models[engine].state.is_held
+            events += engine.step(is_alone=len(able) <= 1, is_held=is_held)
             if not engine.is_stalled:
                 self._device_scheduler.charge(engine, self._clock() - begin_s)
                 break
         return events
 
     def _advance_models(self) -> None:
-        self._emit(self._model_pool.advance())
-        registered = self._model_pool.take_fetched()
-        if registered:
-            added = {instance.engine.info.digest: instance for instance in registered}
-            self._inbox.models = self._instances = {**self._instances, **added}
-            self._engines = [instance.engine for instance in self._instances.values()]
+        self._emit(self._served.advance())
+        self._served.register_fetched()
+        known = {info.digest for info in self.models}
+        if known != self._served.models.keys():
             self._pinned_generation = -1
-            self._deliver([(0, Models(self.models))])
+            self.models = [model.engine.info for model in self._served.models.values()]
+            gone = known - self._served.models.keys()
+            forgotten = [(0, CachedPages(digest, b"", is_whole=True)) for digest in gone]
+            self._deliver([(0, Models(self.models)), *forgotten])
         if self.generation and not self._has_settled:
-            self.is_ready = self._has_settled = not self._model_pool.is_fetching
+            self.is_ready = self._has_settled = not self._served.is_fetching
 
     def _receive(self) -> bool:
         """Handles all received messages, waiting only if idle. Returns False after `stop`."""
@@ -165,15 +165,12 @@ class WorkerLoop:
 
     def _idle_s(self) -> float:
         """Returns the seconds to wait for a command before there is other work."""
-        engines = self._engines
+        engines = [model.engine for model in self._served.active.values()]
         if any(engine.has_work and not engine.is_stalled for engine in engines):
             return 0.0
-        if (
-            self.has_work
-            or self._verifier.has_work
-            or any(instance.pool.is_loading for instance in self._instances.values())
-            or self._model_pool.is_busy
-        ):
+        models = self._served.models.values()
+        is_loading = any(model.pool.is_loading for model in models)
+        if is_loading or self._verifier.has_work or self._served.is_busy:
             return LOAD_POLL_S
         return max(self._next_status_s - self._clock(), LOAD_POLL_S)
 
@@ -182,11 +179,11 @@ class WorkerLoop:
             case Generate():
                 self._submit(connection, message, received_s)
             case Abort(id=sequence_id):
-                for engine in self._engines:
-                    self._emit(engine.abort(connection, sequence_id))
+                for model in self._served.models.values():
+                    self._emit(model.engine.abort(connection, sequence_id))
             case Disconnected():
-                for engine in self._engines:
-                    engine.abort_connection(connection)
+                for model in self._served.models.values():
+                    model.engine.abort_connection(connection)
                 self._verifier.abort_connection(connection)
             case Probe():
                 self._probe(connection, message)
@@ -206,11 +203,19 @@ class WorkerLoop:
         self.is_draining = is_on or self._is_leaving
         if self.is_draining:
             self._deliver_some(self._verifier.drain())
-            self._emit([e for engine in self._engines for e in engine.give_back()])
+            models = self._served.models.values()
+            self._emit([event for model in models for event in model.engine.give_back()])
         self._next_status_s = self._clock()
 
     def _report(self) -> None:
-        if self._clock() >= self._next_status_s:
+        """Reports the status once in `STATUS_PERIOD_S`. Then, and while the loop is idle, starts
+        the loads of pinned adapters of models without work."""
+        is_due = self._clock() >= self._next_status_s
+        if is_due or not self.has_work:
+            for model in self._served.models.values():
+                if not model.engine.has_work:
+                    model.pool.poll()
+        if is_due:
             self._next_status_s = self._clock() + STATUS_PERIOD_S
             self._deliver([(0, self._status(self.is_draining, self.generation))])
 
@@ -218,11 +223,13 @@ class WorkerLoop:
         """Reports prefix-cache changes every `PAGES_PERIOD_S`, and at once when idle."""
         if self._clock() >= self._next_pages_s or not self.has_work:
             self._next_pages_s = self._clock() + PAGES_PERIOD_S
-            reports = [instance.report for instance in self._instances.values()]
-            self._deliver_some([(0, pages) for each in reports for pages in each.cached_pages()])
+            models = self._served.models.values()
+            pages = [pages for model in models for pages in model.report.cached_pages()]
+            self._deliver_some([(0, each) for each in pages])
 
     def _probe(self, connection: int, probe: Probe) -> None:
-        reason = self._model_pool.refusal(probe.model)
+        model = self._served.models.get(probe.model)
+        reason = None if model is None else model.refusal(self._clock())
         if self.is_draining:
             refused = refuse_draining(probe)
         elif reason is not None:
@@ -232,6 +239,8 @@ class WorkerLoop:
             refused = self._verifier.start(connection, probe)
         if refused is not None:
             self._deliver([(connection, refused)])
+        else:
+            self._served.activate(probe.model)
 
     def _want(self, desired: Desired) -> None:
         """Applies the desired state unless it is outdated, because several gateways send it."""
@@ -239,24 +248,26 @@ class WorkerLoop:
         if desired.generation < self.generation or is_applied:
             return
         self.generation = self._pinned_generation = desired.generation
-        self._model_pool.want(desired.models)
-        for digest, instance in self._instances.items():
-            instance.pool.keep(pin.adapter for pin in desired.pins if pin.model == digest)
+        self._served.want(desired.models)
+        for digest, model in self._served.models.items():
+            model.pool.keep(pin.adapter for pin in desired.pins if pin.model == digest)
 
     def _check(self) -> None:
         if not self.has_work and self._clock() >= self._next_check_s:
             self._next_check_s = self._clock() + INTEGRITY_PERIOD_S
-            for instance in self._instances.values():
-                instance.report.check_integrity()
+            for model in self._served.models.values():
+                model.report.check_integrity()
 
     def _submit(self, connection: int, request: Generate, received_s: float) -> None:
         if self.is_draining:
             failed = Failed(request.id, ErrorCode.DRAINING, "the worker is draining")
-        elif (reason := self._model_pool.refusal(request.model)) is not None:
+        elif (model := self._served.models.get(request.model)) is None:
+            failed = Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the base model was unregistered")
+        elif (reason := model.refusal(self._clock())) is not None:
             failed = Failed(request.id, ErrorCode.MODEL_UNAVAILABLE, reason)
         else:
-            engine = self._instances[request.model].engine
-            self._emit(engine.offer(connection, request, received_s))
+            self._served.activate(request.model)
+            self._emit(model.engine.offer(connection, request, received_s))
             return
         self._deliver([(connection, failed)])
 

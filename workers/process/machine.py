@@ -14,6 +14,7 @@ import torch
 from ops.processor import Processor
 from ops.variant_choice import VariantChoice, choose_variant
 from workers.process.config import WorkerConfig
+from workers.process.errors import CannotServe
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +25,6 @@ FREE_PERCENT = 90
 captured graphs and cuBLAS."""
 CPU_TOKENS, GPU_TOKENS = 512, 2048
 """Tokens per step. Fewer than 2,048 leave a GPU's matrix units idle for part of a prefill."""
-
-
-class CannotServe(ValueError):
-    """Configuration that can never run on this machine. The message says why."""
 
 
 class Card(NamedTuple):

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -72,7 +72,9 @@ class AdapterVerifier:
     instances: by the base model's digest.
     """
 
-    def __init__(self, instances: dict[str, ModelInstance], *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, instances: Mapping[str, ModelInstance], *, clock: Callable[[], float]
+    ) -> None:
         self._instances = instances
         self._clock = clock
         self._thread = ThreadPoolExecutor(

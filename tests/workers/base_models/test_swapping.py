@@ -7,6 +7,7 @@ import gc
 import json
 import random
 import shutil
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,13 @@ from ops.registry import select
 from tests.doubles import make_adapter, make_model, write_adapter
 from tests.scale import scaled
 from tests.workers.driver import Driver, store_adapter
+from workers.base_models import fetcher
+from workers.device.device_memory import AddressRange
+from workers.execution.token_buffer import TokenBuffer
 from workers.importer import import_model
 from workers.models.plan import ModelPlan
-from workers.process.build import CannotServe
 from workers.process.config import WorkerConfig
+from workers.process.errors import CannotServe
 from workers.wire.protocol import (
     Abort,
     AdapterRef,
@@ -452,8 +456,86 @@ def test_a_model_registered_later_lies_beside_the_memory(house: House, form: str
         assert driver.ended[3] is FinishReason.LENGTH
         last = driver.await_status(lambda s: models(s)["two"].tier == "device")
         assert last.arena_bytes - after.arena_bytes <= UNIT_BYTES
-        assert {models(last)[name].tier for name in ("one", "three")} == {"host", "device"}
+        assert models(last).keys() == {"two", "three"}
+        assert models(last)["three"].tier == "device"
         driver.worker.arena.check_integrity()
+
+
+def num_adapter_threads() -> int:
+    """Each model has two, from the first adapter on."""
+    names = ("adapter-fetcher", "adapter-copier")
+    return sum(thread.name.startswith(names) for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("form", ["in-turn", "as-on-a-gpu"])
+def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
+    house: House, form: str, without_collector: None
+) -> None:
+    """Once its last sequence has ended, and without the collector of cycles."""
+    one, two = (DesiredModel(house.digests[name], name) for name in ("one", "two"))
+    with Driver(house.config("two", room=2, **FORMS[form])) as driver:
+        driver.loop.post(1, Desired(1, [], [one, two]))
+        driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
+        driver.submit(house.generate(0, "one", [1, 2, 3] * 20, 100, house.refs["one"][0]))
+        driver.await_first(0)
+        assert num_adapter_threads() == 2
+        worker = driver.worker
+        parts = [worker.engines[one.digest].runner, worker.engines[one.digest].scheduler._slots]
+        freed = [threading.Event() for _ in parts]
+        for part, event in zip(parts, freed, strict=True):
+            held = part.tokens.untyped_storage() if isinstance(part, TokenBuffer) else part
+            weakref.finalize(held, event.set)
+        del part, parts, held
+        driver.loop.post(1, Desired(2, [], [two]))
+        driver.wait()
+        assert driver.ended == {0: FinishReason.LENGTH}, "it runs to its end"
+        driver.await_status(lambda s: models(s).keys() == {"two"})
+        for event in freed:
+            assert event.wait(60)
+        assert [model.name for model in driver.models] == ["two"]
+        assert not any(each.added for each in driver.prefixes.whole())
+        assert not {"k", "a"} & {*worker.arena.map()}
+        assert len(worker.broker._caches) == len(worker.broker.holders) == 1
+        while num_adapter_threads():
+            sleep(0.01)
+        driver.submit(house.generate(1, "one", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[1] is ErrorCode.MODEL_UNKNOWN
+        driver.loop.post(1, Desired(3, [], [one, two]))
+        driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
+        driver.submit(house.generate(2, "one", [1, 2, 3] * 20, 100, house.refs["one"][0]))
+        driver.wait()
+        assert driver.answers[2] == driver.answers[0]
+
+
+def test_a_model_that_cannot_be_built_fails_by_name_and_ends_nothing_else(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Late in its building, in three ways; the next try finds everything as before."""
+    one, two = (DesiredModel(house.digests[name], name) for name in ("one", "two"))
+    errors = [OSError(12, "no addresses"), MemoryError(), ValueError("no")]
+    told: list[str] = []
+    with Driver(house.config("two", room=2)) as driver:
+        worker = driver.worker
+        reserve = worker._device_memory.reserve
+
+        def fail_at_first(num_extents: int) -> AddressRange | None:
+            assert worker.broker.is_shared, "it was half built"
+            if errors:
+                raise errors.pop(0)
+            return reserve(num_extents)
+
+        monkeypatch.setattr(fetcher, "RETRY_S", 0.0)
+        monkeypatch.setattr(worker._device_memory, "reserve", fail_at_first)
+        monkeypatch.setattr(fetcher.log, "warning", lambda _, *words: told.append(words[-1]))
+        driver.submit(house.generate(0, "two", [1, 2, 3], 300))
+        driver.loop.post(1, Desired(1, [], [one, two]))
+        driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
+        assert told == ["[Errno 12] no addresses", "MemoryError", "no"] and not errors
+        assert len(worker.broker._caches) == len(worker.broker.holders) == 2
+        driver.submit(house.generate(1, "one", [1, 2, 3], 4))
+        driver.wait()
+        assert set(driver.ended.values()) == {FinishReason.LENGTH}
 
 
 def test_a_model_that_can_never_be_served_says_so(house: House) -> None:

@@ -13,7 +13,8 @@ from ops.build import BuildError
 from ops.processor import REQUIRED, Processor
 from workers.process.build import Worker
 from workers.process.config import WorkerConfig
-from workers.process.machine import CannotServe, Card, settled
+from workers.process.errors import CannotServe
+from workers.process.machine import Card, settled
 
 H100 = Card("NVIDIA H100", 80 << 30)
 NO_CARD = "torch sees no CUDA device"

@@ -128,12 +128,12 @@ def test_a_sequence_that_waits_beyond_its_deadline_expires(simulation: Simulatio
 
 
 def test_a_held_model_starts_nothing(simulation: Simulation) -> None:
-    simulation.engine.is_held = True
+    simulation.is_held = True
     for request in mixed(4):
         simulation.submit(request)
     for _ in range(3):
         simulation.step()
     assert not simulation.scheduler.running and simulation.scheduler.num_waiting == 4
-    simulation.engine.is_held = False
+    simulation.is_held = False
     simulation.run()
     simulation.assert_at_rest()

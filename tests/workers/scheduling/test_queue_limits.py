@@ -15,7 +15,7 @@ from tests.workers.simulation import StubPool
 from tests.workers.waiting import waiting_of
 from workers.execution.speed import measure_speed
 from workers.policies.queue_limits import QueueBounds
-from workers.process.build import warm_up
+from workers.process.warm_up import warm_up
 from workers.scheduling.tenant_queue import TERMS
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 

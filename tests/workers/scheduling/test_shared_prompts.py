@@ -13,7 +13,7 @@ from memory.page_key import PAGE_TOKENS, PageHasher
 from tests.workers.counting import Market
 from tests.workers.scheduling.test_fairness import ask
 from workers.execution.speed import measure_speed
-from workers.process.build import warm_up
+from workers.process.warm_up import warm_up
 from workers.wire.protocol import Generate, ServiceClass
 
 NUM_TOKENS = 4000

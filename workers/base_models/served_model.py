@@ -1,0 +1,107 @@
+"""One base model that a worker serves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import msgspec
+
+from memory.reuse import Reuse
+from workers.base_models.loader import Load
+from workers.base_models.residency import ModelState
+from workers.device.weight_image import WeightImage
+from workers.execution.model_runner import ModelRunner
+from workers.execution.step_input import Runner
+from workers.models.loading import LoadedModel
+from workers.models.plan import ModelPlan
+from workers.verification.adapter_verifier import ModelInstance
+from workers.wire.protocol import ModelStatus
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ServedModel(ModelInstance):
+    """Base model that a worker serves. `state` says where its weights are; `ServedModels` makes
+    that true."""
+
+    plan: ModelPlan
+    state: ModelState
+    make_runner: Callable[[LoadedModel], ModelRunner]
+    num_bytes: int
+    """Bytes of its weights: an upper bound, then as loaded."""
+    image: WeightImage | None = None
+    """Packed weights on the host that later loads copy from; None if they are not kept."""
+    kept_runner: ModelRunner | None = None
+    """Runner with its captured graphs, kept as long as the packed weights stay in host memory."""
+    read_s: float = 0.0
+    """Seconds of the last load that read the weights from disk."""
+    reuse: Reuse = field(default_factory=Reuse)
+    """Recent loads of the model."""
+    load: Load | None = None
+    """Running load of its weights from disk."""
+    copy_begun_s: float | None = None
+    """Start time of the copy to the device that is in progress, or None."""
+    error: str = ""
+    """Error of its last load; empty if it succeeded."""
+    closing: ExitStack = field(default_factory=ExitStack)
+    """Frees all that was built for it. Waits for threads."""
+
+    @property
+    def digest(self) -> str:
+        return self.engine.info.digest
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing happens to it until it has work or the catalog changes."""
+        return self.state.is_settled and self.copy_begun_s is None and not self.engine.has_work
+
+    def refusal(self, now: float) -> str | None:
+        """Returns why requests should not wait for the model now, or None."""
+        if self.state.is_unloaded:
+            return "the base model is unloaded"
+        if self.error and now < self.state.retry_s:
+            return "the base model could not be loaded; it will be tried again"
+        return None
+
+    def status(self, now: float) -> ModelStatus:
+        """Returns its status. Called with the memory lock held."""
+        state = self.state
+        return msgspec.structs.replace(
+            self.report.status(),
+            tier="loading" if state.tier == "gathering" else state.tier,
+            num_bytes=self.num_bytes,
+            num_swaps=state.num_swaps,
+            idle_s=0.0 if state.has_work else now - state.used_s,
+            load_s=state.load_s,
+            error=self.error,
+            num_proof_steps=self.effect_proof.num_steps,
+        )
+
+    def end_copy(self, now: float) -> None:
+        """Records the duration of a finished weight copy, as the estimate for the next one. The
+        copy overlaps the model's first steps."""
+        image, begun_s = self.image, self.copy_begun_s
+        if image is not None and begun_s is not None and image.arrival.is_complete:
+            self.copy_begun_s = None
+            self.state.load_s = now - begun_s
+            log.info("model %s: copied to the device in %.3f s", self.digest[:12], now - begun_s)
+
+    def attach(self, runner: ModelRunner) -> None:
+        """Lets steps run and adapters load to the device. Called with the memory lock held."""
+        self.engine.attach(runner)
+        self.pool.device.is_here = True
+
+    def detach(self) -> Runner | None:
+        """Undoes `attach` and returns the runner. Called with the memory lock held, when no
+        sequence runs."""
+        self.pool.leave_device()
+        return self.engine.detach()
+
+    def close(self) -> None:
+        """Frees its memory, token buffer and threads. Called without the memory lock, when it has
+        no work and its weights are not on the device."""
+        self.closing.close()

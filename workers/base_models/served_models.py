@@ -1,0 +1,322 @@
+"""Base models that a worker serves: registers them, and executes the residency policy's orders."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from memory.arena import Arena
+from memory.eviction.broker import MemoryBroker
+from memory.eviction.tier import Tier
+from workers.base_models.fetcher import ModelFetcher
+from workers.base_models.loader import Loaded, ModelLoader
+from workers.base_models.residency import ModelResidency
+from workers.base_models.served_model import ServedModel
+from workers.execution.engine import Event
+from workers.execution.model_runner import ModelRunner
+from workers.models.progress import ByteProgress
+from workers.scheduling.schedule import Demand
+from workers.verification.adapter_verifier import AdapterVerifier
+from workers.wire.protocol import UNSATISFIABLE, DesiredModel, ErrorCode, ModelStatus
+
+log = logging.getLogger(__name__)
+
+
+class ServedModels:
+    """Base models of a worker. Used on the engine thread, which holds the memory lock when it calls
+    `want` and `status`, and no other method."""
+
+    def __init__(
+        self,
+        models: dict[str, ServedModel],
+        residency: ModelResidency,
+        arena: Arena,
+        broker: MemoryBroker,
+        loader: ModelLoader,
+        fetcher: ModelFetcher,
+        verifier: AdapterVerifier,
+        *,
+        host: Tier[str],
+        clock: Callable[[], float],
+    ) -> None:
+        """models: changed here alone, with the memory lock held; other threads may look one up.
+        host: packed weights kept in host memory, by digest."""
+        self.models = models
+        self.active: dict[str, ServedModel] = {}
+        """Models that are not idle. The others cost nothing in a step."""
+        self._residency = residency
+        self._arena = arena
+        self._broker = broker
+        self._loader = loader
+        self._fetcher = fetcher
+        self._verifier = verifier
+        self._host = host
+        self._clock = clock
+        self._desired: dict[str, DesiredModel] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a fetch or load is in progress, or a request waits for a model."""
+        return bool(self.active) or self._fetcher.is_busy
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a catalog model is being fetched that has not failed before."""
+        return self._fetcher.is_first_try
+
+    def add(self, model: ServedModel) -> None:
+        """Registers a built model, without loading its weights."""
+        with self._broker.lock:
+            self.models[model.digest] = model
+            self._residency.add(model.state)
+            self._residency.capacity = self._arena.num_kv_extents + self._arena.num_beside
+        self._apply_catalog(model)
+
+    def activate(self, digest: str) -> None:
+        """Called when a registered model receives work."""
+        self.active[digest] = self.models[digest]
+
+    def load_now(self, digest: str, progress: ByteProgress) -> bool:
+        """Loads a model on the calling thread. Returns False if other models would have to be
+        unloaded for it. Raises CheckpointError and OSError."""
+        model = self.models[digest]
+        state = model.state
+        if state.num_extents > self._residency.num_free:
+            return False
+        self._broker.allocate_weights(digest, state.num_extents)
+        self._take(model, self._loader.load_here(model.plan, model.image, progress))
+        if model.image is not None:
+            model.image.arrival.synchronize()
+            model.end_copy(self._clock())
+        return True
+
+    def want(self, models: Iterable[DesiredModel]) -> None:
+        """Sets the catalog's models and starts to fetch unknown ones. A model that is no longer in
+        the catalog is unregistered once it is idle."""
+        self._desired = {model.digest: model for model in models}
+        for model in self.models.values():
+            self._apply_catalog(model)
+        for digest, model in self._desired.items():
+            if digest not in self.models:
+                self._fetcher.fetch(digest, model.name)
+        self._fetcher.forget(set(self._desired))
+
+    def advance(self) -> list[Event]:
+        """Called between two steps: takes finished loads, decides, and executes the decisions."""
+        events: list[Event] = []
+        active = list(self.active.values())
+        for model in active:
+            events += self._take_loaded(model)
+            model.end_copy(self._clock())
+        with self._broker.lock:
+            demands = {model.digest: self._demand(model) for model in active}
+        orders = self._residency.decide(demands)
+        for digest in orders.cancel:
+            self._cancel(self.models[digest])
+        for digest in orders.leave:
+            events += self._leave(self.models[digest])
+        for model in active:
+            if model.state.is_unloaded:
+                message = "the base model was unloaded"
+                with self._broker.lock:
+                    events += model.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+        for digest in orders.preempt:
+            events += self.models[digest].engine.suspend()
+        for digest in orders.unsatisfiable:
+            events += self._fail_unsatisfiable(self.models[digest])
+        for model in active:
+            if model.state.tier == "gathering":
+                events += self._gather(model)
+            if model.is_idle:
+                del self.active[model.digest]
+                if not model.state.is_named:
+                    events += self._unregister(model)
+        return events
+
+    def register_fetched(self) -> None:
+        """Registers the models whose fetches have finished."""
+        for model in self._fetcher.take():
+            self.add(model)
+            log.info("model %s (%s) is registered", model.engine.info.name, model.digest[:12])
+
+    def status(self) -> list[ModelStatus]:
+        """Returns the status of registered models, then of models being fetched."""
+        here = [model.status(self._clock()) for model in self.models.values()]
+        return here + [
+            ModelStatus(
+                *(digest, f.name, 0, 0, 0, 0, 0, 0, 0, 0),
+                tier=UNSATISFIABLE if f.is_unsatisfiable else "cold",
+                error=f.error,
+            )
+            for digest, f in self._fetcher.fetches.items()
+        ]
+
+    def close(self) -> None:
+        """Cancels running loads and waits for them."""
+        for model in self.models.values():
+            if model.load is not None:
+                model.load.cancel()
+        self._loader.close()
+        self._fetcher.close()
+
+    def _apply_catalog(self, model: ServedModel) -> None:
+        """Applies the catalog's settings to the model."""
+        desired = self._desired.get(model.digest)
+        model.state.is_named = desired is not None or not self._desired
+        model.state.is_pinned = desired is not None and desired.is_pinned
+        model.state.is_unloaded = desired is not None and desired.is_unloaded
+        self.activate(model.digest)
+
+    def _demand(self, model: ServedModel) -> Demand:
+        """Returns the engine's demand plus the verifier's probes, which count as requests."""
+        demand = model.engine.demand
+        num_running, num_waiting = self._verifier.num_probes(model.digest)
+        return replace(
+            demand,
+            num_running=demand.num_running + num_running,
+            num_waiting=demand.num_waiting + num_waiting,
+        )
+
+    def _gather(self, model: ServedModel) -> list[Event]:
+        """Claims idle extents for the model, and starts the load once it holds enough."""
+        digest, num_extents = model.digest, model.state.num_extents
+        with self._broker.lock:
+            missing = num_extents - self._arena.num_weight_extents(digest)
+            if self._broker.allocate_weights(digest, missing) < missing:
+                return []
+        self._residency.begun(digest)
+        runner = model.kept_runner
+        if runner is not None:
+            return self._try(model, lambda: self._attach(model, runner, model.state.load_s))
+        model.load = self._loader.load(model.plan, model.image)
+        return []
+
+    def _take_loaded(self, model: ServedModel) -> list[Event]:
+        load = model.load
+        if load is None or not load.is_done:
+            return []
+        model.load = None
+        return self._try(model, lambda: self._take(model, load.result()))
+
+    def _try(self, model: ServedModel, work: Callable[[], None]) -> list[Event]:
+        try:
+            work()
+        except Exception as error:
+            log.exception("loading model %s failed", model.digest[:12])
+            # The frames hold the tensors read so far, and each other by way of the load.
+            traceback.clear_frames(error.__traceback__)
+            return self._fail(model, f"{type(error).__name__}: {error}")
+        return []
+
+    def _take(self, model: ServedModel, loaded: Loaded) -> None:
+        model.num_bytes = loaded.model.num_bytes
+        runner = model.make_runner(loaded.model)
+        if model.image is None:
+            self._attach(model, runner, loaded.seconds)
+        else:
+            model.read_s = loaded.seconds
+            self._attach(model, runner, model.state.load_s)
+            self._keep(model, runner)
+
+    def _keep(self, model: ServedModel, runner: ModelRunner) -> None:
+        """Keeps the packed weights in host memory, replacing those of models off the device that
+        are cheapest to read again, by bytes and expected reuse. If too few can be dropped, the
+        model's own weights are dropped when it is unloaded."""
+        now = self._clock()
+
+        def worth(digest: str) -> float:
+            other = self.models[digest]
+            return other.read_s * other.reuse.expected(now) / other.num_bytes
+
+        victims = self._host.victims(
+            model.num_bytes,
+            worth,
+            gives_way=lambda digest, _: self.models[digest].state.tier == "host",
+        )
+        if victims is None:
+            return
+        for digest in victims:
+            self._drop_image(self.models[digest], [])
+        self._host.put(model.digest, model.num_bytes)
+        model.kept_runner = runner
+
+    def _drop_image(self, model: ServedModel, held: list[object]) -> None:
+        """Frees the packed weights and the objects in `held`. The next load reads files again."""
+        self._host.drop(model.digest)
+        held = [*held, model.kept_runner]
+        model.kept_runner = None
+        if model.image is not None:
+            model.state.load_s = model.read_s
+            held = [*held, model.image.drop()]
+        self._loader.discard(model.digest, held)
+
+    def _attach(self, model: ServedModel, runner: ModelRunner, load_s: float) -> None:
+        """Starts serving with the runner. load_s: estimated seconds of the next load."""
+        if model.image is not None:
+            begin_s = self._clock()
+            model.image.bring()
+            model.copy_begun_s = begin_s
+        model.reuse.note(self._clock())
+        model.error = ""
+        with self._broker.lock:
+            model.attach(runner)
+        self._residency.loaded(model.digest, load_s)
+
+    def _leave(self, model: ServedModel) -> list[Event]:
+        """Unloads the model. Its sequences resume after the next load; pages stay in the prefix
+        cache, and adapters on the host."""
+        events = model.engine.suspend()
+        with self._broker.lock:
+            self._verifier.put_back(model.digest)
+            held: list[object] = [model.detach()]
+        if model.image is not None:
+            model.copy_begun_s = None
+            model.image.leave()
+        if model.digest not in self._host or model.state.is_unloaded:
+            self._drop_image(model, held)
+        with self._broker.lock:
+            self._arena.free_weights(model.digest)
+        return events
+
+    def _unregister(self, model: ServedModel) -> list[Event]:
+        """Frees all that was built for the model, on another thread."""
+        model.state.is_unloaded = True
+        events = self._leave(model) if model.state.is_here else []
+        if model.digest in self._host:
+            self._drop_image(model, [])
+        with self._broker.lock:
+            del self.models[model.digest]
+            self._residency.remove(model.digest)
+        self._fetcher.close_model(model)
+        log.info("model %s is unregistered", model.digest[:12])
+        return events
+
+    def _cancel(self, model: ServedModel) -> None:
+        """Cancels the load and frees its extents."""
+        if model.load is not None:
+            model.load.cancel()
+            model.load = None
+        with self._broker.lock:
+            self._arena.free_weights(model.digest)
+
+    def _fail(self, model: ServedModel, error: str) -> list[Event]:
+        model.error = error
+        self._cancel(model)
+        self._residency.failed(model.digest)
+        message = "the base model could not be loaded"
+        with self._broker.lock:
+            return model.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+
+    def _fail_unsatisfiable(self, model: ServedModel) -> list[Event]:
+        """Fails the first waiting request, because there will be no memory for the model."""
+        reason = "its memory is held by what is pinned"
+        if model.state.tier == "gathering":
+            return self._fail(model, reason)
+        if not model.state.is_here:
+            model.error = reason
+        with self._broker.lock:
+            return model.engine.fail_first(
+                ErrorCode.OVERLOADED, f"the base model lacks memory: {reason}"
+            )

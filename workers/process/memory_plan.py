@@ -1,0 +1,93 @@
+"""Division of a worker's memory into extents. No tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workers.process.config import WorkerConfig
+from workers.process.errors import CannotServe
+
+PAGES_PER_EXTENT = 8
+DEFAULT_PAGE_BYTES = 1 << 20
+"""Assumed page size while no model is known, so that extents can hold pages of large models."""
+MAX_EXTENTS = 1024
+"""Maximum number of extents. More would only make every trade of memory slower."""
+
+
+class Footprint(NamedTuple):
+    """Bytes of a model's KV pages and weights."""
+
+    page_bytes: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Division of memory into extents. num_extents: of the arena. max_kv_extents: of one model.
+    num_weight_extents: for the weights of all models known at the start."""
+
+    extent_bytes: int
+    num_extents: int
+    adapter_ceiling_bytes: int
+    max_kv_extents: int
+    num_weight_extents: int
+
+
+def plan_memory(
+    config: WorkerConfig, models: Sequence[Footprint], *, granularity: int, graph_bytes: int = 0
+) -> MemoryPlan:
+    """Returns the division for a worker that serves these models. Without `device_memory` there is
+    room for `memory` in addition to the weights of all models. Raises CannotServe.
+
+    granularity: divisor of an extent's bytes. graph_bytes: bytes of `device_memory` for captured
+    graphs, outside the arena.
+    """
+    outside = graph_bytes if config.device_memory is not None else 0
+    given = (config.device_memory or config.memory) - outside
+    extent_bytes, least = _cut(given, config, models, granularity)
+    if given < least:
+        # More memory makes larger extents, of which the least may be more.
+        while (larger := _cut(least, config, models, granularity)[1]) > least:
+            least = larger
+        raise CannotServe(
+            f"{setting(config)}: {given + outside} bytes are too few for what this worker serves;"
+            f" the least is {least + outside}"
+        )
+    weights = [-(-model.weight_bytes // extent_bytes) for model in models]
+    if config.device_memory is None:
+        num_shared = config.memory // extent_bytes
+        num_extents = num_shared + sum(weights)
+    else:
+        num_extents = given // extent_bytes
+        num_shared = num_extents - min(weights, default=0)
+    ceiling = config.adapter_memory_max
+    return MemoryPlan(
+        extent_bytes,
+        num_extents,
+        adapter_ceiling_bytes=num_shared * extent_bytes if ceiling is None else ceiling,
+        max_kv_extents=num_shared - -(-config.adapter_memory_min // extent_bytes),
+        num_weight_extents=sum(weights),
+    )
+
+
+def setting(config: WorkerConfig) -> str:
+    """Returns the name of the setting that determines the memory."""
+    return "memory" if config.device_memory is None else "device_memory"
+
+
+def _cut(
+    given: int, config: WorkerConfig, models: Sequence[Footprint], granularity: int
+) -> tuple[int, int]:
+    """Divides `given` bytes (of `device_memory`, or else of `memory`). Returns the bytes of an
+    extent and the minimum of the setting: the adapters' floor, one extent for KV, and the largest
+    weights if they are included."""
+    is_all = config.device_memory is not None
+    total = given if is_all else given + sum(model.weight_bytes for model in models)
+    page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)
+    wanted = max(PAGES_PER_EXTENT * page_bytes, total // MAX_EXTENTS)
+    extent_bytes = -(-wanted // granularity) * granularity
+    floor = -(-config.adapter_memory_min // extent_bytes)
+    largest = max((model.weight_bytes for model in models), default=0) if is_all else 0
+    return extent_bytes, (floor + 1 + -(-largest // extent_bytes)) * extent_bytes
