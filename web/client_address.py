@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from store.records import ApiKey
+from web.errors import Forbidden
+
 MAX_CHARS = 45
 """Length of the longest form: an IPv6 address with an embedded IPv4 address."""
 IPV6_PREFIX = 64
@@ -22,6 +25,12 @@ def client_address(scope: Mapping[str, Any]) -> str | None:
     """
     client = scope.get("client")
     return canonical(client[0]) if client else None
+
+
+def check_address(key: ApiKey, scope: Mapping[str, Any]) -> None:
+    """Raises Forbidden unless the key may be used from the client's address."""
+    if not key.may_come_from(client_address(scope)):
+        raise Forbidden("This API key may not be used from this address.", code="ip_not_allowed")
 
 
 def canonical(host: str) -> str | None:

@@ -20,7 +20,7 @@ from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid, NotFound
 from store.records import ApiKey, Tenant, hash_key, parse_key
-from web.client_address import client_address
+from web.client_address import check_address
 from web.errors import Forbidden, Unauthenticated
 
 Guard = Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]
@@ -42,8 +42,7 @@ def requires(*scopes: str, changes_rows: bool = True) -> Guard:
         plane = connection.app.state.admin
         header = connection.headers.get("authorization")
         key = await authenticate(plane.key_lookup, plane.config.pepper, header)
-        if not key.may_come_from(client_address(connection.scope)):
-            raise Forbidden("This API key may not be used from this address.", "ip_not_allowed")
+        check_address(key, connection.scope)
         if key.scopes.isdisjoint(scopes):
             raise Forbidden(f"This API key lacks the scope {' or '.join(scopes)}.")
         if key.tenant_id is not None:

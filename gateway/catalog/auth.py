@@ -50,12 +50,6 @@ def is_valid(view: CatalogView, key_id: str, now: datetime) -> bool:
     return key is not None and key.is_live(now) and key.tenant_id in view.tenants
 
 
-def check_address(key: ApiKey, address: str | None) -> None:
-    """Raises Forbidden unless the key may be used from the client's address."""
-    if not key.may_come_from(address):
-        raise Forbidden("This API key may not be used from this address.", code="ip_not_allowed")
-
-
 def authorize(view: CatalogView, key: ApiKey, scope: str) -> Principal:
     """Returns the caller. Raises Forbidden unless it is a tenant's key that has the scope."""
     tenant = view.tenants.get(key.tenant_id) if key.tenant_id else None

@@ -10,13 +10,13 @@ from typing import Any
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from gateway.catalog.auth import authenticate, authorize, check_address, may_be_newer
+from gateway.catalog.auth import authenticate, authorize, may_be_newer
 from gateway.http.services import Gateway
 from gateway.limits.refusal_limit import MAX_DELAY_S
 from gateway.limits.request_charge import RequestCharge
 from store.errors import ApiError
 from web.body_budget import held_body
-from web.client_address import client_address
+from web.client_address import check_address
 from web.error_answers import CLOSES
 from web.errors import Overloaded, Unauthenticated
 from web.headers import ON_ANSWER, announced_bytes, find_header
@@ -57,7 +57,7 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
             if gateway.catalog.unconfirmed_s == 0 or not may_be_newer(view, header):
                 raise
             raise Overloaded(UNCONFIRMED, code="key_unconfirmed") from error
-        check_address(key, client_address(connection.scope))
+        check_address(key, connection.scope)
         principal = connection.scope["user"] = authorize(view, key, scope)
         gateway.key_uses.note(key.id)
         body = held_body(connection.scope)

@@ -42,13 +42,13 @@ Example: 20.00 was set in place of 0.20 one morning.
 """
 CREDITS = (
     Column("id", "credit", Kind.ID),
-    Column("model", "model", Kind.NAME),
-    Column("tenant_id", "tenant", Kind.ID),
     Column("since", "since", Kind.HOUR),
-    Column("until", "until", Kind.HOUR),
     Column("cost_before", "before", Kind.NUMBER),
     Column("cost_after", "after", Kind.NUMBER),
     Column("reason", "reason", Kind.PROSE),
+    Column("model", "model", Kind.NAME),
+    Column("tenant_id", "tenant", Kind.ID),
+    Column("until", "until", Kind.HOUR),
 )
 
 

@@ -15,12 +15,12 @@ from admin.http.body import UploadPace, held_chunks, released_chunks
 from admin.http.guards import ADAPTERS_WRITE
 from admin.http.plane import AdminConfig
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
-from gateway.catalog.auth import authenticate, check_address
+from gateway.catalog.auth import authenticate
 from gateway.http.guards import Connection
 from gateway.http.services import Gateway
 from loraplex.roles.management import LOAD_PATHS
 from web.body_budget import held_body
-from web.client_address import client_address
+from web.client_address import check_address, client_address
 from web.errors import Forbidden, Overloaded, TooLarge
 from web.headers import find_header
 
@@ -88,7 +88,7 @@ class Forwarding:
             find_header(scope, b"authorization"),
             gateway.clock.moment,
         )
-        check_address(key, client_address(scope))
+        check_address(key, scope)
         if key.tenant_id is not None and ADAPTERS_WRITE not in key.scopes:
             raise Forbidden(f"This API key lacks the scope {ADAPTERS_WRITE}.")
         held_body(scope).charge(key.tenant_id or "admin")

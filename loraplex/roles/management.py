@@ -11,13 +11,13 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import BaseRouteHandler
 
 from admin.http.problems import to_response
-from gateway.catalog.auth import authenticate, check_address
+from gateway.catalog.auth import authenticate
 from gateway.http import error_answers
 from gateway.http.guards import Connection, public
 from gateway.http.services import Gateway
 from loraplex.probe import answer_of
 from loraplex.telemetry import content_type, render_metrics
-from web.client_address import client_address
+from web.client_address import check_address
 from web.headers import find_header
 
 METRICS = "/metrics"
@@ -87,7 +87,7 @@ def _metrics_for_admins(gateway: Gateway, worker_health: str | None) -> Litestar
         header = find_header(connection.scope, b"authorization")
         view, now = gateway.catalog.current, gateway.clock.moment
         key = authenticate(view, gateway.config.pepper, header, now)
-        check_address(key, client_address(connection.scope))
+        check_address(key, connection.scope)
         if key.tenant_id is not None:
             raise NotFoundException()
 

@@ -21,6 +21,7 @@ from admin.prices.routes import PriceView
 from admin.quotas.schemas import TenantQuotaView
 from admin.tenants.schemas import TenantView
 from admin.uploads.schemas import RejectedUploadView
+from admin.usage.credit_routes import CreditView
 from admin.usage.routes import UsageView
 from admin.workers.schemas import WorkerDetails, WorkerView
 
@@ -362,6 +363,24 @@ def answers(now: datetime) -> dict[str, Any]:
         }
         for day, adapter, number in ((1, "support-bot", 1), (2, "", 0))
     ]
+    credits = [
+        {
+            "id": f"credit-7c0e9f1a2b{number}",
+            "model": "smollm2-135m-instruct",
+            "tenant_id": tenant,
+            "since": "2026-11-02T09:00:00Z",
+            "until": "2026-11-02T14:00:00Z",
+            "input": "0.20",
+            "cached_input": "0.20",
+            "output": "0.60",
+            "reason": "20.00 was set in place of 0.20, from nine to two, before a review saw it",
+            "requests": 1204,
+            "cost_before": "2403.201",
+            "cost_after": "24.03201",
+            "created_at": ago(hours=3),
+        }
+        for number, tenant in enumerate((None, "ten_4f0Zk1q9XbT2"))
+    ]
     audit = [
         {
             "seq": seq,
@@ -389,6 +408,7 @@ def answers(now: datetime) -> dict[str, Any]:
         "workers": (workers, WorkerView),
         "prices": (prices, PriceView),
         "usage": (usage, UsageView),
+        "usage/credits": (credits, CreditView),
         "audit": (audit, AuditView),
     }
     one: dict[str, tuple[Any, Any]] = {

@@ -44,6 +44,7 @@ COMMANDS = {
     "quota_show": ("quota", "show", "--tenant", "acme"),
     "price_list": ("price", "list"),
     "usage": ("usage", "--group-by", "tenant,model,adapter,adapter_version,key"),
+    "usage_credits": ("usage", "credits"),
     "audit_list": ("audit", "list"),
 }
 
