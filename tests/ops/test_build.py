@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ops import build
-from ops.processor import REQUIRED
+from ops.processor import REQUIRED, Processor
 from ops.registry import select
 
 
@@ -50,13 +50,25 @@ def test_those_who_start_together_compile_once(monkeypatch, tmp_path: Path):
     assert calls.read_text().count(" -shared ") == 1
 
 
+def test_a_library_is_found_once_it_is_compiled(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sources = some_sources(tmp_path / "sources", "threads.cpp")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    assert build.find_library("scalar") is None
+    assert build.compile_library("scalar", sources) == build.find_library("scalar")
+
+
 @pytest.mark.full
-def test_the_bfloat16_instructions_compile(monkeypatch, tmp_path: Path):
+@pytest.mark.parametrize("variant", ["avx512bf16", "amx"])
+def test_the_bfloat16_instructions_compile(monkeypatch, tmp_path: Path, variant: str):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if os.uname().machine != "x86_64":
         pytest.skip("instructions of x86-64")
-    sources = some_sources(tmp_path / "sources", "linear.cpp", "threads.cpp")
-    assert build.compile_library("avx512bf16", sources).exists()
+    if variant in Processor.here().variants():
+        pytest.skip("this processor has them: every other test of the kernels compiles them")
+    tiles = [path.name for path in build.SOURCES.glob("tile_*.cpp")]
+    sources = some_sources(tmp_path / "sources", "linear.cpp", "threads.cpp", *tiles)
+    assert build.compile_library(variant, sources).exists()
 
 
 def test_a_cache_that_others_can_write_to_is_refused(monkeypatch, tmp_path: Path):
