@@ -33,7 +33,7 @@ def _variants() -> list[str]:
 
 *VARIANTS, _ = _variants() or [""]
 TILES = ["tiles"] if VARIANTS else []
-"""The variant that computes as `amx` does, of which linears and LoRA differ from `scalar`."""
+"""The variant that computes as `amx` does: linears, LoRA and attention differ from `scalar`."""
 BACKENDS = ["reference", *VARIANTS, TRITON]
 
 
