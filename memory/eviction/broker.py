@@ -4,7 +4,7 @@ for its weight, and there the ones that are cheapest to make again."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from threading import Lock
@@ -141,12 +141,14 @@ class MemoryBroker:
         # could be refused after others were made.
         now = BytesHeld(self.bytes_held.accounts, self.bytes_held.held.items())
         ask = Ask(now, account, self._adapters.rounded(ends[-1]), is_first=is_first)
-        while (placement := self._adapters.allocate(ends, account)) is None:
-            victims = self._victims(self._adapters, ends, ask)
-            if not victims:
-                return None
-            for item in victims:
-                item.evict()
+        placement = self._adapters.allocate(ends, account)
+        if placement is None:
+            for victims in self._victims(self._adapters, ends, ask):
+                for item in victims:
+                    item.evict()
+                placement = self._adapters.allocate(ends, account)
+                if placement is not None:
+                    break
         return placement
 
     def allocate_weights(self, owner: str, num_extents: int) -> int:
@@ -235,9 +237,12 @@ class MemoryBroker:
         for placement in self._adapters.by_extent().get(extent, ()):
             placed[placement].evict()
 
-    def _victims(self, adapters: AdapterMemory, ends: Sequence[int], ask: Ask) -> list[Item]:
-        """Returns what to evict to make room for an image, the least loss first. Returns an empty
-        list if all that may be evicted is too little."""
+    def _victims(
+        self, adapters: AdapterMemory, ends: Sequence[int], ask: Ask
+    ) -> Iterator[list[Item]]:
+        """Yields what to evict to make room for an image, the least loss first: items that free
+        enough bytes, then one more at a time, because an image is cut between factors only. Yields
+        nothing if all that may be evicted is too little."""
         size = self._arena.extent_bytes
         items = self._placed(with_awaited=False) | self._paged()
         items = {key: item for key, item in items.items() if ask.may_take(*item.lost.accounts)}
@@ -248,13 +253,19 @@ class MemoryBroker:
         missing = adapters.rounded(ends[-1]) - adapters.num_hole_bytes
         missing -= min(num_new, self._arena.num_free) * size
         if missing > sum(placed) + num_paged * size:
-            return []
-        num_adjacent = max(-(-(end - start) // size) for start, end in pairwise([0, *ends]))
-        if num_adjacent > 1 and (row := self._row(adapters, num_adjacent, items)) != []:
-            return row or []
-        victims: list[Item] = []
+            return
         keys = {item: key for key, item in items.items()}
-        for _, item in by_loss(items.values(), ask):
+        num_adjacent = max(-(-(end - start) // size) for start, end in pairwise([0, *ends]))
+        if num_adjacent > 1:
+            row = self._row(adapters, num_adjacent, items)
+            if row is None:
+                return
+            yield row
+            for item in row:
+                del keys[item]
+                missing -= item.num_bytes
+        victims: list[Item] = []
+        for _, item in by_loss(keys, ask):
             if not isinstance(keys[item], Placement):
                 if not num_paged or not ask.may_take(*item.exact().accounts):
                     continue
@@ -262,8 +273,8 @@ class MemoryBroker:
             victims.append(item)
             missing -= item.num_bytes
             if missing <= 0:
-                return victims
-        return []
+                yield victims
+                victims = []
 
     def _row(
         self, adapters: AdapterMemory, num_extents: int, items: Mapping[Placement | int, Item]
