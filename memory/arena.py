@@ -5,23 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 from memory.accounts import Accounts, BytesHeld
 from memory.errors import require
-
-
-class Backing(Protocol):
-    """Memory behind the arena's extents. Notified when weights acquire or release an extent."""
-
-    def lend(self, extent: int) -> None:
-        """Called when weights acquire the extent, which must not be in use. Weights are stored
-        elsewhere, so its memory may be released; its contents are lost."""
-        ...
-
-    def restore(self, extent: int) -> None:
-        """Called when weights release the extent. Restores its memory, with arbitrary contents."""
-        ...
 
 
 class Arena:
@@ -65,8 +51,6 @@ class Arena:
             )
         self.bytes_held = BytesHeld(Accounts(clock))
         """Bytes of KV pages and adapters, by account."""
-        self.backing: Backing | None = None
-        """Notified of the extents that weights acquire and release, unless None."""
         self._all = (1 << self.num_extents) - 1
         self._kv_zone = (1 << (self.num_extents - self.adapter_floor)) - 1
         self._free = self._all
@@ -124,25 +108,15 @@ class Arena:
         self._weights_beside[owner] += num_taken
         while num_taken < num_extents and (extent := self._take_lowest()) is not None:
             self._weights[extent] = owner
-            self._lend(extent)
             num_taken += 1
         return num_taken
 
     def free_weights(self, owner: str) -> None:
         """Frees all extents of the owner."""
         self._weights_beside.pop(owner, None)
-        for extent in sorted(e for e, name in self._weights.items() if name == owner):
+        for extent in self.weight_extents(owner):
             del self._weights[extent]
             self._free |= 1 << extent
-            self._restore(extent)
-
-    def _lend(self, extent: int) -> None:
-        if self.backing is not None:
-            self.backing.lend(extent)
-
-    def _restore(self, extent: int) -> None:
-        if self.backing is not None:
-            self.backing.restore(extent)
 
     def _take_lowest(self) -> int | None:
         candidates = self._free & self._kv_zone
@@ -176,9 +150,13 @@ class Arena:
     def kv_extents(self, owner: str) -> set[int]:
         return {extent for extent, name in self._kv.items() if name == owner}
 
+    def weight_extents(self, owner: str) -> set[int]:
+        """Returns the extents of the owner's weights, without those outside the arena."""
+        return {extent for extent, name in self._weights.items() if name == owner}
+
     def num_weight_extents(self, owner: str) -> int:
         """Returns the number of the owner's extents, including those outside the arena."""
-        return self._weights_beside[owner] + list(self._weights.values()).count(owner)
+        return self._weights_beside[owner] + len(self.weight_extents(owner))
 
     def kv_owner(self, extent: int) -> str | None:
         return self._kv.get(extent)

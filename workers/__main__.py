@@ -105,7 +105,7 @@ async def _serve(
     try:
         await running
     finally:
-        worker.close()
+        await asyncio.to_thread(worker.close)
 
 
 async def _sweep(worker: Worker) -> None:

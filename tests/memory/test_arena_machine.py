@@ -25,17 +25,6 @@ WEIGHTS = ("small", "unpaged")
 PAGE_BYTES = {"small": 24_000, "large": 80_000, "whole": EXTENT}
 
 
-class Lent(set[int]):
-    """Extents that weights have, as the bytes behind them are told."""
-
-    def lend(self, extent: int) -> None:
-        assert extent not in self
-        self.add(extent)
-
-    def restore(self, extent: int) -> None:
-        self.remove(extent)
-
-
 class SharedArena(RuleBasedStateMachine):
     """Three models' pages and the adapters' pieces, with the bytes that each thinks are its own."""
 
@@ -45,7 +34,6 @@ class SharedArena(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.arena = Arena(12 * EXTENT + 5, EXTENT, 3 * EXTENT - 1, 8 * EXTENT)
-        self.lent = self.arena.backing = Lent()
         self.adapters = AdapterMemory(self.arena)
         self.pools = {name: PagePool(self.arena, name, size) for name, size in PAGE_BYTES.items()}
         self.references: dict[tuple[str, int], int] = {}
@@ -162,7 +150,8 @@ class SharedArena(RuleBasedStateMachine):
         assert extents.count("k") + extents.count("w") <= 9 and extents.count("a") <= 8
         for owner, count in self.weights.items():
             assert self.arena.num_weight_extents(owner) == count
-        assert self.lent == {extent for extent, mark in enumerate(extents) if mark == "w"}
+        owned = {extent for owner in WEIGHTS for extent in self.arena.weight_extents(owner)}
+        assert owned == {extent for extent, mark in enumerate(extents) if mark == "w"}
 
     def teardown(self) -> None:
         for owner in self.weights:

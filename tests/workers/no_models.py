@@ -16,6 +16,8 @@ from workers.base_models.loader import ModelLoader
 from workers.base_models.residency import ModelResidency, ModelState
 from workers.base_models.served_model import ServedModel
 from workers.base_models.served_models import ServedModels
+from workers.device.device_memory import HostMemory
+from workers.device.weight_memory import WeightMemory
 from workers.models.plan import ModelPlan
 from workers.policies.queue_limits import QueueBounds
 from workers.process.inbox import Inbox
@@ -59,12 +61,13 @@ def make_loop(
         make_runner=_never,
         num_bytes=0,
     )
-    arena = Arena(1 << 16, 1 << 16)
+    arena, extent_bytes = Arena(1 << 16, 1 << 16), 1 << 16
+    broker = MemoryBroker(arena)
     served = ServedModels(
         {},
         ModelResidency(0, clock=clock),
-        arena,
-        MemoryBroker(arena),
+        WeightMemory(arena, broker, HostMemory(1, extent_bytes)),
+        broker.lock,
         ModelLoader(ReferenceOps()),
         ModelFetcher(_never, thread=AT_ONCE, is_final=_never, clock=clock),
         verifier,

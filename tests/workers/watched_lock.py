@@ -1,5 +1,5 @@
 """A memory lock that notices what must not happen while it is held: a wait for a thread, a grammar
-or a device, a sleep, an opened file; and that an event loop takes it."""
+or a device, a call of its driver, a sleep, an opened file; and that an event loop takes it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import pytest
 
 import memory.eviction.broker
 from ops.base import PassedEvent
+from workers.device.cuda_memory import CudaDriver
+from workers.device.virtual_memory import HostVirtualMemory
+from workers.device.weight_image import Arrival
 from workers.execution.engine import InFlightStep
 
 violations: list[str] = []
@@ -83,6 +86,10 @@ def watch(patch: pytest.MonkeyPatch) -> None:
     _watch(patch, threading.Condition, "wait", "a wait for another thread")
     _watch(patch, InFlightStep, "wait", "a wait for a step")
     _watch(patch, PassedEvent, "synchronize", "a wait for the device")
+    for name in ("create", "release", "reserve", "map", "unmap", "pin"):
+        _watch(patch, HostVirtualMemory, name, "a call of the driver")
+    _watch(patch, CudaDriver, "call", "a call of the driver")
+    _watch(patch, Arrival, "synchronize", "a wait for a copy")
     start = threading.Thread.start
     patch.setattr(threading.Thread, "start", lambda thread: start_thread(thread, start))  # pyright: ignore
     if not _has_hook:

@@ -6,14 +6,14 @@ import logging
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from threading import Lock
 
-from memory.arena import Arena
-from memory.eviction.broker import MemoryBroker
 from memory.eviction.tier import Tier
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import Loaded, ModelLoader
 from workers.base_models.residency import ModelResidency
 from workers.base_models.served_model import ServedModel
+from workers.device.weight_memory import WeightMemory
 from workers.execution.engine import Event
 from workers.execution.model_runner import ModelRunner
 from workers.models.progress import ByteProgress
@@ -32,8 +32,8 @@ class ServedModels:
         self,
         models: dict[str, ServedModel],
         residency: ModelResidency,
-        arena: Arena,
-        broker: MemoryBroker,
+        weights: WeightMemory,
+        memory: Lock,
         loader: ModelLoader,
         fetcher: ModelFetcher,
         verifier: AdapterVerifier,
@@ -42,13 +42,13 @@ class ServedModels:
         clock: Callable[[], float],
     ) -> None:
         """models: changed here alone, with the memory lock held; other threads may look one up.
-        host: packed weights kept in host memory, by digest."""
+        memory: the memory lock. host: packed weights kept in host memory, by digest."""
         self.models = models
         self.active: dict[str, ServedModel] = {}
         """Models that are not idle. The others cost nothing in a step."""
         self._residency = residency
-        self._arena = arena
-        self._broker = broker
+        self._weights = weights
+        self._memory = memory
         self._loader = loader
         self._fetcher = fetcher
         self._verifier = verifier
@@ -68,10 +68,10 @@ class ServedModels:
 
     def add(self, model: ServedModel) -> None:
         """Registers a built model, without loading its weights."""
-        with self._broker.lock:
+        with self._memory:
             self.models[model.digest] = model
             self._residency.add(model.state)
-            self._residency.capacity = self._arena.num_kv_extents + self._arena.num_beside
+            self._residency.capacity = self._weights.capacity
         self._apply_catalog(model)
 
     def activate(self, digest: str) -> None:
@@ -85,7 +85,7 @@ class ServedModels:
         state = model.state
         if state.num_extents > self._residency.num_free:
             return False
-        self._broker.allocate_weights(digest, state.num_extents)
+        self._weights.allocate(digest, state.num_extents)
         self._take(model, self._loader.load_here(model.plan, model.image, progress))
         if model.image is not None:
             model.image.arrival.synchronize()
@@ -110,7 +110,7 @@ class ServedModels:
         for model in active:
             events += self._take_loaded(model)
             model.end_copy(self._clock())
-        with self._broker.lock:
+        with self._memory:
             demands = {model.digest: self._demand(model) for model in active}
         orders = self._residency.decide(demands)
         for digest in orders.cancel:
@@ -120,7 +120,7 @@ class ServedModels:
         for model in active:
             if model.state.is_unloaded:
                 message = "the base model was unloaded"
-                with self._broker.lock:
+                with self._memory:
                     events += model.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
         for digest in orders.preempt:
             events += self.models[digest].engine.suspend()
@@ -182,10 +182,8 @@ class ServedModels:
     def _gather(self, model: ServedModel) -> list[Event]:
         """Claims idle extents for the model, and starts the load once it holds enough."""
         digest, num_extents = model.digest, model.state.num_extents
-        with self._broker.lock:
-            missing = num_extents - self._arena.num_weight_extents(digest)
-            if self._broker.allocate_weights(digest, missing) < missing:
-                return []
+        if not self._weights.allocate(digest, num_extents):
+            return []
         self._residency.begun(digest)
         runner = model.kept_runner
         if runner is not None:
@@ -260,7 +258,7 @@ class ServedModels:
             model.copy_begun_s = begin_s
         model.reuse.note(self._clock())
         model.error = ""
-        with self._broker.lock:
+        with self._memory:
             model.attach(runner)
         self._residency.loaded(model.digest, load_s)
 
@@ -268,7 +266,7 @@ class ServedModels:
         """Unloads the model. Its sequences resume after the next load; pages stay in the prefix
         cache, and adapters on the host."""
         events = model.engine.suspend()
-        with self._broker.lock:
+        with self._memory:
             self._verifier.put_back(model.digest)
             held: list[object] = [model.detach()]
         if model.image is not None:
@@ -276,8 +274,7 @@ class ServedModels:
             model.image.leave()
         if model.digest not in self._host or model.state.is_unloaded:
             self._drop_image(model, held)
-        with self._broker.lock:
-            self._arena.free_weights(model.digest)
+        self._weights.free(model.digest)
         return events
 
     def _unregister(self, model: ServedModel) -> list[Event]:
@@ -286,7 +283,7 @@ class ServedModels:
         events = self._leave(model) if model.state.is_here else []
         if model.digest in self._host:
             self._drop_image(model, [])
-        with self._broker.lock:
+        with self._memory:
             del self.models[model.digest]
             self._residency.remove(model.digest)
         self._fetcher.close_model(model)
@@ -298,15 +295,14 @@ class ServedModels:
         if model.load is not None:
             model.load.cancel()
             model.load = None
-        with self._broker.lock:
-            self._arena.free_weights(model.digest)
+        self._weights.free(model.digest)
 
     def _fail(self, model: ServedModel, error: str) -> list[Event]:
         model.error = error
         self._cancel(model)
         self._residency.failed(model.digest)
         message = "the base model could not be loaded"
-        with self._broker.lock:
+        with self._memory:
             return model.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
 
     def _fail_unsatisfiable(self, model: ServedModel) -> list[Event]:
@@ -316,7 +312,7 @@ class ServedModels:
             return self._fail(model, reason)
         if not model.state.is_here:
             model.error = reason
-        with self._broker.lock:
+        with self._memory:
             return model.engine.fail_first(
                 ErrorCode.OVERLOADED, f"the base model lacks memory: {reason}"
             )

@@ -9,12 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from memory.arena import Backing
 from memory.errors import require
 from workers.device.virtual_memory import VirtualMemory
 
 
-class DeviceMemory(Backing, Protocol):
+class DeviceMemory(Protocol):
     """Memory of the arena's extents, preceded by one extent that is not the arena's.
 
     Kernels get the address of the whole, and Triton refuses an address that no kernel may access,
@@ -24,6 +23,16 @@ class DeviceMemory(Backing, Protocol):
     """
 
     tensor: Tensor
+
+    def lend(self, extent: int) -> None:
+        """Called when weights own the extent, which must not be in use. They are stored elsewhere,
+        so its memory may be released; its contents are lost."""
+        ...
+
+    def restore(self, extent: int) -> None:
+        """Called before weights release the extent. Restores its memory, with arbitrary
+        contents."""
+        ...
 
     def reserve(self, num_extents: int) -> AddressRange | None:
         """Reserves addresses for a model's weights. Returns None if torch allocates them."""

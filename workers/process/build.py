@@ -47,6 +47,7 @@ from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory, gib
 from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
 from workers.device.weight_image import WeightImage
+from workers.device.weight_memory import WeightMemory
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
@@ -123,7 +124,6 @@ class Worker:
             raise CannotServe(
                 f"{setting(config)}: this machine gives no {self.arena.num_bytes} bytes: {error}"
             ) from error
-        self.arena.backing = self._device_memory
         self.memory = self._device_memory.tensor
         self.adapter_memory = AdapterMemory(self.arena)
         self.broker = MemoryBroker(self.arena, self.adapter_memory)
@@ -150,8 +150,8 @@ class Worker:
         self.served = ServedModels(
             self.instances,
             self._residency,
-            self.arena,
-            self.broker,
+            WeightMemory(self.arena, self.broker, self._device_memory),
+            self.broker.lock,
             ModelLoader(self.ops),
             ModelFetcher(
                 lambda digest, name: self.build_model(name, self._read_plan(digest)),

@@ -16,11 +16,13 @@ import torch
 
 from memory.arena import Arena
 from memory.errors import IntegrityError
+from memory.eviction.broker import MemoryBroker
 from tests.workers.driver_double import DriverDouble
 from workers.base_models.loader import resident_bytes
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import HostMemory, MappedMemory
 from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
+from workers.device.weight_memory import WeightMemory
 
 EXTENT = 1 << 21
 """A granule of every device."""
@@ -71,7 +73,7 @@ class Mapped:
         assert EXTENT % virtual.granularity == 0
         self.memory = MappedMemory(virtual, 6, EXTENT)
         self.arena = Arena(6 * EXTENT, EXTENT)
-        self.arena.backing = self.memory
+        self.weights = WeightMemory(self.arena, MemoryBroker(self.arena), self.memory)
         self.extents = self.memory.tensor.view(7, EXTENT)[1:]
         self.two, self.three = self.memory.reserve(2), self.memory.reserve(3)
 
@@ -87,21 +89,21 @@ def test_a_model_has_the_same_addresses_each_time(mapped: Mapped) -> None:
     mapped.memory.tensor.fill_(1)
     addresses = mapped.two.tensor.data_ptr()
     for value in (2, 3):
-        mapped.arena.allocate_weights("two", 2)
+        mapped.weights.allocate("two", 2)
         mapped.two.back()
         mapped.two.tensor.fill_(value)
         assert bool((mapped.two.tensor == value).all())
         assert bool((mapped.extents[2:] == 1).all())
         mapped.two.unback()
-        mapped.arena.free_weights("two")
+        mapped.weights.free("two")
         mapped.extents[:2].fill_(1)
         assert bool((mapped.memory.tensor == 1).all())
     assert mapped.two.tensor.data_ptr() == addresses
 
 
 def test_models_take_turns_with_the_memory_of_their_extents(mapped: Mapped) -> None:
-    mapped.arena.allocate_weights("two", 2)
-    mapped.arena.allocate_weights("three", 3)
+    mapped.weights.allocate("two", 2)
+    mapped.weights.allocate("three", 3)
     mapped.two.back()
     mapped.three.back()
     mapped.two.tensor.fill_(2)
@@ -115,10 +117,10 @@ def test_models_take_turns_with_the_memory_of_their_extents(mapped: Mapped) -> N
 def test_nothing_has_memory_twice(mapped: Mapped) -> None:
     with pytest.raises(IntegrityError, match="lies somewhere"):
         mapped.two.back()
-    mapped.arena.allocate_weights("half", 1)
+    mapped.weights.allocate("half", 1)
     with pytest.raises(IntegrityError, match="lies somewhere"):
         mapped.two.back()
-    mapped.arena.free_weights("half")
+    mapped.weights.free("half")
     mapped.memory.tensor.fill_(4)
     assert bool((mapped.memory.tensor == 4).all()), "what was begun was given back"
     with pytest.raises(IntegrityError, match="has memory"):
@@ -134,7 +136,7 @@ def test_what_has_no_memory_cannot_be_written(place: str) -> None:
         "from tests.workers.device.test_device_memory import *\n"
         "mapped = Mapped(HostVirtualMemory())\n"
         "mapped.extents[0].fill_(1)\n"
-        "mapped.arena.allocate_weights('two', 2)\n"
+        "mapped.weights.allocate('two', 2)\n"
         "mapped.two.back(); mapped.two.tensor.fill_(1); mapped.two.unback()\n"
         f"print('now', flush=True); mapped.{place}[0] = 1\n"
     )
@@ -166,7 +168,7 @@ def num_mappings() -> int:
 def test_the_driver_is_given_back_what_it_gave() -> None:
     library = DriverDouble()
     mapped = Mapped(library.virtual_memory())
-    mapped.arena.allocate_weights("two", 2)
+    mapped.weights.allocate("two", 2)
     mapped.two.back()
     del mapped
     gc.collect()
@@ -179,7 +181,7 @@ def test_access_is_asked_for_once_a_range() -> None:
     library = DriverDouble()
     mapped = Mapped(library.virtual_memory())
     before = library.num_access_calls
-    mapped.arena.allocate_weights("three", 3)
+    mapped.weights.allocate("three", 3)
     mapped.three.back()
     assert library.num_access_calls == before + 1
     mapped.three.tensor.fill_(3)

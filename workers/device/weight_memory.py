@@ -1,0 +1,41 @@
+"""Extents of the device's memory that base models' weights own."""
+
+from __future__ import annotations
+
+from memory.arena import Arena
+from memory.eviction.broker import MemoryBroker
+from workers.device.device_memory import DeviceMemory
+
+
+class WeightMemory:
+    """Extents of the weights of all models, and the memory behind them. Used on the engine thread,
+    without the memory lock, which is not held during calls of the device's driver."""
+
+    def __init__(self, arena: Arena, broker: MemoryBroker, device: DeviceMemory) -> None:
+        self._arena = arena
+        self._broker = broker
+        self._device = device
+
+    @property
+    def capacity(self) -> int:
+        """Maximum number of extents for weights and KV together."""
+        return self._arena.num_kv_extents + self._arena.num_beside
+
+    def allocate(self, owner: str, num_extents: int) -> bool:
+        """Allocates extents until the owner has `num_extents`, evicting idle items. Returns False
+        if there were too few; the owner keeps those, and may get the others later."""
+        with self._broker.lock:
+            before = self._arena.weight_extents(owner)
+            missing = num_extents - self._arena.num_weight_extents(owner)
+            is_enough = self._broker.allocate_weights(owner, missing) == missing
+            new = self._arena.weight_extents(owner) - before
+        for extent in sorted(new):
+            self._device.lend(extent)
+        return is_enough
+
+    def free(self, owner: str) -> None:
+        """Frees all extents of the owner, whose weights are not on the device."""
+        for extent in sorted(self._arena.weight_extents(owner)):
+            self._device.restore(extent)
+        with self._broker.lock:
+            self._arena.free_weights(owner)
