@@ -11,6 +11,11 @@ import numpy as np
 
 MEMORY = 0.995
 """Factor by which each new step reduces the weight of earlier measurements."""
+NUM_REMEMBERED = 1 / (1 - MEMORY)
+"""Number of steps that the weights of all earlier steps add up to, at most."""
+STALE_PART = 1 / 16
+"""Fraction of the remembered steps that may be new until the coefficients are computed again, which
+takes as long as scheduling a sequence."""
 MIN_STEPS = 8
 """Steps to measure before the first prediction. Fewer do not determine three coefficients."""
 UNITS = np.array([1.0, 1e2, 1e5])
@@ -31,18 +36,16 @@ class StepTime:
     def forget(self) -> None:
         """Forgets all measurements."""
         self._products, self._sums = np.zeros((3, 3)), np.zeros(3)
+        self._new: list[tuple[float, float, float]] = []
+        """Features of the steps that are not in the products and sums."""
         self._num_steps = 0
-        self._coefficients: tuple[float, float, float] | None = None
+        self._coefficients = 0.0, 0.0, 0.0
 
     def record(self, num_tokens: int, num_attended: int, seconds: float) -> None:
         """Records a step. num_attended: sum over its tokens of the earlier positions read."""
-        if seconds <= 0.0:
-            return
-        features = np.array([1, num_tokens, num_attended]) / UNITS / seconds
-        self._products = MEMORY * self._products + np.outer(features, features)
-        self._sums = MEMORY * self._sums + features
-        self._num_steps += 1
-        self._coefficients = None
+        if seconds > 0.0:
+            self._new.append((1 / seconds, num_tokens / seconds, num_attended / seconds))
+            self._num_steps += 1
 
     def predict(self, num_tokens: float, num_attended: float) -> float:
         """Returns the predicted seconds of a step, or 0 if unknown."""
@@ -64,14 +67,19 @@ class StepTime:
         return max(seconds, 0.0) / cost if cost > 0.0 else math.inf
 
     def _solved(self) -> tuple[float, float, float]:
-        if self._num_steps < MIN_STEPS:
-            return 0.0, 0.0, 0.0
-        if self._coefficients is None:
+        num_stale = STALE_PART * min(self._num_steps, NUM_REMEMBERED)
+        if self._num_steps >= MIN_STEPS and len(self._new) > num_stale:
             self._coefficients = self._solve()
         return self._coefficients
 
     def _solve(self) -> tuple[float, float, float]:
         """Returns the coefficients. Negative ones are set to zero, one at a time."""
+        features = np.array(self._new) / UNITS
+        weights = MEMORY ** np.arange(len(features))[::-1]
+        memory = MEMORY ** len(features)
+        self._products = memory * self._products + (weights * features.T) @ features
+        self._sums = memory * self._sums + weights @ features
+        self._new = []
         # No product of two different features is larger than both of their squares.
         matrix, sums = self._products + self._products.max() * RIDGE_OF_ONE, self._sums.copy()
         while (values := np.linalg.solve(matrix, sums)).min() < 0.0:
