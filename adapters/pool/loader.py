@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -17,6 +19,9 @@ from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.source import Signed
 from adapters.store.folder import DIGEST, NotInStore, Store
 from ops.base import Ops
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class AdapterLoader:
@@ -101,8 +106,15 @@ def stored_files(store: Store, digest: str) -> AdapterFiles:
     return files
 
 
-def one_thread(name: str) -> ThreadPoolExecutor:
-    """Returns an executor of one thread without an OpenMP team, to leave the cores to the step."""
-    return ThreadPoolExecutor(
-        1, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(1,)
-    )
+class LoaderThread(ThreadPoolExecutor):
+    """Executor of one thread without an OpenMP team, to leave the cores to the step. Calls
+    `on_done` after each task."""
+
+    def __init__(self, name: str, on_done: Callable[[], None] = lambda: None) -> None:
+        super().__init__(1, name, torch.set_num_threads, (1,))
+        self._on_done = on_done
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future = super().submit(fn, *args, **kwargs)
+        future.add_done_callback(lambda _: self._on_done())
+        return future

@@ -14,7 +14,7 @@ from adapters.format.validator import AdapterFiles
 from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
 from adapters.pool.image import ImageCache
-from adapters.pool.loader import AdapterLoader, one_thread
+from adapters.pool.loader import AdapterLoader, LoaderThread
 from adapters.pool.loads import Loads
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
@@ -129,8 +129,8 @@ class House:
         self.broker.add_holder(device)
         loads = Loads(
             *(self.loader, self.host, device),
-            fetcher=one_thread("fetcher") if has_threads else self.executor,
-            copier=one_thread("copier") if has_threads else self.executor,
+            fetcher=LoaderThread("fetcher") if has_threads else self.executor,
+            copier=LoaderThread("copier") if has_threads else self.executor,
             disk_bytes=self.cache.max_bytes,
             clock=lambda: self.now,
         )

@@ -112,6 +112,12 @@ class Driver:
                 self._take(message)
         return self.status
 
+    def await_models(self, *names: str) -> None:
+        """Until the worker serves exactly these."""
+        while {model.name for model in self.models} != {*names}:
+            for _, message in self._deliveries.get(timeout=120):
+                self._take(message)
+
     def _take(self, message: WorkerMessage) -> None:
         if isinstance(message, WorkerStatus):
             self.status = message

@@ -68,7 +68,7 @@ def make_loop(
         ModelResidency(0, clock=clock),
         WeightMemory(arena, broker, HostMemory(1, extent_bytes)),
         broker.lock,
-        ModelLoader(ReferenceOps()),
+        ModelLoader(ReferenceOps(), AT_ONCE),
         ModelFetcher(_never, thread=AT_ONCE, is_final=_never, clock=clock),
         verifier,
         host=Tier(0),

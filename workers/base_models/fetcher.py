@@ -49,12 +49,6 @@ class ModelFetcher:
         """Unregistered models by digest."""
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a fetch is running or due for a retry."""
-        now = self._clock()
-        return any(f.future is not None or now >= f.retry_s for f in self.fetches.values())
-
-    @property
     def is_first_try(self) -> bool:
         """Whether a fetch is running that has not failed before."""
         return any(f.future is not None and not f.error for f in self.fetches.values())

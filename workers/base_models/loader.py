@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from adapters.pool.loader import one_thread
 from ops.base import Ops
 from workers.device.weight_image import WeightImage
 from workers.models.loading import LoadedModel, load_model
@@ -66,9 +65,9 @@ class Load:
 class ModelLoader:
     """Loader of one model at a time, with one kernel thread, to leave cores to the engines."""
 
-    def __init__(self, ops: Ops) -> None:
+    def __init__(self, ops: Ops, thread: Executor) -> None:
         self._ops = ops
-        self._thread = one_thread("model-loader")
+        self._thread = thread
 
     def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
         """Starts to load weights to the device or image. Their extents are allocated already."""

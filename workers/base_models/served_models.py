@@ -57,11 +57,6 @@ class ServedModels:
         self._desired: dict[str, DesiredModel] = {}
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a fetch or load is in progress, or a request waits for a model."""
-        return bool(self.active) or self._fetcher.is_busy
-
-    @property
     def is_fetching(self) -> bool:
         """Whether a catalog model is being fetched that has not failed before."""
         return self._fetcher.is_first_try

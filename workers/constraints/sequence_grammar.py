@@ -42,7 +42,9 @@ class GrammarThreads:
     """Threads of a worker for grammars: one advances grammars whose tokens take microseconds, one
     those that were slower once, and others compile."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """on_ready: called on these threads when a grammar has become ready."""
+        self.on_ready = on_ready
         self._quick = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self.slow = ThreadPoolExecutor(1, thread_name_prefix="slow-masks")
         self.compiling = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="grammars")
@@ -140,12 +142,12 @@ class SequenceGrammar:
                 break
         else:
             self._fill_mask()
-        self.is_ready = True
+        self._set_ready()
 
     def fail(self, failure: str) -> None:
         """Records why no token can be generated."""
         self.failure = failure
-        self.is_ready = True
+        self._set_ready()
 
     def go_on(self) -> None:
         begun_s = thread_time()
@@ -156,7 +158,7 @@ class SequenceGrammar:
             self.failure = type(error).__name__
         if self._compiled is not None and thread_time() - begun_s >= SLOW_S:
             self._compiled.is_slow = True
-        self.is_ready = True
+        self._set_ready()
 
     def _go_on(self) -> None:
         assert self._matcher is not None
@@ -174,6 +176,10 @@ class SequenceGrammar:
             self._forced = forced
         if self._advance(forced):
             self._fill_mask()
+
+    def _set_ready(self) -> None:
+        self.is_ready = True
+        self._threads.on_ready()
 
     def _advance(self, tokens: list[int]) -> bool:
         assert self._matcher is not None

@@ -22,7 +22,7 @@ from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
 from adapters.pool.host_slab import HostSlab
 from adapters.pool.image import ImageCache
-from adapters.pool.loader import AdapterLoader, one_thread
+from adapters.pool.loader import AdapterLoader, LoaderThread
 from adapters.pool.loads import Loads
 from adapters.pool.pool import AdapterPool
 from adapters.store.opening import open_store
@@ -135,9 +135,11 @@ class Worker:
             config.adapter_cache,
             self._adapter_requests.expected,
         )
+        self._inbox: Inbox | None = None
+        """None until there is a loop."""
         self._closing = ExitStack()
         """Closes threads and processes."""
-        self._grammar_threads = GrammarThreads()
+        self._grammar_threads = GrammarThreads(self._notify)
         self._closing.callback(self._grammar_threads.close)
         self.instances: dict[str, ServedModel] = {}
         self.verifier = AdapterVerifier(self.instances, clock=time.monotonic)
@@ -152,7 +154,7 @@ class Worker:
             self._residency,
             WeightMemory(self.arena, self.broker, self._device_memory),
             self.broker.lock,
-            ModelLoader(self.ops),
+            ModelLoader(self.ops, self._thread("model-loader")),
             ModelFetcher(
                 lambda digest, name: self.build_model(name, self._read_plan(digest)),
                 thread=self._thread("model-fetcher"),
@@ -190,7 +192,7 @@ class Worker:
 
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
         """Returns the loop that runs the engines. Start it once."""
-        inbox = Inbox(
+        inbox = self._inbox = Inbox(
             self.instances,
             bounds=_queue_bounds(self.config),
             memory=self.broker.lock,
@@ -213,11 +215,6 @@ class Worker:
         """Whether the device computes asynchronously."""
         return self.ops.device.type == "cuda"
 
-    @property
-    def _uses_graphs(self) -> bool:
-        uses_graphs = self.config.uses_graphs
-        return self._is_beside if uses_graphs is None else uses_graphs
-
     def _select_ops(self) -> Ops:
         cores = min(torch.get_num_threads(), quota_cores() or sys.maxsize)
         name, num_threads = self.config.ops, self.config.threads or cores
@@ -237,7 +234,7 @@ class Worker:
 
     def _graph_limits(self, plan: ModelPlan) -> Limits | None:
         config = self.config
-        if not self._uses_graphs:
+        if not (self._is_beside if config.uses_graphs is None else config.uses_graphs):
             return None
         return Limits.of(
             config.max_num_seqs,
@@ -299,9 +296,14 @@ class Worker:
         folder, dtype = self.store.model_folder(digest), getattr(torch, self.config.dtype)
         return ModelPlan.read(folder, digest, dtype, self.config.max_model_len)
 
+    def _notify(self) -> None:
+        """Wakes the loop, because a load has ended. Thread-safe."""
+        if self._inbox is not None:
+            self._inbox.wake()
+
     def _thread(self, name: str) -> Executor:
         """Returns a thread that ends with the worker."""
-        thread = one_thread(name)
+        thread = LoaderThread(name, self._notify)
         self._closing.callback(thread.shutdown, wait=False, cancel_futures=True)
         return thread
 
@@ -340,8 +342,8 @@ class Worker:
         )
         loads = Loads(
             *(loader, self._host_tier, device),
-            fetcher=one_thread("adapter-fetcher"),
-            copier=one_thread("adapter-copier"),
+            fetcher=LoaderThread("adapter-fetcher", self._notify),
+            copier=LoaderThread("adapter-copier", self._notify),
             disk_bytes=self._image_cache.max_bytes,
             clock=time.monotonic,
         )

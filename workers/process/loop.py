@@ -40,8 +40,8 @@ PAGES_PERIOD_S = 0.1
 """Seconds between reports of prefix-cache changes to the gateways."""
 INTEGRITY_PERIOD_S = 60.0
 """Seconds between integrity checks of an idle loop."""
-LOAD_POLL_S = 0.001
-"""Seconds between polls for a finished load while there is nothing else to do."""
+TIMER_S = 0.02
+"""Seconds between checks of deadlines while nothing can run. Ends of loads wake the loop."""
 
 
 class WorkerLoop:
@@ -168,11 +168,8 @@ class WorkerLoop:
         engines = [model.engine for model in self._served.active.values()]
         if any(engine.has_work and not engine.is_stalled for engine in engines):
             return 0.0
-        models = self._served.models.values()
-        is_loading = any(model.pool.is_loading for model in models)
-        if is_loading or self._verifier.has_work or self._served.is_busy:
-            return LOAD_POLL_S
-        return max(self._next_status_s - self._clock(), LOAD_POLL_S)
+        left_s = max(self._next_status_s - self._clock(), 0.0)
+        return min(left_s, TIMER_S) if self._served.active or self._verifier.has_work else left_s
 
     def _handle(self, connection: int, message: EngineCommand, received_s: float) -> None:
         match message:

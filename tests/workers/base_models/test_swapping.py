@@ -15,6 +15,7 @@ from threading import Event
 from time import sleep
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -32,8 +33,10 @@ from workers.device.device_memory import AddressRange
 from workers.execution.token_buffer import TokenBuffer
 from workers.importer import import_model
 from workers.models.plan import ModelPlan
+from workers.process import loop
 from workers.process.config import WorkerConfig
 from workers.process.errors import CannotServe
+from workers.wire import grammars
 from workers.wire.protocol import (
     Abort,
     AdapterRef,
@@ -461,6 +464,14 @@ def test_a_model_registered_later_lies_beside_the_memory(house: House, form: str
         driver.worker.arena.check_integrity()
 
 
+def freed_event(part: object) -> threading.Event:
+    """Is set when the part, or the memory of the token buffer, is freed."""
+    event = threading.Event()
+    held = part.tokens.untyped_storage() if isinstance(part, TokenBuffer) else part
+    weakref.finalize(held, event.set)
+    return event
+
+
 def num_adapter_threads() -> int:
     """Each model has two, from the first adapter on."""
     names = ("adapter-fetcher", "adapter-copier")
@@ -481,11 +492,8 @@ def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
         assert num_adapter_threads() == 2
         worker = driver.worker
         parts = [worker.engines[one.digest].runner, worker.engines[one.digest].scheduler._slots]
-        freed = [threading.Event() for _ in parts]
-        for part, event in zip(parts, freed, strict=True):
-            held = part.tokens.untyped_storage() if isinstance(part, TokenBuffer) else part
-            weakref.finalize(held, event.set)
-        del part, parts, held
+        freed = [freed_event(part) for part in parts]
+        del parts
         driver.loop.post(1, Desired(2, [], [two]))
         driver.wait()
         assert driver.ended == {0: FinishReason.LENGTH}, "it runs to its end"
@@ -536,6 +544,22 @@ def test_a_model_that_cannot_be_built_fails_by_name_and_ends_nothing_else(
         driver.submit(house.generate(1, "one", [1, 2, 3], 4))
         driver.wait()
         assert set(driver.ended.values()) == {FinishReason.LENGTH}
+
+
+def test_the_end_of_a_load_wakes_the_loop(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a fetch, of weights, of an adapter and of a grammar: no timer ever ends its wait."""
+    monkeypatch.setattr(loop, "TIMER_S", 3600.0)
+    monkeypatch.setattr(loop, "STATUS_PERIOD_S", 3600.0)
+    with Driver(house.config("two", room=2)) as driver:
+        driver.await_status(lambda _: True)
+        models = [DesiredModel(house.digests[name], name) for name in ("one", "two")]
+        driver.loop.post(1, Desired(1, [], models))
+        driver.await_models("one", "two")
+        request = house.generate(0, "one", [1, 2, 3], 4, house.refs["one"][0])
+        grammar = grammars.of_regex("(ab|[0-9]{2}){1,4}-[x-z]{3}")
+        driver.submit(msgspec.structs.replace(request, grammar=grammar))
+        driver.wait()
+    assert driver.ended[0] in list(FinishReason)
 
 
 def test_a_model_that_can_never_be_served_says_so(house: House) -> None:
