@@ -87,25 +87,27 @@ async def _serve(
     look_for_cycles_less()
     running = asyncio.get_running_loop().run_in_executor(engine, loop.run)
     running.add_done_callback(lambda _: stopping.set())
-    with _listening(config.listen):
-        await server.start(loop)
-    logging.info("serving on %s, health on %s", server.address, health.address)
-    sweeping = asyncio.create_task(_sweep(worker))
-    await stopping.wait()
-    sweeping.cancel()
-    if not running.done():
-        try:
-            async with asyncio.timeout(config.drain_s):
-                await server.drain()
-        except TimeoutError:
-            logging.warning("not drained after %g s", config.drain_s)
-    await server.close()
-    loop.stop()
-    await health.close()
     try:
-        await running
+        with _listening(config.listen):
+            await server.start(loop)
+        logging.info("serving on %s, health on %s", server.address, health.address)
+        sweeping = asyncio.create_task(_sweep(worker))
+        await stopping.wait()
+        sweeping.cancel()
+        if not running.done():
+            try:
+                async with asyncio.timeout(config.drain_s):
+                    await server.drain()
+            except TimeoutError:
+                logging.warning("not drained after %g s", config.drain_s)
+        await server.close()
     finally:
-        await asyncio.to_thread(worker.close)
+        loop.stop()
+        await health.close()
+        try:
+            await running
+        finally:
+            await asyncio.to_thread(worker.close)
 
 
 async def _sweep(worker: Worker) -> None:

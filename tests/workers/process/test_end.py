@@ -3,17 +3,66 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
+from typing import cast
 
 import pytest
 
 from tests.stack import ROOT
 from tests.workers.process.test_worker import Setup
+from workers.__main__ import CannotListen, _serve
+from workers.process.build import Worker
+from workers.process.config import WorkerConfig
 from workers.wire.client import WorkerClient
+from workers.wire.protocol import ModelInfo
+
+
+class EndingWorker:
+    """A worker whose loop runs until it is stopped."""
+
+    instance_id = "w"
+    ring = None
+
+    def __init__(self, listen: str) -> None:
+        needed = {"models": {}, "store": "/none", "cache_dir": Path("/none")}
+        self.config = WorkerConfig(**needed, listen=listen, health="127.0.0.1:0")  # pyright: ignore
+        self.is_stopped, self.has_run, self.is_closed = Event(), Event(), Event()
+        self.models: list[ModelInfo] = []
+
+    def make_loop(self, deliver: object) -> EndingWorker:
+        return self
+
+    def run(self) -> None:
+        assert self.is_stopped.wait(60)
+        self.has_run.set()
+
+    def stop(self) -> None:
+        self.is_stopped.set()
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+async def test_where_it_cannot_listen_its_loop_ends_and_everything_is_closed(
+    tmp_path: Path,
+) -> None:
+    worker, threshold = EndingWorker(f"unix:{tmp_path}/none/worker.sock"), gc.get_threshold()
+    with ThreadPoolExecutor(1) as engine:
+        try:
+            with pytest.raises(CannotListen):
+                await _serve(cast(Worker, worker), engine, None)
+            assert worker.is_stopped.is_set() and worker.has_run.is_set()
+            assert worker.is_closed.is_set()
+        finally:
+            worker.stop()
+            gc.set_threshold(*threshold)
 
 
 @pytest.mark.full
