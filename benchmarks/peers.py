@@ -27,20 +27,20 @@ from tests.e2e.demo import NAME, gguf
 from tests.stack import running
 
 CASES = [
-    Case("decode", "base", 64, 128, 3, 1),
-    Case("decode", "base", 64, 128, 16, 8),
-    Case("decode", "base", 64, 128, 64, 32),
-    Case("decode", "E", 64, 128, 16, 8),
-    Case("decode", "E", 64, 128, 64, 32),
-    Case("prefill", "base", 1024, 8, 16, 8),
-    Case("prefill", "E", 1024, 8, 16, 8),
+    Case("decode", "base", 64, 64, 4, 1),
+    Case("decode", "base", 64, 64, 16, 8),
+    Case("decode", "base", 64, 64, 32, 32),
+    Case("decode", "E", 64, 32, 8, 8),
+    Case("decode", "E", 64, 32, 32, 32),
+    Case("prefill", "base", 1024, 8, 8, 8),
+    Case("prefill", "E", 1024, 8, 8, 8),
 ]
 FORMATS = ("BF16", "Q8_0", "Q4_0")
 SLOTS = 32
 SLOT_TOKENS = 1280
 MODEL = "model-{}.gguf"
 
-console = Console()
+console = Console(width=150)
 
 
 @dataclass(frozen=True, slots=True)
