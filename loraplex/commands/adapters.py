@@ -218,7 +218,7 @@ def canary(
 @adapter_group.command("rollback")
 @on_alias
 def rollback(name: str, alias: str, tenant: str | None) -> None:
-    """Undo the last change of an alias: restore the version or canary set before it."""
+    """Undo the last change of an alias: restore its previous version or canary."""
     with api() as server:
         _print_alias(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant))
 

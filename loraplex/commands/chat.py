@@ -41,7 +41,7 @@ Ctrl-C stops an answer."""
 @click.argument("model")
 @click.argument("prompt", nargs=-1)
 @click.option(
-    "--tenant", help="Tenant to chat as, with an admin key, which creates a temporary key."
+    "--tenant", help="With an admin key: tenant to chat as, with a temporary key made for it."
 )
 @click.option("--system", help="System message.")
 @click.option("--max-tokens", type=int)
@@ -58,7 +58,8 @@ def chat_command(
 ) -> None:
     """Talk to MODEL: an adapter, adapter@alias, adapter@version or a base model.
 
-    With a PROMPT, or with text from a pipe, it answers once. The pipe's text follows."""
+    With a PROMPT, or with text from a pipe, it answers once. Text from a pipe is appended
+    to the PROMPT."""
     if temperature is not None and not isfinite(temperature):
         raise click.UsageError(f"--temperature: {temperature} is no number")
     options = {"max_tokens": max_tokens, "temperature": temperature}

@@ -53,7 +53,7 @@ def list_signing_keys(tenant: str | None) -> None:
 @tenant_option
 @json_option
 def revoke_signing_key(key_id: str, tenant: str | None) -> None:
-    """Revoke a signing key permanently. Its versions stay served and show that."""
+    """Revoke a signing key permanently. Versions signed with it stay served, and say so."""
     with api() as server:
         gone = server.delete(route("signing-keys", key_id), tenant=tenant)
     show_done(gone, f"revoked {key_id}; it signed {gone['versions']} version(s)")
