@@ -183,10 +183,12 @@ class AdapterVerifier:
     def _prove(self, probe: Probe) -> Work[ProbeResult]:
         instance, digest = self._instances[probe.model], probe.adapter.digest
         effect_proof = instance.effect_proof
-        # It is packed on another thread while its files are scored.
+        read = yield from self._on_thread(lambda: effect_proof.read(digest))
+        # Packed on another thread while the files are scored. Not before they were read, because
+        # the pool remembers a failure, and the next proof would fail by it.
         instance.pool.prefetch(AdapterRef(digest, probe.adapter.name))
         next_ones = self._next_ones(probe.model)
-        expected = yield from self._on_thread(lambda: effect_proof.expect(digest, next_ones))
+        expected = yield from self._on_thread(lambda: effect_proof.expect(digest, next_ones, read))
         proved = AdapterRef(digest, probe.adapter.name, expected.checksum)
         lease = yield from self._lease(instance.pool, AdapterRef(digest))
         checksum = lease.checksum

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from adapters.errors import AdapterRejected, AdapterUnavailable
+from adapters.format.validator import AdapterFiles
 from adapters.manifest import BaseModelShape
 from adapters.pool.factors import Factors
 from adapters.pool.image import AdapterImage
@@ -95,16 +96,27 @@ class EffectProof:
             spec.vocab_size, (PROBE_TOKENS,), generator=random
         ).tolist()
 
-    def expect(self, digest: str, next_ones: Sequence[str] = ()) -> Expected:
-        """Reads the adapter's files.
-
-        next_ones: adapters that will be expected next, which are scored in the same pass through
-        the model. Raises AdapterRejected, AdapterUnavailable, NotProved or OSError.
-        """
+    def read(self, digest: str) -> tuple[AdapterFiles, Factors]:
+        """Reads and checks the adapter's files. Raises what `expect` raises."""
         files = stored_files(self._store, digest)
         factors = Factors(files, self._shape)
         self._count_step()
         self._check_copies(factors)
+        return files, factors
+
+    def expect(
+        self,
+        digest: str,
+        next_ones: Sequence[str] = (),
+        read: tuple[AdapterFiles, Factors] | None = None,
+    ) -> Expected:
+        """Returns the results that the adapter's files give.
+
+        read: the result of `read`; None reads the files. next_ones: adapters that will be expected
+        next, which are scored in the same pass through the model. Raises AdapterRejected,
+        AdapterUnavailable, NotProved or OSError.
+        """
+        files, factors = self.read(digest) if read is None else read
         if digest not in self._scores:
             self._score({digest: factors} | self._readable(next_ones))
         return Expected(
