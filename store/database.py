@@ -1,6 +1,6 @@
 """Access to Postgres: pool, transactions and notifications. Translates the driver's errors."""
 
-# asyncpg has no type annotations, so that `Connection` declares what is used of it.
+# asyncpg has no type annotations. `Connection` therefore declares the methods that we use.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 
@@ -37,14 +37,15 @@ Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 APP_ROLE = "loraplex_app"
 """Role of every process except migrations. It owns nothing."""
 EVERYTHING = "*"
-"""Sees all rows: for operators, and for work that no request caused."""
+"""Value of `sees` for all rows. Used for operators, and for work that no request caused."""
 NOTHING = ""
 
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 10
 IDLE_IN_TRANSACTION_TIMEOUT_S = 60
 CHECK_INTERVAL_S = 10.0
-"""Seconds between checks of listening connections, because a network may drop one silently."""
+"""Seconds between checks of connections that listen, because a network may drop a connection
+silently."""
 CHECK_TIMEOUT_S = 5.0
 
 BAD_URL = (
@@ -77,10 +78,10 @@ class Connection(Protocol):
 
 
 class Database:
-    """Pool of connections, and one connection for each listener. Raises only `store.errors`.
+    """Pool of connections, plus one connection for each listener. Raises only `store.errors`.
 
-    Row-level security limits what a connection sees: the rows of one tenant by its id, EVERYTHING
-    or NOTHING. The pool has a default, which a transaction may override.
+    Row-level security limits the rows that a connection sees. `sees` is a tenant's id for that
+    tenant's rows, EVERYTHING or NOTHING. The pool has a default, which a transaction may override.
     """
 
     def __init__(self, pool: Any, dsn: str, role: str | None, acquire_timeout: float) -> None:
@@ -104,8 +105,8 @@ class Database:
         application_name: str = "loraplex",
         statement_cache_size: int = 100,
     ) -> Database:
-        """Opens the pool. `role` None uses the login itself. `statement_cache_size=0` suits a proxy
-        that pools transactions.
+        """Opens the pool. Connections act as `role`, or as the login itself if `role` is None.
+        `statement_cache_size` must be 0 behind a proxy that pools transactions.
 
         Raises DatabaseUnavailable; DatabaseMisconfigured if the login, database or role does not
         exist, or a proxy ignores the settings; Invalid if the URL cannot be parsed.
@@ -137,7 +138,7 @@ class Database:
                     f"cannot work as {role}: {error}; has `loraplex migrate` been run?"
                 ) from error
             except ValueError:
-                # The error quotes text that may contain parts of the password.
+                # The driver's error quotes text that may contain parts of the password.
                 raise Invalid(BAD_URL, "database_url") from None
         database = cls(pool, dsn, role, acquire_timeout)
         try:
@@ -166,7 +167,8 @@ class Database:
                 try:
                     yield cast(Connection, connection)
                 except (TimeoutError, asyncio.CancelledError):
-                    # A server that hangs would not answer an orderly close either.
+                    # A server that hangs would not answer an orderly close either, so the
+                    # connection is dropped.
                     connection.terminate()
                     raise
 
@@ -194,12 +196,11 @@ class Database:
         callback: Callable[[str], None],
         check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
-        """Calls `callback(payload)` for each notification until `close`, on a connection of its
-        own.
+        """Calls `callback(payload)` for each notification until `close`, on a separate connection.
 
-        Calls it with "" whenever the connection is lost or made again, because notifications in
-        between are missed. Returns when the first connection listens. Raises DatabaseUnavailable if
-        that fails.
+        Also calls `callback("")` whenever the connection is lost or established again, because
+        notifications are missed in between. Returns when the first connection listens. Raises
+        DatabaseUnavailable if that fails.
         """
         connection = await self._open_listener(channel, callback)
         task = asyncio.create_task(
@@ -253,7 +254,7 @@ class Database:
             async with asyncio.timeout(10.0):
                 await self._pool.close()
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            # It took too long, or the connections are lost.
+            # Closing the pool took too long, or its connections are lost.
             self._pool.terminate()
 
 

@@ -1,5 +1,5 @@
-"""Failures with an answer for clients, and those that the database and its records raise. The rest
-of them are in `web.errors`."""
+"""Base class of errors that have an HTTP answer, and the errors of the database and its records.
+The remaining errors are in `web.errors`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ FAILED = "The server had an error while processing your request."
 
 
 class ApiError(Exception):
-    """Failure with an answer. Its class has the answer's status, type and code."""
+    """Error with an HTTP answer. The class defines the answer's status, type and code."""
 
     status: int = 500
     type: str = SERVER
     code: str | None = "internal_error"
-    """Name of the case for programs. May be set for one error."""
+    """Code of the error for programs. A single error may override the class's code."""
     retry_after_s: float | None = None
     """Seconds after which clients are told to retry. None if waiting does not help."""
     should_retry: bool | None = None
-    """Value of the header `x-should-retry`, by which official clients decide. None leaves the
-    decision to the status."""
+    """Value of the header `x-should-retry`, by which official clients decide whether to retry. None
+    lets them decide by the status."""
     is_ours: ClassVar[bool] = False
-    """Whether the server caused the failure, so that the request is returned to its limit."""
+    """Whether the server caused the failure. If so, the request is credited back to its rate
+    limit."""
     public_message: ClassVar[str | None] = None
-    """Text for clients, where the message may name hosts or accounts. None for the message."""
+    """Text that clients get instead of the message, because the message may name hosts or accounts.
+    None sends the message."""
 
     def __init__(
         self,
@@ -35,7 +37,7 @@ class ApiError(Exception):
         param: str | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        """`param` is the field, parameter or header that is wrong. `details` are further fields of
+        """`param` names the wrong field, parameter or header. `details` are additional fields of
         the answer."""
         super().__init__(message)
         self.message = message
@@ -76,7 +78,7 @@ class AlreadyExists(Conflict):
 
 
 class Overtaken(Conflict):
-    """Change that another change preceded. A retry may succeed."""
+    """Change that a concurrent change prevented. A retry may succeed."""
 
     should_retry = True
 
@@ -94,11 +96,12 @@ class DatabaseUnavailable(ApiError):
 
 
 class DatabaseMisconfigured(DatabaseUnavailable):
-    """Postgres that refuses the connection. A setting must be changed, waiting does not help."""
+    """Postgres that refuses the connection. Waiting does not help, because a setting must be
+    changed."""
 
 
 class DatabaseRefused(ApiError):
-    """Statement that Postgres refuses for a reason that is no client's fault."""
+    """Statement that Postgres refuses for a reason that no client caused."""
 
     public_message = FAILED
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 
 Latencies = list[tuple[float, int]]
-"""Histogram: number of values up to each bound in seconds and above the previous one, ascending."""
+"""Histogram as pairs of an upper bound in seconds and a count, ascending. Each count covers the
+values between the previous bound and this one."""
 
 
 class ModelLoad(msgspec.Struct, frozen=True):
-    """Requests of a base model and its adapters that began on a worker and have ended."""
+    """Requests of a base model and its adapters that were started on a worker and have ended."""
 
     model: str
     """Served name of the base model."""
@@ -32,14 +33,14 @@ class TenantLoad(msgspec.Struct, frozen=True):
 
 
 class LastError(msgspec.Struct, frozen=True):
-    """Last failure with a code since the gateway started."""
+    """Last failure with a given error code since the gateway started."""
 
     code: str
     at: float
     """Seconds since 1970."""
     request_id: str
     number: int
-    """Number of failures with this code."""
+    """Number of failures with this code since the gateway started."""
 
 
 class GatewayLoad(msgspec.Struct, frozen=True):
@@ -48,8 +49,8 @@ class GatewayLoad(msgspec.Struct, frozen=True):
     requests_in_flight: int = 0
     models: list[ModelLoad] = []
     refusals: dict[str, int] = {}
-    """Answers with a status of 400 or more, by code."""
+    """Number of answers with a status of 400 or more, by error code."""
     tenants: list[TenantLoad] = []
-    """Tenants with the most tokens, the most first."""
+    """Tenants that used the most tokens, in descending order."""
     errors: list[LastError] = []
     """Newest first."""

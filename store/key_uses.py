@@ -1,4 +1,5 @@
-"""Records when each key was last used: in memory, and at intervals in the database."""
+"""Records in memory when each key was last used, and writes these times to the database at
+intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class KeyUses:
         self._used: dict[str, datetime] = {}
 
     def note(self, key_id: str) -> None:
-        """Records a use. Only for existing keys, because unknown ones could fill the memory."""
+        """Records that a key was used. Call it only for existing keys, because unknown ids could
+        fill the memory."""
         self._used[key_id] = datetime.now(UTC)
 
     async def run(self, database: Database) -> None:
@@ -25,7 +27,7 @@ class KeyUses:
         await repeat(what, lambda: self.write(database), WRITE_INTERVAL_S)
 
     async def write(self, database: Database) -> None:
-        """Writes the uses since the last write. They are lost if this raises."""
+        """Writes the uses since the last write. If it raises, these uses are lost."""
         used, self._used = self._used, {}
         if used:
             async with database.transaction(EVERYTHING) as connection:

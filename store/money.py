@@ -11,9 +11,9 @@ from decimal import Decimal
 from store.errors import Invalid
 
 PICO = 12
-"""Decimals of spend and its limits."""
+"""Decimal places of spend and of spend limits, in dollars."""
 MICRO = 6
-"""Decimals of prices."""
+"""Decimal places of prices, in dollars."""
 
 
 def count_dollars(value: Decimal, decimals: int, most: int, field: str) -> int:

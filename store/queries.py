@@ -1,8 +1,9 @@
 """Named queries of the `.sql` files in store/ and admin/, and the catalog that gateways load.
 
-A file consists of blocks: a line `-- name: <name>` and the statement after it. Names are unique.
-`{columns of MODULE.STRUCT}` stands for the fields of a struct, apart from those that the statement
-names by AS; `{t.columns of MODULE.STRUCT}` takes them from the table `t`.
+A file consists of blocks, each a line `-- name: <name>` and the statement after it. Names are
+unique. `{columns of MODULE.STRUCT}` stands for the columns of a struct's fields, without those that
+the statement itself names with AS. `{t.columns of MODULE.STRUCT}` takes the columns from the table
+`t`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from store.records import (
 )
 
 CATALOG_CHANNEL = "loraplex_catalog"
-"""Channel of NOTIFY. The payload is the new generation."""
+"""Channel of NOTIFY for catalog changes. The payload is the new generation."""
 
 ROWS_AT_ONCE = 500
 """Catalog rows converted at a time. A gateway serves streams in between."""
@@ -111,8 +112,8 @@ async def fetch_one(
 
 
 async def load_catalog(connection: Connection, since: int | None = None) -> CatalogSnapshot:
-    """Returns the catalog at one instant. With `since`, only tenants and adapters that have changed
-    since that generation."""
+    """Returns the catalog as of one instant. If `since` is given, includes only the tenants and
+    adapters that have changed since that generation."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         generation: int = await connection.fetchval(sql["catalog_generation"])
         await connection.execute(sql["plan_each"])
@@ -156,6 +157,6 @@ async def load_catalog(connection: Connection, since: int | None = None) -> Cata
 
 
 async def catalog_generation(connection: Connection) -> int:
-    """Returns the generation, which grows with each change that gateways must see. Cheap to
-    poll."""
+    """Returns the catalog's generation, which grows with each change that gateways must see. This
+    query is cheap enough to poll."""
     return await connection.fetchval(sql["catalog_generation"])

@@ -44,7 +44,8 @@ def new_key(seed: bytes | None = None) -> NewKey:
 
 
 def parse_key(text: str) -> str | None:
-    """Returns the key's id, issued or not, or None if the form or the checksum is invalid."""
+    """Returns the id in a key's text, or None if the form or checksum is invalid. No key with this
+    id need exist."""
     found = KEY_PATTERN.fullmatch(text)
     if found is None or _checksum(text[:-6]) != found.group(2):
         return None
@@ -86,11 +87,12 @@ class AdapterState(StrEnum):
 
 class Tenant(msgspec.Struct, frozen=True):
     id: str
-    """`ten_` and 12 random characters. Never reused, because usage is recorded by it."""
+    """`ten_` and 12 random characters. Never reused, because usage is recorded under this id."""
     name: str
     """Unique name that people use, as in `tenant/adapter`."""
     sharing_group: str | None = None
-    """Tenants of one group share cached prefixes. None shares with no other tenant."""
+    """Tenants of one group share cached prefixes. None means that the tenant shares with no other
+    tenant."""
     require_signature: bool = False
     """Whether only signed adapters are accepted."""
     created_at: datetime | None = None
@@ -101,7 +103,7 @@ class ApiKey(msgspec.Struct, frozen=True):
 
     id: str
     tenant_id: str | None
-    """None for an admin key, which cannot infer."""
+    """Id of the key's tenant. None for an admin key, which cannot be used for inference."""
     hash: bytes
     scopes: frozenset[str]
     """Some of inference, adapters:write and usage:read for a tenant's key; admin for an admin
@@ -112,17 +114,18 @@ class ApiKey(msgspec.Struct, frozen=True):
     created_at: datetime | None = None
     not_before: datetime | None = None
     models: frozenset[str] | None = None
-    """Models for inference, by the tenant's names. None allows all of the tenant's."""
+    """Names of the tenant's models that the key may use for inference. None allows all of them."""
     cidrs: tuple[str, ...] | None = None
-    """Networks of clients. None allows any."""
+    """Networks from which clients may use the key. None allows any address."""
     replaces: str | None = None
-    """Id of the key that it was rotated from."""
+    """Id of the key that this key was rotated from."""
     family: str | None = None
-    """Id of the first key of its rotations. None if this is the first."""
+    """Id of the first key in a chain of rotated keys. None if this key is the first."""
 
     @property
     def quota_subject(self) -> str:
-        """Id whose limits apply and whose use is counted. Rotated keys share it."""
+        """Id under which the key's limits apply and its usage is counted. A key and the keys that
+        it was rotated from share it."""
         return self.family or self.id
 
     def is_live(self, now: datetime) -> bool:
@@ -141,7 +144,8 @@ class ApiKey(msgspec.Struct, frozen=True):
         return name in self.models or f"{name.partition('@')[0]}@*" in self.models
 
     def may_come_from(self, host: str | None) -> bool:
-        """Returns whether a client's IP address is in the key's networks. None is in no network."""
+        """Returns whether a client's IP address is in the key's networks. An unknown address (None)
+        is in no network."""
         if self.cidrs is None:
             return True
         try:
@@ -169,11 +173,11 @@ class Residency(StrEnum):
     """Whether workers load a base model."""
 
     AUTO = "auto"
-    """On request."""
+    """Workers load the model on request."""
     PINNED = "pinned"
-    """Always."""
+    """Workers always keep the model loaded."""
     UNLOADED = "unloaded"
-    """Never."""
+    """Workers never load the model."""
 
 
 class BaseModel(msgspec.Struct, frozen=True):
@@ -184,11 +188,13 @@ class BaseModel(msgspec.Struct, frozen=True):
     created_at: datetime
     residency: Residency = Residency.AUTO
     source: str = ""
-    """Name under which its weights were imported, such as that of a repository; may be empty."""
+    """Name under which the weights were imported, such as the name of a repository. May be
+    empty."""
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Defaults for requests to a version, which precede those of the base model."""
+    """Default sampling parameters of requests to a version. They take precedence over the base
+    model's defaults."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -207,7 +213,7 @@ ToolFormat = Literal[
 
 
 class ServingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Serving data of a version that uploads, rows and views share."""
+    """Fields of a version's serving data that uploads, database rows and views have in common."""
 
     stop: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=256)], ...],
@@ -220,7 +226,7 @@ class ServingFields(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that end answers, in addition to the base model's."""
     defaults: GenerationDefaults = GenerationDefaults()
     pooling: Literal["last", "mean", "cls"] | None = None
-    """How embeddings are pooled from the last hidden states. None uses the base model's way."""
+    """How embeddings are pooled from the last hidden states. None uses the base model's method."""
     tool_format: ToolFormat | None = None
     """Format of tool calls. None derives it from the chat template."""
     metadata: Annotated[
@@ -233,15 +239,15 @@ class ServingFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingData(ServingFields, frozen=True, kw_only=True, omit_defaults=True):
-    """Data of a version apart from its weights, which is part of its identity. Unknown fields are
-    allowed, because a newer release may have written the row. Uploads are checked in
+    """Serving data of a version, which is part of its identity in addition to its weights. Unknown
+    fields are allowed, because a newer release may have written the row. Uploads are checked in
     admin/adapters/serving_data.py."""
 
     chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=64 << 10)] | None = None
-    """Rendered only after an admin has approved this text."""
+    """Chat template, which is rendered only after an admin has approved its text."""
 
     def shared(self) -> dict[str, Any]:
-        """Returns the fields that a view of the version has too."""
+        """Returns the fields that a view of the version has in common with this record."""
         return {name: getattr(self, name) for name in ServingFields.__struct_fields__}
 
     @property
@@ -277,27 +283,28 @@ class ServedVersion(msgspec.Struct, frozen=True):
     invocation_tokens: tuple[int, ...] = ()
     """Token ids that switch an activated LoRA on, from its manifest."""
     is_ephemeral: bool = False
-    """Whether it is loaded for a limited time, without verification."""
+    """Whether the version is loaded for a limited time, without verification."""
     signature: bytes | None = None
-    """Signature of its content, which workers check. None if it is not signed."""
+    """Signature of the version's content, which workers check. None if the content is not
+    signed."""
     public_key: bytes | None = None
-    """Key that made the signature."""
+    """Public key that verifies the signature."""
 
 
 class Alias(msgspec.Struct, frozen=True):
-    """Name that points to `version`, or as a canary to several, with `version` as the stable
-    one."""
+    """Name that points to `version`. For a canary, it points to several versions, of which
+    `version` is the stable one."""
 
     tenant_id: str
     name: str
     alias: str
     version: int
     canary: dict[int, int] | None = None
-    """Weight by version, including `version`."""
+    """Weight of each version of the canary, including `version`. None without a canary."""
     policy: CanaryPolicy | None = None
     pinned: bool = False
     change: int | None = None
-    """Id of its last move in the history."""
+    """Id of the alias's last move in its history."""
 
 
 class AdapterProof(msgspec.Struct, frozen=True):
@@ -328,24 +335,26 @@ class Quota(msgspec.Struct, frozen=True):
     """Pico-dollars."""
     spend_per_month: int | None = None
     adapters: int | None = None
-    """This and the following limits apply only to tenants."""
+    """Number of adapter names. This and the following limits apply only to tenants."""
     adapter_bytes: int | None = None
-    """Each content counts once."""
+    """Bytes of all adapter versions. Each content counts once."""
     cached_weight: int = 100
-    """Percent that a cached prompt token counts, for all keys."""
+    """Percentage of a cached prompt token that counts against token limits, for all keys of the
+    tenant."""
     weight: int = 1
     """Scheduling weight of its requests among other tenants on the same worker."""
     service_class: ServiceClassName = msgspec.field(default="standard", name="class")
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Price of a base model and its adapters: pico-dollars per token, micro-dollars per million."""
+    """Price of a base model and its adapters, in pico-dollars per token or, equally, micro-dollars
+    per million tokens."""
 
     model: str
     """Served name of the base model."""
     input: int
     cached_input: int
-    """At most `input`."""
+    """Price of cached prompt tokens. At most `input`."""
     output: int
 
 
@@ -358,7 +367,7 @@ class KnownWorker(msgspec.Struct, frozen=True):
     is_registered: bool
     """Whether gateways connect to it."""
     draining: bool | None = None
-    """Whether a drain was requested. None if nothing was."""
+    """Whether a drain was requested. None if neither a drain nor its end was requested."""
 
 
 AdapterPlace = tuple[str, str]
@@ -366,7 +375,7 @@ AdapterPlace = tuple[str, str]
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """Contents of a snapshot that is not complete."""
+    """Contents of an incremental snapshot."""
 
     tenants: frozenset[str]
     """Ids of tenants whose rows, except adapters, are included."""
@@ -374,7 +383,8 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class CatalogSnapshot(msgspec.Struct, frozen=True):
-    """All that a gateway needs to serve without queries on the request path, at `generation`."""
+    """Everything that a gateway needs to serve without queries on the request path, as of
+    `generation`."""
 
     generation: int
     tenants: tuple[Tenant, ...]

@@ -19,8 +19,8 @@ def check_text(text: str, param: str) -> None:
 
 
 def check_json(written: bytes, root: str = "") -> None:
-    """Raises Invalid, naming the field, if valid JSON has text that cannot be stored. `root` is the
-    name of the JSON."""
+    """Raises Invalid, naming the field, if valid JSON contains text that cannot be stored. `root`
+    is the name under which errors refer to the JSON."""
     if rb"\u0000" not in written:
         return
     path = find_nul(msgspec.json.decode(written))

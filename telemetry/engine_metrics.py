@@ -1,7 +1,8 @@
-"""What a worker counts of its requests and steps; what it is at the moment is `WorkerStatus`.
+"""Metrics that a worker counts over its requests and steps. Its current state is in `WorkerStatus`.
 
-Names that begin with `vllm.` are vLLM's, shown with a colon on a Prometheus page; their labels and
-buckets are vLLM's too, so that dashboards and autoscalers made for it read them.
+Names that begin with `vllm.` are vLLM's metric names, which have a colon on a Prometheus page.
+Their labels and buckets are vLLM's too, so that dashboards and autoscalers made for vLLM can read
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from telemetry.tallies import Counter, Histogram
 
 MODEL = ("model_name", "engine")
 ENGINE = "0"
-"""A worker has one engine for a model; vLLM numbers those of data parallelism."""
+"""Value of the label `engine`, by which vLLM numbers the engines of data parallelism. A worker has
+one engine for each model."""
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5),

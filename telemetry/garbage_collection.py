@@ -9,8 +9,9 @@ COLLECT_EVERY = 20_000
 
 
 def look_for_cycles_less() -> None:
-    """Freezes objects that exist at start-up and collects every 20,000 allocations: requests create
-    almost no reference cycles, and each collection pauses all of them."""
+    """Freezes the objects that exist at start-up, and makes the collector run only every 20,000
+    allocations, because requests create almost no reference cycles and each collection pauses all
+    requests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY, 20, 20)

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import msgspec
 
 LogFormat = Literal["text", "json", "short"]
-"""text: lines with all fields. json: objects. short: lines for a terminal."""
+"""`text` logs lines with all fields, `json` logs one object per line, and `short` logs lines for a
+terminal."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 PLAIN = {*logging.makeLogRecord({}).__dict__, "message", "asctime"}
-"""Attributes of every record; the other ones were given as `extra`."""
+"""Attributes that every log record has. All other attributes were given as `extra`."""
 
 
 SHORT = "%(asctime)s %(message)s"
@@ -25,8 +26,10 @@ SHOWN = ("model", "in_tok", "out_tok", "ttft_ms", "dur_ms", "error", "reason", "
 
 
 def set_up_logging(format: LogFormat, level: LogLevel = "info") -> None:
-    """Logs records of the level and above; as JSON also warnings and uncaught exceptions."""
-    # Not computed, because no format shows them and a gateway logs a line per request.
+    """Logs records of the level and above to standard error. The format `json` also covers warnings
+    and uncaught exceptions."""
+    # These attributes are not computed, because no format shows them and a gateway logs a line per
+    # request.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=level.upper())
@@ -69,8 +72,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of one object per line: time (UTC, RFC 3339), level, logger and message; the
-    exception with its traceback, if any; and the record's extra fields, such as request_id."""
+    """Formatter of one JSON object per line. It has the time (UTC, RFC 3339), level, logger and
+    message, the exception with its traceback if there is one, and the record's extra fields, such
+    as request_id."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -88,12 +92,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def _given(record: logging.LogRecord) -> list[tuple[str, Any]]:
-    """Returns the fields that were given as `extra`."""
+    """Returns the fields of the record that were given as `extra`."""
     return [(name, value) for name, value in record.__dict__.items() if name not in PLAIN]
 
 
 def _encodable(text: str) -> str:
-    """Escapes bytes that are not text, which names of files may have."""
+    """Escapes bytes that are not valid text. File names may have such bytes."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -1,7 +1,9 @@
-"""Counts and histograms as plain numbers, shown by the OpenTelemetry API when something reads it.
+"""Counters and histograms stored as plain numbers. The OpenTelemetry API reads them when metrics
+are collected.
 
-A call of an API instrument takes 5 us, for it looks its attributes up under a lock. A tally takes a
-fraction of one, and its reader pays for the rest. Each is written by one thread; any may read it.
+A call of an OpenTelemetry instrument takes 5 us, because it looks up the attributes under a lock. A
+tally takes a fraction of a microsecond, and the reader does the rest of the work. Each tally is
+written by one thread and may be read by any thread.
 """
 
 from __future__ import annotations
@@ -15,29 +17,32 @@ from typing import Any, NamedTuple, Protocol
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 Labels = tuple[str, ...]
-"""Values, in the order of the tally's label names. Each from a bounded set."""
+"""Label values, in the order of the tally's label names. Each value is from a bounded set."""
 LE = "le"
-"""Label of a histogram's `_bucket`: its inclusive upper bound."""
+"""Label of a histogram's `_bucket` series that holds the bucket's inclusive upper bound."""
 Totals = Mapping[Labels, Sequence[float]]
-"""What was counted since the start, by label values: one number, or one for each bucket."""
+"""Counts since the start, by label values. A counter has one number, a histogram one for each
+bucket."""
 SPAN_S = 60.0
-"""Seconds that `Recent` looks back."""
+"""Seconds that `Recent` covers."""
 NUM_LOOKS = 30
-"""Looks that are kept of them: the span is longer than asked by one part of this number at most."""
+"""Maximum number of snapshots that `Recent` keeps of `SPAN_S` seconds. Snapshots are at least
+SPAN_S / NUM_LOOKS seconds apart."""
 
 
 class Exemplar(NamedTuple):
-    """One value of a histogram, and the trace that shows where it came from."""
+    """One value recorded in a histogram, with the ids of the trace and span that it was measured
+    in."""
 
     trace_id: int
     span_id: int
     value: float
     at: float
-    """As time.time() has it."""
+    """Seconds since 1970."""
 
 
 class Counter:
-    """A sum for each combination of label values."""
+    """Sum for each combination of label values."""
 
     def __init__(
         self,
@@ -48,8 +53,9 @@ class Counter:
         unit: str = "",
         expected: Iterable[str] = (),
     ) -> None:
-        """expected: values of the one label whose series are there from the start, as is that of a
-        counter without labels, so that `rate()` sees their first increase too."""
+        """`expected` lists values of a single label whose series exist from the start with the
+        value 0, so that `rate()` sees their first increase. A counter without labels always has its
+        series."""
         self._labels = tuple(labels)
         self._values: dict[Labels, float] = {(each,): 0 for each in expected} if labels else {(): 0}
         meter.create_observable_counter(name, [self._observe], unit, description)
@@ -61,15 +67,15 @@ class Counter:
         return {labels: (value,) for labels, value in list(self._values.items())}
 
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
-        # Copied at once: the writer may add a series meanwhile.
+        # Copied first, because the writer may add a series during the iteration.
         for labels, value in list(self._values.items()):
             yield Observation(value, dict(zip(self._labels, labels, strict=True)))
 
 
 class Histogram:
-    """How many values were at most each bound. Observed as three counters named as Prometheus names
-    the parts of a histogram, `_bucket`, `_sum` and `_count`: the API has no instrument that takes
-    many values in one call, or that is read when asked."""
+    """Number of values in each bucket, and their sum. OpenTelemetry reads it as three counters with
+    the suffixes of a Prometheus histogram, `_bucket`, `_sum` and `_count`, because the API has no
+    histogram that takes many values in one call or is read on demand."""
 
     def __init__(
         self,
@@ -81,16 +87,17 @@ class Histogram:
         unit: str = "",
         older_name: str | None = None,
     ) -> None:
-        """bounds: inclusive upper ones, ascending, without the infinite. older_name: shown too."""
+        """`bounds` are inclusive upper bounds, ascending, without infinity. `older_name` is a
+        second name under which the histogram is exported."""
         self.name = name
         self._bounds = tuple(bounds)
         self._names = (*(f"{bound:g}" for bound in bounds), "+Inf")
         self._labels = tuple(labels)
         self._counts: dict[Labels, list[int]] = {}
-        """By bucket, not cumulative."""
+        """Number of values in each bucket, not cumulative."""
         self._sums: dict[Labels, float] = {}
         self._exemplars: dict[tuple[Labels, str], Exemplar] = {}
-        """The newest of each bucket."""
+        """Newest exemplar of each bucket, by label values and the bucket's bound."""
         for suffix, callback in (
             ("bucket", self._observe_buckets),
             ("sum", self._observe_sums),
@@ -102,33 +109,35 @@ class Histogram:
                 )
 
     def record(self, value: float, *labels: str, count: int = 1) -> None:
-        """As often as `count`."""
+        """Records the value `count` times."""
         counts = self._counts.get(labels)
         if counts is None:
-            # Before its counts: a reader takes its series from these.
+            # Set before the counts, because a reader on another thread looks up the sum of each
+            # series that has counts.
             self._sums[labels] = 0.0
             counts = self._counts[labels] = [0] * len(self._names)
         counts[bisect_left(self._bounds, value)] += count
         self._sums[labels] += value * count
 
     def exemplify(self, exemplar: Exemplar, *labels: str) -> None:
-        """Keeps a recorded value's trace, in place of the bucket's last."""
+        """Stores the trace of a recorded value as the exemplar of the value's bucket."""
         bucket = self._names[bisect_left(self._bounds, exemplar.value)]
         self._exemplars[labels, bucket] = exemplar
 
     def exemplars(self, attributes: Mapping[str, Any]) -> dict[str, Exemplar]:
-        """Exemplars of the series with these attributes, by the bucket's bound."""
+        """Returns the exemplars of the series with these attributes, by the bucket's bound."""
         labels = tuple(str(attributes.get(name)) for name in self._labels)
         found = ((name, self._exemplars.get((labels, name))) for name in self._names)
         return {name: exemplar for name, exemplar in found if exemplar is not None}
 
     def totals(self) -> Totals:
-        """By bucket, not cumulative; the last is beyond all bounds."""
+        """Returns the number of values in each bucket, not cumulative. The last bucket has the
+        values above all bounds."""
         return {labels: tuple(counts) for labels, counts in self._series()}
 
     def buckets(self, counts: Sequence[float]) -> list[tuple[float, int]]:
-        """Upper bounds with their counts, as far as there are any. What is beyond the last bound
-        counts as of it."""
+        """Returns upper bounds with their counts, up to the last bucket that is not empty. Values
+        above the last bound are counted at the last bound."""
         within = [*counts[: len(self._bounds) - 1], sum(counts[len(self._bounds) - 1 :])]
         last = max((place for place, count in enumerate(within) if count), default=-1)
         return [(self._bounds[place], int(within[place])) for place in range(last + 1)]
@@ -137,7 +146,8 @@ class Histogram:
         return list(self._counts.items())
 
     def _attributes(self, labels: Labels) -> dict[str, Any]:
-        """An empty value is none, as Prometheus has it."""
+        """Returns the attributes of a series. Omits empty values, because Prometheus treats an
+        empty label as absent."""
         pairs = zip(self._labels, labels, strict=True)
         return {name: value for name, value in pairs if value}
 
@@ -162,7 +172,7 @@ class Tally(Protocol):
 
 
 class Recent:
-    """What some tallies counted of late. Used by one thread."""
+    """Counts of some tallies in about the last `SPAN_S` seconds. Used by one thread."""
 
     def __init__(self, *tallies: Tally, clock: Callable[[], float] = time.monotonic) -> None:
         self._tallies = tallies
@@ -171,8 +181,8 @@ class Recent:
         self._look()
 
     def read(self) -> tuple[float, list[Totals]]:
-        """Seconds that it is of, about `SPAN_S` once there were so many, and what each tally
-        counted in them, without what it did not."""
+        """Returns the seconds covered, and for each tally what it counted in them. The seconds are
+        about `SPAN_S`, or fewer soon after the start. Series without new counts are omitted."""
         now_s, newest = self._look()
         then_s, oldest = self._looks[0]
         return now_s - then_s, [
@@ -193,7 +203,7 @@ def _difference(after: Totals, before: Totals) -> Totals:
     for labels, values in after.items():
         earlier = before.get(labels, (0,) * len(values))
         if any(old > new for new, old in zip(values, earlier, strict=True)):
-            # A series that ended and began again.
+            # The series was reset.
             earlier = (0,) * len(values)
         if any(counted := [new - old for new, old in zip(values, earlier, strict=True)]):
             found[labels] = counted
