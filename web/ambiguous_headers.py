@@ -1,4 +1,5 @@
-"""Rejects request headers that a proxy may read differently, so that its checks apply here too."""
+"""Rejects request headers that a proxy may read differently than this server, so that a proxy's
+checks cannot be bypassed."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-
 
 
 def find_ambiguous_header(headers: Iterable[tuple[bytes, bytes]], version: str) -> str | None:
-    """Returns why a proxy may read the headers differently. Returns None if it cannot.
+    """Returns why a proxy may read the headers differently than this server. Returns None if it
+    cannot.
 
-    `headers` have names in lower case. `version` is that of HTTP.
+    `headers` have names in lower case. `version` is the HTTP version.
     """
     seen: dict[bytes, bytes] = {}
     for name, value in headers:

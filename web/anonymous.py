@@ -1,4 +1,5 @@
-"""Rate limit of requests without a valid key, for each client address and in all."""
+"""Rate limits of requests without a valid key: one for each client address, and one for all
+together."""
 
 from __future__ import annotations
 
@@ -8,25 +9,30 @@ from collections import OrderedDict
 from web.client_address import address_prefix
 
 ADDRESS_PER_S, ADDRESS_BURST = 5.0, 50
-"""Requests per second, and at once, of one address prefix. A reader of the API's description needs
-a few per minute."""
+"""Requests per second, and maximum burst, of one address prefix. A reader of the API's description
+needs a few requests per minute."""
 ALL_PER_S, ALL_BURST = 50.0, 200
-"""Requests per second, and at once, of all addresses: 1 % of a core at about 0.2 ms each."""
+"""Requests per second, and maximum burst, of all addresses together. They take 1 % of a core at
+about 0.2 ms for each request."""
 MAX_ADDRESSES = 4096
-"""Maximum addresses remembered. The oldest is forgotten first; the limit for all still applies."""
+"""Maximum number of addresses remembered. The oldest one is forgotten first. The limit for all
+addresses still applies to it."""
 
 
 class AnonymousLimit:
-    """Two token buckets, each stored as the time at which it is full again (GCRA, ITU-T I.371)."""
+    """Token bucket for each address and one for all. A bucket is stored as the time at which it is
+    full again (GCRA, ITU-T I.371)."""
 
     def __init__(self) -> None:
         self._full_at = 0.0
         self._addresses: OrderedDict[str, float] = OrderedDict()
 
     def take(self, address: str | None, now: float) -> str | None:
-        """Takes a token for a request. Returns the exhausted limit, `address` or `all`, or None.
+        """Takes a token for a request. Returns None, or which limit is exhausted: `address` or
+        `all`.
 
-        `address` is None for a Unix socket. Like loopback, it has only the limit for all.
+        `address` is None for a Unix socket. A Unix socket and loopback addresses have only the
+        limit for all.
         """
         full_at = _after_one(self._full_at, now, ALL_PER_S, ALL_BURST)
         if full_at is None:

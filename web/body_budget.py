@@ -1,5 +1,5 @@
-"""Memory budget of request bodies, from the socket until they are decoded, for each tenant and in
-all. The server counts bytes, and the planes name the owner."""
+"""Memory budget of request bodies, from the socket until they are decoded: one for each tenant and
+one for all. The server counts the bytes, and the gateway or the admin plane names the owner."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 HELD_BODY = "held_body"
-"""Key in an ASGI scope's state for the request's `HeldBody`."""
+"""Key in the state of an ASGI scope for the request's `HeldBody`."""
 ALL = 256 << 20
 """Default total in bytes: 25 bodies of the largest size, or thousands of usual ones."""
 TENANT_PART = 8
-"""Divisor of the total: the share of one tenant, and that of all bodies without a valid key."""
+"""Divisor of the total. The quotient is the limit of one tenant, and of all bodies without a valid
+key together."""
 GRACE_S = 30.0
 MIN_BYTES_PER_S = 32 << 10
-"""A body may take 30 s after its head, plus 1 s for each 32 KiB: at most 350 s for 10 MiB. A mobile
-link of 0.5 Mbit/s is twice as fast."""
+"""Minimum rate of a body. A body may take 30 s after its head, plus 1 s for each 32 KiB, at most
+350 s for 10 MiB. A mobile link of 0.5 Mbit/s is twice as fast."""
 
 MAX_UNREAD_BYTES = 16 << 20
-"""Maximum bytes of a body received after its request is answered. Clients send 10 MiB before they
-read the 413."""
+"""Maximum bytes of a body that are received after its request was answered. Clients send up to 10
+MiB before they read a 413."""
 
 Excess = Literal["tenant", "all"]
 
 
 class BodyBudget:
     def __init__(self, max_bytes: int = ALL, grace_s: float = GRACE_S) -> None:
-        """`grace_s` are the seconds that a body may take, plus 1 s for each `MIN_BYTES_PER_S`."""
+        """`grace_s` is the number of seconds that any body may take. Each `MIN_BYTES_PER_S` bytes
+        add 1 s."""
         self.max_bytes = max_bytes
         self.grace_s = grace_s
         self.max_tenant_bytes = max_bytes // TENANT_PART
         self.num_bytes = 0
-        """Bytes of bodies that have an owner."""
+        """Bytes of all bodies that have an owner."""
         self.num_unowned_bytes = 0
         self._by_owner: dict[str, int] = {}
 
@@ -39,7 +41,8 @@ class BodyBudget:
         return self._by_owner.get(owner, 0)
 
     def add(self, owner: str | None, num_bytes: int) -> None:
-        """Adds bytes, or releases them if negative. `owner` is None before the key is known."""
+        """Adds bytes to the owner's, or releases bytes if the number is negative. `owner` is None
+        while the key is not known."""
         if owner is None:
             self.num_unowned_bytes += num_bytes
             return
@@ -56,7 +59,8 @@ class BodyBudget:
 
 
 class HeldBody:
-    """Memory of one request's body, and bytes received after its request is answered."""
+    """Memory of one request's body. Also counts the bytes that are received after the request was
+    answered."""
 
     __slots__ = (
         "_budget",
@@ -94,15 +98,16 @@ class HeldBody:
         self._hold(num_bytes)
 
     def throw_away(self, num_bytes: int) -> bool:
-        """Counts discarded bytes that arrived after the answer. Returns whether more may arrive."""
+        """Counts bytes that were discarded because the request was already answered. Returns
+        whether more may be received."""
         self._num_unread += num_bytes
         if self.on_unread is not None:
             self.on_unread(num_bytes)
         return self._num_unread <= MAX_UNREAD_BYTES
 
     def latest_end(self, began: float, num_bytes: int) -> float:
-        """Returns when the body must be complete, on the clock of `began`, if `num_bytes` have
-        arrived."""
+        """Returns the time by which a body with these bytes received so far must be complete. The
+        time is on the clock of `began`."""
         return began + self._budget.grace_s + num_bytes / MIN_BYTES_PER_S
 
     @property
@@ -111,11 +116,12 @@ class HeldBody:
 
     @property
     def excess(self) -> Excess | None:
-        """Limit that is exceeded now: the tenant's or the total one. None if neither is."""
+        """Limit that is exceeded now, either the tenant's or the total one. None if neither is
+        exceeded."""
         return self.excess_with(0)
 
     def excess_with(self, num_more: int) -> Excess | None:
-        """Returns the limit that would be exceeded with `num_more` bytes of this body, or None."""
+        """Returns the limit that `num_more` further bytes of this body would exceed, or None."""
         budget, owner = self._budget, self._owner
         if owner is not None and budget.owned_by(owner) + num_more > budget.max_tenant_bytes:
             return "tenant"
@@ -127,6 +133,7 @@ class HeldBody:
 
 
 def held_body(scope: Mapping[str, Any]) -> HeldBody:
-    """Returns the body of an ASGI scope's request. It is unlimited if another server runs."""
+    """Returns the held body of an ASGI scope's request. Returns one without a limit if another
+    server runs the application."""
     held = scope["state"].get(HELD_BODY)
     return held if held is not None else HeldBody(BodyBudget())

@@ -29,7 +29,7 @@ def list_choices(message: str, kind: Any) -> str:
         parents = types
         types = [each for parent in parents for each in _below(parent, last)]
         if not types:
-            # The field selects a struct of a union by its tag.
+            # The field is the tag that selects a struct of a union.
             return _listed(message, _tags(parents, last))
     return _listed(message, (value for each in _flat(types) for value in _values(each)))
 
@@ -40,8 +40,8 @@ def _type_info(kind: Any) -> inspect.Type:
 
 
 def _below(parent: inspect.Type, field: str) -> list[inspect.Type]:
-    """Returns the types to which a step of the path may lead: those of a field, of a list's items,
-    or of a dictionary's values."""
+    """Returns the types to which one step of the path can lead: the types of a field, of a list's
+    items, or of a dictionary's values."""
     found: list[inspect.Type] = []
     for each in _flat([parent]):
         match each:
@@ -57,7 +57,7 @@ def _below(parent: inspect.Type, field: str) -> list[inspect.Type]:
 
 
 def _flat(types: Iterable[inspect.Type]) -> list[inspect.Type]:
-    """Returns the types with unions expanded and metadata removed."""
+    """Returns the types with unions replaced by their members and without metadata."""
     flat: list[inspect.Type] = []
     for each in types:
         match each:

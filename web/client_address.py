@@ -1,4 +1,5 @@
-"""Client address that both planes use for logs, limits and the networks of keys."""
+"""Address of the client, as the gateway and the admin plane use it for logs, rate limits and the
+networks of keys."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from store.records import ApiKey
 from web.errors import Forbidden
 
 MAX_CHARS = 45
-"""Length of the longest form: an IPv6 address with an embedded IPv4 address."""
+"""Length of the longest textual form, which is an IPv6 address with an embedded IPv4 address."""
 IPV6_PREFIX = 64
 """Bits of the prefix that one subscriber usually has."""
 
@@ -19,9 +20,9 @@ IPV6_PREFIX = 64
 def client_address(scope: Mapping[str, Any]) -> str | None:
     """Returns the IP address of an ASGI scope's client. Returns None over a Unix socket.
 
-    This is the peer's address. If the peer is in `trusted_proxies`, the server has replaced it by
-    the last address of X-Forwarded-For that is not. Returns None if the header's text is not an
-    address.
+    The address is the peer's. If the peer is one of `trusted_proxies`, the server has replaced it
+    with the last address of X-Forwarded-For that is not a trusted proxy. Returns None if the
+    header's text is not an address.
     """
     client = scope.get("client")
     return canonical(client[0]) if client else None
@@ -39,7 +40,8 @@ def canonical(host: str) -> str | None:
 
 
 def address_prefix(address: str | None) -> str:
-    """Returns the group of limits and log lines: an IPv4 address or the /64 of an IPv6 one."""
+    """Returns the prefix that rate limits and log lines group addresses by: the whole IPv4 address,
+    or the /64 of an IPv6 address."""
     if address is None:
         return "unknown"
     if ":" not in address:

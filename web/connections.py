@@ -1,8 +1,8 @@
-"""Limits of the connections that a server keeps open, in all and from one address.
+"""Limits of the connections that a server keeps open, in total and from one address.
 
-When a limit is reached, another connection is closed to make room: the oldest with an incomplete
-head, otherwise the one that has been idle longest. A connection with a request in progress is never
-closed. If all have one, the new connection is refused.
+When a limit is reached, an open connection is closed to make room for a new one: the oldest one
+with an incomplete head, otherwise the one that has been idle longest. A connection with a request
+in progress is never closed. If all connections have one, the new connection is refused.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Protocol
 from web.client_address import address_prefix, canonical
 
 MAX_DEFAULT = 16_384
-"""Default maximum of connections, however many descriptors there are. An idle one takes 20 KiB."""
+"""Default maximum of connections, even if the limit of descriptors allows more. An idle connection
+takes 20 KiB."""
 RESERVE = 512
-"""Descriptors reserved for the usage log, the database (about 24), workers, uploads (up to three
-for each of 64), folders, and connections that are being closed."""
+"""File descriptors that are reserved for the usage log, the database (about 24), workers, uploads
+(up to three for each of 64), folders, and connections that are being closed."""
 ADDRESS_PART = 4
-"""One address may have 1 in ADDRESS_PART of all connections. Four clients with many streams, or
-offices behind one address, are needed to fill the server."""
+"""Divisor of the maximum number of connections. The quotient is the limit of one address. Four
+clients with many streams, or offices behind one address, are needed to fill the server."""
 MAX_HEAD_BYTES = 64 << 20
 """Maximum bytes of all incomplete heads together."""
 
@@ -39,7 +40,7 @@ class _Group:
     def __init__(self, max_open: int) -> None:
         self.max_open = max_open
         self.num_open = 0
-        # In the order of arrival.
+        # Ordered by arrival.
         self.heads: dict[Connection, None] = {}
         self.idle: dict[Connection, None] = {}
 
@@ -53,8 +54,9 @@ class _Group:
 
 class Connections:
     def __init__(self, max_open: int | None = None, max_per_address: int | None = None) -> None:
-        """`max_open` None allows as many as the limit of descriptors, less the reserve, but at most
-        `MAX_DEFAULT`. `max_per_address` None allows a part of these, and 0 sets no limit."""
+        """If `max_open` is None, the limit is what `default_connections` returns. If
+        `max_per_address` is None, the limit of one address is the `ADDRESS_PART`th part of it. 0
+        sets no limit for an address."""
         self._all = _Group(max_open or default_connections())
         per_address = self._all.max_open // ADDRESS_PART
         self._max_per_address = per_address if max_per_address is None else max_per_address
@@ -67,11 +69,11 @@ class Connections:
         return self._all.num_open
 
     def open(self, connection: Connection, host: str | None) -> str | None:
-        """Adds a connection, closing another if necessary. Returns the reason if it is refused, or
-        None.
+        """Adds a connection, and closes another one if necessary. Returns None, or the reason if
+        the connection is refused.
 
-        `host` is the peer's address, or None for a Unix socket. Like loopback, a Unix socket has no
-        limit per address.
+        `host` is the peer's address, or None for a Unix socket. A Unix socket and loopback
+        addresses have no limit per address.
         """
         groups = (self._all,)
         prefix = self._bounded_prefix(host)
@@ -105,7 +107,7 @@ class Connections:
             del self._addresses[prefix]
 
     def add_to_head(self, connection: Connection, num_bytes: int) -> None:
-        """Counts received bytes of an incomplete head, outside of any request."""
+        """Counts received bytes of an incomplete head, which belong to no request yet."""
         if connection not in self._groups:
             return
         if connection not in self._all.heads:
@@ -133,7 +135,8 @@ class Connections:
         self._num_head_bytes -= self._head_bytes.pop(connection, 0)
 
     def _bounded_prefix(self, host: str | None) -> str:
-        """Returns the prefix that the limit per address applies to, or an empty string if none."""
+        """Returns the prefix to which the limit per address applies, or an empty string if no limit
+        applies."""
         address = canonical(host) if host and self._max_per_address else None
         if address is None or ipaddress.ip_address(address).is_loopback:
             return ""
@@ -141,7 +144,8 @@ class Connections:
 
 
 def default_connections() -> int:
-    """Returns the number of connections that the limit of open descriptors leaves room for."""
+    """Returns the number of connections that the limit of open descriptors allows, less the
+    reserve, at most `MAX_DEFAULT`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_DEFAULT

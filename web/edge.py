@@ -18,10 +18,10 @@ from web.paths import find_ambiguity
 from web.refusals import Refusals
 
 PUBLIC = ("/docs", "/schema", "/version")
-"""Routes without a key, with those below them. Probes are not included, because they have a fixed
-cost and are never refused."""
+"""Routes, including all routes below them, that need no key. Probes are not included, because they
+have a fixed cost and are never refused."""
 PROBES = ("/livez", "/readyz", "/health")
-"""Routes whose error statuses do not count as refusals."""
+"""Probe routes. Their error statuses do not count as refusals."""
 READINESS = ("/readyz", "/health")
 UNTIL_THE_END = ("/livez", "/metrics")
 """Routes that are answered even while the server drains."""
@@ -43,7 +43,7 @@ class Edge:
 
     def __init__(self, app: ASGIApp, refusals: Refusals, draining: Draining) -> None:
         self.num_open = 0
-        """Number of requests that the application is answering."""
+        """Number of requests that the application has not answered yet."""
         self._app = app
         self._refusals = refusals
         self._draining = draining
@@ -65,8 +65,8 @@ class Edge:
         is_replaced = False
 
         async def watched(message: Message) -> None:
-            """Records refusals. Replaces 404 and 405 if a client without a key exceeds its
-            limit."""
+            """Records refusals. Replaces a 404 or 405 with a refusal if a client without a key
+            exceeds its limit."""
             nonlocal is_replaced
             if message["type"] == "http.response.start" and message["status"] >= 400:
                 is_counted = "user" in scope or scope["method"] == "OPTIONS"
@@ -100,8 +100,8 @@ class Edge:
             await self._refuse(error, scope, receive, send)
 
     def _take(self, scope: Scope) -> ApiError | None:
-        """Takes one from the limits of requests without a key. Returns the refusal if none is
-        left."""
+        """Takes a token from the rate limits of requests without a key. Returns the refusal if a
+        limit is exhausted."""
         match self._limit.take(client_address(scope), time.monotonic()):
             case "address":
                 message = "Too many requests without an API key from this address."

@@ -1,4 +1,5 @@
-"""Errors as complete answers, in OpenAI's form or in that of Anthropic's routes."""
+"""Complete HTTP answers for errors, in OpenAI's format, or in Anthropic's format on Anthropic's
+routes."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from web.paths import is_of_messages
 log = logging.getLogger(__name__)
 
 REFUSAL = "refusal"
-"""Key in a request's state of the code of the error that is answered, for logs and counters."""
+"""Key in a request's state for the code of the error that is answered. Logs and counters use it."""
 CLOSES = "closes"
 """Key in a request's state for whether its connection is closed after the answer."""
 
 CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
-"""Codes of the framework's refusals."""
+"""Error code of each status with which the framework refuses requests."""
 HEADER_NAMES = {"if_match": "If-Match", "idempotency_key": "Idempotency-Key"}
-"""Names of headers, by the names that the framework uses."""
+"""Header names by the parameter names that the framework uses for them."""
 
 
 class FrameworkRefusal(ApiError):
@@ -43,7 +44,8 @@ class FrameworkRefusal(ApiError):
 
 
 def find_api_error(error: Exception) -> ApiError | None:
-    """Returns the failure that an exception is, or None if it is unforeseen."""
+    """Returns the error with an HTTP answer that stands for an exception, or None if the exception
+    is unforeseen."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException) and error.status_code < 500:
@@ -52,7 +54,8 @@ def find_api_error(error: Exception) -> ApiError | None:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Returns the failure that an exception is. Logs those that reveal nothing to clients."""
+    """Returns the error with an HTTP answer that stands for an exception. Logs exceptions whose
+    cause is hidden from clients."""
     found = find_api_error(error) or InternalError(str(error))
     if found.status == 500 and found.public_message is not None:
         log.error("unexpected failure", exc_info=error)
@@ -60,7 +63,7 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Returns the error's body in OpenAI's form, `{"error": {message, type, param, code}}`."""
+    """Returns the error's body in OpenAI's format, `{"error": {message, type, param, code}}`."""
     about = {
         "message": error.public_message or error.message,
         "type": error.type,
@@ -71,8 +74,8 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    """Returns the headers of an error's answer, such as those by which official clients decide
-    whether and when to retry."""
+    """Returns the HTTP headers for an error, such as `retry-after`. By some of them, official
+    clients decide whether and when to retry."""
     headers: dict[str, str] = {}
     if isinstance(error, FrameworkRefusal):
         headers |= error.headers
