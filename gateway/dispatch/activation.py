@@ -10,9 +10,10 @@ from gateway.text.stop_strings import failure_function
 def find_activation(tokens: Sequence[int], invocation: Sequence[int]) -> int | None:
     """Returns the start of the last occurrence of the adapter's invocation in a prompt.
 
-    Returns 0 without an invocation, because an ordinary adapter acts from the start. Returns None
-    if it does not occur: then only the base model answers, and generated tokens activate nothing,
-    as in peft. Takes linear time for any input (Knuth, Morris and Pratt, from the end).
+    Returns 0 if the invocation is empty, because an ordinary adapter acts from the start. Returns
+    None if the prompt does not contain the invocation. Then only the base model answers, and
+    generated tokens do not activate the adapter, as in peft. Takes linear time for any input
+    (Knuth-Morris-Pratt, from the end).
     """
     if not invocation:
         return 0

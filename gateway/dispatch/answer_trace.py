@@ -15,12 +15,12 @@ from gateway.tracing import Detail, Event, Stage, Value
 from workers.wire.client import WorkerClient
 
 MAX_CANDIDATES = 8
-"""Maximum workers that a span names for one choice."""
+"""Maximum number of candidate workers that a span lists for one routing decision."""
 
 
 def trace_answer(call: Call, generation: Generation, failure: Exception | None) -> None:
-    """Records the answer in the request's trace when it has ended. `failure` is the exception that
-    ended it. None if it completed or the client disconnected."""
+    """Records the answer in the request's trace. Called when the answer has ended. `failure` is the
+    exception that ended the answer, or None if it completed or the client disconnected."""
     trace = call.trace
     trace.first_output_at = generation.first_output_at
     if failure is not None:
@@ -33,7 +33,8 @@ def outcome_of(generation: Generation, failure: Exception | None) -> str:
 
 
 def routing_attributes(weighed: Mapping[WorkerClient, float]) -> dict[str, Value]:
-    """Returns the candidates of a choice, best first."""
+    """Returns the span attributes of a routing decision: the candidate workers and their predicted
+    seconds, best first."""
     ranked = sorted(weighed.items(), key=itemgetter(1))[:MAX_CANDIDATES]
     return {
         "loraplex.routing.candidates": [worker.instance_id for worker, _ in ranked],
@@ -52,7 +53,7 @@ def _detail(call: Call, generation: Generation, failure: Exception | None) -> De
 
 
 def _request_attributes(call: Call) -> dict[str, Value]:
-    """Returns attributes of loraplex and
+    """Returns span attributes of the request, named by loraplex and by
     https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/."""
     asked, target, caller = call.asked, call.target, call.caller
     found: dict[str, Value | None] = {
@@ -91,7 +92,8 @@ def _usage_attributes(generation: Generation) -> dict[str, Value]:
 
 
 def _events(generation: Generation) -> list[Event]:
-    """Returns the moves to other workers, and the last worker's preemptions and evictions."""
+    """Returns the sequences' moves to other workers, and the preemptions and evictions that the
+    sequence that reported last had on its worker."""
     events = [
         Event(
             "resume" if move.num_resumed else "retry",
@@ -118,8 +120,9 @@ def _events(generation: Generation) -> list[Event]:
 
 
 def _stages(generation: Generation) -> list[Stage]:
-    """Returns the stages of the sequence that reported last. Clocks of two machines differ, so that
-    they are placed as if the sequence had reached the worker when it was sent."""
+    """Returns the stages of the sequence that reported last. The worker's clock differs from the
+    gateway's, so the stages are placed as if the sequence had reached the worker at the moment it
+    was sent."""
     told = generation.worker_times
     if told is None:
         return []
@@ -145,8 +148,9 @@ def _stages(generation: Generation) -> list[Stage]:
 
 
 def _ended_s(generation: Generation, told: WorkerTimes) -> float:
-    """Returns the seconds from the sequence's arrival to its end. The worker has not reported the
-    end of a sequence that the gateway ended, for example at a stop string."""
+    """Returns the seconds from the sequence's arrival at the worker to its end. Uses the gateway's
+    clock if the gateway ended the sequence, for example at a stop string, because the worker has
+    not reported that end."""
     if told.is_last:
         return told.times.told_s
     return (generation.ended_at or time.perf_counter()) - told.sent_at

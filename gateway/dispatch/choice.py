@@ -1,4 +1,5 @@
-"""Turns a sequence's tokens into the text of one answer, stopped where the caller asked."""
+"""Converts a sequence's tokens to the text of one answer, and ends it at the request's stop strings
+and stop tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ TOOL_CALLS = "tool_calls"
 
 
 class ScoredToken(NamedTuple):
-    """Token with its log-probability (None for the first of a prompt) and the likeliest others."""
+    """Token with its log-probability (None for the first token of a prompt) and the most likely
+    alternatives."""
 
     token: int
     logprob: float | None
@@ -29,22 +31,24 @@ Scored = ScoredToken | TokenLogprobs
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """Addition of one output to a choice."""
+    """Text, tokens and scores that one output of a worker adds to a choice."""
 
     index: int
     parts: list[Part]
     scored: list[Scored]
     finish_reason: str | None
     tokens: list[int] = []
-    """Generated tokens that count: up to a stop string, including the end token."""
+    """Generated tokens that are billed: all up to the stop string, and the token that ended the
+    sequence."""
     stop: str | int | None = None
     """Stop string, or id of the request's stop token, that ended the choice."""
     prompt_scored: list[Scored] = []
-    """Tokens of the prompt with log-probabilities, if they are reported separately."""
+    """Tokens of the prompt with log-probabilities, if the request wants them apart from the
+    answer."""
     prompt: list[int] = []
-    """Tokens of the prompt; the same list in each delta."""
+    """Tokens of the prompt. Every delta of a choice has the same list."""
     num_tokens: int = 0
-    """Number of tokens of the answer so far, including those that are not shown."""
+    """Number of tokens of the answer so far, including tokens without visible text."""
     num_thought_tokens: int = 0
     """Number of tokens of the thought so far."""
     vector: bytes | None = None
@@ -57,7 +61,8 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Choice:
-    """One answer. `feed` takes each output of its sequence until `finish_reason` is set."""
+    """One answer to a prompt. Pass each output of its sequence to `feed` until `finish_reason` is
+    set."""
 
     def __init__(
         self,
@@ -76,11 +81,11 @@ class Choice:
         num_prompt_top: int | None = None,
         scores_texts: bool = False,
     ) -> None:
-        """`stop_tokens` are tokens that end the answer because the request says so. `echo` is shown
-        before the answer, neither searched for stop strings nor parsed. `shown` are the special
-        tokens in the text; None shows all. `shows_stop` includes the stop string that ends the
-        answer. `num_echo_top` and `num_prompt_top` are the numbers of likeliest tokens shown with
-        each token of the echo and of the prompt; None shows no scores. `scores_texts` adds
+        """`stop_tokens` are the request's own stop tokens. `echo` is text shown before the answer.
+        It is neither searched for stop strings nor parsed. `shown` are the special tokens that the
+        text includes, or None for all. `shows_stop` includes the stop string that ends the answer.
+        `num_echo_top` and `num_prompt_top` are the numbers of most likely tokens shown with each
+        token of the echo and of the prompt. None shows no scores. `scores_texts` adds
         log-probabilities to the pieces of text."""
         self.index = index
         self.prompt = prompt
@@ -154,9 +159,9 @@ class Choice:
         return parts
 
     def _finish(self) -> list[Part]:
-        """Returns the parts that were held back until the end. Sets the finish reason: a stop
-        string may end in these parts, and an answer that stops after tool calls has a reason of its
-        own."""
+        """Returns the parts of text that were held back until the end. Updates the finish reason,
+        because a stop string may be found in these parts, and an answer that stops after tool calls
+        has the finish reason `TOOL_CALLS`."""
         is_cut = self.finish_reason == FinishReason.LENGTH.value
         parts = self._told(self._parser.finish(self._detokenizer.flush(), is_cut=is_cut), [])
         if self._parser.is_over:
@@ -166,7 +171,8 @@ class Choice:
         return parts
 
     def _told(self, parts: list[Part], scored: list[TokenLogprobs]) -> list[Part]:
-        """Returns the parts of some tokens, with log-probabilities if `scores_texts` is set."""
+        """Returns the parts, with the log-probabilities of their tokens if `scores_texts` is
+        set."""
         self._has_calls = self._has_calls or any(type(part) is ToolCall for part in parts)
         return parts if self._scores is None else self._scores.told(join_parts(parts), scored)
 
@@ -177,7 +183,8 @@ class Choice:
         return scored
 
     def _scored_prompt(self, output: SequenceOutput, num_top: int | None) -> list[Scored]:
-        """Returns the prompt's tokens with `num_top` likeliest others each, if they were sent."""
+        """Returns the prompt's tokens, each with the `num_top` most likely alternatives. Returns an
+        empty list if `num_top` is None or the worker has not sent scores with this output."""
         if num_top is None or output.prompt_logprobs is None:
             return []
         told = [

@@ -1,12 +1,14 @@
 """Decides what happens to a sequence that its worker refused or lost: it moves, waits or ends.
 
-refused     (draining, model not there) moves to another worker, or waits for one
-overloaded  moves once to another worker that has not just refused such a request. If any
-            choice of the answer has begun, it also waits, and does not expire
-lost        before its first token it is retried within the budget, after it it resumes; without
-            another worker it waits
-lost again  without a token in between: waits for the lost workers, and if they were not only
-            disconnected, is presumed to have crashed them
+refused     The worker is draining or does not have the model. The sequence moves to another worker,
+            or waits for one.
+overloaded  The sequence moves once, to a worker that has not just refused such a request. If any
+            choice of the answer has begun, it may also wait for a worker, and does not expire.
+lost        Before its first token, the sequence is retried on another worker, within the budget of
+            retries. After its first token, it continues on another worker. If there is no other
+            worker, it waits for one.
+lost again  Two workers were lost without a token in between. The sequence waits for them to return.
+            If they do not, it is presumed to have crashed them, and ends.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import ErrorCode, Generate, version_needed
 
 EXCLUDED_S = 1.0
-"""Seconds a sequence avoids a worker that refused it. Then the worker's status shows why."""
+"""Seconds for which a sequence avoids a worker that refused it. After that, the worker's own status
+shows whether it accepts requests."""
 MAX_WITHOUT_PROGRESS = 2
-"""Consecutive workers lost without a token in between after which the sequence is refused."""
+"""Number of workers that may be lost in a row, without a token in between, before the sequence is
+suspected of crashing them."""
 MAX_LOST = 5
-"""Workers lost in all after which the sequence is refused."""
+"""Number of workers that may be lost in all before the sequence is suspected of crashing them."""
 VERDICT_S = 3.0
 """Seconds for workers that were only disconnected to return before a sequence is presumed to have
 crashed them."""
@@ -37,10 +41,11 @@ OVERLOADED = (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE)
 
 
 class Failover:
-    """Alternatives for a gateway's sequences whose workers fail, and a budget of retries."""
+    """Search for other workers for a gateway's sequences whose workers fail, with a budget of
+    retries."""
 
     def __init__(self, fleet: Fleet, wait_s: float) -> None:
-        """`wait_s` is how many seconds a sequence waits for a worker if there is none."""
+        """`wait_s` is the number of seconds that a sequence waits if no worker is available."""
         self.budget = RetryBudget()
         self.wait_s = wait_s
         self.full = FullQueues()
@@ -54,8 +59,9 @@ class Failover:
     def find(
         self, request: Generate, excluded: Collection[WorkerClient], num_bytes: int
     ) -> WorkerClient | None:
-        """Picks a worker that is not silent and counts the sequence there. Returns None if none has
-        room for the request, whose body has `num_bytes` bytes."""
+        """Chooses a worker that is not silent, and counts the sequence as sent to it. Returns None
+        if no worker is available, or all that are have just refused such a request. `num_bytes` is
+        the size of the request's body."""
         if not request.num_resumed:
             excluded = [*excluded, *self.full.full(self._fleet.clients, request, num_bytes)]
         work = _work_of(request)
@@ -80,7 +86,7 @@ class Failover:
 
 
 class RetryState:
-    """Failures of one sequence so far, and what may still be tried."""
+    """Failures of one sequence so far, which decide whether and where it may be retried."""
 
     def __init__(self, failover: Failover) -> None:
         self.failure: Exception = NoWorker("No worker is ready for this model. Try again shortly.")
@@ -91,7 +97,7 @@ class RetryState:
         self._lost: list[tuple[WorkerClient, str]] = []
         """Lost workers with their instance ids."""
         self._num_with_progress = 0
-        """Number of workers lost before the sequence's last token."""
+        """Number of workers in `_lost` that were lost before the sequence's last token."""
         self._suspected_at: float | None = None
         self._was_overloaded = False
         self._excluded: dict[WorkerClient, float] = {}
@@ -132,9 +138,10 @@ class RetryState:
         is_begun: bool,
         is_answering: bool,
     ) -> None:
-        """Records a failure. Raises the sequence's error if no other worker may have it.
-        `instance_id` is the worker's when it got the sequence. `is_begun` says that the sequence
-        has tokens, `is_answering` that any choice of its request has."""
+        """Records a failure. Raises `failure` if the sequence may not move to another worker.
+        `instance_id` is the id that the worker had when the sequence was sent. `is_begun` tells
+        whether the sequence has tokens, and `is_answering` whether any choice of its request
+        has."""
         self.failure, self._is_patient = failure, True
         self.exclude(worker, max(EXCLUDED_S, failure.retry_after_s))
         if failure.code is ErrorCode.WORKER_LOST:
@@ -151,9 +158,11 @@ class RetryState:
 
     def is_suspected(self) -> bool:
         """Returns whether the sequence is suspected of crashing its workers, and must not be sent
-        to another yet. Raises PoisonRequest if it is presumed to have crashed them.
+        to another worker yet. Raises PoisonRequest if the workers have not returned within
+        `VERDICT_S`.
 
-        A worker that is known to live was only disconnected, and does not count.
+        A worker that has connected again with the same instance id was only disconnected, and does
+        not count.
         """
         is_dead = [not worker.lives(instance_id) for worker, instance_id in self._lost]
         if (

@@ -1,4 +1,4 @@
-"""Workers to which this gateway is connected."""
+"""Chooses workers for requests from the workers to which this gateway is connected."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from workers.wire.protocol import (
 )
 
 GREET_INTERVAL_S = 0.25
-"""Seconds between checks for reconnected workers, which are then sent the wanted adapters."""
+"""Seconds between checks for new connections to workers. A newly connected worker is sent the
+adapters and models that the catalog wants loaded."""
 MEMORY = 0.95
-"""Decay factor of the traffic averages, per report."""
+"""Factor by which the sums of sequences decay with each report of a worker."""
 NOT_NONE = 0.1
 """Keeps an idle gateway's estimate of the number of gateways finite."""
 
 
 class Fleet:
-    """Clients of all workers. Each keeps its connection up by itself."""
+    """Clients of all workers, with the choice of a worker for each request."""
 
     def __init__(
         self,
@@ -41,26 +42,29 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        """`clients` is the list of the worker discovery, which changes it in place."""
+        """`clients` is the list of WorkerDiscovery, which adds and removes clients in place."""
         self.clients = clients
         self.weighed: Mapping[WorkerClient, float] = {}
-        """Candidates of the last choice and their predicted seconds. Empty if there was one
-        worker."""
+        """Candidates of the last choice and their predicted seconds to the first token. Empty if
+        the gateway had only one worker."""
         self._workers: Workers[WorkerClient] = Workers()
         self._statuses: dict[WorkerClient, WorkerStatus | None] = {}
-        """Status from which each worker's standing was made."""
+        """Worker's status from which its standing was computed."""
         self._rates: dict[str, float] = {}
         """Prefill tokens per second by model, as last measured by any worker."""
         self._num_sequences, self._num_own = 0.0, 1.0
-        """Recent average numbers of sequences at the workers, of all gateways and of this one."""
+        """Decaying sums of the numbers of sequences at the workers: of all gateways, and of this
+        one."""
         self._clock = clock
         self._random = rng or random.Random()
         self._view: CatalogView | None = None
         self._told: dict[WorkerClient, Mapping[str, ModelInfo]] = {}
-        """Models of the connection to which the wanted adapters were sent last."""
+        """Models that the worker had on its connection when the wanted adapters were last sent to
+        it."""
 
     async def run(self) -> None:
-        """Sends the wanted adapters to new and reconnected workers until cancelled."""
+        """Sends the adapters and models that the catalog wants loaded to each newly connected
+        worker, until cancelled."""
         while True:
             for client in self.clients:
                 if self._view is not None and self._told.get(client) is not client.models:
@@ -69,8 +73,8 @@ class Fleet:
             await asyncio.sleep(GREET_INTERVAL_S)
 
     def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
-        """Returns the worker for a request. Raises NoWorker if no worker that is not `excluded` is
-        ready and has the base model."""
+        """Returns the best worker for a request. Raises NoWorker if no worker outside `excluded` is
+        ready, has the base model and speaks the needed protocol version."""
 
         def is_able(client: WorkerClient) -> bool:
             is_new_enough = client.version >= work.least_version
@@ -94,16 +98,16 @@ class Fleet:
         return best(self.weighed)
 
     def states(self) -> dict[str, int]:
-        """Returns the numbers of workers that are ready, silent (connected, without a recent
-        status), draining or lost, and absent (addresses that have never answered)."""
+        """Returns the number of workers in each state: ready, silent (connected, but without a
+        recent status), draining, lost, and absent (an address that has never answered)."""
         found = {"ready": 0, "silent": 0, "draining": 0, "lost": 0, "absent": 0}
         for client in list(self.clients):
             found[_state(client)] += 1
         return found
 
     def why_not_serving(self) -> str | None:
-        """Returns why no worker could serve any base model of the catalog. Returns None if one
-        could, or too little is known yet."""
+        """Returns the reason why no worker can serve any base model of the catalog. Returns None if
+        a worker can, or if a ready worker has not reported its models yet."""
         ready = [client for client in self.clients if client.is_ready]
         if not ready:
             return "no worker is ready"
@@ -114,8 +118,9 @@ class Fleet:
         return reason and f"no worker can serve any base model: {reason}"
 
     def _why_none(self, work: Work) -> NoWorker:
-        """Returns the error for a request without a worker. It says that waiting does not help only
-        if every worker has reported that it cannot serve the model."""
+        """Returns the error for a request without a worker. It is ModelUnsatisfiable, which tells
+        the client not to retry, only if every worker has reported that it cannot serve the
+        model."""
         found = [_find_model(client, work.model) for client in self.clients]
         reasons = [m.error for m in found if m is not None and m.tier == UNSATISFIABLE]
         if found and len(reasons) == len(found):
@@ -132,14 +137,14 @@ class Fleet:
         return NoWorker("No worker is ready for this model. Try again shortly.")
 
     def note_sent(self, worker: WorkerClient, work: Work) -> None:
-        """Counts a request that is sent to the worker, for later choices."""
+        """Counts a request as sent to the worker, so that later choices consider it."""
         if len(self.clients) > 1 and worker in self._workers.standings:
             self._workers.send(worker, work, _num_cached_at(worker, work), self._clock())
 
     @contextmanager
     def claimed(self, worker: WorkerClient, work: Work) -> Generator[None]:
-        """Counts a request at its chosen worker while it waits for its limits. At the end of the
-        block, counts it as sent, unless the block raises."""
+        """Counts a request at its chosen worker while the request waits for its rate limits. At the
+        end of the block, counts the request as sent, unless the block raises."""
         if len(self.clients) == 1 or worker not in self._workers.standings:
             yield
             return
@@ -148,14 +153,14 @@ class Fleet:
         self.note_sent(worker, work)
 
     def serving(self, model: str) -> list[WorkerClient]:
-        """Returns the ready workers that have the base model with this digest. Silent ones are
+        """Returns the ready workers that have the base model with this digest. Silent workers are
         included only if all are silent, so that requests wait for them."""
         able = [client for client in self.clients if _serves(client, model)]
         return [c for c in able if not c.is_silent] or able
 
     def prefetch(self, target: ResolvedModel) -> None:
-        """Prefetches the adapter if only one worker can serve the target. Among several, the prompt
-        decides, which is not read yet."""
+        """Makes the worker load the target's adapter if only one worker can serve it. If there are
+        several, the choice depends on the prompt, which has not been read yet."""
         if target.version is None:
             return
         model, digest = target.base.digest, target.version.digest
@@ -170,13 +175,14 @@ class Fleet:
             worker.prefetch(model, adapter)
 
     def want(self, view: CatalogView) -> None:
-        """Sends every worker, now and after reconnects, what this catalog wants kept."""
+        """Sends every worker, now and after each reconnect, the adapters and models that this
+        catalog wants loaded."""
         self._view = view
         for client in self.clients:
             self._tell(client, view)
 
     def _forget(self) -> None:
-        """Forgets workers that have left."""
+        """Forgets workers whose clients have been removed from `clients`."""
         for client in self._told.keys() - set(self.clients):
             del self._told[client]
         for client in self._statuses.keys() - set(self.clients):
@@ -184,13 +190,15 @@ class Fleet:
             self._workers.remove(client)
 
     def _tell(self, client: WorkerClient, view: CatalogView) -> None:
-        """Sends the wanted adapters to a connected worker, because they depend on its layouts."""
+        """Sends the wanted adapters and models to the worker if it is connected. References to
+        adapters depend on the layouts that the worker has reported."""
         if client.models or client.status:
             client.want(_desired(view, client.models))
             self._told[client] = client.models
 
     def _look(self) -> None:
-        """Updates standings from new statuses. A worker without a status counts as busy."""
+        """Updates the workers' standings from new statuses. A worker without a status counts as
+        stale."""
         statuses, standings = self._statuses, self._workers.standings
         for client in self.clients:
             status = client.status
@@ -225,7 +233,7 @@ def _state(client: WorkerClient) -> str:
         return "silent" if client.is_silent else "ready"
     if client.status is not None and client.status.draining:
         return "draining"
-    # An address in the settings may be that of a worker that does not exist yet.
+    # The settings may contain the address of a worker that does not exist yet.
     return "lost" if client.has_answered else "absent"
 
 
@@ -243,7 +251,8 @@ def _num_cached_at(client: WorkerClient, work: Work) -> int:
 
 
 def _num_cached(work: Work, clients: Sequence[WorkerClient]) -> dict[WorkerClient, int]:
-    """Returns the number of cached prompt tokens of each worker that has any."""
+    """Returns the number of the request's prompt tokens that each worker has in its prefix cache.
+    Workers without any are omitted."""
     found: dict[WorkerClient, int] = {}
     for client in clients:
         if (model := client.models.get(work.model)) is None:

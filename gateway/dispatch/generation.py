@@ -1,5 +1,5 @@
-"""Sequences of one request on their workers: sent, merged, moved when a worker is lost, and
-cancelled together."""
+"""Runs the sequences of one request on workers. Sends them, merges their outputs, moves them when a
+worker is lost, and cancels them together."""
 
 from __future__ import annotations
 
@@ -38,32 +38,34 @@ log = logging.getLogger(__name__)
 SEARCH_INTERVAL_S = 0.1
 """Seconds between attempts to find a worker for a stranded sequence."""
 GRACE_S = 0.5
-"""Seconds after the deadline in which a worker may still report that a sequence never began, so
-that it is not billed."""
+"""Seconds after the deadline during which the gateway still waits for a worker's report. If the
+report says that the sequence never began, its prompt is not billed."""
 MAX_AT_ONCE = 128
-"""Maximum sequences of one request that workers have at a time. Only requests for vectors have
-more, which a worker's queue would refuse without benefit to its steps."""
+"""Maximum number of sequences of one request that are at workers at a time. Only requests for
+vectors have more. Sending all of them at once would fill a worker's queue without making its steps
+more efficient."""
 NEVER_BEGUN = (
     *(ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN, ErrorCode.MODEL_UNAVAILABLE),
     *(ErrorCode.ADAPTER_UNAVAILABLE, ErrorCode.PROMPT_TOO_LONG),
     *(ErrorCode.OVERLOADED, ErrorCode.EXPIRED),
 )
-"""`INVALID` is excluded: workers also report it for computed answers that they cannot send."""
+"""Failures before which no worker has computed anything. `INVALID` is excluded, because workers
+also report it for answers that they computed but cannot send."""
 MAX_MOVES = 16
 """Maximum moves of one request that are recorded."""
 
 
 class Move(NamedTuple):
-    """Move of a sequence from a worker that refused or lost it to another."""
+    """Move of a sequence to another worker, after its worker refused it or was lost."""
 
     at: float
     """Time of time.perf_counter()."""
     from_worker: str
     to_worker: str
     reason: str
-    """Code of the failure."""
+    """Error code of the failure that caused the move."""
     num_resumed: int
-    """Number of tokens that the sequence had."""
+    """Number of tokens that the sequence had generated before the move."""
 
 
 class WorkerTimes(NamedTuple):
@@ -74,18 +76,18 @@ class WorkerTimes(NamedTuple):
     """Time of time.perf_counter() at which the sequence was sent."""
     times: SequenceTimes
     is_last: bool
-    """Whether they were reported with the end of the sequence."""
+    """Whether the times were reported with the end of the sequence."""
 
 
 @dataclass(slots=True)
 class RemoteSequence:
-    """One sequence on one worker, and its state."""
+    """One sequence, its current worker and its state."""
 
     request: Generate
     """Request as it was sent last."""
     choice: Choice
     prompt: PromptUsage
-    """Shared by the choices of a prompt."""
+    """Usage of the prompt, shared by all choices of the prompt."""
     worker: WorkerClient
     worker_id: str
     """Instance id of the worker when the sequence was sent."""
@@ -98,8 +100,8 @@ class RemoteSequence:
     retry_state: RetryState | None = None
     """None until the first failure."""
     followers: list[int] = field(default_factory=list[int])
-    """Numbers of the other choices of a prompt that this one scores. They are sent once its scores
-    have arrived, and find the prompt cached."""
+    """Indexes of the other choices of the same prompt, if this sequence also scores the prompt.
+    They are sent once these scores have arrived, and find the prompt in the prefix cache."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Scores of the prompt that a follower shows with its first output."""
 
@@ -110,7 +112,8 @@ class RemoteSequence:
 
 
 class Generation:
-    """One request's generation. Await `step` until `is_done`, or `finish`, then call `cancel`."""
+    """Generation of one request's answers. Await `step` until `is_done`, or await `finish`. Then
+    call `cancel`."""
 
     def __init__(
         self,
@@ -125,14 +128,14 @@ class Generation:
         deadline: float,
         num_bytes: int,
     ) -> None:
-        """`requests[i]` is the sequence of `choices[i]`, sent by the first `step`. Each prompt has
-        `num_choices` consecutive choices. If the first scores its prompt, the others show its
-        scores. Tokens that the reservation does not cover are dropped, and the answer ends because
-        of its length. `adapter_for` returns the adapter for a worker's layout. `deadline` is the
-        time of time.perf_counter() by which the first output is due. `num_bytes` is the size of the
-        request's body."""
+        """`requests[i]` is the sequence of `choices[i]`. The first `step` sends it. Each prompt has
+        `num_choices` consecutive choices. If the first of them scores the prompt, the others show
+        the same scores. Tokens that `reservation` does not cover are dropped, and the answer ends
+        with finish reason `length`. `adapter_for` returns the adapter for a worker's layout.
+        `deadline` is the time of time.perf_counter() by which the first output is due. `num_bytes`
+        is the size of the request's body."""
         self.worker_id = worker.instance_id
-        """Instance id of the worker that got a sequence last."""
+        """Instance id of the worker to which a sequence was last sent."""
         self.first_output_at: float | None = None
         """Time of time.perf_counter()."""
         self.ended_at: float | None = None
@@ -140,7 +143,7 @@ class Generation:
         self.moves: list[Move] = []
         """The first `MAX_MOVES` moves."""
         self.worker_times: WorkerTimes | None = None
-        """Stage times of the sequence that reported last, if the request is traced."""
+        """Stage times of the sequence that reported last. None if the request is not traced."""
         self._reservation = reservation
         self._failover = failover
         self._adapter_for = adapter_for
@@ -160,25 +163,25 @@ class Generation:
         self._num_running = len(choices)
         self._is_submitted = False
         self._num_begun = 0
-        """Number of sequences that were sent, or wait for the scores of a prompt."""
+        """Number of sequences that were sent, or wait for another choice to score their prompt."""
         self._is_sent = False
         """Whether any sequence has been sent to a worker."""
         self._expiry: asyncio.TimerHandle | None = None
         self._stranded: set[int] = set()
-        """Numbers of the sequences that wait for a worker."""
+        """Indexes of the sequences that wait for a worker."""
         self._search: asyncio.Task[None] | None = None
         """Task that searches workers for stranded sequences."""
         self._deltas: list[Delta] = []
         self._failure: Exception | None = None
-        """Raised after the deltas before it have been returned."""
+        """Exception that `step` raises after it has returned the deltas before it."""
         self._news = asyncio.Event()
         self._is_patient = False
         """Whether the task is woken only when every choice has ended or one has failed."""
         self._is_cancelled = False
         self._aborted: set[int] = set()
-        """Numbers of the aborted sequences whose workers have not reported their end yet."""
+        """Indexes of the aborted sequences whose workers have not reported their end yet."""
         self._no_more = asyncio.Event()
-        """Set when these ends have been reported."""
+        """Set when the ends of all aborted sequences have been reported."""
 
     @property
     def is_done(self) -> bool:
@@ -191,15 +194,16 @@ class Generation:
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """One for each choice. None if the choice did not finish. Empty for vectors."""
+        """Finish reason of each choice. None for a choice that did not finish. Empty for a request
+        for vectors."""
         if self._runs[0].request.kind is OutputKind.EMBED:
             return []
         return [run.choice.finish_reason for run in self._runs]
 
     @property
     def is_refused(self) -> bool:
-        """Whether no worker has begun any sequence, because none got it or it failed before, so
-        that nothing was used."""
+        """Whether nothing was used, because no sequence was sent to a worker, or the request failed
+        before a worker computed any of its prompts."""
         failure = self._failure
         if isinstance(failure, WorkerFailed) and failure.code in NEVER_BEGUN:
             return not any(prompt.num_reached for prompt in self._prompts)
@@ -216,8 +220,8 @@ class Generation:
         )
 
     async def step(self) -> list[Delta]:
-        """Waits for outputs and returns the deltas of all that have arrived. Raises WorkerFailed,
-        DeadlineExceeded, PoisonRequest, or the exception given to `fail`."""
+        """Waits for outputs, and returns the deltas of all outputs that have arrived. Raises
+        WorkerFailed, DeadlineExceeded, PoisonRequest, or the exception given to `fail`."""
         if not self._is_submitted and self._failure is None:
             self._submit()
         await self._news.wait()
@@ -238,8 +242,8 @@ class Generation:
         return deltas
 
     def fail(self, failure: Exception) -> None:
-        """Aborts running sequences. `step` raises the failure after it has returned the deltas
-        before it."""
+        """Aborts running sequences. `step` then raises `failure`, after it has returned the deltas
+        that arrived before."""
         self._fail(failure)
         self._abort()
 
@@ -252,8 +256,9 @@ class Generation:
         self._aborted.clear()
 
     async def stop(self, timeout_s: float) -> bool:
-        """Aborts running sequences and waits until their workers have reported the computed part of
-        the prompts. Returns False after `timeout_s`; then `usage` may still grow."""
+        """Aborts running sequences, and waits until their workers have reported how much of the
+        prompts they computed. Returns False if they have not within `timeout_s`. `usage` may still
+        grow then."""
         self._abort()
         if self._aborted:
             with contextlib.suppress(TimeoutError):
@@ -319,7 +324,8 @@ class Generation:
         self._news.set()
 
     def _take(self, number: int, event: SequenceEvent) -> None:
-        """Handles each event when it is read. Wakes the task only if it waits for the event."""
+        """Handles an event as soon as it is read from the worker's connection. Wakes the request's
+        task, unless the task waits in `finish` for a later event."""
         run = self._runs[number]
         if isinstance(event, PromptProgress) or (
             isinstance(event, SequenceOutput) and event.finish_reason is not FinishReason.ABORT
@@ -378,7 +384,7 @@ class Generation:
             self._begin_followers(run, output)
 
     def _begin_next(self) -> None:
-        """Begins the next sequence after one has ended."""
+        """Begins the next sequence beyond `MAX_AT_ONCE`, after another one has ended."""
         if self._num_begun == len(self._runs):
             return
         number = self._num_begun
@@ -389,8 +395,9 @@ class Generation:
         self._begin(number)
 
     def _begin_followers(self, first: RemoteSequence, output: SequenceOutput) -> None:
-        """Begins the followers of a prompt's first choice, whose first output has the prompt's
-        scores. An answer that only scores is the same for all."""
+        """Begins the followers of a prompt's first choice. `output` is the first output of that
+        choice, and has the prompt's scores. If the request only scores prompts, all choices get
+        this output."""
         followers, first.followers = first.followers, []
         for number in followers:
             run = self._runs[number]
@@ -429,7 +436,8 @@ class Generation:
             self._move(number, WorkerFailed(ErrorCode.WORKER_LOST, "the worker does not answer"))
 
     def _move(self, number: int, failure: WorkerFailed) -> None:
-        """Moves a failed sequence to another worker. Raises its error if it may not move."""
+        """Moves a failed sequence to another worker. Raises the sequence's error if it may not
+        move."""
         run = self._runs[number]
         if run.choice.finish_reason is not None:
             return
@@ -450,8 +458,8 @@ class Generation:
         return run.retry_state
 
     def _place(self, number: int) -> None:
-        """Sends the sequence to a worker, or queues it until one is found. Raises its error if it
-        may not wait."""
+        """Sends the sequence to another worker, or queues it until one is found. Raises the
+        sequence's error if it may not wait."""
         if self._is_placed(number):
             return
         self._stranded.add(number)
@@ -486,7 +494,8 @@ class Generation:
         return False
 
     def _rewritten(self, run: RemoteSequence, worker: WorkerClient) -> Generate:
-        """Returns the request for the rest of the sequence on this worker."""
+        """Returns the request that continues the sequence on this worker, after the tokens
+        generated so far."""
         request, params = run.request, run.request.params
         adapter = request.adapter and self._adapter_for(worker.models[request.model].adapter_layout)
         now = time.perf_counter()

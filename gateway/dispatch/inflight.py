@@ -1,4 +1,4 @@
-"""Requests in flight, from the resolution of their model to their end."""
+"""Counts requests in flight, from the resolution of their model to their end."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gateway.dispatch.outcomes import Outcomes
 
 
 class InFlightRequests:
-    """Counter of requests in flight by version. Passes their outcomes to `outcomes`."""
+    """Counter of requests in flight by adapter version. Passes their outcomes to `outcomes`."""
 
     def __init__(self, outcomes: Outcomes) -> None:
         self.outcomes = outcomes
         self.by_version: Counter[str] = Counter()
-        """Number by `<tenant id>/<name>/<version>`, without zeros."""
+        """Number of open requests by `<tenant id>/<name>/<version>`. Zero counts are removed."""
         self.num_open = 0
-        """Number of all requests, including those of base models."""
+        """Number of all open requests, including requests of base models."""
 
     def begin(self, target: ResolvedModel) -> InFlightRequest:
-        """Begins a request. Must follow its resolution without an await, or heartbeats would miss
-        it."""
+        """Begins a request. Must be called after the model is resolved without an await in between,
+        because a heartbeat sent during the await would not count the request."""
         return InFlightRequest(self, target)
 
 
@@ -42,7 +42,8 @@ class InFlightRequest:
     def end(
         self, failure: BaseException | None = None, first_token_at: float | None = None
     ) -> None:
-        """Ends the request, once. `first_token_at` is a time of time.perf_counter()."""
+        """Ends the request. Only the first call has an effect. `first_token_at` is a time of
+        time.perf_counter()."""
         if self._is_over:
             return
         self._is_over = True

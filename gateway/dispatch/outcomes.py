@@ -1,4 +1,5 @@
-"""Outcomes of requests to versions of canaries: counted here, written to Postgres every second."""
+"""Counts the outcomes of requests to the versions of canaries. They are written to Postgres every
+second."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ NUM_STEPS = 24 * STEPS_PER_OCTAVE
 
 
 class Tally(msgspec.Struct):
-    """Outcomes of some requests. `ttft[n]` counts those whose time to first token is at most 2 ^
-    ((n + 1) / 4) / 4 milliseconds and above the previous step."""
+    """Outcomes of some requests. `ttft` is a histogram of their times to first token. `ttft[n]`
+    counts times up to 2 ^ ((n + 1) / 4) / 4 milliseconds, and above the bound of `ttft[n - 1]`."""
 
     requests: int = 0
     errors: int = 0
@@ -39,13 +40,14 @@ class Tally(msgspec.Struct):
 
 
 def ttft_step(seconds: float) -> int:
-    """Returns the histogram's step for a time."""
+    """Returns the index in the histogram for a time in seconds."""
     octaves = math.log2(max(seconds * 1000, SHORTEST_MS) / SHORTEST_MS)
     return min(max(math.ceil(octaves * STEPS_PER_OCTAVE) - 1, 0), NUM_STEPS - 1)
 
 
 def median_ms(ttft: Sequence[int]) -> float:
-    """Returns the median of a non-empty histogram, interpolated logarithmically within a step."""
+    """Returns the median of a non-empty histogram in milliseconds, interpolated logarithmically
+    within a step."""
     half = sum(ttft) / 2
     for step, count in enumerate(ttft):
         if half <= count:
@@ -55,7 +57,8 @@ def median_ms(ttft: Sequence[int]) -> float:
 
 
 class Outcomes:
-    """Outcomes that are not written yet, by canary (the move that set it) and version."""
+    """Outcomes that are not written to the database yet, by canary (the id of the alias change that
+    set it) and version."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[int, int], Tally] = {}
@@ -63,7 +66,8 @@ class Outcomes:
     def add(
         self, target: ResolvedModel, failure: BaseException | None, ttft_s: float | None
     ) -> None:
-        """Counts an ended request. Errors of the caller and disconnects are no errors here."""
+        """Counts an ended request if its version was chosen from a canary. Errors caused by the
+        client and disconnects do not count as errors."""
         if target.canary is None or target.canary.change is None or target.version is None:
             return
         key = target.canary.change, target.version.version
@@ -95,7 +99,8 @@ class Outcomes:
 
 
 def _is_error(failure: BaseException | None) -> bool:
-    """Returns whether the server failed. An unapproved template fails every chat of the canary."""
+    """Returns whether the failure counts against the version. An unapproved template does, because
+    it fails every chat of the canary."""
     if not isinstance(failure, Exception):
         return False
     return isinstance(failure, TemplateNotApproved) or is_our_fault(failure)

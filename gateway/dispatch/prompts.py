@@ -1,5 +1,5 @@
-"""Converts a request's texts, ids and messages to prompts. Sizes are checked before anything is
-rendered, tokenised or detokenised. Large texts are processed in threads."""
+"""Converts a request's texts, token ids and messages to prompts. Checks sizes before it renders,
+tokenises or detokenises anything. Processes large texts in threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TAIL_TOKENS = 16
 
 
 WITHOUT_THINKING: dict[str, Any] = {"enable_thinking": False}
-"""Makes templates that know the variable skip the thought."""
+"""Template variables that make a chat template skip the thought, if it knows `enable_thinking`."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Prompt(msgspec.Struct, frozen=True):
     form: AnswerForm | None = None
     """Form of calls and thoughts in the answer. None if it is plain text."""
     is_folded: bool = False
-    """Whether the chat template refused the original turns, so that they were made plainer."""
+    """Whether the turns were simplified because the chat template refused the original ones."""
     in_thought: bool = False
     """Whether the prompt ends with the beginning of a thought."""
 
@@ -101,7 +101,7 @@ async def _chat_prompts(
 async def _pair_prompts(
     tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
 ) -> list[Prompt]:
-    """Returns one prompt for each pair. The event loop runs other tasks between short ones."""
+    """Returns one prompt for each pair. Lets the event loop run other tasks after each prompt."""
     max_tokens = target.base.max_model_len
     most = _most_tokens(asked, max_tokens)
     fewest = [min(most, tokenizer.fewest_tokens(pair.num_chars)) for pair in asked.pairs]
@@ -189,8 +189,8 @@ async def _completion_prompts(
 
 
 def _most_tokens(asked: GenerationRequest, max_model_len: int) -> int:
-    """Returns the maximum tokens that a prompt keeps. Without truncation, prompts are checked
-    instead of cut."""
+    """Returns the maximum number of tokens that a prompt keeps. Without truncation this is
+    `MAX_TOKEN_IDS`, because long prompts are then refused instead of cut."""
     if asked.truncation is None:
         return MAX_TOKEN_IDS
     if asked.truncation.max_tokens > 0:
@@ -212,8 +212,9 @@ def _shortened(
     *,
     has_special_tokens: bool = False,
 ) -> list[int]:
-    """Returns the tokens that a prompt keeps, with the special tokens that the tokenizer has added
-    around it. Raises InvalidRequest if these leave no room for others."""
+    """Returns the tokens of a prompt, truncated as the request asks. Keeps the special tokens that
+    the tokenizer has added around the prompt. Raises InvalidRequest if these leave no room for
+    other tokens."""
     cut, most = asked.truncation, _most_tokens(asked, max_model_len)
     if cut is None or len(tokens) <= most:
         return tokens
@@ -231,7 +232,7 @@ def _shortened(
 
 
 def check_ids(asked: GenerationRequest, target: ResolvedModel) -> None:
-    """Raises InvalidRequest if a parameter names an id that the model does not have."""
+    """Raises InvalidRequest if a parameter has a token id that the model does not have."""
     size = target.base.shape.vocab_size
     for param, ids in (
         ("logit_bias", asked.logit_bias),
@@ -254,8 +255,9 @@ async def _prompts(
     echoed: Sequence[str | list[int]],
     param: str,
 ) -> list[Prompt]:
-    """Returns the prompts. `echoed` are the prompts as given, if they are shown. Raises
-    InvalidRequest, naming `param`, if a prompt is empty or has an id outside the vocabulary."""
+    """Returns the prompts of tokenised texts. `echoed` are the prompts as the request has them if
+    the answer repeats them, and empty otherwise. Raises InvalidRequest, naming `param`, if a prompt
+    is empty or has an id outside the vocabulary."""
     size = target.base.shape.vocab_size
     for tokens in tokenised:
         if not tokens:

@@ -1,4 +1,4 @@
-"""Usage of one request, recorded once however the request ends."""
+"""Records the usage of one request exactly once, however the request ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ PICO = 1e-12
 """Dollars in a pico-dollar, the unit of costs."""
 
 Latency = tuple[float, Histogram, Histogram]
-"""Seconds, and the histograms that count them: loraplex's and that of the GenAI conventions."""
+"""Seconds, and the two histograms that count them: loraplex's own, and the one of OpenTelemetry's
+GenAI conventions."""
 
 
 class RequestUsage:
-    """Usage record of one admitted request. The first end that is recorded counts."""
+    """Usage record of one admitted request. Only the first call of `record` counts."""
 
     def __init__(
         self, recorder: UsageRecorder, call: Call, reservation: Reservation, started_at: float
@@ -40,7 +41,8 @@ class RequestUsage:
         return self._call.request_id
 
     def record(self, generation: Generation, status: Status) -> Batch:
-        """Records the usage. Returns the record's batch, which is written even if not awaited."""
+        """Records the usage and returns the record's batch. The batch is written even if it is not
+        awaited."""
         if self._batch is None:
             record = self._made(generation, status)
             self._batch = self._recorder.append(record)
@@ -126,7 +128,7 @@ def _latencies(record: UsageRecord) -> Iterator[Latency]:
 def _exemplify(
     latencies: list[Latency], labels: tuple[str, str], trace_id: int, span_id: int
 ) -> None:
-    """Makes a counted request the exemplar of its histogram buckets."""
+    """Makes the request the exemplar of the histogram buckets that count its latencies."""
     now = time.time()
     for seconds, histogram, _ in latencies:
         histogram.exemplify(Exemplar(trace_id, span_id, seconds, now), *labels)

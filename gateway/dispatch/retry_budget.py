@@ -1,4 +1,4 @@
-"""Budget of a gateway's retries, so that a failing worker does not cause more load."""
+"""Limits a gateway's retries, so that a failing worker does not multiply the load on the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ FLOOR = 32
 
 
 class RetryBudget:
-    """Limit of retries: a tenth of the sequences sent in the last minute, but at least `FLOOR`."""
+    """Limit of retries to a tenth of the sequences sent in the last minute, but at least `FLOOR`
+    retries."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seconds: deque[list[int]] = deque()
-        """Counts within the window, as [second, sent, retried]."""
+        """Counts of the last `WINDOW_S` seconds, as [second, sent, retried]."""
 
     @property
     def has_room(self) -> bool:
@@ -30,7 +31,7 @@ class RetryBudget:
         self._now()[1] += num_sequences
 
     def take(self) -> bool:
-        """Takes one retry. Returns False if there is no room."""
+        """Counts one retry if the budget allows it. Returns False otherwise."""
         if not self.has_room:
             return False
         self._now()[2] += 1

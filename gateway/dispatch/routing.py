@@ -9,16 +9,17 @@
                   + crowd       another distinct adapter lengthens the steps of the batch, by its
                                 share of the bytes that a step reads
 
-Workers report once a second. A gateway adds what it has sent since, and subtracts what the worker
-has computed. It assumes that every other gateway has sent as much, because all saw the same report
-and would otherwise pick the same idle worker. For the same reason only a few workers are weighed:
-some of those that hold the most of the prompt, the adapter or the base model, and some of all.
-Content that no worker holds goes to its home, two workers by hash, so that gateways agree without
-coordination. A hot adapter spreads to another worker once the queues of those that hold it take
-longer than its load. What each worker holds is indexed when it reports, so that a choice takes the
-same time however many workers there are.
+Workers report once a second. A gateway adds the requests that it has sent since the report, and
+subtracts the work that the worker has done since. It assumes that every other gateway has sent as
+much, because all gateways saw the same report and would otherwise choose the same idle worker. For
+the same reason, only a few randomly drawn workers are compared: some that hold most of the prompt,
+some that hold the adapter, some that hold the base model, and some of all workers. An adapter or a
+model that no worker holds goes to one of two workers that are determined by a hash, so that
+gateways agree without coordination. A popular adapter spreads to another worker once the queues of
+the workers that hold it take longer than loading it. The content of each worker is indexed when it
+reports, so that a choice takes the same time however many workers there are.
 
-Everything here is a function of its arguments, time and random numbers included.
+Functions here read no clock and no global random generator. Time and random numbers are arguments.
 """
 
 from __future__ import annotations
@@ -40,27 +41,29 @@ from workers.wire.protocol import OLDEST_VERSION, AdapterStatus, ModelStatus, Wo
 STALE_S = 3.0
 """Seconds until a status is stale. Its worker gets only requests that no other can take."""
 DOUBT = 1.5
-"""A worker without the prefix and the adapter must be predicted this many times faster, because
-predictions are inexact."""
+"""Factor for the predicted seconds of a worker that has neither the prefix nor the adapter. Because
+predictions are inexact, such a worker is chosen only if it is faster by this factor."""
 
 PREFILL_TOKENS_PER_S = 1000.0
-"""Assumed until a worker has measured it for the model. So are the next two."""
+"""Prefill tokens per second, assumed until a worker has measured them for the model. The next two
+constants are also assumed until measured."""
 DECODE_STEP_S = 0.02
 MODEL_LOAD_S = 5.0
 ANSWER_TOKENS = 128
-"""Expected number of steps of a sequence."""
+"""Expected number of tokens of an answer, one for each step."""
 ADAPTER_BYTES = 8 << 20
 """Assumed size of an adapter that no worker holds."""
 LOAD_OVERHEAD_S = 1e-3
 COPY_BYTES_PER_S = 2.5e9
-"""Host to device on a CPU. A GPU's bus is faster, but then the copy hardly matters."""
+"""Bytes per second of a copy from host to device on a machine without a GPU. A GPU's bus is faster,
+but then the copy takes only a small part of the time."""
 FETCH_BYTES_PER_S = 4e8
-"""To the host, from the disk cache or the store."""
+"""Bytes per second of a load to the host, from the disk cache or the store."""
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Requirements of a request for a worker."""
+    """Requirements of a request, by which a worker is chosen."""
 
     model: str
     """Digest of the base model."""
@@ -78,7 +81,7 @@ class Work:
 
 
 class ModelReport(msgspec.Struct, frozen=True):
-    """Base model on one worker."""
+    """State of a base model on one worker."""
 
     prefill_tokens_per_s: float = PREFILL_TOKENS_PER_S
     decode_step_s: float = DECODE_STEP_S
@@ -87,10 +90,11 @@ class ModelReport(msgspec.Struct, frozen=True):
     num_sequences: int = 0
     """Number of running and waiting sequences."""
     wait_s: float = 0.0
-    """Seconds until the model is on the device. 0 if it is there."""
+    """Seconds until the model is on the device. 0 if it is on the device already."""
 
     def row_s(self, num_more: float) -> float:
-        """Returns the seconds until a row is free for a sequence after those and `num_more`."""
+        """Returns the seconds until a row of the batch is free for a new sequence. `num_more` is
+        the number of sequences before it that the report does not include."""
         num_before = self.num_sequences + num_more + 1 - self.num_rows
         if num_before <= 0 or not self.num_rows:
             return 0.0
@@ -106,12 +110,12 @@ UNKNOWN = ModelReport(wait_s=MODEL_LOAD_S)
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Status of a worker, prepared for lookups by every request."""
+    """Status of a worker in a form for fast lookups."""
 
     models: Mapping[str, ModelReport] = {}
-    """By digest."""
+    """Base models of the worker by digest."""
     adapters: Mapping[str, AdapterStatus] = {}
-    """By digest: adapters on the device or the host, or being loaded."""
+    """Adapters on the device or the host, or being loaded, by digest."""
     queue_s: float = 0.0
     """Seconds to compute the waiting prompts."""
     instance_id: str = ""
@@ -122,8 +126,9 @@ class Report(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(status: WorkerStatus, rates: Mapping[str, float]) -> Report:
-        """Returns the report of a status. `rates` are prefill tokens per second by model, measured
-        by other workers, for a worker that has not measured its own."""
+        """Returns the report for a worker's status. `rates` are the prefill tokens per second that
+        other workers have measured, by model. They are used if this worker has not measured its
+        own."""
         models = {model.digest: _model_report(model, status, rates) for model in status.models}
         adapters = {adapter.digest: adapter for adapter in status.adapters if adapter.num_bytes}
         return Report(
@@ -140,7 +145,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Claims:
-    """Requests that were assigned to a worker but not sent yet."""
+    """Requests that were assigned to a worker but have not been sent to it yet."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -153,7 +158,8 @@ class Claims:
 
 
 class Standing:
-    """Worker as one gateway sees it: its last report, and the requests sent since."""
+    """State of a worker as one gateway estimates it: its last report, and the requests sent
+    since."""
 
     def __init__(self, report: Report, reported_at: float, num_gateways: float = 1.0) -> None:
         """`num_gateways` is the estimated number of gateways with as much traffic as this one."""
@@ -163,19 +169,19 @@ class Standing:
         self.num_more = 0
         """Change in the number of this gateway's sequences on the worker since the report."""
         self.claims = Claims()
-        """Requests of this gateway that wait for their limits."""
+        """Requests of this gateway that wait for their rate limits."""
         self._known_s = report.queue_s
         self._sent_s = 0.0
-        """Seconds to compute this gateway's requests since the report."""
+        """Seconds to compute the requests that this gateway has sent since the report."""
         self._queue_at = reported_at
-        """Time at which the worker had these two left."""
+        """Time for which `_known_s` and `_sent_s` were computed."""
         self._sent_adapters: set[str] = set()
         self._sent_models: dict[str, float] = {}
-        """Waits for the models that must be loaded for the requests sent."""
+        """Seconds of waiting for each model that must be loaded for the requests sent."""
 
     @property
     def near(self) -> Set[str]:
-        """Adapters on the worker or being loaded."""
+        """Digests of the adapters that the worker holds or is expected to load."""
         return self.report.adapters.keys() | self._sent_adapters
 
     def is_stale(self, now: float) -> bool:
@@ -185,15 +191,16 @@ class Standing:
         return self.report.models.get(digest, UNKNOWN)
 
     def tier(self, adapter: str) -> str:
-        """Returns device, loading, host, or an empty string."""
+        """Returns where the adapter is: `device`, `loading`, `host`, or an empty string if the
+        worker does not hold it."""
         if adapter in self._sent_adapters:
             return "loading"
         held = self.report.adapters.get(adapter)
         return "" if held is None else held.tier
 
     def wait_s(self, model: str) -> float:
-        """Returns the seconds until the base model is on the device, after those requested
-        before."""
+        """Returns the seconds until the base model is on the device. Models that earlier requests
+        need are loaded first."""
         wait_s = self.model(model).wait_s
         if not wait_s:
             return 0.0
@@ -202,8 +209,8 @@ class Standing:
         return wait_s + sum(self._sent_models.values())
 
     def queue_s(self, now: float) -> float:
-        """Returns the seconds to compute the present and expected prompts. Other gateways saw the
-        same report, and each is assumed to have sent and claimed as much as this one."""
+        """Returns the seconds to compute the prompts that wait at the worker. Each other gateway
+        saw the same report, and is assumed to have sent and claimed as much as this one."""
         known_s, sent_s = self._left(now)
         return known_s + self.num_gateways * (sent_s + self.claims.seconds)
 
@@ -213,7 +220,7 @@ class Standing:
         return self.model(model).row_s(self.num_gateways * num_more)
 
     def send(self, work: Work, num_cached: int, now: float) -> None:
-        """Counts a request that is sent to the worker."""
+        """Counts a request as sent to the worker."""
         known_s, sent_s = self._left(now)
         self._known_s, self._sent_s = known_s, sent_s + prefill_s(work, num_cached, self)
         self._queue_at = now
@@ -221,15 +228,16 @@ class Standing:
         self.expect(work)
 
     def expect(self, work: Work) -> None:
-        """Records that the worker will load what the request needs."""
+        """Records that the worker will load the adapter and the base model that the request
+        needs."""
         if work.adapter is not None and self.tier(work.adapter) != "device":
             self._sent_adapters.add(work.adapter)
         if wait_s := self.model(work.model).wait_s:
             self._sent_models[work.model] = wait_s
 
     def _left(self, now: float) -> tuple[float, float]:
-        """Returns the seconds left of the reported prompts, which are computed first, and of those
-        sent since."""
+        """Returns the seconds left to compute the prompts in the report, which are computed first,
+        and the seconds left to compute the prompts sent since."""
         seconds = now - self._queue_at
         if seconds <= self._known_s:
             return self._known_s - seconds, self._sent_s
@@ -240,12 +248,13 @@ EMPTY = Standing(Report(), 0.0)
 
 
 class Workers(Generic[W]):
-    """All workers as one gateway sees them, and indexes of what they hold."""
+    """Standings of all workers, with indexes of the adapters and models that they hold."""
 
     def __init__(self) -> None:
         self.all: Pool[W] = Pool()
         self.standings: dict[W, Standing] = {}
-        """Read only. Changed by `put`, `send` and `remove`."""
+        """Standing of each worker. Callers must not change the dict. Use `put`, `send` and
+        `remove`."""
         self._empty: Pool[W] = Pool()
         self._holders: dict[str, Pool[W]] = {}
         self._near: dict[str, Pool[W]] = {}
@@ -277,13 +286,13 @@ class Workers(Generic[W]):
         self.all.discard(worker)
 
     def send(self, worker: W, work: Work, num_cached: int, now: float) -> None:
-        """Counts a request that is sent to the worker."""
+        """Counts a request as sent to the worker."""
         self.standings[worker].send(work, num_cached, now)
         self._expect(worker, work)
 
     @contextmanager
     def claimed(self, worker: W, work: Work, num_cached: int) -> Generator[None]:
-        """Counts a request that is assigned to the worker, until the block ends."""
+        """Counts a request as assigned to the worker until the block ends."""
         standing = self.standings[worker]
         standing.expect(work)
         self._expect(worker, work)
@@ -305,7 +314,8 @@ class Workers(Generic[W]):
 
 
 def _move(worker: W, pools: dict[str, Pool[W]], before: Set[str], after: Set[str]) -> None:
-    """Moves a worker from the pools of `before` to those of `after`. Removes empty pools."""
+    """Moves a worker from the pools of the digests `before` to the pools of the digests `after`.
+    Removes empty pools."""
     for digest in before - after:
         pools[digest].discard(worker)
         if not pools[digest]:
@@ -322,9 +332,9 @@ def weigh(
     random: Random,
     is_able: Callable[[W], bool] = lambda _: True,
 ) -> dict[W, float]:
-    """Returns the candidates among the able workers, of which there must be one, and their
-    predicted seconds. `cached` is the number of cached prompt tokens of each worker that has
-    any."""
+    """Returns the candidates for a request and their predicted seconds to the first token.
+    `is_able` must be true for at least one worker. `cached` is the number of cached prompt tokens
+    of each worker that has any."""
     standings = workers.standings
 
     def is_fresh(worker: W) -> bool:
@@ -344,7 +354,7 @@ def weigh(
 
 
 def best(weighed: Mapping[W, float]) -> W:
-    """Returns the candidate with the lowest seconds."""
+    """Returns the candidate with the fewest predicted seconds."""
     return min(weighed, key=weighed.__getitem__)
 
 
@@ -355,7 +365,8 @@ def _candidates(
     is_able: Callable[[W], bool],
     random: Random,
 ) -> Iterable[W]:
-    """Returns some workers of each kind, without duplicates. Empty if no worker is able."""
+    """Returns some workers that hold the prefix, some that hold the adapter, some that hold the
+    model, and some of all, without duplicates. Returns nothing if no worker is able."""
     drawn: dict[W, None] = {}
     if cached:
         drawn |= dict.fromkeys(draw(_deepest(cached, is_able), random))
@@ -373,7 +384,8 @@ def _candidates(
 
 
 def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, now: float) -> float:
-    """Returns the seconds until the first token. `adapter_bytes` is 0 without an adapter."""
+    """Returns the predicted seconds until the first token. `adapter_bytes` is 0 without an
+    adapter."""
     model = worker.model(work.model)
     return (
         worker.queue_s(now)
@@ -414,7 +426,8 @@ def _adapter_bytes(adapter: str, workers: Workers[W]) -> int:
 
 
 def _homes(digest: str, workers: Workers[W], is_able: Callable[[W], bool]) -> Sequence[W]:
-    """Returns two workers, by hash, for content that none holds. All gateways agree on them."""
+    """Returns the two able workers that a hash determines for an adapter or a model that no worker
+    holds. All gateways choose the same two."""
 
     def rank(worker: W) -> int:
         return crc32(f"{digest}{workers.standings[worker].report.instance_id}".encode())
@@ -443,9 +456,9 @@ def _model_report(
 
 
 def _wait_s(model: ModelStatus, status: WorkerStatus) -> float:
-    """Returns the seconds until a model is on the device. Half of a load in progress is left on
-    average. Otherwise models that requests wait for are loaded first and, if there is no room,
-    another model has to finish, and to be loaded again later."""
+    """Returns the seconds until a model is on the device. A load in progress is half done on
+    average. Otherwise, models for which requests wait are loaded first. If there is no room,
+    another model has to finish its requests, and to be loaded again later."""
     if model.tier == "device":
         return 0.0
     load_s = _load_s(model)

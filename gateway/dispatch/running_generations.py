@@ -1,4 +1,4 @@
-"""Running generations by API key, which are ended when their key is no longer valid."""
+"""Keeps the running generations of each API key, and ends them when the key is no longer valid."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NOT_VALID = "This API key is no longer valid."
 
 
 class RunningGenerations:
-    """Running generations: `add` when one begins, `remove` when it ends, `run` in the
-    background."""
+    """Set of running generations. Call `add` when a generation begins and `remove` when it ends.
+    `run` runs in the background."""
 
     def __init__(self, is_valid: Callable[[str], bool]) -> None:
-        """`is_valid` returns whether the key with an id may still infer."""
+        """`is_valid` returns whether the API key with the given id is still valid."""
         self._is_valid = is_valid
         self._by_key: defaultdict[str, set[Generation]] = defaultdict(set)
         """Generations by key id."""
@@ -33,7 +33,8 @@ class RunningGenerations:
             del self._by_key[key_id]
 
     async def run(self) -> None:
-        """Ends the generations of invalid keys every second until cancelled."""
+        """Ends the generations of keys that are no longer valid. Checks every second until
+        cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             for key_id in [each for each in self._by_key if not self._is_valid(each)]:

@@ -1,4 +1,4 @@
-"""Creates the sequences of a checked request: one for each choice of each prompt."""
+"""Creates the sequences of a checked request, one for each choice of each prompt."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from workers.wire.protocol import (
 )
 
 WHOLE_INTERVAL = 32
-"""Tokens per output frame if the client waits for the whole answer. Tokens that a lost worker has
-not sent are generated again."""
+"""Number of tokens in each output frame of a worker if the client waits for the whole answer. If a
+worker is lost, the tokens that it has not sent are generated again."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -55,9 +55,9 @@ class Call(msgspec.Struct, frozen=True):
     trace: Untraced = Untraced()
     service: Service = ORDINARY
     grammar: str = ""
-    """Grammar of the answer for a worker. Empty if any text is allowed."""
+    """Grammar that constrains the answer, in the form for workers. Empty if any text is allowed."""
     rules: TokenRules | None = None
-    """Tokens that the answer may have. None allows any."""
+    """Rules on the tokens that the answer may have. None allows any."""
 
     @property
     def stops(self) -> list[str]:
@@ -66,19 +66,22 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens of the caller and the adapter that end answers, besides the base model's."""
+        """Token ids that end answers because the caller or the adapter says so, in addition to the
+        base model's."""
         if self.asked.ignore_eos:
             return self.asked.stop_token_ids
         return *self.asked.stop_token_ids, *self.target.serving.stop_token_ids
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """Tokens whose logits are a prompt's vector. Empty if its hidden states are."""
+        """Tokens whose logits make up a prompt's vector. Empty if the vector is pooled from hidden
+        states."""
         return self.tokenizer.verdict_tokens if self.asked.pairs else ()
 
     @property
     def pooling(self) -> Pooling:
-        """Pooling of a vector: the adapter's, or the base model's, or the last token."""
+        """Pooling of a prompt's vector. The adapter's setting applies first, then the base model's,
+        then `LAST`."""
         if self.asked.pairs:
             return Pooling.LAST
         return Pooling(self.target.serving.pooling or self.tokenizer.pooling or Pooling.LAST)
@@ -93,7 +96,7 @@ def operation(call: Call) -> str:
 
 def check_answer_of(call: Call, default_tokens: int) -> None:
     """Raises InvalidRequest if the answer could be too large. Generated tokens of a stream do not
-    count, because they are sent at once, unless its end repeats them."""
+    count, because they are sent at once, unless the end of the stream repeats them."""
     asked, num_choices = call.asked, call.asked.num_choices
     num_told = _num_told(call)
     if asked.kind is OutputKind.EMBED and not asked.pairs:
@@ -117,7 +120,7 @@ def check_answer_of(call: Call, default_tokens: int) -> None:
 
 
 def _num_told(call: Call) -> int:
-    """Returns the number of likeliest tokens reported with each generated one."""
+    """Returns the number of alternative tokens that are reported with each generated token."""
     asked = call.asked
     if asked.logprob_token_ids:
         return len(asked.logprob_token_ids)
@@ -141,7 +144,8 @@ def work_of(call: Call) -> Work:
 
 
 def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix:
-    """Returns the prefix of a prompt, equal to that of `_generate`."""
+    """Returns the prefix of a prompt. It must have the same fields as the request of
+    `_generate`."""
     return Prefix(
         prompt.tokens,
         model=call.target.base.digest,
@@ -153,8 +157,8 @@ def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix
 
 
 def _salt(call: Call, prompt: Prompt) -> str:
-    """Returns the caller's salt for KV pages. If the adapter acts, the version's salt is added,
-    because otherwise the pages are the base model's."""
+    """Returns the salt of the prompt's KV pages: the request's own salt, after the version's salt
+    if the adapter acts in the prompt. If it does not act, the pages are the base model's."""
     return ("" if prompt.activation is None else call.target.page_salt) + call.asked.cache_salt
 
 
@@ -165,8 +169,8 @@ def plan(
     adapter_layout: str,
     failover: Failover,
 ) -> Generation:
-    """Returns a request's generation, which is not started yet. The worker with `adapter_layout`
-    may be lost by now."""
+    """Returns a request's generation, which is not started yet. `adapter_layout` is the layout of
+    `worker`, passed separately because the worker may have been lost in the meantime."""
     num_choices = call.asked.num_choices
     requests: list[Generate] = []
     choices: list[Choice] = []
@@ -226,8 +230,8 @@ def sampling_params(
 
 
 def _prompt_logprobs(asked: GenerationRequest, max_tokens: int) -> int | None:
-    """Returns the number of likeliest tokens for each prompt token, for the echo or on their own.
-    Returns None if the prompt is not scored."""
+    """Returns the number of most likely tokens that workers report with each prompt token, whether
+    they are shown in the echo or apart from it. Returns None if the prompt is not scored."""
     numbers = [0] if max_tokens == 0 and asked.kind is OutputKind.GENERATE else []
     if asked.scores_echo:
         numbers.append(asked.num_logprobs or 0)
@@ -273,7 +277,8 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
 
 
 def _kind(asked: GenerationRequest, params: SamplingParams) -> OutputKind:
-    """Returns the kind of output. An echo without an answer is the prompt's scores."""
+    """Returns the kind of output. A request for text with `max_tokens` 0 only gets the prompt's
+    scores."""
     if asked.kind is OutputKind.GENERATE and not params.max_tokens:
         return OutputKind.SCORE
     return asked.kind

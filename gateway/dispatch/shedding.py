@@ -1,10 +1,11 @@
-"""Remembers queues that have just refused, and refuses such requests before their prompts are
-tokenised, so that too many requests cost a worker little more than those it can queue.
+"""Remembers workers whose queues have just refused a request, and refuses similar requests before
+their prompts are tokenised, so that an overload costs the workers little.
 
-A refusing worker reports how long it takes until one place becomes free for the tenant. For that
-time the gateway does not ask again, unless one of its requests has ended there, or the request is
-smaller than the one refused and so may find room. A large request needs many places, and its
-refusal costs the worker as much as those of many small ones, so it is offered less often.
+A worker that refuses a request reports how long it takes until one place in its queue becomes free
+for the tenant. During that time the gateway sends it no more such requests, unless one of the
+gateway's requests has ended there, or the new request is smaller than the refused one and so may
+find room. A large request needs many places, and refusing it costs the worker as much as refusing
+many small ones. So large requests are sent to such a worker less often.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 ASK_AGAIN_S = 0.25
-"""Maximum seconds that an estimate is used, except for a large request."""
+"""Maximum seconds for which a refusal is remembered, except for a large request."""
 LARGE = 64 << 10
-"""Bytes above which a refusal is remembered longer, in proportion to the size."""
+"""Size of a request's body in bytes above which its refusal is remembered longer, in proportion to
+the size."""
 MANY = 64
 """Minimum number of remembered refusals at which expired ones are removed."""
 
 
 Line = tuple[str, str, ServiceClass]
-"""Requests that share a line at a worker: digest of the model, id of the tenant, class."""
+"""Requests that share one queue at a worker, as (digest of the model, tenant id, service class)."""
 
 
 @dataclass(slots=True)
@@ -34,10 +36,12 @@ class Refused:
     """Bytes of the smallest request that was refused."""
     until: float
     num_finished: int
-    """Requests that the worker had finished at the refusal."""
+    """Number of this gateway's sequences that had ended at the worker at the time of the
+    refusal."""
     pace_s: float
     next_room_at: float
-    """Time reported to the client refused last. The next client gets a later one."""
+    """Time at which the client that was refused last was told to retry. The next client is told a
+    later time."""
 
     def holds(self, worker: WorkerClient, now: float, num_bytes: int) -> bool:
         """Returns whether the refusal applies to a request of `num_bytes`."""
@@ -46,7 +50,7 @@ class Refused:
 
 
 class FullQueues:
-    """Full queues of all workers, as reported to one gateway."""
+    """Refusals for lack of room in the queues of all workers, as reported to one gateway."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,14 +58,15 @@ class FullQueues:
         self._forget_at = MANY
 
     def __len__(self) -> int:
-        """Returns the number of remembered refusals. Usually 0, so that no check is needed."""
+        """Returns the number of remembered refusals. It is usually 0, so that callers can skip the
+        check."""
         return len(self._refused)
 
     def note(
         self, worker: WorkerClient, request: Generate, num_bytes: int, failure: WorkerFailed
     ) -> None:
-        """Records a refusal. Ignores failures for other reasons than lack of room. `num_bytes` is
-        the size of the request's body."""
+        """Records a refusal. Ignores a failure whose reason is not lack of room. `num_bytes` is the
+        size of the request's body."""
         if not failure.pace_s:
             return
         now = self._clock()
@@ -83,8 +88,8 @@ class FullQueues:
     def check(
         self, workers: Sequence[WorkerClient], line: Line, num_bytes: int
     ) -> Sequence[WorkerClient]:
-        """Returns the workers that have just refused such a request. Raises WorkerFailed if all
-        have, as they would."""
+        """Returns the workers that have just refused such a request. Raises WorkerFailed, as a
+        worker's own refusal does, if all of them have."""
         now = self._clock()
         found = self._full(workers, line, num_bytes, now)
         if not found or len(found) < len(workers):

@@ -16,19 +16,19 @@ from workers.wire.protocol import TokenLogprobs
 class TextScores:
     """Log-probabilities of one answer's text, without tokens of thoughts, calls and their markers.
 
-    A token is found by its bytes. Text that its tokens do not spell, because a special token is
-    omitted from it, gets all tokens since the previous text.
+    Tokens are matched to the text by their bytes. If the tokens do not spell the text, because a
+    special token is omitted from it, the text gets all tokens since the previous piece.
     """
 
     def __init__(self, spelled: TokenBytes) -> None:
-        """`spelled` has the bytes of each token id."""
+        """`spelled` maps token ids to bytes."""
         self._spelled = spelled
         self._open: list[TokenLogprobs] = []
         """Tokens that are not assigned to a piece yet."""
 
     def told(self, parts: Sequence[Part], scored: Sequence[TokenLogprobs]) -> list[Part]:
-        """Returns the parts of a step, each text with its tokens. `scored` are the step's
-        tokens."""
+        """Returns the parts of a step, each text with the log-probabilities of its tokens. `scored`
+        are the step's tokens."""
         self._open += scored
         told: list[Part] = []
         for part in parts:

@@ -1,4 +1,5 @@
-"""Tokens that the answers of a request may have, in the form for a worker."""
+"""Creates the rules on the tokens that the answers of a request may have, in the form for
+workers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 MAX_BANNED_TOKENS = 4096
-"""Maximum tokens of all texts that a request bans, because they are sent with each sequence."""
+"""Maximum number of tokens of all banned words of a request. It is limited because the tokens are
+sent with each sequence."""
 
 
 async def token_rules(
@@ -39,7 +41,7 @@ async def token_rules(
 async def _banned(
     words: list[str], tokenizer: ModelTokenizer, domain: str
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the tokens of each word, at the beginning of a text and after a space."""
+    """Returns the tokens that spell each word at the beginning of a text, and after a space."""
     if not words:
         return ()
     bare = [word.lstrip() or word for word in words]
@@ -48,7 +50,7 @@ async def _banned(
     )
     banned: dict[tuple[int, ...], None] = {}
     for number, tokens in enumerate(spelled):
-        # Tokens that end like the bare word are banned with it.
+        # If these tokens end with the tokens of the bare word, banning the bare word is enough.
         plain = spelled[number - len(bare)] if number >= len(bare) else []
         if tokens and not (plain and tokens[-len(plain) :] == plain):
             banned[tuple(tokens)] = None
@@ -80,6 +82,7 @@ def _thought(
 
 
 def is_thought_unbounded(asked: GenerationRequest, tokenizer: ModelTokenizer) -> bool:
-    """Returns whether the budget of thoughts is a wish that this model cannot enforce."""
+    """Returns whether the request has a thought budget that is only a wish
+    (`ThoughtBudget.is_wish`) and that cannot be enforced for this model."""
     budget = asked.thought_budget
     return budget is not None and budget.is_wish and tokenizer.thought_tokens is None

@@ -1,4 +1,4 @@
-"""Clients of all workers: those in the settings, and those that have registered."""
+"""Creates a client for each worker that the settings contain or that has registered."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ LOOK_INTERVAL_S = 0.25
 
 
 class WorkerDiscovery:
-    """Clients of workers. A registered worker's client is removed once the worker is neither
-    registered nor connected, so that requests there end, and a database that is unavailable for
-    longer than leases last costs no worker. Clients of the settings stay."""
+    """Clients of all workers. The client of a registered worker is removed once the worker is
+    neither registered nor connected. So its requests can end, and no worker is lost if the database
+    is unavailable for longer than registrations last. Clients of workers in the settings are never
+    removed."""
 
     def __init__(
         self, clients: Sequence[WorkerClient], connect: Callable[[str], WorkerClient]
     ) -> None:
-        """`clients` are those of the settings. `connect` returns a client for an address."""
+        """`clients` are the clients of the workers in the settings. `connect` returns a client for
+        an address."""
         self.clients = list(clients)
-        """Changed in place. Each client keeps its connection up by itself."""
+        """Clients of all workers. The list is changed in place. Each client reconnects by
+        itself."""
         self._connect = connect
         self._connecting: dict[WorkerClient, asyncio.Task[None]] = {}
         """Tasks that connect to registered workers."""
         self._registered: frozenset[str] = frozenset()
         """Addresses of the registered workers."""
         self._drains: dict[str, bool] = {}
-        """Whether a worker is to drain, by its id."""
+        """Whether each worker should drain, by instance id. Workers without a request to drain are
+        omitted."""
         self._changed = asyncio.Event()
 
     def follow(self, view: CatalogView) -> None:
@@ -41,7 +45,8 @@ class WorkerDiscovery:
         self._changed.set()
 
     async def run(self) -> None:
-        """Keeps every connection up until cancelled."""
+        """Connects to all workers, adds and removes clients, and sends requests to drain, until
+        cancelled."""
         async with asyncio.TaskGroup() as connections:
             for client in self.clients:
                 connections.create_task(client.run())
@@ -70,7 +75,8 @@ class WorkerDiscovery:
                 self._connecting.pop(client).cancel()
 
     def _drain(self) -> None:
-        """Repeats each request to drain until the worker's status shows it."""
+        """Sends each worker the requested draining state, repeatedly until the worker's status
+        shows it."""
         for client in self.clients:
             wanted = self._drains.get(client.instance_id)
             if wanted is not None and client.status and client.status.draining != wanted:

@@ -10,13 +10,14 @@ W = TypeVar("W", bound=Hashable)
 """Any hashable type that identifies workers."""
 
 NUM_DRAWN = 2
-"""Number of workers drawn from each kind."""
+"""Number of workers drawn from each pool."""
 NUM_TRIES = 16
-"""Maximum draws for usable workers. After that, all of the kind are checked."""
+"""Maximum number of random draws of able workers. After that, all workers of the pool are
+checked."""
 
 
 class Pool(Generic[W]):
-    """Pool to draw workers from. Each operation takes constant time."""
+    """Set of workers from which random ones are drawn. Each operation takes constant time."""
 
     def __init__(self) -> None:
         self._members: list[W] = []
@@ -34,7 +35,7 @@ class Pool(Generic[W]):
             self._members.append(worker)
 
     def discard(self, worker: W) -> None:
-        """Removes a worker. The last one takes its position."""
+        """Removes a worker. The last worker of the list takes its position."""
         place = self._places.pop(worker, None)
         if place is None:
             return
@@ -44,7 +45,8 @@ class Pool(Generic[W]):
             self._places[last] = place
 
     def draw(self, is_able: Callable[[W], bool], random: Random) -> Sequence[W]:
-        """Draws up to two able workers. Returns an empty list only if none is able."""
+        """Draws up to two workers for which `is_able` is true. Returns an empty list only if there
+        are none."""
         members = self._members
         if not members:
             return []
@@ -60,7 +62,8 @@ class Pool(Generic[W]):
 
 
 def draw(kind: Sequence[W], random: Random) -> Sequence[W]:
-    """Draws up to two workers, maybe one twice, in random order: the first of equals is picked."""
+    """Draws up to two workers in random order, because callers choose the first of equally good
+    ones. The two may be the same worker."""
     if len(kind) <= NUM_DRAWN:
         return kind if random.random() < 0.5 else kind[::-1]
     return [kind[int(random.random() * len(kind))] for _ in range(NUM_DRAWN)]
