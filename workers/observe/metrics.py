@@ -17,14 +17,14 @@ EXTENTS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
 TIERS = ("host", "device", "loading")
 
 Figures = Iterable[tuple[float, Mapping[str, str]]]
-"""Several values, with the labels that distinguish them."""
+"""Several values of one instrument, each with the labels that distinguish it."""
 Find = Callable[[], WorkerStatus | None]
 """Function that returns the worker's last status, or None before the first one."""
 T = TypeVar("T")
 
 
 class Gauge(NamedTuple, Generic[T]):
-    """Instrument, with the function that reads it from the status of a model or of the worker."""
+    """Instrument, with the function that reads its value from the status of a model or worker."""
 
     name: str
     description: str
@@ -32,11 +32,12 @@ class Gauge(NamedTuple, Generic[T]):
 
 
 class Counter(Gauge[T]):
-    """Instrument that only grows."""
+    """Instrument whose value only grows."""
 
 
 def show(find: Find) -> None:
-    """Creates the instruments. Called once per process."""
+    """Creates the instruments, which read the status that `find` returns. Called once per
+    process."""
     for instrument in OF_MODELS:
         _make(instrument, partial(_observe_models, find, instrument))
     for instrument in OF_WORKER:
@@ -178,9 +179,9 @@ OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
 
 
 def _lora_requests(status: WorkerStatus) -> Figures:
-    """Returns the time as the value, with the data in the labels. An endpoint picker searches for a
-    request's `model` among the names, which it splits at commas alone: adapters on the device serve
-    at once, loading ones soon.
+    """Returns the current time as the value, and the names of adapters in the labels. An endpoint
+    picker splits the names at commas, without trimming spaces, and searches them for a request's
+    `model`. Adapters on the device can serve it at once, and loading adapters soon.
 
     https://github.com/kubernetes-sigs/gateway-api-inference-extension, model server protocol
     """
@@ -193,7 +194,8 @@ def _lora_requests(status: WorkerStatus) -> Figures:
 
 
 def _names(status: WorkerStatus, tier: str) -> str:
-    """Returns the tier's adapter names without versions, each once (tenants may share a name)."""
+    """Returns the names of the tier's adapters without versions, separated by commas. A name that
+    several tenants use is listed once."""
     names = (a.name.partition("@")[0] or a.digest[:12] for a in status.adapters if a.tier == tier)
     return ",".join(dict.fromkeys(names))
 

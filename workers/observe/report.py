@@ -29,8 +29,8 @@ RECENT = 0.9
 
 
 class EngineReport:
-    """Observer of an engine, and reader of the state of its parts. All methods are called with the
-    memory lock held."""
+    """Observer of an engine's steps and sequences, which also reports the state of its scheduler,
+    pool and caches. All methods are called with the memory lock held."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class EngineReport:
         self._pool = pool
         self._ring = ring
         self._meter = RequestMeter(info.name)
-        # No methods, because they are called for each token.
+        # Attributes instead of methods, which saves a call per token.
         self.on_tokens, self.on_end = self._meter.on_tokens, self._meter.on_end
         self._decode_steps = RecentRatio()
-        """Seconds of a step without prefill."""
+        """Mean seconds of recent steps without prefill."""
         self._recent_itl = Recent(engine_metrics.inter_token_latency)
         self.num_integrity_failures = 0
 
@@ -124,7 +124,8 @@ class EngineReport:
         ]
 
     def cached_pages(self) -> Iterator[CachedPages]:
-        """Returns the changes of the prefix cache since the last call, or all of it if too many."""
+        """Returns frames with the changes of the prefix cache since the last call, or with all its
+        keys if there were too many changes."""
         cache = self._kv.prefix_cache
         changes = cache.journal.take()
         if changes is None:
@@ -132,7 +133,8 @@ class EngineReport:
         return changed_pages(self._info.digest, *changes)
 
     def check_integrity(self) -> None:
-        """Logs and counts a failure unless every page, allocation and slot has one state."""
+        """Checks that every page, allocation and slot has exactly one state. Logs and counts a
+        failure."""
         holders = [*self._scheduler.running, *self._scheduler.leaving]
         try:
             self._kv.check_integrity([p for s in holders for p in s.block_table.held_pages])

@@ -26,8 +26,9 @@ STEP = np.dtype(
         ("update_us", "i4"),
     ]
 )
-"""One record per step. The `*_us` parts add up to the step without the emission of its output. Of a
-step that ran ahead, they add up to the host's work; `sample_us` includes the wait for its end."""
+"""Record of one step. The `*_us` fields add up to the step's duration without the emission of its
+output. If the step was launched while the previous one was in flight, they add up to the host's
+time for it, where `sample_us` includes the wait for the step's end."""
 
 
 class StepRing:
@@ -41,7 +42,8 @@ class StepRing:
     def append(self, **values: float) -> None:
         """Appends a record. values: all fields of STEP except `step`."""
         values["step"] = self.num_steps
-        # One assignment, because sixteen for single fields would take longer than all the rest.
+        # One assignment of a tuple, because sixteen assignments of single fields would take longer
+        # than the rest of the method.
         self._records[self.num_steps % CAPACITY] = tuple(values[name] for name in STEP.names or ())
         self.num_steps += 1
 

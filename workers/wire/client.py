@@ -1,4 +1,5 @@
-"""Gateway's connection to one worker: sends requests, dispatches outputs to callers. No torch."""
+"""Gateway's connection to one worker, which sends requests and dispatches outputs to their callers.
+Does not import torch."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
 LOOK_S = 0.25
-"""Seconds between liveness checks: the worker must have sent a frame and acknowledged ours."""
+"""Seconds between liveness checks. A check fails unless the worker has sent a frame since the last
+check and has acknowledged the frames that the gateway had sent by then."""
 SILENT_LOOKS = 10
 """Consecutive failed checks (2.5 s) after which work is routed to other workers."""
 LOST_LOOKS = 40
@@ -64,11 +66,11 @@ WITHDRAW_VERSION = 7
 """Protocol version from which workers understand `Withdraw`."""
 HUNG_STEP_S = 60.0
 """Seconds in one step after which a worker's engine counts as hung, even if the worker still sends
-pulses. Generous, because a step may have to wait for weights to be copied."""
+pulses. The limit is long because a step may have to wait until weights are copied."""
 
 
 class WorkerFailed(Exception):
-    """Failure of a worker to finish a sequence. `code` identifies the cause."""
+    """Error raised if a worker cannot finish a sequence or a probe. `code` identifies the cause."""
 
     def __init__(
         self,
@@ -78,9 +80,8 @@ class WorkerFailed(Exception):
         pace_s: float = 0.0,
         times: SequenceTimes | None = None,
     ) -> None:
-        """retry_after_s: seconds until there may be room, if there was none. pace_s: seconds until
-        the next place becomes free, if a queue was full for all such requests. times: of the
-        sequence, if the worker reported them."""
+        """retry_after_s: seconds until there may be room, if the worker was overloaded. pace_s: see
+        `Failed.pace_s`. times: times of the sequence's stages, if the worker reported them."""
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
@@ -91,14 +92,15 @@ class WorkerFailed(Exception):
 
 class Silence(msgspec.Struct, frozen=True):
     """Event of a sequence whose worker is silent or hangs in a step. The caller may abort the
-    sequence and send it elsewhere, or wait; the event is repeated at each check."""
+    sequence and send it to another worker, or wait. The event is repeated at each liveness
+    check."""
 
 
 SILENCE = Silence()
 SequenceEvent = SequenceOutput | PromptProgress | WorkerFailed | Silence
 Sink = Callable[[SequenceEvent], None]
-"""Called with each output of a sequence as it is read. The last call has the finish reason, or is
-WorkerFailed. PromptProgress and Silence may precede. It must not raise."""
+"""Function that is called with each event of a sequence as it is read. The last event is a
+SequenceOutput with a finish reason, or WorkerFailed. The function must not raise."""
 
 
 class WorkerClient:
@@ -113,24 +115,26 @@ class WorkerClient:
     ) -> None:
         self.address = address
         self.instance_id = ""
-        """Worker's own id, once connected."""
+        """Id of the worker process that was connected last; empty before the first connection."""
         self.models: dict[str, ModelInfo] = {}
         """Models by digest; empty while disconnected."""
         self.version = OLDEST_VERSION
         """Protocol version of the current connection, or of the last one."""
         self.has_answered = False
-        """Whether there has ever been a connection to a worker."""
+        """Whether a worker has ever exchanged Hellos with this client."""
         self.status: WorkerStatus | None = None
-        """Last status; None while disconnected."""
+        """Last status that the worker sent; None while disconnected."""
         self.status_at = 0.0
         """Time of receipt of `status`, by time.monotonic()."""
         self.num_open_then = 0
+        """Value of `num_open` when `status` was received."""
         self.num_finished = 0
-        """Total sequences of this gateway that finished on the worker."""
+        """Total number of sequences of this gateway that finished on the worker."""
         self.prefixes = PrefixIndex()
         """Cached pages of the worker; empty while disconnected."""
         self.failure = ""
-        """Why there is no connection, or why the last one ended. Logged once."""
+        """Reason why there is no connection, or why the last one ended; empty while connected. A
+        repeated reason is logged once."""
         self._own_hello = own_hello(instance_id)
         self._security = security
         self._connection: GatewayConnection | None = None
@@ -139,7 +143,7 @@ class WorkerClient:
         self._has_spoken = False
         """Whether a frame was received since the last check."""
         self._num_heard = 0
-        """Number of our frames that the worker has acknowledged."""
+        """Number of this gateway's frames that the worker has acknowledged."""
         self._step_age_s = 0.0
         self._sinks: dict[int, Sink] = {}
         self._ids = itertools.count(1)
@@ -149,7 +153,7 @@ class WorkerClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the worker is connected and not known to drain."""
+        """Whether the worker is connected and has not reported that it is draining."""
         return self._connection is not None and not (self.status and self.status.draining)
 
     @property
@@ -158,18 +162,19 @@ class WorkerClient:
         return self._num_looks >= SILENT_LOOKS or self._step_age_s > HUNG_STEP_S
 
     def lives(self, instance_id: str) -> bool:
-        """Whether this very process is connected, even if silent, and its engine does not hang."""
+        """Whether the worker process with this id is connected and its engine does not hang. The
+        process may be silent."""
         is_hung = self._step_age_s > HUNG_STEP_S
         return self._connection is not None and self.instance_id == instance_id and not is_hung
 
     @property
     def num_open(self) -> int:
-        """Number of sequences sent and not finished."""
+        """Number of sequences that were sent to the worker and have not ended."""
         return len(self._sinks)
 
     def send(self, request: Generate, sink: Sink) -> int:
-        """Sends the request, whose events go to the sink. Returns the client's id of the sequence.
-        Raises WorkerFailed if it cannot be sent."""
+        """Sends the request and returns the new sequence's id. The sink is called with each event
+        of the sequence. Raises WorkerFailed if the request cannot be sent."""
         sequence_id = next(self._ids)
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
@@ -188,19 +193,21 @@ class WorkerClient:
             self._tell(Abort(sequence_id))
 
     def abort(self, sequence_id: int) -> bool:
-        """Aborts a sequence. Its sink is called until its end. Returns False if it has ended."""
+        """Aborts a sequence, whose sink is still called until the sequence ends. Returns False if
+        it has already ended."""
         if sequence_id not in self._sinks:
             return False
         self._tell(Abort(sequence_id))
         return True
 
     def prefetch(self, model: str, adapter: AdapterRef) -> None:
-        """Makes the worker load an adapter to its host tier. Best effort."""
+        """Requests the worker to load an adapter to its host tier. Does nothing if the worker is
+        disconnected."""
         self._tell(Prefetch(model, adapter))
 
     async def probe(self, model: str, adapter: AdapterRef) -> ProbeResult:
-        """Makes the worker prove the adapter. If the caller is cancelled, the worker drops the
-        probe. Raises WorkerFailed if the connection is lost."""
+        """Requests the worker to prove the adapter, and returns the result. If the caller is
+        cancelled, the worker drops the probe. Raises WorkerFailed if the connection is lost."""
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
         probe_id = next(self._probe_ids)
@@ -223,11 +230,13 @@ class WorkerClient:
         self._tell(desired)
 
     def drain(self, is_on: bool = True) -> None:
-        """Makes the worker refuse new work, or accept it again. `status` shows the effect."""
+        """Requests the worker to refuse new work, or to accept it again. `status.draining` shows
+        whether it does."""
         self._tell(Drain(is_on))
 
     async def run(self) -> None:
-        """Connects, reads, and reconnects with growing pauses, until cancelled."""
+        """Connects to the worker and dispatches its frames until cancelled. Reconnects after a
+        failure, with growing pauses."""
         retry_s = FIRST_RETRY_S
         while True:
             try:
@@ -248,11 +257,11 @@ class WorkerClient:
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncGenerator[asyncio.Task[None]]:
-        """Opens one connection, exchanges Hellos and starts to watch it. Yields the task that reads
-        from it. Closes it on exit.
+        """Opens one connection, exchanges Hellos and starts the liveness checks. Yields the task
+        that reads from the connection. Closes the connection on exit.
 
         Raises OSError, or TransportError (ProtocolMismatch if the versions do not match). The task
-        ends with the connection and raises TransportError if it broke.
+        ends when the connection ends, and raises TransportError if the connection broke.
         """
         connection = await connect(self.address, self._security)
         tasks: list[asyncio.Task[None]] = []
@@ -286,8 +295,8 @@ class WorkerClient:
             self._disconnected()
 
     async def _watch(self, connection: GatewayConnection) -> None:
-        """Counts checks rather than seconds, so that a stall of this gateway's own event loop is
-        not mistaken for a silent worker."""
+        """Checks the liveness of the worker every `LOOK_S`. Counts failed checks rather than
+        seconds, so that a stall of this gateway's event loop does not look like a silent worker."""
         num_due = connection.num_sent
         while True:
             await asyncio.sleep(LOOK_S)
@@ -307,7 +316,8 @@ class WorkerClient:
                     self._put(sequence_id, SILENCE, is_last=False)
 
     def _dispatch(self, message: ToGateway) -> None:
-        """Dispatches a message. Outputs of aborted sequences are dropped."""
+        """Dispatches a message to its sequence, probe or attribute. Drops outputs of sequences that
+        were cancelled."""
         match message:
             case StepFrame(sequences=outputs, progress=progress):
                 for each in progress:
@@ -356,7 +366,7 @@ class WorkerClient:
                 answer.set_exception(_lost())
 
     def _tell(self, message: Abort | Prefetch | Withdraw | Desired | Drain) -> None:
-        """Sends a best-effort message. Does nothing if the connection is lost."""
+        """Sends a message that needs no confirmation. Does nothing if the connection is lost."""
         if self._connection is not None:
             with contextlib.suppress(TransportError):
                 self._connection.send(message)

@@ -1,4 +1,4 @@
-"""Compilation of untrusted grammars in sandboxes, before gateways or workers use them."""
+"""Sandboxes that compile untrusted grammars before a gateway or worker does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ BOUNDS = Bounds(
     memory_bytes=48 << 20,
     cpu_s=0.3,
     wall_s=30.0,
-    # Less than the smallest stack of a worker's thread, 2 MiB, so that grammars that compile here
-    # compile there, too.
+    # Smaller than the smallest stack of a worker's thread (2 MiB), so that a grammar that compiles
+    # in the sandbox does not overflow the stack of a worker.
     stack_bytes=1536 << 10,
 )
 REASONS = {
@@ -23,15 +23,15 @@ REASONS = {
 
 
 class GrammarChecks:
-    """Sandboxes that compile grammars, as many as compile at once. Thread-safe."""
+    """Sandboxes that compile grammars, one for each grammar that compiles at once. Thread-safe."""
 
     def __init__(self, *arguments: str) -> None:
-        """arguments: of `workers.wire.grammar_sandbox`."""
+        """arguments: command-line arguments of `workers.wire.grammar_sandbox`."""
         self._sandboxes = Sandboxes("workers.wire.grammar_sandbox", *arguments)
 
     def refusal(self, grammar: str) -> str | None:
         """Returns why the grammar cannot be compiled within the limits, or None if it can. Blocks
-        for the time of the compilation. Raises SandboxFailed."""
+        until the compilation ends. Raises SandboxFailed."""
         outcome = self._sandboxes.task(msgspec.json.encode(grammar), BOUNDS).run()
         if isinstance(outcome, Died):
             return REASONS[outcome.why]

@@ -1,5 +1,5 @@
 """Sandbox process that compiles grammars: `python -m workers.wire.grammar_sandbox [TOKENIZER
-VOCAB_SIZE END_TOKEN...]`. Without a tokenizer it checks grammars without computing a mask."""
+VOCAB_SIZE END_TOKEN...]`. If no tokenizer is given, the process computes no masks."""
 
 from __future__ import annotations
 

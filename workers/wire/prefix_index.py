@@ -1,8 +1,9 @@
-"""Estimate of the prompt tokens that a worker has cached, as known to a gateway. No torch.
+"""Gateway's estimate of the prompt tokens that a worker has cached. Does not import torch.
 
-A worker reports the pages added to and removed from its prefix caches, by the first bytes of their
-keys. Cache domain, adapter and salt are hashed into a key, so a prompt matches only pages of its
-own domain. A wrong estimate is harmless, because a worker reuses a page by its whole key only.
+A worker reports the pages added to and removed from its prefix caches, by the first bytes of each
+page's key. Cache domain, adapter and salt are hashed into the key, so a prompt matches only pages
+of its own domain. A wrong estimate does no harm, because a worker reuses a page only if the whole
+key is equal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MAX_KEYS = 1 << 16
 
 
 class Prefix:
-    """Prompt with the other inputs of its page keys, which are computed lazily."""
+    """Prompt with all other inputs of its page keys. The keys are computed when first needed."""
 
     def __init__(
         self,
@@ -85,8 +86,8 @@ class PrefixIndex:
         keys.update(_split(pages.added))
 
     def num_cached(self, prefix: Prefix, layout: str) -> int:
-        """Returns the number of leading prompt tokens cached there. layout: of the worker's
-        keys."""
+        """Returns the number of the prompt's leading tokens that the worker has cached. layout:
+        name of the worker's layout of KV pages."""
         keys = self._keys.get(prefix.model)
         # Most workers lack even the first page, and there may be thousands of workers.
         if not keys or prefix.first_key(layout) not in keys:
@@ -99,7 +100,7 @@ class PrefixIndex:
         return num_pages * PAGE_TOKENS
 
     def whole(self) -> Iterator[CachedPages]:
-        """Yields all cached keys, for a new gateway."""
+        """Yields frames with all cached keys, which a worker sends to a new gateway."""
         for model, keys in self._keys.items():
             yield from changed_pages(model, keys, (), is_whole=True)
 
@@ -107,7 +108,7 @@ class PrefixIndex:
 def changed_pages(
     model: str, added: Iterable[bytes], removed: Iterable[bytes], *, is_whole: bool = False
 ) -> Iterator[CachedPages]:
-    """Yields the frames that report these keys."""
+    """Yields the frames that report added and removed keys, at most `MAX_KEYS` of each a frame."""
     come, gone = list(added), list(removed)
     for start in range(0, max(len(come), len(gone), is_whole), MAX_KEYS):
         end = start + MAX_KEYS

@@ -1,9 +1,10 @@
-"""Protocol between gateways and workers: every frame that they exchange. msgspec only, no torch.
+"""Protocol between gateways and workers: every frame that they exchange. Does not import torch.
 
 A frame is a 4-byte big-endian length and one msgpack-encoded message, at most `MAX_FRAME_BYTES`.
-Either side's first frame is its `Hello`, and both use the newest version that both support. A field
-that is added has a default, and its version is in `version_needed` if a peer without it would
-answer wrongly. Sequence ids are chosen by the gateway and are unique on its connection.
+Each side first sends its `Hello`. Both sides then use the newest version that both support. A field
+that is added in a new version has a default. If a peer that ignores the field would answer wrongly,
+`version_needed` returns that version for requests that use the field. The gateway chooses the
+sequence ids, which are unique on its connection.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import msgspec
 
 PROTOCOL_VERSION = 7
 OLDEST_VERSION = PROTOCOL_VERSION - 1
-"""Oldest supported version of a peer: that of the previous release."""
+"""Oldest version that a peer may use, which is the version of the previous release."""
 MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
 UNSATISFIABLE = "unsatisfiable"
-"""`tier` of a model that this worker's configuration cannot serve. Its `error` says why."""
+"""Value of `ModelStatus.tier` for a model that the worker cannot serve with its configuration.
+`ModelStatus.error` says why."""
 ALL_TOKENS = -1
 """Value of `SamplingParams.logprobs` that requests every token of the vocabulary."""
 MAX_RETRY_S = 60.0
-"""Maximum seconds after which a refused client is told to retry."""
+"""Maximum retry time, in seconds, that is proposed to a refused client."""
 
 
 class ErrorCode(StrEnum):
-    """Reasons of a `Failed`. Only the gateway maps them to HTTP."""
+    """Reasons why a sequence failed, sent in `Failed`. Only the gateway maps them to HTTP."""
 
     INVALID = "invalid"
     MODEL_UNKNOWN = "model_unknown"
@@ -59,7 +61,7 @@ class OutputKind(StrEnum):
 
 
 class Pooling(StrEnum):
-    """Hidden states of a prompt, after the final norm, that form its vector."""
+    """Choice of the hidden states, after the final norm, from which a prompt's vector is made."""
 
     LAST = "last"
     MEAN = "mean"
@@ -74,10 +76,10 @@ class FinishReason(StrEnum):
 
 
 class ThoughtBound(msgspec.Struct, frozen=True):
-    """Bound on the thought before an answer."""
+    """Limit on the length of the thought that a reasoning model generates before its answer."""
 
     max_tokens: int
-    """Number of tokens after which only the end token is allowed."""
+    """Maximum number of tokens of the thought. After them, only the token `end` is allowed."""
     begin: int
     """Token id that begins a thought."""
     end: int
@@ -90,18 +92,18 @@ class TokenRules(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rules for the tokens that may be generated, independent of their logits."""
 
     allowed: tuple[int, ...] = ()
-    """The only tokens allowed; empty: any. Cannot be combined with a grammar."""
+    """Ids of the only allowed tokens; empty if all are. Cannot be combined with a grammar."""
     banned: tuple[tuple[int, ...], ...] = ()
     """Token sequences that are not generated, unless no other token is allowed."""
     thought: ThoughtBound | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Parameters for continuing a sequence. The gateway checks ranges."""
+    """Parameters for generating a sequence's tokens. The gateway checks their ranges."""
 
     max_tokens: int
     seed: int
-    """Signed 64-bit. Always set (the gateway draws one if the caller did not)."""
+    """Signed 64-bit integer. The gateway draws a random seed if the client set none."""
     choice: int = 0
     temperature: float = 1.0
     top_k: int = 0
@@ -112,16 +114,18 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """In addition to the model's own end tokens."""
+    """Tokens that end the sequence, in addition to the model's own end tokens."""
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
-    """Number of alternatives returned with the log-probability of each generated token (0 = none),
-    or `ALL_TOKENS`. None: no log-probabilities."""
+    """Number of alternatives that are returned with each generated token's log-probability, or
+    `ALL_TOKENS`. 0 returns no alternatives, and None returns no log-probabilities."""
     logprob_token_ids: tuple[int, ...] = ()
-    """With `logprobs`: tokens to return, in this order, instead of the likeliest."""
+    """Ids of the alternatives to return, in this order, instead of the likeliest tokens. Requires
+    `logprobs`."""
     prompt_logprobs: int | None = None
-    """Like `logprobs`, for all prompt tokens but the first. Then no cached prefix is reused."""
+    """Number of alternatives, as in `logprobs`, that are returned for each prompt token except the
+    first. If set, the sequence reuses no cached prefix."""
     rules: TokenRules | None = None
 
 
@@ -138,10 +142,10 @@ class AdapterRef(msgspec.Struct, frozen=True):
     digest: str
     name: str = ""
     checksum: str = ""
-    """SHA-256 (hex) of the packed image in the receiving worker's layout, as proved; empty if not
-    proved for this layout yet."""
+    """SHA-256 (hex) of the packed image in the receiving worker's layout, as the adapter's probe
+    reported it. Empty if the adapter has not been proved for this layout."""
     is_ephemeral: bool = False
-    """Whether the version is temporary, so that its packed image is not worth a file."""
+    """Whether the version is temporary, so that its packed image is not kept in the disk cache."""
     signed: AdapterSignature | None = None
     """Signature that the worker checks when it loads the image. None for an unsigned version."""
 
@@ -163,62 +167,66 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     tokens: list[int]
     params: SamplingParams
     cache_domain: str
-    """Tenant or sharing group. Prefixes are reused only within one."""
+    """Tenant or sharing group. A cached prefix is reused only within the domain that computed
+    it."""
     adapter: AdapterRef | None = None
     activation: int = 0
-    """Position from which the adapter acts; before it the base model alone (activated LoRA)."""
+    """First position that the adapter acts on (activated LoRA). The base model alone computes all
+    earlier positions."""
     cache_salt: str = ""
     tenant: str = ""
     weight: int = 1
-    """Weight of the tenant among those with waiting requests."""
+    """Weight of the tenant in the division of the worker among tenants with work."""
     service_class: ServiceClass = ServiceClass.STANDARD
     priority: int = 0
-    """Priority among the requests of the tenant."""
+    """Priority among the requests of the tenant. Higher priorities run first."""
     timeout_s: float | None = None
-    """Seconds after sending within which the first token is needed."""
+    """Seconds after its arrival at the worker at which the request expires, if it is then waiting
+    and has no generated token; None if it never expires."""
     num_resumed: int = 0
-    """Number of trailing `tokens` that are not prompt, because a lost worker generated them. They
-    count as generated tokens everywhere, including `max_tokens`."""
+    """Number of tokens at the end of `tokens` that another worker generated before it was lost.
+    They count as generated tokens, also towards `max_tokens`, and not as prompt tokens."""
     kind: OutputKind = OutputKind.GENERATE
     """`score` generates nothing: `max_tokens` is 0, and `prompt_logprobs` is set. `embed` generates
     nothing either; its vector is sent with the end of the sequence."""
     stream_interval: int = 1
-    """Tokens per output frame, for clients that need not see each. The first is sent alone."""
+    """Minimum number of tokens per output frame, which saves frames for clients that do not need
+    each token at once. The first output and the last are sent without waiting for more tokens."""
     traceparent: str | None = None
-    """W3C trace context of a traced request, for which the times of the stages are reported."""
+    """W3C trace context. If set, the worker reports the times of the sequence's stages."""
     grammar: str = ""
-    """Grammar of the generated text, in llguidance's JSON; empty: none."""
+    """Grammar of the generated text, in llguidance's format; empty if the text is free."""
     pooling: Pooling = Pooling.LAST
-    """For kind `embed`: how the vector is computed."""
+    """Pooling that makes the vector of kind `embed`."""
     labels: tuple[int, ...] = ()
-    """For kind `embed` with pooling `last`: the vector has the logits of these tokens after the
-    prompt, in their order, instead of the hidden state."""
+    """Token ids, only for kind `embed` with pooling `last`. If there are any, the vector holds the
+    logits of these tokens after the prompt, in this order, instead of the hidden state."""
     waited_s: float = 0.0
     """Seconds that the request has waited at other workers, counted towards the maximum wait."""
 
     def ends(self, end_tokens: frozenset[int]) -> frozenset[int]:
-        """Returns the tokens that end its sequence. end_tokens: of the model."""
+        """Returns the tokens that end the sequence. end_tokens: end tokens of the model."""
         own = frozenset(self.params.stop_token_ids)
         return own | end_tokens if self.grammar or not self.params.ignore_eos else own
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Request to end a sequence. Answered by its end: a `SequenceOutput` with the reason `abort`,
-    unless another end is already in flight."""
+    """Request to end a sequence. The worker answers with a `SequenceOutput` whose finish reason is
+    `abort`, unless another end of the sequence is already in flight."""
 
     id: int
 
 
 class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
-    """Request to load an adapter to the host tier; no answer."""
+    """Request to load an adapter to the host tier. The worker sends no answer."""
 
     model: str
     adapter: AdapterRef
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Request to prove that the adapter does what its files say; answered by one `ProbeResult`. Ids
-    as for sequences, but counted separately."""
+    """Request to prove that the adapter does what its files say. The worker answers with one
+    `ProbeResult`. The gateway chooses the ids of probes, which may equal ids of sequences."""
 
     id: int
     model: str
@@ -226,8 +234,8 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
-    """Request to drop a probe that waits or is in progress; no answer. Sent to workers of version 7
-    or newer."""
+    """Request to drop a probe that waits or is in progress. The worker sends no answer. Sent only
+    to workers of version 7 or newer."""
 
     id: int
 
@@ -238,7 +246,8 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class DesiredModel(msgspec.Struct, frozen=True):
-    """Base model of the catalog. `is_pinned`: must be resident. `is_unloaded`: must not be."""
+    """Base model of the catalog. It must be loaded if `is_pinned`, and must not be loaded if
+    `is_unloaded`."""
 
     digest: str
     name: str
@@ -247,7 +256,8 @@ class DesiredModel(msgspec.Struct, frozen=True):
 
 
 class Desired(msgspec.Struct, frozen=True, tag="desired"):
-    """Pins and models of the catalog in this generation. Ignored if older than the last one."""
+    """Pinned adapters and base models of the catalog. The worker ignores the frame if it has
+    applied a newer generation."""
 
     generation: int
     pins: list[Pin]
@@ -256,7 +266,7 @@ class Desired(msgspec.Struct, frozen=True, tag="desired"):
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Request to refuse new work and finish running sequences, or to accept work again.
-    `WorkerStatus.draining` reports it."""
+    `WorkerStatus.draining` shows which of the two applies."""
 
     is_on: bool = True
 
@@ -269,29 +279,31 @@ class ModelInfo(msgspec.Struct, frozen=True):
     name: str
     max_model_len: int
     adapter_layout: str = ""
-    """Name of the layout of packed adapter images for this model here."""
+    """Name of the layout in which this worker packs the images of the model's adapters."""
     cache_layout: str = ""
-    """Name of the layout of KV pages, part of their keys."""
+    """Name of the layout of the model's KV pages, which is hashed into the keys of the pages."""
 
 
 class Models(msgspec.Struct, frozen=True, tag="models"):
-    """Models that replace those of the `Hello`, sent after a model was registered."""
+    """All models of the worker, which replace the models of its `Hello`. Sent after a model was
+    registered."""
 
     models: list[ModelInfo]
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Model's answer to the probe prompt with the adapter: the likeliest next tokens."""
+    """Likeliest next tokens after the probe's prompt, computed by the model with the adapter."""
 
     tokens: list[int]
     logprobs: list[float]
     effect: float
-    """Largest change of a log-probability of the probe due to the adapter."""
+    """Largest change that the adapter causes in a log-probability of the probe."""
 
 
 class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
-    """Result of a `Probe`. `error` empty: proved. Otherwise an error code, and `message` says what
-    differed. If `is_final` is false, the adapter may be correct and another try may succeed."""
+    """Result of a `Probe`. The adapter is proved if `error` is empty. Otherwise `error` is an error
+    code, and `message` says what failed. If `is_final` is false, the adapter may be correct, and
+    another try may succeed."""
 
     id: int
     layout: str = ""
@@ -303,42 +315,42 @@ class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
 
 
 class AdapterLoadTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Times of an adapter's load to the device, in seconds since its sequence arrived."""
+    """Times of an adapter's load to the device, in seconds since the sequence arrived."""
 
     tier: str
-    """Tier that it was loaded from: host, disk or store."""
+    """Tier that the adapter was loaded from: "host", "disk" or "store"."""
     begun_s: float
     """Start of the load; 0 if it was before the sequence arrived."""
     ended_s: float
     copy_begun_s: float = 0.0
     """Start of the copy from the host; 0 if it was before the sequence arrived."""
     num_evicted: int = 0
-    """Number of adapters evicted from the device for it."""
+    """Number of adapters that were evicted from the device for this load."""
 
 
 class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Times of the stages of a sequence in a worker, in seconds since it arrived there. Sent with
-    its first output and its end if it has a `traceparent`."""
+    """Times of the stages of a sequence in a worker, in seconds since the sequence arrived there.
+    Sent with its first output and its end if the request has a `traceparent`."""
 
     told_s: float
     """Time of this report; in the last output, time of the sequence's end."""
     started_s: float | None = None
-    """Time when its first step began to be scheduled; None if it never ran."""
+    """Time when the sequence's first step began to be scheduled; None before that."""
     first_token_s: float | None = None
-    """Time of the first token generated here; None if there was none."""
+    """Time of the first token that this worker generated; None before that."""
     model_wait: tuple[float, float] | None = None
-    """Times when its base model was unloaded (0 if before the sequence arrived) and when it was
-    loaded again. None if it was loaded throughout."""
+    """Time when the base model was unloaded (0 if it was not loaded at the sequence's arrival), and
+    time when the model was loaded again. None if the model was loaded all the time."""
     adapter_load: AdapterLoadTimes | None = None
-    """None if the adapter was on the device."""
+    """None if there is no adapter, or if it was on the device when the sequence arrived."""
     preempted_s: list[float] = []
-    """Times of its first few preemptions."""
+    """Times of the sequence's first few preemptions."""
     num_preemptions: int = 0
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Results of one step for one sequence, or of several with a `stream_interval`. Each sequence
-    ends with one that has a `finish_reason`, or with a `Failed`."""
+    """Results of one sequence from one step, or from several steps if the `stream_interval` is
+    above 1. A sequence ends with an output that has a `finish_reason`, or with a `Failed`."""
 
     id: int
     tokens: list[int]
@@ -348,31 +360,32 @@ class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens from the prefix cache, as in `PromptProgress`; on the first and last output."""
+    """Number of prompt tokens found in the prefix cache, as in `PromptProgress`. Set on the first
+    output and the last."""
     times: SequenceTimes | None = None
-    """On the first output and the last, if the request has a `traceparent`."""
+    """Set on the first output and the last, if the request has a `traceparent`."""
     vector: bytes | None = None
     """Vector of kind `embed`, sent with the finish: float32, little-endian, not normalised."""
 
 
 class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
-    """Progress of the prompt of a sequence without output. Sent after each step that advanced it,
-    and before the end of a sequence that is aborted or fails.
+    """Progress of a prompt whose sequence has no output yet. Sent after each step that advanced the
+    prompt, and before the end of a sequence that is aborted or fails.
 
-    A preempted sequence restarts its prompt. Progress is sent again once it exceeds what was
-    reported.
+    A preempted sequence restarts its prompt. Its progress is sent again once it exceeds the
+    progress reported before the preemption.
     """
 
     id: int
     num_positions: int
     """Number of prompt positions computed or found in the prefix cache."""
     num_cached: int
-    """Number of leading positions found in the prefix cache when the sequence started, or when it
-    restarted and found more than was reported."""
+    """Number of leading positions found in the prefix cache when the sequence started. Raised if
+    the sequence restarts after a preemption and finds more positions than it had reached."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
-    """All results of one engine step for this gateway. `progress` precedes `sequences`."""
+    """All results of one engine step for this gateway. `progress` is applied before `sequences`."""
 
     sequences: list[SequenceOutput]
     progress: list[PromptProgress] = []
@@ -383,26 +396,27 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     code: ErrorCode
     message: str
     retry_after_s: float = 0.0
-    """With `overloaded`: seconds until there may be room."""
+    """Seconds until there may be room, set if the code is `overloaded`."""
     pace_s: float = 0.0
-    """With `overloaded`, if the queue had no room for any such request of the tenant: seconds until
-    the next place becomes free for it."""
+    """Seconds until the tenant's next place in the queue becomes free. Set if the code is
+    `overloaded` and the queue had no room for any such request of the tenant, else 0."""
     times: SequenceTimes | None = None
-    """Times of the stages of a queued sequence, if the request has a `traceparent`."""
+    """Times of the sequence's stages, if it was queued and the request has a `traceparent`."""
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):
     digest: str
     tier: str
-    """host | device | loading; disk or store: not loaded, listed only for its `error`"""
+    """Place of the adapter: "host", "device" or "loading". "disk" and "store" mean that it is not
+    loaded. Such an adapter is listed only to report its `error`."""
     num_bytes: int
     leases: int
     pinned: bool
     error: str = ""
-    """Error code of its last load, until one succeeds."""
+    """Error code if the adapter's last load failed, else empty."""
     message: str = ""
     name: str = ""
-    """`name@version` of the last request for it; empty if there was none."""
+    """`name@version` by which the adapter was last requested; empty if it never was."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -413,57 +427,61 @@ class ModelStatus(msgspec.Struct, frozen=True):
     pages_total: int
     pages_free: int
     pages_cached: int
-    """Cached pages without a user. They count neither as free nor as used."""
+    """Cached pages that no sequence uses. They count neither as free nor as used."""
     num_preemptions: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     num_adapter_evictions: int = 0
     num_integrity_failures: int = 0
-    """Failed integrity checks, made when idle. Each is a bug of the worker."""
+    """Number of failed integrity checks, which run while the worker is idle. Each failure is due to
+    a bug in the worker."""
     tier: str = "device"
-    """device | loading | draining (unloaded when idle) | host | cold | unsatisfiable"""
+    """Place of the weights: "device", "loading" (to the device), "draining" (on the device until
+    the running sequences end), "host", "cold" (not fetched yet) or "unsatisfiable"."""
     num_bytes: int = 0
-    """Bytes of its weights on the device, now or when last loaded; before that as planned."""
+    """Bytes of the weights on the device, now or when last loaded; before that, planned bytes."""
     num_swaps: int = 0
-    """Number of loads to the device."""
+    """Number of times that the model was loaded to the device."""
     idle_s: float = 0.0
-    """Seconds since its last request ended; 0 while it has any."""
+    """Seconds since the model's last request ended; 0 while it has requests."""
     load_s: float = 0.0
-    """Seconds of its load to the device, as last measured or as estimated."""
+    """Seconds that a load to the device takes, as last measured, or as estimated before that."""
     error: str = ""
-    """Error of the last load, until one succeeds."""
+    """Error message if the model's last load failed, else empty."""
     max_num_seqs: int = 0
     num_waiting_tokens: int = 0
     """Prompt tokens of running and waiting sequences that are neither computed nor cached."""
     prefill_tokens_per_s: float = 0.0
-    """Recent rate; before the first request, that of the warm-up. 0: unknown."""
+    """Prompt tokens computed per second by recent steps, or by the warm-up before the first
+    request; 0 if unknown."""
     decode_step_s: float = 0.0
-    """Mean seconds of recent steps without prefill; 0: unknown."""
+    """Mean seconds of recent steps without prefill; 0 if unknown."""
     adapter_loads: dict[str, int] = {}
-    """Number of loads to the tiers host and device, from the next lower one."""
+    """Number of adapter loads by the tier that they load to, "host" or "device"."""
     adapter_load_s: dict[str, float] = {}
-    """Total seconds of these loads."""
+    """Total seconds of adapter loads by the tier that they load to, "host" or "device"."""
     num_failed_adapter_loads: int = 0
     num_proof_steps: int = 0
-    """Steps of proofs that are done. While the number grows, waiting probes advance."""
+    """Number of finished steps of adapter proofs. While it grows, waiting probes make progress."""
     itl: list[tuple[float, int]] = []
-    """Histogram of the times between two tokens of a sequence in the last minute: (upper bound in
-    seconds, number above the previous bound)."""
+    """Histogram of the times between two tokens of a sequence in the last minute. Each entry is an
+    upper bound in seconds, and the number of times between the previous bound and this one."""
 
 
 class TenantStatus(msgspec.Struct, frozen=True):
     """Bytes on the device charged to a tenant."""
 
     tenant: str
-    """Tenant id; empty: bytes that no tenant requested."""
+    """Tenant id; empty for bytes that no tenant requested."""
     kv_bytes: int
-    """Pages that it computed, in use or cached."""
+    """Bytes of KV pages that the tenant's sequences computed, in use or cached."""
     adapter_bytes: int
-    """Adapters that it was the last to request."""
+    """Bytes of adapters that the tenant was the last to request."""
 
 
 def why_unsatisfiable(models: Sequence[ModelStatus]) -> str | None:
-    """Returns why none of the models can ever be served, or None if one could or there is none."""
+    """Returns why the worker can serve none of its models, or None if it can serve one later, or
+    has no models."""
     if not models or any(model.tier != UNSATISFIABLE for model in models):
         return None
     return f"{models[0].name}: {UNSATISFIABLE}: {models[0].error}"
@@ -478,7 +496,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     adapters: list[AdapterStatus]
     arena_bytes: int
     extents: str
-    """One character per extent: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
+    """One character per extent of the arena: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
     settings: dict[str, str]
     step: int
     tokens_per_s: float
@@ -487,15 +505,17 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     tenants: list[TenantStatus] = []
     """The tenants with the most device memory."""
     num_late_kernels: int = 0
-    """Kernels compiled, or read from the cache, during requests after the worker was ready."""
+    """Number of kernels that were compiled, or read from the kernel cache, after the worker was
+    ready."""
     num_cached_adapters: int = 0
-    """Images in the disk cache, including those of adapters in nearer tiers."""
+    """Number of adapter images in the disk cache. Their adapters may also be on the host or the
+    device."""
     cached_adapter_bytes: int = 0
 
 
 class CachedPages(msgspec.Struct, frozen=True, tag="cached"):
-    """Pages added to and removed from the prefix cache of a model: the first 8 bytes of each key
-    (`memory.page_key`), concatenated. `is_whole`: replaces all earlier keys."""
+    """Pages added to and removed from a model's prefix cache: the first 8 bytes of each page's key
+    (`memory.page_key`), concatenated. If `is_whole`, `added` replaces all keys sent before."""
 
     model: str
     added: bytes
@@ -508,10 +528,10 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     worker that sends nothing is stopped, stuck or unreachable."""
 
     step_age_s: float = 0.0
-    """Seconds of the engine's current step; 0 while it waits for work."""
+    """Seconds since the engine's current step began; 0 while the engine waits for work."""
     num_received: int = 0
-    """Number of frames received from this gateway, including its Hello. If the gateway has sent
-    more, its frames do not arrive."""
+    """Number of frames received from this gateway, including its Hello. If this number stays below
+    the number of frames sent, the gateway's frames do not arrive."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -520,11 +540,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     instance_id: str
     models: list[ModelInfo] = []
     newest: int = 0
-    """Newest version that this side supports; 0: `version` alone."""
+    """Newest version that this side supports; 0 if it supports only `version`."""
 
 
 def own_hello(instance_id: str, models: list[ModelInfo] | None = None) -> Hello:
-    """Returns the Hello of a side of this version."""
+    """Returns the Hello that this process sends."""
     return Hello(OLDEST_VERSION, instance_id, models or [], PROTOCOL_VERSION)
 
 
@@ -535,8 +555,8 @@ def common_version(own: Hello, peer: Hello) -> int | None:
 
 
 def version_needed(logprobs: int | None, logprob_token_ids: tuple[int, ...]) -> int:
-    """Returns the oldest version whose workers answer a `Generate` with such log-probabilities as
-    intended. Version 6 returns the likeliest tokens only, and not all of them."""
+    """Returns the oldest version whose workers answer a `Generate` with these parameters as
+    intended. Version 6 supports neither named alternatives nor `ALL_TOKENS`."""
     return 7 if logprob_token_ids or logprobs == ALL_TOKENS else OLDEST_VERSION
 
 

@@ -1,4 +1,4 @@
-"""Grammars recently refused, which are refused again without being compiled."""
+"""Cache of recent refusals, so that a refused grammar is refused again without being compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class RecentRefusals(Generic[R]):
         """Time and reason of each refusal, the oldest first."""
 
     def find(self, key: bytes) -> R | None:
-        """Returns the reason, or None if nothing was refused within the last minute."""
+        """Returns why the object was refused in the last minute, or None if it was not. key: digest
+        of the object."""
         with self._lock:
             found = self._reasons.get(key)
         if found is None or self._clock() - found[0] >= REMEMBERED_S:

@@ -1,4 +1,4 @@
-"""Check whether a model can run a request at all, before anything is built for it."""
+"""Check whether a model can run a request at all, made before a sequence is built for it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from workers.wire.protocol import (
 MAX_NAMED = 128
 """Maximum number of `logprob_token_ids` of a request."""
 MAX_LABELS = 64
-"""Maximum number of labels of a request. Their logits are copied to the host with each step."""
+"""Maximum number of labels of a request. The labels' logits are copied to the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits of one model's requests. max_pages: maximum KV pages of one sequence. end_tokens: of
-    the model."""
+    """Limits of one model's requests. max_pages: maximum KV pages of one sequence. end_tokens: end
+    tokens of the model."""
 
     max_model_len: int
     max_pages: int
@@ -32,7 +32,7 @@ class RequestLimits:
 
 
 def check_request(request: Generate, limits: RequestLimits) -> tuple[ErrorCode, str] | None:
-    """Returns the error with which the request is refused, or None. Thread-safe."""
+    """Returns the error code and message if the request is refused, or None. Thread-safe."""
     message = _refusal(request, limits)
     if message is not None:
         return ErrorCode.INVALID, message
@@ -51,7 +51,7 @@ def check_request(request: Generate, limits: RequestLimits) -> tuple[ErrorCode, 
 
 
 def _refusal(request: Generate, limits: RequestLimits) -> str | None:
-    """Returns why the request is invalid, or None."""
+    """Returns why the request is invalid, or None if it is valid."""
     params, tokens, vocab_size = request.params, request.tokens, limits.vocab_size
     if request.weight < 1:
         return "the weight must be at least 1"
@@ -77,7 +77,7 @@ def _refusal(request: Generate, limits: RequestLimits) -> str | None:
 
 
 def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
-    """Returns why the parameters do not fit the kind of output, or None."""
+    """Returns why the parameters do not fit the kind of output, or None if they do."""
     if kind is OutputKind.GENERATE and params.max_tokens < 1:
         return "max_tokens must be at least 1"
     if kind is OutputKind.SCORE and params.max_tokens != 0:
@@ -90,7 +90,7 @@ def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
 
 
 def _logprobs_refusal(params: SamplingParams, vocab_size: int) -> str | None:
-    """Returns why the requested log-probabilities cannot be computed, or None."""
+    """Returns why the requested log-probabilities cannot be computed, or None if they can."""
     named = params.logprob_token_ids
     if not named:
         return None
@@ -102,7 +102,7 @@ def _logprobs_refusal(params: SamplingParams, vocab_size: int) -> str | None:
 
 
 def _rules_refusal(request: Generate, vocab_size: int) -> str | None:
-    """Returns why tokens cannot be drawn by the request's rules, or None."""
+    """Returns why tokens cannot be drawn by the request's rules, or None if they can."""
     rules = request.params.rules
     if rules is None:
         return None
@@ -117,7 +117,7 @@ def _rules_refusal(request: Generate, vocab_size: int) -> str | None:
 
 
 def _vector_refusal(request: Generate, vocab_size: int) -> str | None:
-    """Returns why the requested vector cannot be computed, or None."""
+    """Returns why the requested vector cannot be computed, or None if it can."""
     labels = request.labels
     if not labels:
         return None
@@ -129,7 +129,8 @@ def _vector_refusal(request: Generate, vocab_size: int) -> str | None:
 
 
 def _resumption_refusal(request: Generate, end_tokens: frozenset[int]) -> str | None:
-    """Returns why a resumed sequence cannot be resumed or has nothing left to generate, or None."""
+    """Returns why a sequence cannot be resumed, such as an end token among the resumed tokens.
+    Returns None if it can be resumed, or is new."""
     if not request.num_resumed:
         return None
     params, resumed = request.params, request.tokens[-request.num_resumed :]

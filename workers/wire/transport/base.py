@@ -1,12 +1,12 @@
-"""Protocols of the connections between gateways and workers, independent of the transport.
+"""Interfaces of the connections between gateways and workers, independent of the transport.
 
 TransportError
-    ConnectionLost      the peer is gone, or this side closed
-    FrameTooLarge       a frame over MAX_FRAME_BYTES, to be sent or announced by the peer
-    MalformedFrame      bytes that are no message of the protocol
-    ProtocolMismatch    the peer's first frame is no Hello of a supported version
-    PeerRefused         the peer's certificate has no permitted name
-    InsecureTransport   TCP with neither mutual TLS nor explicit permission to do without
+    ConnectionLost      the peer closed the connection or is unreachable, or this side closed it
+    FrameTooLarge       a frame to send, or announced by the peer, exceeds MAX_FRAME_BYTES
+    MalformedFrame      the peer sent bytes that are not a message of the protocol
+    ProtocolMismatch    the peer's first frame is not a Hello of a supported version
+    PeerRefused         no name in the certificate is permitted, or the peer refuses this side
+    InsecureTransport   TCP is configured without mutual TLS and without `Security.insecure`
 """
 
 from __future__ import annotations
@@ -46,38 +46,39 @@ class InsecureTransport(TransportError): ...
 
 
 class Connection(Protocol[Sent, Received]):
-    """Connection of ordered messages, both ways. Used in one event loop; one task receives."""
+    """Connection that carries ordered messages in both directions. It is used in one event loop,
+    and only one task may receive."""
 
     num_sent: int
     num_received: int
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Bytes accepted by `send` and not yet passed to the OS. A sender that never waits must
-        check it."""
+        """Bytes accepted by `send` and not yet passed to the operating system. Senders must check
+        it to bound the memory, because `send` never waits."""
         ...
 
     def send(self, message: Sent) -> None:
         """Queues the message and never waits.
 
-        Raises FrameTooLarge (nothing is sent, the connection stays) or ConnectionLost.
+        Raises FrameTooLarge, which leaves the connection usable, or ConnectionLost.
         """
         ...
 
     async def receive(self) -> Received | None:
-        """Returns the next message, or None if the peer ended its sending between two frames.
+        """Returns the next message, or None if the peer closed its side between two frames.
 
-        Raises ConnectionLost, FrameTooLarge (before any of it is read) or MalformedFrame, and then
-        closes the connection.
+        Raises ConnectionLost, MalformedFrame, or FrameTooLarge before it reads the frame. Each of
+        these errors closes the connection.
         """
         ...
 
     async def close(self) -> None:
-        """Sends queued messages, then closes. May be called twice."""
+        """Sends all queued messages, then closes the connection. May be called twice."""
         ...
 
     def abort(self) -> None:
-        """Closes at once and drops queued messages. May be called twice."""
+        """Closes the connection at once and drops queued messages. May be called twice."""
         ...
 
 
@@ -92,13 +93,14 @@ class Listener(Protocol):
     """Address to connect to, with the actual port if port 0 was requested."""
 
     async def close(self) -> None:
-        """Stops accepting. Accepted connections stay open."""
+        """Stops accepting connections. Accepted connections stay open."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MutualTLS:
-    """PEM files: own certificate and key, and the authority that signs the peers' certificates."""
+    """PEM files of a process: its certificate and key, and the certificate authority that signs the
+    peers' certificates."""
 
     certificate: Path
     key: Path
@@ -121,22 +123,25 @@ class MutualTLS:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Protection of TCP connections: `tls`, or explicitly `insecure`. Not used for Unix sockets."""
+    """Protection of TCP connections, which need `tls` unless `insecure` is set. Not used for Unix
+    sockets."""
 
     tls: MutualTLS | None = None
     insecure: bool = False
     gateways: tuple[str, ...] = ()
-    """Patterns of certificate names that a worker accepts as gateways over TLS; empty: none."""
+    """Patterns of certificate names from which a worker accepts TLS connections. If empty, the
+    worker refuses all gateways."""
     workers: tuple[str, ...] = ()
-    """Patterns of certificate names of the workers that a gateway accepts, in addition to the check
-    that the certificate is for the address; empty: that check alone."""
+    """Patterns of certificate names, one of which a worker's certificate must match. If empty, a
+    gateway checks only that the certificate is for the worker's address."""
 
 
 class Transport(Protocol):
-    """Way to connect, identified by the scheme of its addresses."""
+    """Kind of connection, such as Unix socket or TCP. The scheme of an address selects it."""
 
     async def connect(self, address: str, security: Security) -> GatewayConnection:
-        """Opens a connection. Raises OSError if no peer answers, ValueError for a bad address."""
+        """Opens a connection. Raises OSError if no peer answers, and ValueError for a malformed
+        address."""
         ...
 
     async def listen(self, address: str, accept: Accept, security: Security) -> Listener: ...

@@ -1,4 +1,4 @@
-"""Reasons why a TLS peer was refused, and their log, whose rate is bounded."""
+"""Reasons why TLS peers are refused, and a rate-limited log of refusals."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 REPEAT_S = 600.0
 """Seconds until the same refusal of the same peer is logged again."""
 MAX_REMEMBERED = 256
-"""Maximum number of remembered refusals, each a peer with a reason."""
+"""Maximum number of remembered refusals. Each is identified by its peer and its reason."""
 WINDOW_S = 60.0
 MAX_LINES = 20
-"""Maximum number of lines in a window; further refusals are counted."""
+"""Maximum number of log lines in `WINDOW_S`; further refusals are only counted."""
 
 UNKNOWN_AUTHORITY = "its certificate is not signed by the authority in transport_authority"
 VERIFY_FAILURES = {
@@ -27,7 +27,7 @@ VERIFY_FAILURES = {
     21: UNKNOWN_AUTHORITY,
     26: "its certificate is not meant for clients (extended key usage)",
 }
-"""Reasons by OpenSSL's X509_V_ERR codes."""
+"""Reasons of refusals by OpenSSL's X509_V_ERR codes."""
 PLAIN_TEXT = "it speaks plain text, and this port speaks TLS"
 SSL_FAILURES = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has shown no certificate",
@@ -36,7 +36,7 @@ SSL_FAILURES = {
     "HTTPS_PROXY_REQUEST": PLAIN_TEXT,
     "WRONG_VERSION_NUMBER": PLAIN_TEXT,
 }
-"""Reasons by OpenSSL's SSL_R names."""
+"""Reasons of refusals by OpenSSL's SSL_R names."""
 LEFT = (
     "it closed the connection during the handshake. Perhaps it does not accept this worker's"
     " certificate, for its authority, dates or name; its own log says why"
@@ -44,7 +44,7 @@ LEFT = (
 
 
 def why_no_handshake(error: OSError) -> str:
-    """Returns the reason of a failed handshake, with OpenSSL's text if that says more."""
+    """Returns the reason why a TLS handshake failed, as a text for the log."""
     match error:
         case ssl.SSLCertVerificationError(verify_code=code, verify_message=detail):
             return f"{VERIFY_FAILURES.get(code, 'its certificate is not accepted')} ({detail})"
@@ -54,13 +54,13 @@ def why_no_handshake(error: OSError) -> str:
                 return f"it does not accept this worker's certificate or TLS ({words})"
             return SSL_FAILURES.get(reason, words)
         case _:
-            # A peer that closes causes an error without a text.
+            # If the peer closes the connection, the error has no text.
             return str(error) or LEFT
 
 
 class RefusalLog:
-    """Log of refused peers: each reason once for a peer until `REPEAT_S` have passed, and at most
-    `MAX_LINES` in `WINDOW_S`, so that no peer fills the log."""
+    """Log of refused peers, limited so that no peer can fill it. The same refusal of the same peer
+    is logged again only after `REPEAT_S`, and there are at most `MAX_LINES` lines in `WINDOW_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -69,10 +69,11 @@ class RefusalLog:
         self._window_end_s = 0.0
         self._num_lines = 0
         self._num_dropped = 0
-        """Refusals of this window that were not logged."""
+        """Number of refusals in this window that were not logged because of `MAX_LINES`."""
 
     def refuse(self, peer: str, reason: str) -> None:
-        """Logs that the peer is refused, unless it was logged recently."""
+        """Logs that the peer is refused, unless the same refusal was logged recently, or there are
+        too many lines in this window."""
         now, key = self._clock(), (peer, reason)
         if now - self._logged.get(key, -REPEAT_S) < REPEAT_S:
             return
@@ -87,7 +88,7 @@ class RefusalLog:
         log.warning("the gateway at %s is refused: %s", peer, reason)
 
     def accept(self, peer: str) -> None:
-        """Forgets the peer's refusals, so that its next one is logged."""
+        """Forgets the peer's refusals, so that its next refusal is logged."""
         self._logged = {key: at_s for key, at_s in self._logged.items() if key[0] != peer}
 
     def _has_room(self, now: float) -> bool:

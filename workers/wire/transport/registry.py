@@ -26,7 +26,7 @@ HELLO_TIMEOUT_S = 10.0
 
 async def connect(address: str, security: Security = Security()) -> GatewayConnection:  # noqa: B008
     """Opens a connection. Raises OSError if no peer answers, ConnectionLost after
-    `CONNECT_TIMEOUT_S`, InsecureTransport, and ValueError for a bad address."""
+    `CONNECT_TIMEOUT_S`, InsecureTransport, PeerRefused, and ValueError for a malformed address."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             return await _transport(address).connect(address, security)
@@ -39,13 +39,14 @@ async def listen(
     accept: Accept,
     security: Security = Security(),  # noqa: B008
 ) -> Listener:
-    """Serves each connection with `accept`. Raises like `connect`; OSError for an address in
-    use."""
+    """Listens on the address and serves each connection with `accept`. Raises OSError if the
+    address is in use, InsecureTransport, and ValueError for a malformed address."""
     return await _transport(address).listen(address, accept, security)
 
 
 async def exchange_hello(connection: Connection[Hello, Any], own: Hello) -> Hello:
-    """Sends our Hello and returns the peer's. Raises ProtocolMismatch, or what `receive` raises."""
+    """Sends this side's Hello and returns the peer's. Raises ProtocolMismatch, PeerRefused if the
+    peer refuses this side, or any other TransportError."""
     connection.send(own)
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):

@@ -35,15 +35,16 @@ Received = TypeVar("Received")
 
 LENGTH_BYTES = 4
 READ_LIMIT = 1 << 20
-"""Bytes read ahead of `receive` before the peer must wait (at most twice that)."""
+"""Limit in bytes of a stream's read buffer. Reading from the socket pauses while the buffer holds
+more than twice the limit, so that the peer must wait."""
 REFUSAL_S = 5.0
-"""Seconds that a refused peer has for its first frame."""
+"""Seconds that a refused peer has to send its first frame before the connection is closed."""
 TCP_SILENCE_S = 10
 """Seconds without an acknowledgement after which a TCP peer is considered gone."""
 
 
 class StreamConnection(Generic[Sent, Received]):
-    """`Connection` over a pair of streams."""
+    """Implementation of `Connection` over a pair of asyncio streams."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ def worker_end(reader: StreamReader, writer: StreamWriter) -> WorkerConnection:
 
 
 class StreamListener:
-    """Asyncio server and, for a Unix socket, its file."""
+    """Listener of an asyncio server. `close` also deletes the file of a Unix socket."""
 
     def __init__(self, server: asyncio.Server, address: str, path: Path | None = None) -> None:
         self.address = address
@@ -138,7 +139,7 @@ class StreamListener:
 
 
 class UnixTransport:
-    """`unix:/path`. Only the owner can use the socket (mode 0600)."""
+    """Transport for addresses `unix:/path`. Only the socket's owner can connect (mode 0600)."""
 
     async def connect(self, address: str, security: Security) -> GatewayConnection:
         return gateway_end(*await asyncio.open_unix_connection(_path_of(address), limit=READ_LIMIT))
@@ -153,8 +154,8 @@ class UnixTransport:
 
 
 def bind_private(path: Path) -> socket.socket:
-    """Binds a Unix socket of mode 0600, replacing a stale socket. Other files, and a socket that
-    another process serves, are left alone (OSError).
+    """Binds a Unix socket of mode 0600, replacing a stale socket. Raises OSError if the path is
+    another kind of file, or a socket that another process serves.
 
     No peer can connect before the mode is set, because the socket does not listen yet.
     """
@@ -175,12 +176,12 @@ def bind_private(path: Path) -> socket.socket:
 def _is_served(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
-        # A listening socket with a full backlog returns EAGAIN.
+        # If the backlog of a listening socket is full, connecting to it fails with EAGAIN.
         return sock.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
 class TcpTransport:
-    """`tcp://host:port`, with mutual TLS unless `Security.insecure` is set."""
+    """Transport for addresses `tcp://host:port`, with mutual TLS unless `Security.insecure`."""
 
     async def connect(self, address: str, security: Security) -> GatewayConnection:
         _require_security(address, security)
@@ -220,8 +221,8 @@ class TcpTransport:
 
 
 async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None:
-    """Sends the refusal. Reads the peer's first frame before closing, because unread data would
-    reset the connection and lose the reason."""
+    """Sends the reason of the refusal and closes the connection. First reads the peer's first
+    frame, because closing with unread data would reset the connection and lose the reason."""
     with contextlib.suppress(TransportError, TimeoutError):
         async with asyncio.timeout(REFUSAL_S):
             await connection.receive()
@@ -230,7 +231,8 @@ async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None
 
 
 def _tune(writer: StreamWriter) -> None:
-    """Disables send delays, and enables detection of a peer that vanished."""
+    """Sends small frames without delay, and makes the kernel close the connection if the peer
+    becomes unreachable."""
     sock: socket.socket = writer.get_extra_info("socket")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

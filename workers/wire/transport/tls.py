@@ -1,5 +1,5 @@
-"""Mutual TLS over TCP: check of the names in peers' certificates, and a listener that logs why a
-peer is refused."""
+"""Mutual TLS over TCP: checks the names in peers' certificates, and has a listener that logs why it
+refuses a peer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 ACCEPT_AGAIN_S = 0.5
-"""Seconds to pause after a failed accept, such as for lack of file descriptors."""
+"""Seconds to pause after `accept` fails, for example because no file descriptor is free."""
 KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP"}
-"""Kinds of subject alternative names: Python's spelling, and that of patterns."""
+"""Kinds of subject alternative names: the spelling in patterns by Python's spelling."""
 
 Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
 
 def check_peer(writer: StreamWriter, patterns: Sequence[str], setting: str) -> None:
     """Raises PeerRefused unless a subject alternative name of the peer's certificate matches a
-    pattern. setting: name of the setting that the patterns are from."""
+    pattern. setting: name of the setting that holds the patterns, for the message."""
     names = names_of(writer.get_extra_info("peercert"))
     if not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
         shown = ", ".join(names[:8]) or "no name"
@@ -36,13 +36,14 @@ def check_peer(writer: StreamWriter, patterns: Sequence[str], setting: str) -> N
 
 
 def names_of(certificate: dict[str, Any] | None) -> list[str]:
-    """Returns the subject alternative names in the form of patterns: `DNS:gw-1`, `IP:10.0.0.7`."""
+    """Returns the certificate's subject alternative names in the form that patterns have, such as
+    `DNS:gw-1` and `IP:10.0.0.7`."""
     names = (certificate or {}).get("subjectAltName", ())
     return [f"{KINDS[kind]}:{value}" for kind, value in names if kind in KINDS]
 
 
 class ServerContext:
-    """TLS context of a listener, reloaded when its files change."""
+    """TLS context of a listener, which is rebuilt when the certificate files change."""
 
     def __init__(self, tls: MutualTLS) -> None:
         self._tls = tls
@@ -50,8 +51,8 @@ class ServerContext:
         self._context = tls.server_context()
 
     def current(self) -> ssl.SSLContext:
-        """Returns the context, reloaded if files changed. Unusable files, as during a replacement,
-        leave it unchanged."""
+        """Returns the context, rebuilt if files have changed. If the files are unusable, such as
+        while they are being replaced, returns the last context."""
         try:
             versions = _versions(self._tls)
             if versions != self._versions:
@@ -71,7 +72,8 @@ class TlsListener:
     """Listener that accepts TLS connections and logs why a peer is refused."""
 
     def __init__(self, sock: socket.socket, address: str, tls: MutualTLS, serve: Serve) -> None:
-        """serve: handles a connection; raises PeerRefused."""
+        """serve: function that handles a connection, and raises PeerRefused if it refuses the
+        peer."""
         self.address = address
         self._sock = sock
         self._context = ServerContext(tls)
