@@ -1,4 +1,4 @@
-"""Models from wherever they are into the store, as canonical folders named by their digest."""
+"""Imports models into the store, as canonical folders named by their digests."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def import_model(
     table_format: ImportFormat | None = None,
 ) -> str:
     """Imports a Hugging Face directory or a `.gguf` file and returns the digest of its folder.
-    table_format: of embedding and output matrix, if it is not that of the layers.
+    table_format: format of the embedding and output matrix; None follows `weight_format`.
 
     The same source in the same format gives the same digest, and importing it again changes
-    nothing. Raises ImportRefused, UnsupportedModel or CheckpointError, ValueErrors that name what
-    was found, or OSError; the store is then as before.
+    nothing. Raises ImportRefused, UnsupportedModel or CheckpointError (ValueErrors that name what
+    was found) or OSError, and leaves the store unchanged in that case.
     """
     if path.is_dir():
         write = write_from_huggingface

@@ -1,8 +1,8 @@
-"""The canonical folder: the one form in which the store keeps a model.
+"""Canonical folder, the only form in which the store keeps a model. Its files are:
 
 config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja (if the model has one),
 generation_config.json, pooling.json (if the model says how it makes embeddings), model.safetensors
-(or shards and their index). transformers can load it, unless matrices are stored in blocks.
+(or shards and their index). transformers can load the folder, unless it has matrices in blocks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ CHUNK_BYTES = 8 << 20
 
 
 class ImportRefused(ValueError):
-    """The source is no model that can be imported."""
+    """The source is not a model that can be imported."""
 
 
 def publish(store: Store, write: Callable[[Path], None]) -> str:
-    """Lets `write` fill a folder, which then enters the store under its digest, whole or not."""
+    """Creates a folder, calls `write` to fill it, and moves it into the store under its digest,
+    which it returns. If `write` fails, nothing enters the store."""
     staged = store.stage()
     try:
         with hold(staged):
@@ -38,7 +39,7 @@ def publish(store: Store, write: Callable[[Path], None]) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """SHA-256 (hex) over every file's name, length and bytes, in the order of their names."""
+    """Returns the SHA-256 (hex) of every file's name, length and bytes, sorted by name."""
     digest = hashlib.sha256(b"loraplex model 1\0")
     for path in sorted(folder.iterdir()):
         name = path.name.encode()
@@ -55,7 +56,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def complete_config(config: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """Spells out what readers of a config would otherwise have to know of the family."""
+    """Adds the values that a config may omit because they are defaults of its family."""
     rotary_dim = spec.layers[0].rope.rotary_dim
     return (
         config

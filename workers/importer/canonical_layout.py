@@ -1,4 +1,4 @@
-"""Weights of a family that lays out its projections in its own way, in the canonical layout."""
+"""Converts weights to the canonical layout, for families that join, reorder or rename modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NORMS: dict[str, dict[str, str]] = {
         "post_feedforward_layernorm": "post_mlp_layernorm",
     }
 }
-"""By family, its name of a norm that has another one in a canonical folder."""
+"""By family and canonical name of a norm: the name that the family uses for that norm."""
 
 
 def is_canonical(spec: ModelSpec) -> bool:
@@ -29,8 +29,8 @@ def canonical_layout(
 ) -> dict[str, FileTensor]:
     """Returns the tensors under their canonical names, with their rows in canonical order.
 
-    tensors: by the family's names. Raises CheckpointError if one that is joined has other rows than
-    its projections together.
+    tensors: tensors by the family's names. Raises CheckpointError if the number of rows of a joined
+    tensor is not the sum of the rows of its projections.
     """
     norms = NORMS.get(shape.model_type, {})
     left = dict(tensors)

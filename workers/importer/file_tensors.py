@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, read one at a time without torch."""
+"""Reads tensors of safetensors files one at a time, without torch."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ NUMPY_TYPES = {
     "I8": np.int8,
     "U8": np.uint8,
 }
-"""How numpy reads the bits of each type. It knows no bfloat16 and no FP8."""
+"""numpy type for each safetensors type. bfloat16 and FP8, which numpy lacks, are read as bits."""
 
 
 def _float8_values() -> NDArray[np.float32]:
-    """Returns the value of each code of F8_E4M3: 4 bits of exponent, 3 of mantissa, no infinity."""
+    """Returns the values of the 256 codes of F8_E4M3 (4 exponent bits, 3 mantissa bits, no
+    infinity)."""
     codes = np.arange(128)
     exponent, mantissa = codes >> 3, codes & 7
     values = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
@@ -53,9 +54,9 @@ FLOAT8_VALUES = _float8_values()
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """Where a tensor of the source lies, its shape and its type as safetensors calls it.
+    """Location of a stored tensor in a file, its shape, and its type as safetensors calls it.
 
-    order: the stored row for each row, if they are to be read in another order.
+    order: index of the stored row for each row that `read` returns; None reads the stored order.
     """
 
     path: Path
@@ -65,13 +66,13 @@ class FileTensor:
     order: list[int] | None = None
 
     def rows(self, first: int, count: int, order: list[int] | None) -> FileTensor:
-        """Returns `count` of the rows as a tensor, to be read in the given order."""
+        """Returns the tensor of the `count` rows from `first` on, which is read in this order."""
         row_bytes = math.prod(self.shape[1:]) * np.dtype(NUMPY_TYPES[self.dtype]).itemsize
         shape = (count, *self.shape[1:])
         return replace(self, offset=self.offset + first * row_bytes, shape=shape, order=order)
 
     def read(self) -> NDArray[Any]:
-        """Reads the numbers as they are; bfloat16 and FP8 come as their bits."""
+        """Reads the numbers in the stored type; bfloat16 and FP8 are returned as their bits."""
         count = math.prod(self.shape)
         raw: NDArray[Any] = np.fromfile(
             self.path, NUMPY_TYPES[self.dtype], count, offset=self.offset
@@ -80,7 +81,7 @@ class FileTensor:
         return raw if self.order is None else raw[self.order]
 
     def read_floats(self) -> NDArray[np.float32]:
-        """Reads the values of a tensor of floats."""
+        """Reads the values of the tensor as float32."""
         raw = self.read()
         match self.dtype:
             case "BF16":
@@ -96,17 +97,17 @@ class FileTensor:
 def file_tensors(
     source: Path, others: tuple[str, ...], dtypes: Collection[str] = FLOATS
 ) -> dict[str, FileTensor]:
-    """Returns the language model's tensors by canonical name, all but those whose names begin as
-    one of `others` does.
+    """Returns the tensors by canonical name, without the tensors whose names begin with one of the
+    prefixes `others`.
 
-    Raises CheckpointError if a file is damaged, and ImportRefused if a tensor has another type, as
-    one in blocks has.
+    Raises CheckpointError if a file is damaged or names a tensor twice, and ImportRefused if the
+    type of a tensor is not among `dtypes`.
     """
     tensors: dict[str, FileTensor] = {}
     for path in weight_files(source):
         try:
             with safe_open(path, framework="np"):
-                pass  # it checks that every tensor lies within the file
+                pass  # opening checks that every tensor is within the file
         except SafetensorError as error:
             raise CheckpointError(f"{path.name}: {error}") from error
         header, begin = read_header(path)
@@ -125,7 +126,8 @@ def file_tensors(
 
 
 def check_tensors(tensors: dict[str, FileTensor], spec: ModelSpec) -> None:
-    """Raises CheckpointError unless all tensors of the spec are there and no others."""
+    """Raises CheckpointError if a tensor of the spec is missing or has another shape, or if there
+    is an additional one. An additional `lm_head.weight` is allowed."""
     expected = dict(expected_tensors(spec))
     for name, shape in expected.items():
         if name not in tensors:

@@ -1,4 +1,4 @@
-"""A GGUF file as a canonical folder: config, tokenizer, template and weights out of one file."""
+"""Writes the canonical folder of a GGUF file, which has config, tokenizer, template and weights."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def write_from_gguf(
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
 ) -> None:
-    """Weights are dequantised in float32 and stored as bfloat16, rounded to nearest even, unless
-    `formats` say otherwise."""
+    """Fills the folder. Weights are dequantised in float32 and stored as bfloat16, rounded to
+    nearest even, unless `formats` names another format."""
     try:
         reader = GGUFReader(source)
     except (ValueError, IndexError) as error:
@@ -67,7 +67,7 @@ def _stored(
     spec: ModelSpec,
     formats: ImportFormats,
 ) -> tuple[str, StoredTensor]:
-    """Returns a tensor's name in the file and what is stored."""
+    """Returns a tensor's name in the safetensors file, and the tensor to be written there."""
     if formats.of(name) == "keep" and (format := tensors.format(name)) is not None:
         read = partial(tensors.read_blocks, name, spec)
     elif (format := formats.target(name, shape)) is not None:
@@ -82,13 +82,14 @@ def _stored(
 
 
 class _Metadata(dict[str, Any]):
-    """What it lacks is refused by name."""
+    """Metadata of a GGUF file. Indexing with a missing key raises ImportRefused, naming the key."""
 
     def __missing__(self, key: str) -> Any:
         raise ImportRefused(f"metadata {key} is missing")
 
     def leave_out_unknown_tokens(self) -> None:
-        """Special tokens beyond the vocabulary: some files so say that there is none."""
+        """Deletes the ids of special tokens that are outside the vocabulary. Some files use such an
+        id to say that the model has no such token."""
         size = len(self["tokenizer.ggml.tokens"])
         for key in [key for key in self if key.endswith("_token_id")]:
             if not 0 <= self[key] < size:

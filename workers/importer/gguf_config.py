@@ -1,4 +1,4 @@
-"""config.json and generation_config.json out of GGUF metadata."""
+"""Builds config.json and generation_config.json from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM",
 }
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
-"""The one size of each family whose query scale is not that of the head size; GGUF does not say."""
+"""Number of layers of each family's 27B model, whose query scale does not follow from the head
+size. GGUF files do not store the scale."""
 
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
@@ -35,7 +36,7 @@ LLAMA3_ROPE = {
 
 
 class _Section:
-    """The keys of one architecture."""
+    """Metadata keys that begin with the name of the file's architecture."""
 
     def __init__(self, metadata: dict[str, Any], architecture: str) -> None:
         self._metadata = metadata
@@ -45,12 +46,12 @@ class _Section:
         return self._metadata.get(f"{self._architecture}.{key}", default)
 
     def require(self, key: str) -> Any:
-        """Refused by name if it is missing."""
+        """Returns the value of a key. Raises ImportRefused if the key is missing."""
         return self._metadata[f"{self._architecture}.{key}"]
 
 
 def build_config(metadata: dict[str, Any], tensors: GGUFTensors) -> dict[str, Any]:
-    """A config.json in Hugging Face form. Raises ImportRefused, naming the key."""
+    """Returns the config.json. Raises ImportRefused, naming the key that is missing or wrong."""
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         allowed = ", ".join(ARCHITECTURES)
@@ -72,7 +73,8 @@ def build_config(metadata: dict[str, Any], tensors: GGUFTensors) -> dict[str, An
 
 
 def build_generation_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Every token that ends a turn or a text ends a generation."""
+    """Returns the generation_config.json, in which every token that ends a turn or a text also ends
+    a generation."""
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     distinct = list(dict.fromkeys(token for token in ends if token is not None))
     return _token_ids(metadata) | {"eos_token_id": distinct}
@@ -127,8 +129,8 @@ def _rope(section: _Section, config: dict[str, Any], tensors: GGUFTensors) -> di
 
 
 def _llama3(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
-    """The parameters whose frequencies give these factors; the published ones but for `factor`.
-    As `workers/layers/rotary.py` smooths them, but without torch."""
+    """Returns the Llama 3 rope parameters that produce these frequency factors. All except `factor`
+    are the published ones. Repeats the smoothing of `workers/layers/rotary.py` without torch."""
     factor = float(factors.max())
     low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
     waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
@@ -141,7 +143,7 @@ def _llama3(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
 
 
 def _gemma(section: _Section, config: dict[str, Any]) -> dict[str, Any]:
-    """Spells out what GGUF readers know of these families and the file does not say."""
+    """Returns the Gemma settings that the file omits because GGUF readers have them built in."""
     model_type, num_layers = config["model_type"], config["num_hidden_layers"]
     is_27b = num_layers == GEMMA_27B_LAYERS[model_type]
     heads_width = config["hidden_size"] // config["num_attention_heads"]
@@ -169,5 +171,5 @@ def _gemma(section: _Section, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shorten(value: float) -> float:
-    """The decimal that a float32 was written from: 1e-05 and not 9.999999747378752e-06."""
+    """Returns the shortest decimal of this float32, such as 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))

@@ -1,4 +1,4 @@
-"""GGUF tensors under their Hugging Face names and in their Hugging Face form."""
+"""Reads GGUF tensors under the names and in the layout of Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GEMMA_BLOCK = BLOCK | {
 
 
 class GGUFTensors:
-    """The tensors of an open file, by Hugging Face name."""
+    """Tensors of an open GGUF file, by Hugging Face name."""
 
     def __init__(self, tensors: Iterable[ReaderTensor], architecture: str) -> None:
         self._is_llama = architecture == "llama"
@@ -59,7 +59,8 @@ class GGUFTensors:
         return name in self._tensors
 
     def rope_factors(self) -> np.ndarray | None:
-        """What stands in GGUF for Llama 3's rope parameters: float32 [head_dim / 2]."""
+        """Returns the frequency factors float32 [head_dim / 2], which GGUF stores instead of
+        Llama 3's rope parameters. Returns None if the file has no such tensor."""
         tensor = self._tensors.get(ROPE_FACTORS)
         if tensor is None:
             return None
@@ -68,7 +69,8 @@ class GGUFTensors:
         return np.asarray(tensor.data, np.float32).ravel()
 
     def check(self, expected: dict[str, tuple[int, ...]]) -> None:
-        """Every tensor expected is there in its shape and can be read, and no other is."""
+        """Raises ImportRefused if an expected tensor is missing, has another shape or has a type
+        that cannot be read, or if the file has an additional tensor."""
         for name, shape in expected.items():
             if name not in self._tensors:
                 raise ImportRefused(f"tensor {name} is missing")
@@ -84,17 +86,19 @@ class GGUFTensors:
                 raise ImportRefused(f"tensor {tensor.name} is {kind}, which is not read") from error
 
     def format(self, name: str) -> WeightFormat | None:
-        """Returns the block format in which the tensor can be served; None if it cannot."""
+        """Returns the block format of the tensor, or None if it has a type that is not served."""
         format = WeightFormat.__members__.get(self._tensors[name].tensor_type.name)
         return format if format in BLOCK_SIZES else None
 
     def read_blocks(self, name: str, spec: ModelSpec) -> Blocks:
-        """Returns the rows of a matrix in its own format, in the checkpoint's order."""
+        """Returns the rows of a matrix in the format of the GGUF file, ordered as in the Hugging
+        Face checkpoint."""
         rows = np.atleast_2d(self._tensors[name].data)
         return self._reordered(name, rows, spec)
 
     def read(self, name: str, spec: ModelSpec) -> BFloat16:
-        """In the layout and with the offset of the Hugging Face checkpoint."""
+        """Returns a tensor dequantised, in the layout of the Hugging Face checkpoint. Gemma's norm
+        weights are one less there than in GGUF."""
         if name.endswith("norm.weight"):
             return _dequantise(self._tensors[name], self._norm_offset)
         return self._reordered(name, _dequantise(self._tensors[name], 0.0), spec)
@@ -120,7 +124,8 @@ def _rename(name: str, blocks: dict[str, str]) -> str:
 
 
 def _dequantise(tensor: ReaderTensor, offset: float) -> BFloat16:
-    """float32 a block of rows at a time, less the offset, then rounded to bfloat16."""
+    """Dequantises a chunk of rows at a time in float32, subtracts the offset, and rounds to
+    bfloat16."""
     shape = tuple(map(int, tensor.shape[::-1]))
     rows = np.atleast_2d(tensor.data)
     out = np.empty((len(rows), shape[-1]), np.uint16)
@@ -132,7 +137,7 @@ def _dequantise(tensor: ReaderTensor, offset: float) -> BFloat16:
 
 
 def to_bfloat16(exact: NDArray[np.float32]) -> BFloat16:
-    """To nearest, ties to even."""
+    """Returns the bits of the numbers rounded to bfloat16, to nearest, ties to even."""
     bits = exact.view(np.uint32)
     rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     rounded[np.isnan(exact)] = NAN
@@ -140,7 +145,8 @@ def to_bfloat16(exact: NDArray[np.float32]) -> BFloat16:
 
 
 def _split_halves(weight: NDArray[Bits], num_heads: int) -> NDArray[Bits]:
-    """GGUF pairs Llama's rotated rows as neighbours, the checkpoint as two halves of a head."""
+    """Reorders the rows of Llama's q_proj or k_proj. The two rows of a rotated pair are neighbours
+    in GGUF, but in different halves of the head in the checkpoint."""
     rows, columns = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)

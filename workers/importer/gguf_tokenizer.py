@@ -1,6 +1,6 @@
-"""tokenizer.json out of GGUF metadata, by `tokenizer.ggml.model` and `tokenizer.ggml.pre`.
+"""Builds tokenizer.json from GGUF metadata, by `tokenizer.ggml.model` and `tokenizer.ggml.pre`.
 
-Each pre-tokenizer is the one its family publishes in its own tokenizer.json.
+Each pre-tokenizer is the same as in the tokenizer.json that its family publishes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokenizers import (
 from workers.importer.canonical import ImportRefused
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-"""Values of `tokenizer.ggml.token_type` that matter here."""
+"""Values of `tokenizer.ggml.token_type`."""
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
@@ -53,11 +53,11 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "qwen2": lambda: _split(QWEN2_WORDS),
     "smollm": _digits,
 }
-"""By `tokenizer.ggml.pre`, for byte-level BPE."""
+"""Pre-tokenizers of byte-level BPE models, by `tokenizer.ggml.pre`."""
 
 
 def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
-    """Raises ImportRefused for a model or pre-tokenizer not known."""
+    """Returns the tokenizer. Raises ImportRefused if its model or pre-tokenizer is unknown."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     if len(set(tokens)) != len(tokens):
         raise ImportRefused("tokenizer.ggml.tokens names a token twice")
@@ -107,7 +107,8 @@ def _byte_level_bpe(metadata: dict[str, Any], pre: str) -> Tokenizer:
 
 
 def _sentencepiece_bpe(metadata: dict[str, Any]) -> Tokenizer:
-    """Spaces as U+2581, unknown characters as bytes; Llama puts a space in front, Gemma none."""
+    """Returns a BPE tokenizer that encodes spaces as U+2581 and unknown characters as bytes. Llama
+    puts a space in front of the text, Gemma does not."""
     tokens = metadata["tokenizer.ggml.tokens"]
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     tokenizer = Tokenizer(
@@ -138,9 +139,10 @@ def _bpe(**options: Any) -> models.BPE:
 
 
 def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
-    """The pairs that SentencePiece would join, best piece first: all splits of a piece in two.
+    """Returns the pairs that SentencePiece would join. They are all splits of a piece in two known
+    pieces, with the pieces of the highest scores first.
 
-    SentencePiece never joins into or out of control and user-defined symbols.
+    SentencePiece never joins control and user-defined symbols, nor pairs that would form one.
     """
     scores = {
         token: score
@@ -161,7 +163,8 @@ def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _added_tokens(metadata: dict[str, Any]) -> list[AddedToken]:
-    """Tokens that are cut out of the text before anything else; control and unknown are special."""
+    """Returns the tokens that are split off the text before any other step. Control and unknown
+    tokens are special."""
     return [
         AddedToken(token, special=kind != USER_DEFINED, normalized=False)
         for token, kind in zip(
@@ -172,7 +175,8 @@ def _added_tokens(metadata: dict[str, Any]) -> list[AddedToken]:
 
 
 def _adds(metadata: dict[str, Any], kind: str) -> bool:
-    """Whether encoding puts a bos in front or an eos behind; by family if the file is silent."""
+    """Returns whether encoding adds the token of this kind (`bos` or `eos`). If the file does not
+    say, only Llama's tokenizers add `bos` and none adds `eos`."""
     families = ("llama", "llama-bpe")
     names = (metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre"))
     default = kind == "bos" and any(name in families for name in names)

@@ -1,5 +1,5 @@
-"""A Hugging Face directory as a canonical folder: the weights bit for bit, or dequantised, and of a
-checkpoint that also reads images or sounds the language model alone."""
+"""Writes the canonical folder of a Hugging Face directory. Weights are copied bit for bit or
+dequantised. If the checkpoint also has image or audio parts, only the language model is copied."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ if TYPE_CHECKING:
     from workers.importer.transformers_model import ModuleTensor
 
 POOLING = "1_Pooling/config.json"
-"""Where Sentence Transformers says how vectors are made of hidden states."""
+"""File in which Sentence Transformers says how hidden states become an embedding."""
 POOLINGS = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
-"""Its modes that are served, and their names here."""
+"""Supported pooling modes of Sentence Transformers, and their names in pooling.json."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class SamplingRanges(msgspec.Struct):
-    """Ranges of generation_config.json, which fills in what a caller leaves out: as of requests."""
+    """Allowed ranges in generation_config.json. They are the same as in requests, because the file
+    sets the defaults of requests."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] | None = None
@@ -66,10 +67,11 @@ def write_from_huggingface(
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
 ) -> None:
-    """Copies the weights bit for bit, unless they are quantised or `formats` quantise them.
+    """Fills the folder. Copies the weights bit for bit, unless the source is quantised or `formats`
+    asks for quantisation.
 
-    Quantised matrices are dequantised. Checks config, weights and tokenizer before the first byte
-    is written.
+    Quantised matrices are dequantised, unless `formats` keeps them and a block format holds them
+    exactly. Checks config, weights and tokenizer before it writes the weights.
     """
     whole = _read_object(source / "config.json")
     config = text_part(whole)
@@ -111,8 +113,8 @@ def _of_transformers(
 def _native(
     source: Path, whole: dict[str, Any], formats: ImportFormats
 ) -> tuple[dict[str, Any], dict[str, StoredTensor] | None]:
-    """Returns the canonical config and the tensors of a native family; None instead of the tensors
-    if the files are copied as they are."""
+    """Returns the canonical config and the tensors of a model of a native family. Returns None
+    instead of the tensors if the weight files can be copied unchanged."""
     quantization = whole.pop("quantization_config", None)
     config = text_part(whole)
     others = OTHER_PARTS if is_composite(whole) else ()
@@ -171,7 +173,8 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
 
 
 def _chat_template(source: Path, embedded: Any) -> str | None:
-    """The template's own file first, as transformers has it; of several named ones, `default`."""
+    """Returns the chat template. Prefers chat_template.jinja to the template in the tokenizer
+    config, as transformers does, and takes `default` if there are several named ones."""
     if (source / "chat_template.jinja").is_file():
         return (source / "chat_template.jinja").read_text()
     if isinstance(embedded, list):
@@ -189,7 +192,8 @@ def _generation_config(source: Path) -> dict[str, Any]:
 
 
 def _pooling(source: Path) -> str:
-    """The one mode that is on. Raises ImportRefused if it is not served, or there are several."""
+    """Returns the pooling mode that is on. Raises ImportRefused if this mode is not supported, or
+    if not exactly one mode is on."""
     config = _read_object(source / POOLING)
     prefix = "pooling_mode_"
     modes = [
@@ -222,7 +226,7 @@ def _stored(
     tensors: Mapping[str, FileTensor | DequantizedTensor | ModuleTensor],
     formats: ImportFormats,
 ) -> dict[str, StoredTensor]:
-    """Returns what is written of each tensor."""
+    """Returns the tensors to be written, by their names in the file."""
     stored: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         asked, format = formats.of(name), formats.target(name, tensor.shape)
@@ -244,8 +248,8 @@ def _stored(
 def _unchanged(
     name: str, tensor: FileTensor | DequantizedTensor | ModuleTensor, keeps_integers: bool
 ) -> tuple[str, StoredTensor]:
-    """Returns a tensor's name in the file and its numbers, or its integers in blocks if asked and
-    if a format holds them exactly."""
+    """Returns a tensor's name in the file, and the tensor with its numbers unchanged. If
+    `keeps_integers` is set and a block format holds its integers exactly, it is in that format."""
     read = tensor.read_integers if isinstance(tensor, DequantizedTensor) else None
     if keeps_integers and read is not None and (format := read().format()) is not None:
         blocks = block_shape((tensor.shape[0], tensor.shape[1]), format)

@@ -1,6 +1,6 @@
 """Writes a safetensors file tensor by tensor, so that memory never holds the whole model.
 
-The format: https://github.com/huggingface/safetensors, "Format".
+The format is described in https://github.com/huggingface/safetensors, section "Format".
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from workers.models.progress import ByteProgress, ProgressMeter
 
 BFloat16 = NDArray[np.uint16]
-"""The bits of bfloat16, which numpy does not know."""
+"""bfloat16 numbers as their bits, because numpy has no bfloat16."""
 Blocks = NDArray[np.uint8]
-"""Rows of a matrix in blocks, see `ops.block_matrix`."""
+"""Rows of a matrix that is stored in blocks, see `ops.block_matrix`."""
 DTYPES = {
     np.dtype(np.uint16): "BF16",
     np.dtype(np.uint8): "U8",
@@ -31,7 +31,7 @@ ALIGNMENT = 64
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of the file: its type in numpy, its shape, and the function that reads it."""
+    """Tensor to be written: its numpy type, its shape, and the function that reads it."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -44,9 +44,9 @@ def write_safetensors(
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
 ) -> None:
-    """Writes the tensors, each of which is read when its turn comes.
+    """Writes the tensors one after the other, and reads each just before writing it.
 
-    check_room: raises OSError if the disk cannot take so many bytes.
+    check_room: function that raises OSError if the disk has no room for this number of bytes.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -72,7 +72,7 @@ def write_safetensors(
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Returns the entries of a checked safetensors file, and where its data begins."""
+    """Returns the header entries of a valid safetensors file and the offset of its data."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         return json.loads(file.read(size)), 8 + size

@@ -1,7 +1,7 @@
-"""A Hugging Face directory of a family without native code, read by transformers.
+"""Reads the Hugging Face directory of a model without a native family, with transformers.
 
-transformers converts the names and layouts of checkpoints to those of its modules, such as the
-experts of a layer in one tensor. The whole model is in memory meanwhile.
+transformers converts the checkpoint to the names and layouts of its modules; for example, it joins
+the experts of a layer in one tensor. The whole model is in memory during the import.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ TEXT_ROOTS = {
     r"^(language|text)_model\.model\.": "model.",
     r"^(language|text)_model\.lm_head\.": "lm_head.",
 }
-"""Names of a language model's tensors in a checkpoint with other parts, as patterns, and alone."""
+"""Patterns of tensor-name prefixes in checkpoints that also have image or audio parts, and the
+prefixes that replace them in the language model alone."""
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTensor:
-    """Parameter or buffer of a loaded model. dtype: as safetensors calls it."""
+    """Parameter or buffer of a loaded model. dtype: name of its type in safetensors."""
 
     tensor: Tensor
     dtype: str
@@ -48,7 +49,7 @@ class ModuleTensor:
         return cls(tensor, TYPES[tensor.dtype], tuple(tensor.shape))
 
     def read(self) -> NDArray[Any]:
-        """Returns the numbers as they are; bfloat16 comes as its bits."""
+        """Returns the numbers in their own type; bfloat16 is returned as its bits."""
         plain = self.tensor.detach().contiguous()
         if self.dtype == "BF16":
             return plain.view(torch.int16).numpy().view(np.uint16)
@@ -60,8 +61,8 @@ class ModuleTensor:
 
 @dataclass(frozen=True, slots=True)
 class TransformersModel:
-    """Canonical config and tensors by stored name. matrices: names of those that may be stored in
-    blocks."""
+    """Canonical config of a model, and its tensors by stored name. matrices: names of the tensors
+    that may be stored in blocks."""
 
     config: dict[str, Any]
     tensors: dict[str, ModuleTensor]
@@ -69,10 +70,10 @@ class TransformersModel:
 
 
 def read_transformers_model(source: Path, config: dict[str, Any]) -> TransformersModel:
-    """Loads the model, finds out what it is made of, and proves that it can be served. Of a
-    checkpoint with other parts, the language model alone is read.
+    """Loads the model, records its structure, and tests that it can be served. If the checkpoint
+    also has image or audio parts, only the language model is read.
 
-    config: the source's config.json. Raises UnsupportedModel.
+    config: content of the source's config.json. Raises UnsupportedModel.
     """
     transformers = library()
     if config.get("auto_map"):
@@ -113,8 +114,8 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
 
 
 def _load(source: Path, config: Any, is_part: bool) -> PreTrainedModel:
-    """Loads the language model. is_part: the checkpoint has other parts, too, of whose tensors
-    transformers would print a table."""
+    """Loads the language model without log output. is_part: whether the checkpoint also has image
+    or audio parts, for whose tensors transformers would print a table of unexpected keys."""
     logging = library().logging
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -141,12 +142,12 @@ def _load(source: Path, config: Any, is_part: bool) -> PreTrainedModel:
 
 
 def _is_other(key: str) -> bool:
-    """Returns whether a tensor belongs to a part that is no language model."""
+    """Returns whether a tensor belongs to a part other than the language model."""
     return f"model.{key.removeprefix('model.')}".startswith(OTHER_PARTS)
 
 
 def _refuse_ropes(config: Any) -> None:
-    """Raises UnsupportedModel if frequencies depend on the longest text of a step."""
+    """Raises UnsupportedModel if the rotary frequencies depend on the longest text of a step."""
     ropes = getattr(config, "rope_parameters", None) or {}
     nested = [each for each in ropes.values() if isinstance(each, dict)]
     for rope in (ropes, *nested):

@@ -1,4 +1,4 @@
-"""In which format the matrices of an imported model are stored."""
+"""Storage formats of the matrices of an imported model."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.importer.safetensors_file import BFloat16, Blocks
 
 ImportFormat = Literal["bfloat16", "keep", "int8", "int4"]
-"""bfloat16: a GGUF file is dequantised, and Hugging Face's weights are stored as they are. keep:
-each matrix stays in its own format if it can be served so. int8, int4: matrices are quantised."""
+"""bfloat16: quantised sources are dequantised to bfloat16, and other Hugging Face weights are
+stored unchanged. keep: each matrix keeps its format if it can be served in it, and is otherwise
+stored as with bfloat16. int8, int4: matrices are quantised."""
 INTO: dict[str, WeightFormat] = {"int8": WeightFormat.Q8_0, "int4": WeightFormat.Q4_0}
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 class ImportFormats(NamedTuple):
-    """Formats of a model's matrices. tables: of embedding and output matrix. By default they have
-    the layers' format, but 8 bits at least, because every token passes through them."""
+    """Formats of a model's matrices. tables: format of the embedding and output matrix; None uses
+    the layers' format, or int8 instead of int4, because every token passes through them."""
 
     layers: ImportFormat = "bfloat16"
     tables: ImportFormat | None = None
@@ -36,8 +37,8 @@ class ImportFormats(NamedTuple):
         return self.tables or ("int8" if self.layers == "int4" else self.layers)
 
     def target(self, name: str, shape: tuple[int, ...]) -> WeightFormat | None:
-        """Returns the block format into which a tensor is quantised, or None if it stays as it is:
-        a matrix whose rows are not whole blocks does, and what is no matrix."""
+        """Returns the block format into which a tensor is quantised. Returns None if it is not
+        quantised, as with vectors and with matrices whose rows are not whole blocks."""
         format = INTO.get(self.of(name))
         if format is None or len(shape) != 2 or shape[1] % BLOCK_SIZES[format].block:
             return None
@@ -49,11 +50,11 @@ def widened(rounded: BFloat16) -> NDArray[np.float32]:
 
 
 def quantized(exact: NDArray[np.float32], format: WeightFormat) -> Blocks:
-    """Returns a matrix in blocks, rounded as ggml does."""
+    """Returns a matrix quantised to blocks, rounded as in ggml."""
     return quantize(exact, GGMLQuantizationType[format.name])
 
 
 def block_shape(shape: tuple[int, ...], format: WeightFormat) -> tuple[int, int]:
-    """Returns the bytes [N, blocks of a row] of a matrix [N, K]."""
+    """Returns the shape [N, bytes of a row] in blocks of a matrix [N, K]."""
     sizes = BLOCK_SIZES[format]
     return shape[0], shape[1] // sizes.block * sizes.block_bytes

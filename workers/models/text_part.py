@@ -20,9 +20,9 @@ OTHER_PARTS = (
     *("model.multi_modal_projector.", "model.vision_model.", "model.vision_tower."),
     "model.visual.",
 )
-"""Prefixes of canonical names of tensors of other parts, see `Checkpoint`."""
+"""Prefixes of the canonical names of tensors that belong to image or audio parts."""
 INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
-"""Fields of the whole config that override those of the text part."""
+"""Fields of the whole config that override the same fields of `text_config`."""
 NOT_OF_TEXT = ("text_config", "vision_config", "architectures")
 
 

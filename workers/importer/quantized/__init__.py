@@ -1,6 +1,7 @@
-"""Matrices of quantised checkpoints, dequantised as the libraries that wrote them do it.
+"""Dequantises the matrices of quantised checkpoints, as the libraries that wrote them do it.
 
-A file a format. Which matrices are quantised, and with how many bits, is read off the tensors.
+There is one file per format. The stored tensors show which matrices are quantised, and usually with
+how many bits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ METHODS: dict[str, Callable[[dict[str, Any]], FindMatrix]] = {
 
 
 def open_quantization(config: object) -> FindMatrix:
-    """Returns what finds the matrices of a `quantization_config`. Raises ImportRefused."""
+    """Returns the function that finds the matrices quantised as this `quantization_config` says.
+    Raises ImportRefused if the method is not supported."""
     method = config.get("quant_method") if isinstance(config, dict) else None
     if not isinstance(config, dict) or method not in METHODS:
         raise ImportRefused(

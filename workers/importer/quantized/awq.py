@@ -1,6 +1,7 @@
-"""Matrices that AutoAWQ and GPTQModel packed in AWQ's order.
+"""Reads matrices that AutoAWQ and GPTQModel packed in AWQ's order.
 
-qweight [K, N / 8], qzeros [G, N / 8], scales [G, N]; the eight integers of a word are interleaved.
+A matrix [N, K] with G groups of columns is stored as qweight [K, N / 8], qzeros [G, N / 8] and
+scales [G, N]. The eight integers of a word are interleaved.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from workers.importer.quantized.source_tensors import SourceTensors
 BITS = 4
 PER_WORD = 32 // BITS
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Places of a word's integers, by column."""
+"""For each of eight neighbouring entries of a row, its place in the word, lowest bits first."""
 
 
 def open_awq(config: dict[str, Any]) -> FindMatrix:

@@ -1,4 +1,4 @@
-"""Matrices that bitsandbytes quantised: NF4 and FP4, also with quantised scales, and LLM.int8."""
+"""Reads matrices of bitsandbytes: NF4 and FP4, also with quantised scales, and LLM.int8."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from workers.importer.quantized.source_tensors import SourceTensors
 TYPES = ("nf4", "fp4")
 MAX_STATE_BYTES = 4096
 ROW_MAJOR = 0
-"""The one layout of LLM.int8 that is read; others are those of certain GPUs."""
+"""The only supported layout of LLM.int8 matrices. The other layouts are specific to some GPUs."""
 INT8_STEP = np.float32(1 / 127)
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
 class QuantState(msgspec.Struct):
-    """What bitsandbytes stores with a 4-bit matrix, as JSON."""
+    """Description that bitsandbytes stores, as JSON, next to a 4-bit matrix."""
 
     blocksize: BlockSize
     shape: list[int]
@@ -48,7 +48,7 @@ def _four_bits(
     state = _read_state(state_name, shape, tensors)
     count = math.prod(shape)
     num_blocks = -(-count // state.blocksize)
-    # quant_storage decides only as which type the bytes are declared.
+    # quant_storage changes only the declared type of the tensor, not its bytes.
     codes = tensors[name]
     num_bytes = math.prod(codes.shape) * _item_bytes(name, codes.dtype)
     if num_bytes != -(-count // 2):

@@ -1,4 +1,5 @@
-"""Matrices that compressed-tensors wrote (llm-compressor): packed or whole integers, and FP8."""
+"""Reads matrices of the compressed-tensors format (llm-compressor): integers, packed or one per
+byte, and FP8."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ from workers.importer.quantized.source_tensors import SourceTensors
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
 BITS = (4, 8)
-"""Of other widths, versions of the library pack in different ways."""
+"""Supported widths of packed integers. Versions of the library pack other widths differently."""
 
 
 def open_compressed_tensors(config: dict[str, Any]) -> FindMatrix:
-    """Raises ImportRefused for formats and transforms that are not read."""
+    """Returns the function that finds the matrices. Raises ImportRefused if the config has an
+    unsupported format, transform or sparsity."""
     groups = [each for each in (config.get("config_groups") or {}).values() if each]
     formats = [group.get("format") for group in groups] + [config.get("format")]
     for format in formats:
@@ -47,7 +49,8 @@ def open_compressed_tensors(config: dict[str, Any]) -> FindMatrix:
 
 
 def _only(weights: list[dict[str, Any]], field: str) -> object:
-    """Returns the one value of the field, or None if no group has it."""
+    """Returns the value of the field, or None if no group has it. Raises ImportRefused if the value
+    differs between groups."""
     values = [value for each in weights if (value := each.get(field)) is not None]
     if any(value != values[0] for value in values):
         raise ImportRefused(
@@ -119,7 +122,7 @@ def _whole(
 def _num_groups(
     asked_group: object, module: str, shape: tuple[int, int], tensors: SourceTensors
 ) -> int:
-    """Returns the number of groups of a row, after checks of the scales and of the groups."""
+    """Checks the scales and groups of a matrix and returns its number of groups per row."""
     scales, order = f"{module}.weight_scale", f"{module}.weight_g_idx"
     num_groups = tensors[scales].shape[-1]
     tensors.require(scales, (shape[0], num_groups), *FLOATS)

@@ -1,4 +1,4 @@
-"""The tensors of a quantised source as they are without quantisation."""
+"""Presents the tensors of a quantised source as ordinary, dequantised tensors."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ ACTIVATION_SCALES = (
     ".output_zero_point",
     ".v_scale",
 )
-"""Ends of the names of scales for activations, which are not quantised here."""
+"""Suffixes of the names of activation scales. They are ignored, because activations are not
+quantised here."""
 
 
 @dataclass(frozen=True, slots=True)
 class DequantizedTensor:
-    """A tensor of the model, which is stored as bfloat16."""
+    """Tensor of a quantised source, read as bfloat16 (`read`) or float32 (`read_floats`)."""
 
     dtype: ClassVar[str] = "BF16"
 
     shape: tuple[int, ...]
     read_floats: Callable[[], NDArray[np.float32]]
     read_integers: Callable[[], GroupedIntegers] | None = None
-    """Reads a matrix of integers with scales; None for any other tensor."""
+    """Reads the matrix as integers with scales. None if the tensor is not stored in that way."""
 
     def read(self) -> BFloat16:
         return to_bfloat16(self.read_floats())
@@ -73,9 +74,9 @@ def dequantized_tensors(
 
 
 def _is_spare(tensors: SourceTensors, name: str) -> bool:
-    """Whether a model computes the same without the tensor.
+    """Returns whether the model computes the same without the tensor, so that it can be ignored.
 
-    AutoGPTQ stored a bias of zeros with every matrix.
+    AutoGPTQ, for example, stored a bias of zeros with every matrix.
     """
     if name.startswith("lm_head.") or name.endswith(("rotary_emb.inv_freq", *ACTIVATION_SCALES)):
         return True

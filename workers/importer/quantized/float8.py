@@ -1,4 +1,4 @@
-"""Matrices in FP8 (E4M3) with a scale of the whole, of each row, or of each block."""
+"""Reads matrices in FP8 (E4M3) with one scale per matrix, row or block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from workers.importer.quantized.matrix import FindMatrix, QuantizedMatrix
 from workers.importer.quantized.source_tensors import SourceTensors
 
 SCALES = ("weight_scale_inv", "weight_scale")
-"""Both are factors of the stored values; the first name is DeepSeek's and transformers'."""
+"""Names of the tensor with the scales. Under either name, a value is its code times its scale.
+DeepSeek and transformers use the first name."""
 
 
 def open_float8(config: dict[str, Any]) -> FindMatrix:
@@ -22,7 +23,8 @@ def open_float8(config: dict[str, Any]) -> FindMatrix:
 
 
 def block_sizes(value: object, field: str) -> tuple[int, int] | None:
-    """Returns the rows and columns of a block, as quantization_config has them."""
+    """Returns the number of rows and columns of a block from a field of quantization_config, or
+    None if the field is not set."""
     if value is None:
         return None
     if (

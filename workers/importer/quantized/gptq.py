@@ -1,7 +1,8 @@
-"""Matrices that AutoGPTQ and GPTQModel packed.
+"""Reads matrices that AutoGPTQ and GPTQModel packed.
 
-qweight [K * bits / 32, N], qzeros [G, N * bits / 32], scales [G, N] and, where columns were ordered
-by their activations, g_idx [K]: the group of each column.
+A matrix [N, K] with G groups of columns is stored as qweight [K * bits / 32, N], qzeros [G, N *
+bits / 32] and scales [G, N]. If columns were ordered by their activations, g_idx [K] has the group
+of each column.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _find(
 def _zeros(
     words: NDArray[np.int32], bits: int, count: int, is_first_layout: bool
 ) -> NDArray[np.uint8]:
-    """Returns the zero points. The first layout stores each less one, subtracted from whole words
-    unless integers cross their ends."""
+    """Returns the zero points. The first layout stores each of them minus one. The subtraction is
+    undone on whole words, as it was made, if `bits` divides 32, and otherwise on each integer."""
     if is_first_layout and 32 % bits == 0:
         ones = sum(1 << shift for shift in range(0, 32, bits))
         words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)

@@ -1,4 +1,4 @@
-"""Matrix of integers whose columns share scales in groups, and its exact form in blocks."""
+"""Integer matrix with one scale per row and group of columns, and its exact form in blocks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.importer.safetensors_file import Blocks
 
 LEVELS = {WeightFormat.Q4_0: (-8, 7), WeightFormat.Q8_0: (-128, 127)}
-"""Formats without minimums and the integers that each can hold, the smallest first."""
+"""Block formats without minimums and the lowest and highest integer of each, smallest first."""
 
 
 class GroupedIntegers(NamedTuple):
     """Matrix [N, K] of elements (code - zero) * scale.
 
-    zeros, scales: [N, G]; a single zero is that of all. groups: the group of each column.
+    zeros, scales: values by row and group, [N, G]. A single zero applies to the whole matrix.
+    groups: group of each column.
     """
 
     codes: NDArray[Any]
@@ -50,7 +51,7 @@ class GroupedIntegers(NamedTuple):
         )
 
     def blocks(self, format: WeightFormat) -> Blocks:
-        """Returns the matrix in a format that holds it exactly, uint8 [N, bytes of a row]."""
+        """Returns the matrix in a format that `format` returned, uint8 [N, bytes of a row]."""
         sizes = BLOCK_SIZES[format]
         scales = self.scales[:, self.groups[:: sizes.block]].astype(np.float16)
         levels = self._levels().reshape(*scales.shape, sizes.block)

@@ -1,4 +1,4 @@
-"""Which group of columns shares a scale."""
+"""Assigns the columns of a quantised matrix to the groups that share a scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from workers.importer.quantized.source_tensors import SourceTensors
 def group_size(width: int, num_groups: int, asked: object) -> int:
     """Returns the number of neighbouring columns in a group.
 
-    asked: what the configuration says. A row of one group has no need of it.
+    asked: `group_size` of the configuration, which is ignored if there is a single group. Raises
+    ImportRefused if it does not give `num_groups` groups.
     """
     if num_groups == 1:
         return width
@@ -27,9 +28,9 @@ def group_size(width: int, num_groups: int, asked: object) -> int:
 def read_groups(
     tensors: SourceTensors, name: str, width: int, num_groups: int, asked: object
 ) -> NDArray[np.int32]:
-    """Returns the group of each column, as the tensor `name` has it, if there is one.
+    """Returns the group of each column. Reads the groups from the tensor `name` if it exists.
 
-    A tensor of -1 means groups of neighbours.
+    If the tensor is missing or has only -1, `asked` neighbouring columns form a group.
     """
     if name in tensors:
         groups = tensors.require(name, (width,), "I32").read()

@@ -1,4 +1,4 @@
-"""A matrix that several stored tensors describe."""
+"""Quantised matrix, described by several stored tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from workers.importer.quantized.source_tensors import SourceTensors
 
 
 class QuantizedMatrix(NamedTuple):
-    """A quantised matrix [N, K] of a source.
+    """Quantised matrix [N, K] of a source.
 
-    parts: names of the stored tensors. read: dequantises them in float32. read_integers: reads them
-    as integers with scales; None if the format has none.
+    parts: names of the stored tensors. read: function that dequantises the matrix to float32.
+    read_integers: function that reads it as integers with scales, or None if the format has none.
     """
 
     parts: frozenset[str]
@@ -29,5 +29,5 @@ class QuantizedMatrix(NamedTuple):
 
 
 FindMatrix = Callable[[str, tuple[int, int], SourceTensors], QuantizedMatrix | None]
-"""Returns the matrix of a module (name, shape [N, K]), or None if the source does not store it
-quantised. Raises ImportRefused if its tensors are not as the format has them."""
+"""Function that takes a module's name and shape [N, K] and returns its matrix, or None if the
+source does not store it quantised. Raises ImportRefused if the tensors do not match the format."""

@@ -1,4 +1,4 @@
-"""Integers of a few bits that are packed into words of 32 bits, the lowest bits first."""
+"""Unpacks integers of a few bits from words of 32 bits, lowest bits first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def unpack(words: NDArray[np.int32], bits: int, count: int) -> NDArray[np.uint8]:
-    """Returns `count` integers for each row of words. Integers may cross the words' ends."""
+    """Returns the first `count` integers of each row of words. Integers may cross word ends."""
     octets = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
     if 8 % bits == 0:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Tensors of a quantised source, asked for by name, shape and type."""
+"""Tensors of a quantised source, with checks of name, shape and type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from workers.importer.file_tensors import FileTensor
 
 
 class SourceTensors(dict[str, FileTensor]):
-    """By canonical name. A missing one is refused by name."""
+    """Tensors by canonical name. Indexing with a missing name raises ImportRefused."""
 
     def __missing__(self, name: str) -> FileTensor:
         raise ImportRefused(f"tensor {name} is missing")
@@ -20,7 +20,7 @@ class SourceTensors(dict[str, FileTensor]):
     ) -> FileTensor:
         """Returns a tensor. Raises ImportRefused unless its shape and type are allowed.
 
-        shapes: the one shape, or several.
+        shapes: the allowed shape, or a list of them. dtypes: allowed safetensors types.
         """
         tensor = self[name]
         allowed = shapes if isinstance(shapes, list) else [shapes]
