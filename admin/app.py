@@ -42,7 +42,7 @@ MAX_BODY_BYTES = 64 << 10
 
 
 def document_of_loads() -> dict[str, Any]:
-    """Returns the OpenAPI document of vLLM's routes, for a port that has only those."""
+    """Returns the OpenAPI document of vLLM's routes, for a port that serves only these routes."""
     app = Litestar(
         route_handlers=[LoraAdapterController],
         request_class=AdminRequest,
@@ -60,7 +60,7 @@ def document_of_loads() -> dict[str, Any]:
 
 def create_app(config: AdminConfig, *, database: Database, store: Store) -> Litestar:
     """Creates the application of /admin/v1, /v1/organization, and vLLM's routes that load adapters.
-    The caller opens and closes the database."""
+    The caller must open and close the database."""
     controllers = [
         TenantController,
         KeyController,

@@ -1,12 +1,12 @@
-"""Creates that a client may repeat with the header Idempotency-Key. They are done once, and
-answered alike.
+"""Creating requests that a client may repeat with the header Idempotency-Key. The object is created
+once, and each repeat gets the same answer.
 
 The answer is stored for a day, in the transaction of the change, so that a crash loses both or
-neither. A repeat that arrives during the first request waits for it. A refusal changes nothing and
-is not stored, so that the header can be used again.
+neither. A repeat that arrives during the first request waits for it. An error answer is not stored,
+because it changes nothing, so the header can be used again.
 
-An answer with a secret is not stored whole. The secret is derived from the seed, and the seed from
-the pepper, a stored random nonce, and the header, which only the client has.
+A secret in an answer is not stored. The secret is derived from the seed, and the seed from the
+pepper, a stored random nonce, and the header, which only the client has.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CLEANING_INTERVAL_S = 600.0
 
 
 Create = Callable[[Connection, bytes], Awaitable[msgspec.Struct]]
-"""Creates something in the transaction of the connection and returns the answer. Gets a seed of 32
-random bytes, which is the same for a repeated request."""
+"""Function that creates something in the connection's transaction and returns the answer. It gets a
+seed of 32 random bytes, which are the same for a repeated request."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Create request with the header Idempotency-Key."""
+    """Creating request with the header Idempotency-Key."""
 
     pepper: bytes
     key_id: str
@@ -46,8 +46,8 @@ class Claim(msgspec.Struct, frozen=True):
 async def done_once(
     connection: Connection, claim: Claim, create: Create
 ) -> tuple[bytes, bytes, bool]:
-    """Returns the seed, the answer, and whether it was done before. Raises IdempotencyKeyReused if
-    the header was used for another request."""
+    """Returns the seed, the answer, and whether the answer was stored by an earlier request. Calls
+    `create` otherwise. Raises IdempotencyKeyReused if the header was used for another request."""
     pepper, header = claim.pepper, claim.header.encode()
     row_id = _keyed(pepper, b"idempotency", claim.key_id.encode(), header)
     row = await connection.fetchrow(
@@ -82,5 +82,6 @@ def _keyed(pepper: bytes, *parts: bytes) -> bytes:
 
 
 def _joined(*parts: bytes) -> bytes:
-    """Joins the parts with their lengths, so that different lists never give the same bytes."""
+    """Joins the parts with their lengths, so that different lists of parts never give the same
+    bytes."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

@@ -1,4 +1,4 @@
-"""Failures with an answer that both HTTP planes raise."""
+"""Errors with an HTTP answer that both the gateway and the admin plane raise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Forbidden(ApiError):
 
 
 class Stalled(ApiError):
-    """Request whose remaining bytes do not arrive, or too slowly."""
+    """Request whose remaining bytes do not arrive or arrive too slowly."""
 
     status = 408
     type = INVALID
@@ -83,6 +83,6 @@ class Overloaded(ApiError):
 
 
 class InternalError(ApiError):
-    """Unforeseen failure. Its cause is logged, and clients learn nothing of it."""
+    """Unforeseen failure. Its cause is logged and hidden from clients."""
 
     public_message = FAILED

@@ -1,4 +1,4 @@
-"""Headers of a request as the server has parsed them, and those that every answer has."""
+"""Headers of a request as parsed by the server, and headers that every answer has."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ STATUS = "status"
 IS_OURS = "is_ours"
 """Key in a request's state for whether the server caused the refusal."""
 ON_ANSWER = "on_answer"
-"""Key in a request's state for a function that gets the status of its answer as it is sent and
-whether the server caused the refusal, and returns further headers."""
+"""Key in a request's state for a function that is called when the answer is sent. It gets the
+answer's status and whether the server caused a refusal, and returns additional headers."""
 
 OnAnswer = Callable[[int, bool], Mapping[str, str]]
 
 
 def find_header(scope: Scope, name: bytes) -> str | None:
-    """Returns the value of the first header of this name (in lower case). Returns None if there is
-    none. An index of all headers would be slower for the one or two that are looked up."""
+    """Returns the value of the first header with this name (in lower case). Returns None if there
+    is none. Searches the list, because an index of all headers would be slower for one or two
+    lookups."""
     for given, value in scope["headers"]:
         if given == name:
             return value.decode("latin-1")
@@ -32,13 +33,14 @@ def find_header(scope: Scope, name: bytes) -> str | None:
 
 
 def find_headers(scope: Scope, name: bytes) -> list[str]:
-    """Returns the values of all headers of this name, in lower case, in their order."""
+    """Returns the values of all headers with this name (in lower case), in the order of the
+    request."""
     return [value.decode("latin-1") for given, value in scope["headers"] if given == name]
 
 
 def announced_bytes(scope: Scope) -> int:
-    """Returns the body's length, which the server has checked to be a number. Returns 0 for a body
-    in chunks."""
+    """Returns the Content-Length of the body, which the server has checked to be a number. Returns
+    0 for a chunked body."""
     return int(find_header(scope, b"content-length") or 0)
 
 
@@ -51,8 +53,8 @@ def number_request(scope: Any) -> None:
 
 
 async def add_request_headers(message: Message, scope: Scope) -> None:
-    """Adds headers to every answer, including refusals: its id, its duration and those of
-    `ON_ANSWER`."""
+    """Adds headers to every answer, including refusals: the request's id, its duration, and the
+    headers from `ON_ANSWER`."""
     if message["type"] != "http.response.start":
         return
     state: dict[str, Any] = scope["state"]

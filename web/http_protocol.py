@@ -1,4 +1,4 @@
-"""HTTP connection with limits on its client's bytes and time before a request is read."""
+"""HTTP connection that limits the bytes and the time of its client before a request is read."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from web.edge import Draining, Edge
 from web.refusals import Refusals
 
 KEEP_ALIVE_S = 75
-"""Seconds. Longer than clients and load balancers keep an idle connection, so that they close it: a
-request sent while the server closes the connection is lost."""
+"""Seconds until an idle connection is closed. This is longer than clients and load balancers keep
+an idle connection, so that they close it first. A request that is sent while the server closes the
+connection would be lost."""
 HEAD_S = 10.0
-"""Maximum seconds from a head's first byte to its last, and for the rest of a body that is not read
-because its request has been answered."""
+"""Maximum seconds from the first to the last byte of a head. Also the maximum seconds for the rest
+of a body that is not read, because its request has been answered."""
 
 MAX_HEAD_BYTES = 64 << 10
 """Maximum bytes of one head, and of the chunk framing and trailers of one body."""
 HEAD_PIECE_BYTES = 16 << 10
 """Bytes that are parsed between two checks of a head's size. A head that follows another request in
-the same piece may exceed its limit by less than a piece."""
+the same piece may exceed its limit by less than one piece."""
 FRAMING_PER_BYTE = 8
 """Maximum bytes of framing for a chunk of one byte."""
 
@@ -58,15 +59,15 @@ class Config(uvicorn.Config):
 
 
 def connection_lost(scope: Scope) -> asyncio.Future[None]:
-    """Returns a future that is done when the connection of a request is lost. Using it spares a
+    """Returns a future that is done when the connection of a request is lost. Awaiting it needs no
     task that waits for the protocol's disconnect message."""
     state: dict[str, Any] = scope["state"]
     return state[_CONNECTION_LOST]
 
 
 class _HeadWithBody:
-    """Transport that holds an answer's head until the server writes what follows, usually in the
-    same turn of the loop, because each write is a system call and a packet."""
+    """Transport that delays an answer's head until the server writes the data after it, usually in
+    the same turn of the loop, because each write is a system call and a packet."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -108,13 +109,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._lost: asyncio.Future[None] = self.loop.create_future()
         self.app_state = {**self.app_state, _CONNECTION_LOST: self._lost}
         self._bodies: deque[HeldBody] = deque()
-        """Bodies of the unanswered requests, in their order."""
+        """Bodies of the unanswered requests, in the order of the requests."""
         self._answered: HeldBody
         """Body of the request that was answered last."""
         self._is_in_head = False
         self._head_bytes = 0
         self._framing_bytes = 0
-        """Bytes received since the head, less what the content of the body accounts for."""
+        """Bytes of the body received since the head, less the bytes that the body's content may
+        account for."""
         reason = self.config.connections.open(self, self._host)
         if reason is not None:
             self.shed(reason)
@@ -146,7 +148,8 @@ class HttpProtocol(HttpToolsProtocol):
             elif not was_in_body:
                 self._count_head(len(data))
         elif self.cycle.more_body:
-            # Nothing more is read until the application reads the body, which needs a key.
+            # Nothing more is read until the application reads the body, and the application reads
+            # only bodies of requests with a key.
             self.flow.pause_reading()
         is_busy = bool(self.cycle) and not self.cycle.response_complete
         if not is_busy and self._is_in_head and not was_in_head:
@@ -154,7 +157,8 @@ class HttpProtocol(HttpToolsProtocol):
                 clock.cancel()
             self._start_clock(self.config.head_s)
         elif not is_busy:
-            # The clock continues: these are bytes of a head, or of a body that is not read.
+            # The clock continues, because these bytes belong to a head or to a body that is not
+            # read.
             self.timeout_keep_alive_task = clock
         else:
             if clock is not None:
@@ -163,7 +167,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._start_clock(self.timeout_keep_alive)
 
     def timeout_keep_alive_handler(self) -> None:
-        # The server has paused reading, so that the client is not late.
+        # The server has paused reading, so the client is not late.
         if self.flow.read_paused:
             self._start_clock(self.timeout_keep_alive)
             return
@@ -229,7 +233,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        # This includes a body that is not read.
+        # Also applies to a body that is not read.
         self.cycle.more_body = False
         if self.config.draining.is_on and self.cycle.response_complete:
             self.transport.close()
@@ -240,7 +244,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # Otherwise the server keeps the state of a reset connection until its idle timeout.
+        # Without this call, the server would keep the state of a reset connection until its idle
+        # timeout.
         self._unset_keepalive_if_required()
         self.config.connections.close(self)
         while self._bodies:

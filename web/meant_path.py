@@ -1,4 +1,4 @@
-"""Guesses the route that a client with a wrong base URL meant."""
+"""Guesses which route a client with a wrong base URL meant."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ PREFIXES = ("/openai", "/api", "/anthropic")
 
 
 def find_meant_path(path: str, served: Container[str]) -> str | None:
-    """Returns the route that a path which is not served probably means. Returns None if there is
-    none.
+    """Returns the route that a client probably meant by a path that is not served. Returns None if
+    there is none.
 
-    A base URL may lack /v1, have it twice, end with a whole route, or have another server's prefix.
+    The client's base URL may lack /v1, have it twice, end with a whole route, or have another
+    server's prefix.
     """
     path = path.rstrip("/")
     if path in DOCUMENTS:

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's form."""
+"""Errors in the format of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Type of an error by its status. Other statuses are invalid requests."""
+"""Type of an error by its status. An error with another status is an invalid request."""
 OVERLOADED = 529
-"""Status of an answer where other dialects use 503."""
+"""Status that replaces 503, which the other APIs use."""
 
 
 def messages_error(error: ApiError, request_id: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Helpers for the OpenAPI documents of both planes: schemas of structs, and the form of errors."""
+"""Helpers for the OpenAPI documents of the gateway and the admin plane: schemas of structs, and the
+format of errors."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ ERROR = Reference(REFERENCE.format(name=ErrorBody.__name__))
 class StructSchemas(OpenAPISchemaPlugin):
     """Plugin that describes structs as msgspec decodes and encodes them.
 
-    The framework's own schemas omit nested bounds, and that unknown fields are refused. A struct's
-    class variable `example` becomes the schema's example.
+    The framework's own schemas omit nested bounds, and the fact that unknown fields are refused. A
+    struct's class variable `example` becomes the schema's example.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,8 @@ class StructSchemas(OpenAPISchemaPlugin):
         return not field_definition.is_union and field_definition.is_subclass_of(msgspec.Struct)
 
     def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: Any) -> Any:
-        """Returns a reference to the struct's schema. Adds the schema and all that it refers to."""
+        """Returns a reference to the struct's schema. Adds this schema and all schemas that it
+        refers to."""
         own_name, named = _written(field_definition.annotation)
         for name, written in named.items():
             known = self._known.setdefault(name, written)
@@ -75,7 +77,8 @@ class StructSchemas(OpenAPISchemaPlugin):
 
 
 class Requirements(ReceiveRoutePlugin):
-    """Plugin that describes for each handler what follows from its guards and signature."""
+    """Plugin that calls `describe` for each handler in the document. `describe` adds to the handler
+    what follows from its guards and signature."""
 
     def __init__(self, describe: Callable[[HTTPRoute, HTTPRouteHandler], None]) -> None:
         self._describe = describe
@@ -89,10 +92,10 @@ class Requirements(ReceiveRoutePlugin):
 
 @cache
 def _written(kind: type[msgspec.Struct]) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Returns the struct's name, and its schema and those that it refers to, by name. Cached,
-    because each route has an error's body."""
+    """Returns the struct's name, and by name its schema and the schemas that it refers to. Cached,
+    because the struct of error bodies is needed for each route."""
     (own,), components = msgspec.json.schema_components([kind], ref_template=REFERENCE)
-    # Defaults may be tuples or structs, which are JSON only once they are encoded.
+    # Defaults may be tuples or structs, which become JSON values when they are encoded.
     named = msgspec.json.decode(msgspec.json.encode(components))
     name = own["$ref"].rpartition("/")[2]
     if "example" in vars(kind):
@@ -114,19 +117,20 @@ def fill(schema: Schema, written: Mapping[str, Any]) -> Schema:
 
 
 def flat(kind: type[msgspec.Struct]) -> Schema:
-    """Returns the schema of a struct without references, where the framework creates none."""
+    """Returns the schema of a struct without references, for places where the framework creates
+    none."""
     (own,), named = msgspec.json.schema_components([kind])
     example = vars(kind).get("example")
     return fill(Schema(examples=example and [example]), named[own["$ref"].rpartition("/")[2]])
 
 
 def refused(*statuses: int) -> dict[int, ResponseSpec]:
-    """Returns the refusals of a handler, for its `responses`."""
+    """Returns the possible error statuses of a handler, for its argument `responses`."""
     return {status: ResponseSpec(ErrorBody, generate_examples=False) for status in sorted(statuses)}
 
 
 def refusal(text: str, headers: Headers) -> OpenAPIResponse:
-    """Returns a refusal for the components of a document."""
+    """Returns the description of an error answer for the components of an OpenAPI document."""
     content = {"application/json": OpenAPIMediaType(ERROR)}
     return OpenAPIResponse(text, headers={**headers}, content=content)
 
@@ -140,16 +144,16 @@ def components(refusals: Mapping[int, OpenAPIResponse]) -> Components:
 def header(
     written: Mapping[str, Any], *, required: bool = True, description: str | None = None
 ) -> OpenAPIHeader:
-    """Returns a header. `written` is its JSON Schema."""
+    """Returns the description of a header. `written` is the header's JSON Schema."""
     return OpenAPIHeader(fill(Schema(), written), required=required, description=description)
 
 
 @dataclass
 class PlaneOperation(Operation):
-    """Operation that refers to the refusals in the document's components."""
+    """Operation that refers to the error answers in the document's components."""
 
     always: ClassVar[Headers] = {}
-    """Headers of every other answer."""
+    """Headers of every answer that is not an error."""
 
     def __post_init__(self) -> None:
         responses = self.responses or {}

@@ -1,4 +1,4 @@
-"""Rejects ambiguous paths, so that a proxy's path filters read the same path as this server."""
+"""Rejects ambiguous paths, so that a proxy's path filters and this server read every path alike."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import re
 from urllib.parse import unquote_to_bytes
 
 MODELS = b"/v1/models/"
-"""Below this path, a slash in a model's name may be encoded, as the official clients do."""
+"""Below this path, a slash in a model's name may be percent-encoded, because the official clients
+encode it."""
 
 MESSAGES = "/v1/messages"
-"""Anthropic's route, with those below it."""
+"""Anthropic's route. Other routes of Anthropic's API are below it."""
 
 _PLAIN = re.compile(rb"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z")
-"""Segments as in RFC 3986, none of them empty, `.` or `..`, and nothing percent-encoded."""
+"""Matches paths whose segments have the form of RFC 3986, without percent-encoding and without
+empty, `.` or `..` segments."""
 _CHARACTER = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2}")
 _NEEDLESS = re.compile(rb"%(?:[46][1-9A-Fa-f]|[57][0-9Aa]|3[0-9]|2[DdEe]|5[Ff]|7[Ee])")
-"""Percent-encoding of a letter, a digit, or one of `-._~`."""
+"""Matches the percent-encoding of a letter, a digit, or one of `-._~`, none of which needs it."""
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 def is_of_messages(path: str) -> bool:
-    """Returns whether a path belongs to Anthropic's Messages, whose answers have its form."""
+    """Returns whether a path belongs to Anthropic's Messages API, whose answers have Anthropic's
+    format."""
     return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 
 def find_ambiguity(raw_path: bytes) -> str | None:
-    """Returns why a filter may read the path differently. Returns None if it cannot.
+    """Returns why a filter may read the path differently than this server. Returns None if it
+    cannot.
 
     `raw_path` is the path as it was sent, without the query.
     """

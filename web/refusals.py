@@ -1,4 +1,5 @@
-"""Records refusals in counters, and in log lines that a flood does not multiply."""
+"""Records refusals in counters and in log lines, whose number a flood of requests does not
+increase."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from web.error_answers import REFUSAL
 INTERVAL_S = 10.0
 """Seconds between two log lines for the same reason and address prefix."""
 MAX_SERIES = 256
-"""Maximum pairs of reason and prefix remembered. Further addresses share one for each reason."""
+"""Maximum pairs of reason and address prefix remembered. Beyond it, further addresses share one
+pair for each reason."""
 MANY = "many"
-"""Prefix of the addresses that share a line."""
+"""Name that stands for the prefixes of addresses that share a log line."""
 LOGGED = frozenset({401, 403, 429})
-"""Statuses that are logged, because attacks on keys or limits cause them. Others are counted."""
+"""Statuses that are logged, because attacks on keys or limits cause them. Other statuses are only
+counted."""
 log = logging.getLogger(__name__)
 
 
@@ -34,7 +37,8 @@ class RefusalMetrics(Protocol):
 
 
 class Refusals:
-    """Log of refusals: the first of each series, then their number in each interval."""
+    """Log of refusals. Logs the first refusal of each pair of reason and address prefix, then the
+    number of refusals in each interval."""
 
     def __init__(
         self, metrics: RefusalMetrics | None = None, interval_s: float = INTERVAL_S
@@ -71,7 +75,8 @@ class Refusals:
         asyncio.get_running_loop().call_later(self._interval_s, self._tell, message, series)
 
     def _tell(self, message: str, series: tuple[str, str]) -> None:
-        """Logs the number of refusals since the last line. Ends the series if there were none."""
+        """Logs the number of refusals of a series since its last line. Ends the series if there
+        were none."""
         number = self._suppressed.pop(series)
         if number == 0:
             return

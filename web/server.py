@@ -21,18 +21,18 @@ from web.refusals import RefusalMetrics, Refusals
 
 BACKLOG = 2048
 ACCEPTED_AT_ONCE = 8
-"""Number of listeners on the same socket. libuv accepts one connection of a listener in a turn of
-its loop, so that new connections would otherwise wait for all before them while turns are long."""
+"""Number of listeners on the same socket. libuv accepts one connection per listener in each turn of
+its loop, so with one listener, connections would queue while turns are long."""
 DRAIN_LOOK_S = 0.05
-"""Seconds between checks whether requests are still in progress."""
+"""Seconds between checks for requests in progress during a shutdown."""
 STUCK_CLIENT_MS = 30_000
-"""Milliseconds after which the kernel drops a connection whose peer accepts no data. A polite close
-would wait for the peer forever."""
+"""Milliseconds after which the kernel drops a connection whose peer accepts no data. An orderly
+close would wait for the peer forever."""
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Returns a listening socket. Port 0 finds a free one. `shared` lets several processes
-    listen."""
+    """Returns a listening socket. Port 0 finds a free port. If `shared` is set, several processes
+    may listen on the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -52,15 +52,16 @@ def make_config(
     draining: Draining | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Config:
-    """Returns a server configuration. At shutdown, requests in progress have `drain_s` to end.
+    """Returns a server configuration. At shutdown, requests in progress have `drain_s` seconds to
+    end.
 
-    `trusted_proxies` are addresses or networks whose `X-Forwarded-For` names the client. By default
-    there are none, and the client is the peer. With one, all connections may come from the proxy's
-    address, and the limit per address does not apply. `max_connections` and
-    `max_connections_per_address` are those of `Connections`.
+    `trusted_proxies` are addresses or networks of proxies whose `X-Forwarded-For` names the client.
+    By default there are none, and the client is the peer. If there is one, all connections may come
+    from the proxy's address, so the limit per address does not apply. `max_connections` and
+    `max_connections_per_address` are passed to `Connections`.
 
-    `bodies` limits the memory of request bodies, `metrics` count refusals, and `draining` is set by
-    a server that shuts down. Servers of one process may share all three.
+    `bodies` limits the memory of request bodies, `metrics` counts refusals, and `draining` is set
+    when a server shuts down. Servers of one process may share all three.
     """
     return Config(
         app,
@@ -75,7 +76,7 @@ def make_config(
         ws="none",
         lifespan="on",
         log_config=None,
-        # `Refusals` records clients' errors once.
+        # Clients' errors are not logged by uvicorn, because `Refusals` records each of them once.
         log_level=logging.ERROR,
         access_log=False,
         server_header=False,
@@ -93,7 +94,7 @@ def _given(tls: ssl.SSLContext, _config: uvicorn.Config, _default: object) -> ss
 
 class Server(uvicorn.Server):
     """Server that also ends when a background task of the application fails, because it would
-    otherwise serve stale data forever. The process's supervisor restarts it."""
+    otherwise serve stale data forever. A supervisor restarts the process."""
 
     config: Config
 
@@ -106,8 +107,8 @@ class Server(uvicorn.Server):
             self.servers.append(await loop.create_server(protocol, sock=sock, ssl=self.config.ssl))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answers new requests with a refusal until those in progress have ended, then closes. If
-        the listener closed at once while another process shares it, new clients would get no
+        """Refuses new requests until the requests in progress have ended, then closes the listener.
+        If it closed the listener at once while another process shares it, new clients would get no
         answer."""
         config, loop = self.config, asyncio.get_running_loop()
         ends_at = loop.time() + (config.timeout_graceful_shutdown or 0)
@@ -126,5 +127,5 @@ class Server(uvicorn.Server):
 def make_server(
     app: ASGIApp, *, drain_s: float = 30.0, metrics: RefusalMetrics | None = None
 ) -> Server:
-    """Returns a server that is run by `serve(sockets=[bind(...)])`."""
+    """Returns a server. Run it with `serve(sockets=[bind(...)])`."""
     return Server(make_config(app, drain_s=drain_s, metrics=metrics))

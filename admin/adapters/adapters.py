@@ -1,4 +1,4 @@
-"""Adapters of tenants by name. Other modules have their versions and aliases."""
+"""Adapters of tenants by name. Versions and aliases are in other modules."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Adapter(msgspec.Struct, frozen=True):
     tenant: str
     """Name of the tenant."""
     aliases: dict[str, int]
-    """Version by alias. For a canary, the stable one."""
+    """Version that each alias points to. For a canary, this is the stable version."""
     pinned: list[str]
-    """Pinned aliases."""
+    """Names of the pinned aliases."""
     canaries: dict[str, dict[int, int]]
-    """Weights by version, by alias, of aliases with a canary."""
+    """Weight of each version, for each alias with a canary."""
     contents: dict[int, str]
-    """Digest of each version that an alias points to."""
+    """Digest of the content of each version that an alias points to."""
     states: dict[str, int]
     """Number of versions in each state."""
     last_state: str
@@ -50,12 +50,13 @@ async def list_adapters(
 
 
 async def content_tiers(connection: Connection, digests: Collection[str]) -> list[ContentTier]:
-    """Returns where workers have these contents, of recent reports that the connection may see."""
+    """Returns where workers have these contents, from recent reports that the connection may
+    see."""
     return await fetch_all(connection, ContentTier, "content_tiers", list(digests), HEARD_S)
 
 
 async def content_names(connection: Connection, digests: Collection[str]) -> dict[str, list[str]]:
-    """Returns TENANT/NAME@VERSION of the versions with each content."""
+    """Returns for each content the names of its versions, in the form TENANT/NAME@VERSION."""
     names: dict[str, list[str]] = {digest: [] for digest in digests}
     for row in await connection.fetch(sql["content_names"], list(digests)):
         names[row["digest"]].append(row["name"])

@@ -132,7 +132,8 @@ _DEFAULT = CanaryPolicy()
 async def _changing(
     request: AdminRequest, name: str, alias: str, tenant: str | None, if_match: str | None
 ) -> AsyncGenerator[tuple[Connection, Tenant]]:
-    """Opens a transaction that changes the alias if `if_match` allows. Yields it and the owner."""
+    """Opens a transaction that changes the alias. Raises PreconditionFailed if `if_match` does not
+    match. Yields the connection and the alias's tenant."""
     async with request.transaction() as connection:
         owner = await tenant_for(connection, request.user, tenant)
         await preconditions.lock(connection, if_match, describe_alias, owner, name, alias)

@@ -1,7 +1,7 @@
-"""Aliases: names that point to a version, or split requests over several (a canary).
+"""Aliases: names that point to a version, or split requests over several versions (a canary).
 
-Writing functions require a transaction of the caller's, and lock the catalog in it. An alias moves
-in one step, for every later request, and each move is kept in its history.
+Functions that write must be called in a transaction, and lock the catalog in it. A move of an alias
+takes effect in one step, for every later request, and is recorded in the alias's history.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from store.records import AdapterState, Alias, CanaryPolicy
 
 PRODUCTION = "prod"
-"""Alias that a plain adapter name stands for."""
+"""Name of the alias to which a plain adapter name refers."""
 MAX_TARGETS = 8
 
 
@@ -25,10 +25,10 @@ class AliasMove(msgspec.Struct, frozen=True):
 
     version: int
     previous: int | None
-    """Version before the move."""
+    """Version that the alias pointed to before the move."""
     reason: str
     changed_by: str | None
-    """Id of the key. None if no request caused the move."""
+    """Id of the key that moved the alias. None if no request caused the move."""
     changed_at: datetime
     canary: dict[int, int] | None = None
     policy: CanaryPolicy | None = None
@@ -55,7 +55,7 @@ async def find_alias(connection: Connection, tenant_id: str, name: str, alias: s
 async def alias_history(
     connection: Connection, tenant_id: str, name: str, alias: str
 ) -> list[AliasMove]:
-    """Returns the last hundred moves, newest first."""
+    """Returns the last hundred moves of an alias, newest first."""
     return await fetch_all(connection, AliasMove, "alias_history", tenant_id, name, alias)
 
 
@@ -69,11 +69,11 @@ async def set_alias(
     *,
     completions_only: bool = False,
 ) -> None:
-    """Points `alias` to a ready version, which ends its canary.
+    """Points `alias` to a ready version, which ends the alias's canary.
 
-    `completions_only` also accepts a version whose chat template awaits approval; its chats are
-    refused. Raises NotFound, Invalid, or Conflict (not ready, template not approved, or pins beyond
-    the quota).
+    If `completions_only` is set, also accepts a version whose chat template awaits approval. Chat
+    requests to such a version are refused. Raises NotFound, Invalid, or Conflict (version not
+    ready, template not approved, or pins beyond the quota).
     """
     await lock_catalog(connection)
     target = _Target(version, "promote")
@@ -93,9 +93,9 @@ async def set_canary(
 ) -> None:
     """Splits the alias's requests over ready versions by weight.
 
-    One of them must be the version that the alias points to now: the stable one, which gets all
-    requests if the canary fails. `completions_only` also accepts versions whose chat template
-    awaits approval. Raises NotFound, Conflict and Invalid.
+    One of them must be the version that the alias points to now. This is the stable version, which
+    gets all requests if the canary fails. If `completions_only` is set, also accepts versions whose
+    chat template awaits approval. Raises NotFound, Conflict and Invalid.
     """
     await lock_catalog(connection)
     if not 2 <= len(weights) <= MAX_TARGETS:
@@ -139,7 +139,7 @@ async def roll_back(
 async def delete_alias(
     connection: Connection, tenant_id: str, name: str, alias: str, key_id: str | None = None
 ) -> None:
-    """Deletes an alias, not its history. Raises NotFound, or Conflict for `prod`."""
+    """Deletes an alias, but not its history. Raises NotFound, or Conflict for `prod`."""
     await lock_catalog(connection)
     await find_alias(connection, tenant_id, name, alias)
     if alias == PRODUCTION:
@@ -154,8 +154,8 @@ async def delete_alias(
 async def pin_alias(
     connection: Connection, tenant_id: str, name: str, alias: str, pinned: bool
 ) -> None:
-    """Pins the alias's versions to the device, or unpins them. Raises NotFound, Conflict
-    (quota)."""
+    """Pins the alias's versions to the device, or unpins them. Raises NotFound, or Conflict if the
+    pins would exceed the quota."""
     await lock_catalog(connection)
     await find_alias(connection, tenant_id, name, alias)
     await connection.execute(sql["alias_pin"], tenant_id, name, alias, pinned)
@@ -182,7 +182,8 @@ async def _point(
     key_id: str | None,
     completions_only: bool = False,
 ) -> None:
-    """Moves an alias under the catalog's lock, if its target is ready and its pins fit."""
+    """Moves an alias under the catalog's lock. Raises NotFound, or Conflict if the target is not
+    ready or the pins exceed the quota."""
     wanted = set(target.canary or {}) | {target.version}
     rows = await connection.fetch(sql["version_states"], tenant_id, name, sorted(wanted))
     states = {row["version"]: row["state"] for row in rows}
@@ -221,5 +222,6 @@ async def _point(
 
 
 def _as_keys(canary: dict[int, int] | None) -> dict[str, int] | None:
-    """Returns the weights with text keys, because JSON has no numeric ones."""
+    """Returns the weights with version numbers as text, because JSON objects have no numeric
+    keys."""
     return None if canary is None else {str(version): w for version, w in canary.items()}

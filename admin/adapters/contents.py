@@ -1,7 +1,8 @@
-"""Tracks which contents must be in the store: those of versions, and those that are being uploaded.
+"""Tracks which contents must be in the store: the contents of versions, and contents that are being
+uploaded.
 
-The store and the database change one after the other. So contents that may end up without a version
-are recorded first, and after a crash at any moment the reaper finds them.
+The store and the database do not change in one transaction. Contents that may end up without a
+version are therefore recorded in the database first, so that the reaper finds them after a crash.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ RENEW_S = 15.0
 """Seconds between renewals of a hold: a third of its lifetime."""
 REMOVAL_WAIT_S = 10.0
 REMOVER = "-"
-"""Prefix of the holders that remove a content."""
+"""Prefix of a holder's id if the holder removes the content."""
 
 
 @asynccontextmanager
 async def held(database: Database, digest: str) -> AsyncGenerator[str, None]:
     """Holds the content in the store until the end of the block. If the block raises, the content
-    is due for removal unless a version has it. Yields the holder, for `check_held`.
+    is due for removal unless a version has it. Yields the holder's id, for `check_held`.
 
-    Raises Overtaken if the content is being removed for too long.
+    Raises Overtaken if the content is being removed and this takes longer than `REMOVAL_WAIT_S`.
     """
     holder = secrets.token_hex(8)
     deadline = time.monotonic() + REMOVAL_WAIT_S
@@ -43,7 +44,7 @@ async def held(database: Database, digest: str) -> AsyncGenerator[str, None]:
             yield holder
         is_named = True
     finally:
-        # If this fails, the hold expires.
+        # If the release fails, the hold expires later.
         with contextlib.suppress(DatabaseUnavailable):
             async with database.transaction() as connection:
                 await connection.execute(sql["content_release"], digest, holder)
@@ -74,25 +75,27 @@ async def _renewed(database: Database, digest: str, holder: str) -> AsyncGenerat
 
 async def _write_hold(database: Database, query: str, digest: str, holder: str) -> bool:
     async with database.transaction() as connection:
-        # Otherwise a reaper could have found the content free just before, and remove it just
-        # after.
+        # Without the lock, a reaper could have found the content free just before this hold, and
+        # would remove it just after.
         await lock_catalog(connection)
         return await connection.fetchval(sql[query], digest, holder) is not None
 
 
 async def leave_tenant(connection: Connection, tenant_id: str) -> None:
-    """Marks a tenant's contents as due unless others have them. Called before it is deleted."""
+    """Marks a tenant's contents as due for removal, unless other tenants have them. Call it before
+    the tenant is deleted."""
     await lock_catalog(connection)
     await connection.execute(sql["contents_leave_of_tenant"], tenant_id)
 
 
 async def leave(connection: Connection, digest: str) -> None:
-    """Marks the content of a deleted version as due unless other versions have it."""
+    """Marks the content of a deleted version as due for removal, unless other versions have it."""
     await connection.execute(sql["content_leave"], digest)
 
 
 async def remove_due(database: Database, remove: Callable[[str], Awaitable[None]]) -> None:
-    """Calls `remove(digest)` for each due content that is neither held nor part of a version."""
+    """Calls `remove(digest)` for each content that is due for removal, unless it is held or part of
+    a version."""
     async with database.acquire() as connection:
         due = [row["digest"] for row in await connection.fetch(sql["contents_due"])]
     for digest in due:
@@ -110,12 +113,13 @@ async def remove_due(database: Database, remove: Callable[[str], Awaitable[None]
 async def _remove(
     database: Database, digest: str, remover: str, remove: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Removes a content. The store may be slow, so that only requests for this content wait."""
+    """Removes a content. Holds no lock while the store removes it, because the store may be slow.
+    Only uploads of the same content wait."""
     try:
         async with _renewed(database, digest, remover):
             await remove(digest)
     except Exception:
-        # A cancelled removal continues in its thread, and its hold expires.
+        # Not for a cancelled removal, which continues in its thread. Its hold expires instead.
         async with database.transaction() as connection:
             await connection.execute(sql["content_let_go"], digest, remover)
         raise

@@ -64,7 +64,8 @@ async def _views(
 async def describe_adapters(
     connection: Connection, tenant: Tenant | None, after: str, limit: int
 ) -> list[AdapterSummaryView]:
-    """Returns adapters after NAME, or those of all tenants (`tenant` None) after TENANT/NAME."""
+    """Returns an entry for each adapter with a name after `after`. If `tenant` is None, lists the
+    adapters of all tenants, and `after` is TENANT/NAME."""
     owner, _, name = after.rpartition("/")
     begin = (tenant.name, name) if tenant else (owner, name)
     found = await adapters.list_adapters(connection, tenant.id if tenant else None, begin, limit)

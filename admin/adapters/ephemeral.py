@@ -1,9 +1,9 @@
-"""Ephemeral versions: loaded under a name by a training loop, ready at once, and retired
-automatically.
+"""Ephemeral versions: a training loop loads them under a name, they are ready at once, and they are
+retired automatically.
 
-Their files are validated and addressed by digest like those of every version. Their effect is not
-verified, no alias points to them, and an adapter's plain name stands for the newest of them only if
-it has no `prod`. Writing functions require a transaction of the caller's.
+Their files are validated and addressed by digest like the files of every version. Their effect is
+not verified, and no alias points to them. An adapter's plain name refers to the newest one only if
+the adapter has no `prod`. Functions that write must be called in a transaction.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from store.queries import lock_catalog, sql
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """Limits of the number and lifetime of an adapter's ephemeral versions."""
+    """Maximum number and lifetime of an adapter's ephemeral versions."""
 
     max_versions: int = 4
-    """Includes the newest."""
+    """Maximum number of ephemeral versions of an adapter, including the newest."""
     ttl_s: float = 86_400.0
     """Seconds from a version's load until it is retired."""
 
@@ -58,11 +58,11 @@ async def check_name(
 async def add_ephemeral(
     connection: Connection, new: NewVersion, retention: Retention, *, in_place: bool
 ) -> VersionDetails:
-    """Adds a ready ephemeral version, and retires those beyond the limit.
+    """Adds a ready ephemeral version, and retires the oldest ones beyond the limit.
 
     Raises the errors of `check_name`, AlreadyExists if a base model has the name, Conflict if the
     tenant's quota has no room, and Forbidden if the tenant requires signatures, which vLLM's routes
-    do not have.
+    cannot send.
     """
     await lock_catalog(connection)
     await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)

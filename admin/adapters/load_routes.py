@@ -40,7 +40,7 @@ from web.openapi import flat
 JSON = "application/json"
 MAX_JSON_BYTES = 64 << 10
 TYPES = {400: "InvalidUserInput", 404: "NotFoundError", 500: "InternalServerError"}
-"""Names that vLLM gives to errors, by status."""
+"""Type of an error in vLLM's answers, by status."""
 SKIPPED = {"loraplex-effect-proof": "skipped"}
 
 
@@ -94,7 +94,7 @@ class UnloadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class LoadForm(FormFields, kw_only=True):
-    """Fields of the form that brings the files."""
+    """Fields of the form that contains the files."""
 
     lora_name: str | None = None
     load_inplace: str | None = None
@@ -102,7 +102,7 @@ class LoadForm(FormFields, kw_only=True):
 
 
 class _Load(msgspec.Struct, frozen=True):
-    """A load whose fields are checked."""
+    """Request to load an adapter, with checked fields."""
 
     name: str
     in_place: bool
@@ -118,7 +118,7 @@ class _Stages:
         self._began = time.perf_counter()
 
     def end(self, name: str) -> None:
-        """Ends the stage that began when the one before ended."""
+        """Records the duration of the current stage under this name, and begins the next stage."""
         now = time.perf_counter()
         self._stages.append(f"{name};dur={(now - self._began) * 1000:.1f}")
         self._began = now
@@ -131,7 +131,7 @@ class _Stages:
 
 @dataclass
 class LoadOperation(AdminOperation):
-    """Takes a JSON body with a path, or a form with the files."""
+    """Operation whose body is JSON with a path, or a form with the files."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,7 +160,8 @@ def _answered(*statuses: int) -> dict[int, ResponseSpec]:
 
 
 def to_vllm_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
-    """Answers an error as vLLM does: `code` is the status, and our code the `reason`."""
+    """Returns the answer to an error in vLLM's format: `code` holds the HTTP status, and `reason`
+    holds our error code."""
     answer = problems.to_response(request, error)
     status = answer.status_code or 500
     problem = answer.content["error"]
@@ -252,7 +253,7 @@ class LoraAdapterController(Controller):
 
 
 def _fields(form: LoadForm) -> LoadLoraAdapter:
-    """Returns the fields of a form as those of a body. Raises Invalid."""
+    """Returns the fields of a form as the equivalent JSON body. Raises Invalid."""
     switches: dict[str, bool] = {}
     for name in ("load_inplace", "is_3d_lora_weight"):
         text = getattr(form, name)
@@ -263,14 +264,15 @@ def _fields(form: LoadForm) -> LoadLoraAdapter:
 
 
 async def _check_first(request: AdminRequest, tenant: str | None, form: LoadForm) -> None:
-    """Refuses before the files come what the fields in front of them already show."""
+    """Checks the fields that precede the files, so that a wrong request is refused before its files
+    are read."""
     if form.lora_name:
         await _check(request, _fields(form), tenant)
 
 
 async def _check(request: AdminRequest, given: LoadLoraAdapter, reference: str | None) -> _Load:
-    """Checks what can be refused without the files. `reference`: the tenant's name or id; a
-    tenant's key needs none. Raises ApiError."""
+    """Checks everything that can be checked without the files. `reference` is the tenant's name or
+    id, which a tenant's key need not give. Raises ApiError."""
     if not given.lora_name or not given.lora_path:
         raise Invalid("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
     if given.is_3d_lora_weight:

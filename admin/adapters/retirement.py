@@ -1,7 +1,9 @@
-"""Retirement of versions: no new request uses a retired version, and requests in flight keep it.
+"""Retirement of versions: new requests cannot use a retired version, and requests in flight can
+still use it.
 
-A gateway reports its catalog generation and its requests in flight in one row. Once it has seen the
-retirement and has no requests of the version in flight, it never will have any.
+A gateway reports its catalog generation and its requests in flight in one row. Once a gateway has
+reported a generation with the retirement and no requests of the version in flight, it will never
+use the version again.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from store.queries import fetch_one, lock_catalog, sql
 
 class Retirement(msgspec.Struct, frozen=True):
     generation: int
-    """Gateways at this generation start no new requests with the versions."""
+    """Generation of the catalog as of which gateways start no new requests with the versions."""
     keys: list[str]
-    """Versions in the form that gateways report."""
+    """Versions in the form in which gateways report requests in flight."""
 
 
 class RetirementProgress(msgspec.Struct, frozen=True):
@@ -31,8 +33,8 @@ class RetirementProgress(msgspec.Struct, frozen=True):
 async def retire_version(
     connection: Connection, tenant_id: str, name: str, version: int
 ) -> Retirement:
-    """Retires a version; deletes a rejected one. Raises NotFound, Conflict (an alias points to
-    it)."""
+    """Retires a version, or deletes it if it was rejected. Raises NotFound, or Conflict if an alias
+    points to it."""
     await lock_catalog(connection)
     await versions.find_version(connection, tenant_id, name, version)
     for alias in await aliases.list_aliases(connection, tenant_id, name):
@@ -58,7 +60,7 @@ async def retire_adapter(connection: Connection, tenant_id: str, name: str) -> R
 async def retire_versions(
     connection: Connection, tenant_id: str, name: str, numbers: list[int]
 ) -> Retirement:
-    """Retires versions that no alias points to. The caller holds the catalog's lock."""
+    """Retires versions to which no alias points. The caller must hold the catalog's lock."""
     await connection.execute(sql["version_retire"], tenant_id, name, numbers)
     await connection.execute(sql["version_forget"], tenant_id, name, numbers)
     generation = await connection.fetchval(sql["catalog_generation"])
@@ -66,6 +68,6 @@ async def retire_versions(
 
 
 async def retirement_progress(connection: Connection, retirement: Retirement) -> RetirementProgress:
-    """Returns the progress according to the last reports of live gateways."""
+    """Returns the progress of a retirement, from the last reports of live gateways."""
     asked = retirement.generation, retirement.keys
     return await fetch_one(connection, RetirementProgress, "retirement_progress", *asked)

@@ -154,7 +154,8 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
             faults=[
                 shown(FaultView, f)
                 for f in faults
-                # Earlier faults were reported for another tenant's upload of this content.
+                # Earlier faults may have been reported while another tenant had uploaded this
+                # content.
                 if f.digest == version.digest and f.since >= version.created_at
             ],
             tiers=[shown(TierView, t) for t in tiers if t.digest == version.digest],

@@ -1,4 +1,4 @@
-"""Checks an upload's serving data. A chat template is parsed but never rendered."""
+"""Checks the serving data of an upload. A chat template is parsed but never rendered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SYNTAX = ImmutableSandboxedEnvironment(extensions=[loopcontrols, _Generation])
 
 
 def check_names(name: str | None, model: str | None, alias: str | None) -> None:
-    """Raises Invalid if a given name has an invalid form."""
+    """Raises Invalid if one of the names is given and its form is invalid."""
     checks: list[tuple[str, str | None, Any, str]] = [
         ("name", name, EntityName, "entity_name_form"),
         ("model", model, EntityName, "entity_name_form"),
@@ -65,8 +65,8 @@ def _check_form(field: str, given: str | None, kind: Any, form: str) -> None:
 
 
 def parse_serving(text: str | None, field: str = "serving") -> ServingData:
-    """Parses the field `serving`, or another of its form, a JSON object. Takes up to 0.1 s: call it
-    in a thread. Raises Invalid."""
+    """Parses the JSON object in the field `serving`, or in another field of the same form. Takes up
+    to 0.1 s, so call it in a thread. Raises Invalid."""
     if not text:
         return ServingData()
     try:

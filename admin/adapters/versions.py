@@ -1,6 +1,6 @@
-"""Immutable versions of adapters: created by uploads, ready once verified.
+"""Immutable versions of adapters. Uploads create them, and they are ready once they are verified.
 
-Writing functions require a transaction of the caller's. The first write locks the catalog, so that
+Functions that write must be called in a transaction. The first write locks the catalog, so that
 writers run one after another.
 """
 
@@ -20,11 +20,12 @@ from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from store.records import AdapterState, Quota, ServingData
 
 MAX_VERSION = 2**31 - 1
-"""Largest integer of the database column."""
+"""Maximum version number, which is the largest integer of the database column."""
 MAX_REJECTED = 20
-"""Maximum refused uploads kept of a tenant, and maximum versions that failed verification."""
+"""Maximum number of a tenant's refused uploads that are kept, and maximum number of its versions
+that failed verification."""
 REJECTED_DAYS = 7
-"""Days for which they are kept."""
+"""Days for which refused uploads, and versions that failed verification, are kept."""
 
 
 class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
     manifest: AdapterManifest
     serving: ServingData = ServingData()
     alias: str | None = None
-    """Alias that points to the version as soon as it is ready."""
+    """Alias that will point to the version as soon as the version is ready."""
     key_id: str | None = None
     signature: bytes | None = None
     """Detached signature of the content."""
@@ -45,7 +46,7 @@ class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Version of an adapter, immutable but for its state. Complete once it is ready."""
+    """Version of an adapter. Immutable except for its state."""
 
     tenant_id: str
     name: str
@@ -57,12 +58,12 @@ class VersionDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Served name of the base model."""
     manifest: AdapterManifest | None = None
     error: dict[str, Any] | None = None
-    """Reason of a rejection: {code, field, got, allowed, hint}."""
+    """Reason why the version was rejected: {code, field, got, allowed, hint}."""
     serving: ServingData = ServingData()
     wanted_alias: str | None = None
-    """Alias given with the upload that does not, or not yet, point to the version."""
+    """Alias given with the upload, if it does not point to the version (yet)."""
     uploaded_by: str | None = None
-    """Id of the key."""
+    """Id of the key that uploaded the version."""
     served: bool = False
     """Whether every live gateway knows that the version is ready."""
     retired_at: datetime | None = None
@@ -72,7 +73,7 @@ class VersionDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the signing key. None if the version is not signed."""
     signing_key_revoked_at: datetime | None = None
     attempts: int | None = None
-    """Number of verifications begun."""
+    """Number of verifications of the version that have begun."""
     detail: str | None = None
     """Why the version is not verified yet."""
 
@@ -84,12 +85,13 @@ class RejectedUpload(msgspec.Struct, frozen=True):
     error: dict[str, Any]
     """{code, field, got, allowed, hint}."""
     uploaded_by: str | None
-    """Id of the key."""
+    """Id of the key that sent the upload."""
     rejected_at: datetime
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """Verification of a version by a worker. Versions of the same content have separate ones."""
+    """Verification of a version by a worker. Each version has its own, even if its content equals
+    another version's."""
 
     version: int
     base_digest: str
@@ -151,7 +153,8 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
 async def _want_alias(
     connection: Connection, new: NewVersion, version: int, state: AdapterState
 ) -> None:
-    """Applies the alias of an upload whose version exists already."""
+    """Applies the alias of an upload whose version already exists: points the alias to the version
+    if that is ready, otherwise records the alias."""
     if new.alias is None:
         return
     if state == AdapterState.READY:
@@ -169,7 +172,7 @@ async def add_rejected(
     error: dict[str, Any],
     key_id: str | None = None,
 ) -> None:
-    """Keeps the reason of a refused upload. Keeps only the newest ones of a tenant."""
+    """Records the reason of a refused upload. Keeps only the tenant's newest refused uploads."""
     await connection.execute(
         sql["rejected_upload_add"], tenant_id, name, error, key_id, MAX_REJECTED
     )
@@ -181,8 +184,8 @@ async def list_rejected(connection: Connection, tenant_id: str) -> list[Rejected
 
 
 async def prune_rejected(connection: Connection) -> None:
-    """Deletes refused uploads, and versions that failed verification, that are old or too many.
-    Changes the catalog only if there are such versions."""
+    """Deletes refused uploads and versions that failed verification if they are too old or too
+    many. Changes the catalog only if it deletes versions."""
     await connection.execute(sql["rejected_uploads_prune"], REJECTED_DAYS)
     rows = await connection.fetch(sql["rejected_versions_to_prune"], REJECTED_DAYS, MAX_REJECTED)
     for row in rows:
@@ -227,7 +230,7 @@ async def approve_template(connection: Connection, digest: str, key_id: str | No
 
 
 async def approved_templates(connection: Connection, digests: set[str]) -> set[str]:
-    """Returns which of these digests are approved."""
+    """Returns the digests among the given ones whose chat template is approved."""
     rows = await connection.fetch(sql["templates_approved"], sorted(digests))
     return {row["digest"] for row in rows}
 
@@ -236,7 +239,7 @@ async def check_holdings(
     connection: Connection, tenant_id: str, name: str, manifest: AdapterManifest
 ) -> None:
     """Raises Conflict if the tenant's quota has no room for a version of this content and name. The
-    caller holds the catalog's lock."""
+    caller must hold the catalog's lock."""
     row = await connection.fetchrow(sql["quota_find"], tenant_id)
     if row is None:
         return

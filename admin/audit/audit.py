@@ -1,12 +1,13 @@
-"""Audit log: a hash chain that triggers write in the transaction of each change.
+"""Audit log: a hash chain. Database triggers add a row in the transaction of each change.
 
 A row's hash covers its fields and the hash of the previous row, so that changed or removed rows
-break the chain. Rewriting all following rows hides this, except from an operator with a copy of the
-newest hash, which `verify` returns.
+break the chain. Rewriting all following rows would hide such a change, except from an operator who
+kept a copy of the newest hash, which `verify` returns.
 
 `admin/audit/retention.py` prunes old rows. A prune writes a checkpoint row with the number and the
 hash of the last row removed, and `verify` begins there. The checkpoint is sealed by a keyed hash
-whose key is not in the database, so that the database's owner cannot hide a deletion in one.
+whose key is not in the database, so that the database's owner cannot hide a deletion in a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Key, request and address that a change is logged with."""
+    """Key, request and address with which a change is logged."""
 
     key: ApiKey
     request_id: str
     address: str | None
-    """Address of the client. None if no request made the change."""
+    """Address of the client. None if no request caused the change."""
 
     @property
     def sees(self) -> str:
@@ -51,16 +52,16 @@ class AuditFields(msgspec.Struct, frozen=True):
     """Row number: 1, 2, 3, ..."""
     at: datetime
     key_id: str
-    """'system' if no request made the change."""
+    """Id of the key that made the change, or 'system' if no request caused it."""
     tenant_id: str | None
     action: str
-    """Such as key.revoke, version.ready or alias.auto_rollback."""
+    """Name of the action, such as key.revoke, version.ready or alias.auto_rollback."""
     object: str
     details: dict[str, Any]
-    """New or removed values. For an update, {field: [before, after]}."""
+    """New or removed values of the object. For an update, {field: [before, after]}."""
     request_id: str | None
     address: str | None
-    """Address of the client. None if no request made the change."""
+    """Address of the client. None if no request caused the change."""
 
 
 class AuditEntry(AuditFields, frozen=True):
@@ -87,9 +88,9 @@ class Verification(msgspec.Struct, frozen=True):
     seq: int
     """Number of the last row verified. The next part begins after it."""
     hash: bytes
-    """Hash of that row."""
+    """Hash of the last row verified."""
     newest: int
-    """Number of the newest row."""
+    """Number of the newest row in the log."""
     pruned: int = 0
     """Number of the last pruned row, or 0."""
     broken: int | None = None
@@ -99,7 +100,8 @@ class Verification(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def changing(database: Database, actor: Actor) -> AsyncGenerator[Connection]:
-    """Opens a transaction limited to the actor's rows, whose changes are logged as the actor's."""
+    """Opens a transaction that sees only the actor's rows and logs its changes as made by the
+    actor."""
     async with database.transaction(actor.sees) as connection:
         await connection.execute(sql["audit_actor"], actor.key.id, actor.request_id, actor.address)
         yield connection
@@ -113,13 +115,13 @@ async def list_entries(
     before: int | None,
     limit: int,
 ) -> list[AuditEntry]:
-    """Returns entries, newest first. A filter that is None matches all."""
+    """Returns entries of the audit log, newest first. A filter that is None matches every entry."""
     return await fetch_all(connection, AuditEntry, "audit_list", tenant_id, object, before, limit)
 
 
 async def verify(connection: Connection, pepper: bytes, after: int, limit: int) -> Verification:
-    """Recomputes up to `limit` hashes of the rows after `after`, without using the database's
-    functions. Verifies the checkpoint in place of pruned rows."""
+    """Recomputes the hashes of up to `limit` rows after row `after`, without the database's own
+    functions. For pruned rows, verifies the checkpoint instead."""
     newest: int = await connection.fetchval(sql["audit_newest"])
     checkpoint = await _checkpoint(connection)
     if checkpoint is not None and not checkpoint.is_sealed(pepper):
@@ -140,9 +142,9 @@ async def verify(connection: Connection, pepper: bytes, after: int, limit: int) 
 async def prune(
     connection: Connection, pepper: bytes, before: datetime, slack: timedelta, limit: int
 ) -> int:
-    """Removes up to `limit` rows from before `before`, oldest first, and returns their number.
-    Returns 0 if the oldest is not older by `slack`. Raises Invalid, and removes nothing, if rows
-    were changed."""
+    """Removes up to `limit` of the rows older than `before`, oldest first, and returns their
+    number. Removes nothing and returns 0 unless the oldest row is older than `before` by `slack`.
+    Raises Invalid and removes nothing if a row was changed."""
     oldest = await connection.fetchrow(sql["audit_oldest"], before, limit)
     if oldest is None or oldest["at"] is None or oldest["at"] > before - slack:
         return 0
@@ -160,7 +162,8 @@ def seal(pepper: bytes, seq: int, hash: bytes) -> bytes:
 
 
 async def _checkpoint(connection: Connection) -> Checkpoint | None:
-    """Returns the newest checkpoint, or None. An invalid one is returned without a seal."""
+    """Returns the newest checkpoint, or None if there is none. An invalid checkpoint is returned
+    without a seal."""
     row = await connection.fetchrow(sql["audit_checkpoint"])
     if row is None:
         return None
@@ -172,14 +175,15 @@ async def _checkpoint(connection: Connection) -> Checkpoint | None:
 
 
 def chain_hash(row: Mapping[str, Any]) -> bytes:
-    """Returns the hash that a row must have. `details` is the text that the database writes."""
+    """Returns the hash that a row should have. `details` must be the text as the database writes
+    it."""
     at = (row["at"] - EPOCH) // timedelta(microseconds=1)
     fields = (
         *(str(row["seq"]), str(at), row["key_id"], row["tenant_id"], row["action"]),
         *(row["object"], row["details"], row["request_id"]),
     )
     if row["address"] is not None:
-        # Rows from before addresses were logged were hashed without one.
+        # Rows written before addresses were logged were hashed without an address.
         fields += (row["address"],)
     return hashlib.sha256(row["prev"] + b"".join(map(_field, fields))).digest()
 

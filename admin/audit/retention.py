@@ -1,4 +1,4 @@
-"""Prunes the audit log: removes rows older than the setting `audit_days` in batches."""
+"""Prunes the audit log: removes rows older than the setting `audit_days`, in batches."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from store.errors import ApiError
 log = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 2000
-"""Rows that one transaction verifies and removes, which takes about 20 ms of the event loop."""
+"""Maximum rows that one transaction verifies and removes. This takes about 20 ms of the event
+loop."""
 SLACK = timedelta(days=1)
-"""Extra time a row may stay, because each prune writes a row and must remove more."""
+"""Time by which a row may exceed its retention before pruning starts. Each prune adds a row, so it
+should remove many."""
 INTERVAL_S = 600.0
 """Seconds between checks of the oldest row."""
 PAUSE_S = 1.0
-"""Seconds between batches, so that changes do not wait for the chain's lock."""
+"""Seconds between batches, in which other changes can acquire the chain's lock."""
 
 
 async def keep_audit_days(database: Database, pepper: bytes, days: int) -> None:
-    """Prunes the log forever."""
+    """Prunes the audit log periodically until cancelled."""
     while True:
         pause_s = INTERVAL_S
         try:
@@ -35,8 +37,8 @@ async def keep_audit_days(database: Database, pepper: bytes, days: int) -> None:
 
 
 async def prune_old(database: Database, pepper: bytes, days: int, limit: int = ROWS_AT_ONCE) -> int:
-    """Removes up to `limit` rows older than `days`, once one is older by another day. Returns their
-    number. Raises ApiError."""
+    """Removes up to `limit` rows older than `days`, once the oldest row is older by `SLACK` too.
+    Returns the number of rows removed. Raises ApiError."""
     before = datetime.now(UTC) - timedelta(days=days)
     async with database.transaction(EVERYTHING) as connection:
         return await prune(connection, pepper, before, SLACK, limit)

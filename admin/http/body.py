@@ -1,4 +1,4 @@
-"""Reads request bodies that may be large, and clients that may stop sending."""
+"""Reads request bodies that may be large, from clients that may stop sending."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _FIELD = re.compile(r"field `(?P<name>[^`]*)`$", re.DOTALL)
 async def keep_coming(
     chunks: AsyncIterator[bytes], idle_s: float, min_bytes: int
 ) -> AsyncIterator[bytes]:
-    """Yields the chunks. Raises Stalled if fewer than `min_bytes` arrive in `idle_s` seconds of
-    waiting for the client. Time that the consumer takes does not count."""
+    """Yields the chunks. Raises Stalled if fewer than `min_bytes` arrive during `idle_s` seconds of
+    waiting for the client. Time that the consumer takes between chunks does not count."""
     loop = asyncio.get_running_loop()
     waited_s, num_bytes = 0.0, 0
     while True:
@@ -55,12 +55,13 @@ class UploadPace(NamedTuple):
     idle_s: float
     """Seconds of waiting for the client over which `min_rate` is averaged."""
     min_rate: int
-    """Bytes per second."""
+    """Minimum bytes per second."""
 
 
 async def held_chunks(chunks: AsyncIterator[bytes], held: HeldBody) -> AsyncIterator[bytes]:
-    """Yields the chunks of a framework's request, whose body is `held`. Raises Overloaded if too
-    many bytes are in memory, and Stalled if the client disconnects."""
+    """Yields the body of the framework's request in chunks. `held` counts the body's bytes in
+    memory. Raises Overloaded if too many bytes are in memory, and Stalled if the client
+    disconnects."""
     try:
         async for chunk in chunks:
             if held.excess is not None:
@@ -73,8 +74,8 @@ async def held_chunks(chunks: AsyncIterator[bytes], held: HeldBody) -> AsyncIter
 async def released_chunks(
     chunks: AsyncIterator[bytes], held: HeldBody, pace: UploadPace
 ) -> AsyncIterator[bytes]:
-    """Yields the chunks, and releases the bytes of each when the next is requested. Raises Stalled
-    if the upload is too slow."""
+    """Yields the chunks, and releases the bytes of each chunk when the next one is requested.
+    Raises Stalled if the upload is too slow."""
     min_bytes = round(pace.min_rate * pace.idle_s)
     async for chunk in keep_coming(chunks, pace.idle_s, min_bytes):
         yield chunk
@@ -106,7 +107,8 @@ def decode_json(body: bytes, kind: Any) -> Any:
 
 
 def _check_decimals(body: bytes, kind: type[msgspec.Struct]) -> None:
-    """Raises Invalid for numbers that only Python accepts: 1_0, outer spaces, other digits."""
+    """Raises Invalid for numbers in a form that only Python accepts, such as 1_0, digits with
+    spaces around them, or digits other than 0 to 9."""
     names = {f.encode_name for f in fields(kind) if Decimal in (f.type, *get_args(f.type))}
     if names:
         for name, text in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():

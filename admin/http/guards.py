@@ -33,8 +33,8 @@ _NO_HASH = bytes(32)
 
 def requires(*scopes: str, changes_rows: bool = True) -> Guard:
     """Returns a guard that accepts keys with one of the scopes, and stores the key as
-    `request.user`. Calls of tenants' keys are rate limited: as changes, except for GET, HEAD and if
-    `changes_rows` is false."""
+    `request.user`. Calls with tenants' keys are rate limited. A call counts as a change, unless it
+    is a GET or HEAD or `changes_rows` is false."""
 
     async def guard(
         connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler
@@ -56,13 +56,14 @@ def requires(*scopes: str, changes_rows: bool = True) -> Guard:
 
 
 async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | None) -> ApiKey:
-    """Returns the key of an Authorization header. Raises Unauthenticated for every fault."""
+    """Returns the key of an Authorization header. Raises Unauthenticated if the header or the key
+    is invalid."""
     scheme, _, text = (authorization or "").partition(" ")
     key_id = parse_key(text.strip()) if scheme.lower() == "bearer" else None
     if key_id is None:
         raise Unauthenticated("Give an API key in the header 'Authorization: Bearer lpx_...'.")
     key = await lookup.find(key_id)
-    # An unknown id takes as long as a known one.
+    # The comparison makes an unknown id take as long as a known one.
     matches = hmac.compare_digest(hash_key(text.strip(), pepper), key.hash if key else _NO_HASH)
     if key is None or not matches or not key.is_live(datetime.now(UTC)):
         raise Unauthenticated("Incorrect API key provided.")
@@ -70,10 +71,11 @@ async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | No
 
 
 async def tenant_for(connection: Connection, key: ApiKey, reference: str | None) -> Tenant:
-    """Returns the tenant that the caller refers to. For a tenant's key, always its own.
+    """Returns the tenant that the caller refers to. A tenant's key can only refer to its own
+    tenant.
 
-    Raises NotFound for another tenant, as if it did not exist, and Invalid if an admin key names
-    none.
+    Raises NotFound for another tenant, as if that did not exist, and Invalid if an admin key names
+    no tenant.
     """
     if key.tenant_id is None:
         if not reference:

@@ -1,4 +1,4 @@
-"""Header Idempotency-Key of creates that a client may repeat; see `admin.idempotency`."""
+"""Header Idempotency-Key of creating requests that a client may repeat; see `admin.idempotency`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def once(
     create: Create,
     finish: Callable[[bytes, bytes], bytes] | None = None,
 ) -> Response[Any]:
-    """Answers 201 with the result of `create`, which is done and stored once for each header of the
-    caller. Waits until gateways know of the change.
+    """Answers 201 with the result of `create`, which runs once for each value of the caller's
+    header and whose result is stored. Waits until gateways know of the change.
 
     `finish` makes the body of the answer from the stored JSON and the seed. Raises
     IdempotencyKeyReused if the header was used for another request.

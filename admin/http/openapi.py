@@ -1,5 +1,5 @@
-"""Parts of the admin plane's OpenAPI document that handlers' signatures do not have: scopes,
-refusals, and headers of answers."""
+"""Parts of the admin plane's OpenAPI document that the handlers' signatures do not contain: scopes,
+error answers, and headers of answers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ REPLAYED = ResponseHeader(
 
 @dataclass
 class AdminOperation(PlaneOperation):
-    """Operation whose parameters may be absent but not null."""
+    """Operation whose optional parameters may be absent but not null."""
 
     always = ALWAYS
 
@@ -81,7 +81,8 @@ def _leave_out_null(schema: Schema) -> None:
 
 
 def describe(_route: HTTPRoute, handler: HTTPRouteHandler) -> None:
-    """Describes what follows from the handler's guards and signature."""
+    """Adds to a handler the description of its security, error answers and headers, which follow
+    from its guards and signature."""
     guards: Any = handler.resolve_guards()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     scopes = [scope for guard in guards for scope in guard.__dict__["scopes"]]
     names = {name for name, _, _ in parameters(handler)}
@@ -102,7 +103,7 @@ def describe(_route: HTTPRoute, handler: HTTPRouteHandler) -> None:
 
 
 def _statuses(handler: HTTPRouteHandler) -> set[int]:
-    """Returns the statuses of a handler's refusals."""
+    """Returns the error statuses that a handler may answer with."""
     names = {name for name, _, _ in parameters(handler)}
     places = {place for _, place, _ in parameters(handler)}
     found = {400, 401, 403, 503}
@@ -120,7 +121,8 @@ def _statuses(handler: HTTPRouteHandler) -> set[int]:
 
 
 async def _prepare(request: Request[Any, Any, Any]) -> None:
-    """Generates the document in a thread the first time, because it takes 0.1 s."""
+    """Checks the parameters, and generates the document in a thread the first time, because
+    generation takes 0.1 s."""
     await check_parameters(request)
     await asyncio.to_thread(getattr, request.app, "openapi_schema")
 
@@ -158,5 +160,6 @@ def _fixed_headers(status: int) -> dict[str, OpenAPIHeader]:
 
 
 def _operation_id(handler: HTTPRouteHandler, *_: Any) -> str:
-    """Returns an id that includes the controller, because method names are not unique."""
+    """Returns an operation id that includes the controller's name, because method names are not
+    unique."""
     return handler.fn.__qualname__.replace("Controller.", ".")

@@ -1,4 +1,4 @@
-"""Parameters of routes. Unknown names are refused, not ignored."""
+"""Parameters of routes. Unknown parameter names are refused, not ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ After = Annotated[str, QueryParameter(description="Where the page before ended."
 Limit = Annotated[int, QueryParameter(ge=1, le=1000, description="Of what a page holds.")]
 
 READS_QUERY = "reads_query"
-"""Key in a handler's `opt`: the handler checks its query parameters itself."""
+"""Key in a handler's `opt`. If it is set, the handler checks its query parameters itself."""
 _PLACES: dict[type[ParameterKwarg], str] = {
     QueryParameter: "query",
     HeaderParameter: "header",
@@ -41,10 +41,10 @@ def parameters(handler: BaseRouteHandler) -> list[tuple[str, str, FieldDefinitio
 
 
 async def check_parameters(request: Request[Any, Any, Any]) -> None:
-    """Raises Invalid for unknown or repeated parameters. Called before each handler, after its
+    """Raises Invalid for unknown or repeated parameters. Called before each handler and after its
     guard.
 
-    If-Match is refused on routes that ignore it, because clients would rely on it.
+    Also refuses If-Match on routes that do not check it, because clients would rely on it.
     """
     handler = request.route_handler
     known = parameters(handler)

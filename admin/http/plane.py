@@ -1,4 +1,4 @@
-"""Objects that the controllers use. A process has one of each."""
+"""Database, store and operations that the controllers use. A process has one of each."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the admin plane."""
 
     pepper: bytes
-    """Secret of the keyed hash of API keys."""
+    """Secret of the keyed hash (HMAC) of API keys."""
     max_upload_bytes: int = 1 << 30
     max_lora_rank: int = 256
     max_image_bytes: int = 1 << 30
@@ -68,20 +68,21 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     audit_days: int = 400
     """Days for which rows of the audit log are kept."""
     tenant_writes_per_minute: int = 60
-    """Changes per minute that a tenant's keys may make. Five minutes' worth may be made at once."""
+    """Changes per minute that a tenant's keys may make. A burst may use five minutes' worth."""
     default_quota: TenantLimits | None = None
     """Limits of new tenants. None sets no limits."""
     upload_idle_s: float = 60.0
-    """Seconds of waiting for the client over which an upload must average `min_upload_rate`;
-    otherwise it is aborted. An upload in pieces that is not continued for this long is removed."""
+    """Seconds of waiting for the client over which an upload must average `min_upload_rate`. A
+    slower upload is aborted. An upload in pieces is removed if it is not continued for this
+    long."""
     retention: Retention = Retention()
     """Limits of ephemeral versions."""
     adapter_roots: Mapping[str, Path] = {}
-    """Folders of this machine from which tenants may load adapters, by tenant name. `*` stands for
+    """Folders on this machine from which tenants may load adapters, by tenant name. `*` stands for
     all tenants."""
     min_upload_rate: int = 16 << 10
-    """Bytes per second. A slower upload would occupy its slot for days. A line of 1 Mbit/s is 7
-    times as fast."""
+    """Minimum bytes per second of an upload. A slower upload would occupy its slot for days. A line
+    of 1 Mbit/s is 7 times as fast."""
 
 
 class AdminPlane:
@@ -105,16 +106,16 @@ class AdminPlane:
         )
 
     def describe_model(self, digest: str) -> tuple[BaseModelShape, int]:
-        """Returns a model's shape and maximum length. Raises Invalid if the store does not have
-        it."""
+        """Returns the shape and the maximum length of a model in the store. Raises Invalid if the
+        store does not have the model."""
         config = json.loads((self._model_folder(digest) / "config.json").read_text())
         return BaseModelShape.from_config(config, digest), config["max_position_embeddings"]
 
     async def add_found(
         self, serving: ServingData, found: ServingData, base: BaseModel
     ) -> ServingData:
-        """Returns an upload's serving data, with values `found` next to its files that the base
-        model does not have. Raises Invalid."""
+        """Returns an upload's serving data, completed with the values `found` in the files next to
+        the adapter. Found values that equal the base model's are not added. Raises Invalid."""
         if found != ServingData():
             folder = await asyncio.to_thread(self._model_folder, base.digest)
             serving = add_found(serving, found, await asyncio.to_thread(read_own_serving, folder))
@@ -128,7 +129,8 @@ class AdminPlane:
         return serving
 
     def _model_folder(self, digest: str) -> Path:
-        """Files of a model in the store but for its weights. Raises Invalid if it is not there."""
+        """Returns the folder of a model in the store, which need not contain its weights. Raises
+        Invalid if the store does not have the model."""
         try:
             return self.store.model_folder(digest, weights=False)
         except NotInStore as error:
@@ -136,7 +138,8 @@ class AdminPlane:
 
     @contextlib.asynccontextmanager
     async def staging(self) -> AsyncGenerator[Path]:
-        """Yields a folder for one upload, removed afterwards unless published. Raises OSError."""
+        """Yields a staging folder for one upload, which is removed afterwards unless it was
+        published. Raises OSError."""
         staged = await asyncio.to_thread(self.store.stage)
         try:
             with hold(staged):
@@ -152,8 +155,8 @@ class AdminPlane:
     async def validate(
         self, tenant: Tenant, bases: list[BaseModel], staged: Path, archive: Path | None
     ) -> tuple[AdapterManifest, BaseModel]:
-        """Validates the staged files, unpacked from `archive` first if there is one, and chooses
-        among `bases` the one that they are for. Raises AdapterRejected, Invalid, TooLarge,
+        """Validates the staged files, after unpacking `archive` if it is given. Chooses among
+        `bases` the base model that the adapter is for. Raises AdapterRejected, Invalid, TooLarge,
         OSError."""
         if archive is not None:
             self.store.check_room(archive.stat().st_size)
@@ -186,8 +189,9 @@ class AdminPlane:
     async def inspect(
         self, digest: str | None, file_bytes: int | None, *, every_byte: bool
     ) -> StoredContent | None:
-        """Returns the state of a version's content in the store. Returns None if the version has
-        none. Raises Overloaded while every byte of another is read."""
+        """Returns the state of a version's content in the store, or None if the version has no
+        content. Raises Overloaded if `every_byte` is set while every byte of another version is
+        being read."""
         if digest is None or file_bytes is None:
             return None
         if every_byte and self._verifying.locked():
@@ -200,9 +204,9 @@ class AdminPlane:
     async def publish(
         self, new: NewVersion, staged: Path, actor: Actor
     ) -> tuple[VersionDetails, bool]:
-        """Stores the files, adds the version and returns it with whether it is new.
-        `approves_template` approves its chat template. If the version is ready at once, waits until
-        gateways know it."""
+        """Stores the files and adds the version. Returns the version and whether it is new. If
+        `approves_template` is set, also approves its chat template. If the version is ready at
+        once, waits until gateways know it."""
 
         async def add(connection: Connection) -> tuple[VersionDetails, bool]:
             template = new.serving.template_digest
@@ -218,8 +222,9 @@ class AdminPlane:
     async def load(
         self, new: NewVersion, staged: Path, actor: Actor, *, in_place: bool
     ) -> VersionDetails:
-        """Stores the files, adds an ephemeral version and waits until gateways know it. The files
-        need not survive a power failure. Raises the errors of `add_ephemeral`, and OSError."""
+        """Stores the files, adds an ephemeral version and waits until gateways know it. Does not
+        sync the files to disk, because they need not survive a power failure. Raises the errors of
+        `add_ephemeral`, and OSError."""
 
         async def add(connection: Connection) -> VersionDetails:
             retention = self.config.retention
@@ -238,7 +243,8 @@ class AdminPlane:
         *,
         durable: bool = True,
     ) -> T:
-        """Puts the files into the store and calls `add`, which adds their version."""
+        """Puts the files into the store and calls `add`, which adds their version to the
+        database."""
         for file in staged.iterdir():
             if file.name not in (CONFIG_NAME, WEIGHTS_NAME, MODULES_NAME):
                 file.unlink()
@@ -254,8 +260,8 @@ class AdminPlane:
         return added
 
     async def reap_now(self) -> None:
-        """Removes contents without a version. A failure does not fail the request, because the
-        reaper retries."""
+        """Removes contents without a version. Errors are only logged, because the reaper tries
+        again later."""
         try:
             await self.reaper.reap()
         except (ApiError, OSError) as error:
@@ -270,9 +276,9 @@ class AdminPlane:
             await versions.add_rejected(connection, tenant.id, name, error, actor.key.id)
 
     async def settle_retirement(self, retirement: Retirement) -> int:
-        """Waits until every live gateway knows of the retirement, but at most `RETIREMENT_WAIT_S`.
-        Returns the number of requests in flight with the retired versions. Versions without
-        requests are removed now, others later."""
+        """Waits until every live gateway knows of the retirement, at most `RETIREMENT_WAIT_S`
+        seconds. Returns the number of requests in flight with the retired versions. Removes
+        versions without such requests; the reaper removes the others later."""
         deadline = time.monotonic() + RETIREMENT_WAIT_S
         while True:
             async with self.database.acquire() as connection:
@@ -284,7 +290,7 @@ class AdminPlane:
         return progress.in_flight
 
     async def until_known(self) -> None:
-        """Waits until every live gateway uses the current catalog, but at most `KNOWN_WAIT_S`.
+        """Waits until every live gateway uses the current catalog, at most `KNOWN_WAIT_S` seconds.
         Returns early if the database becomes unavailable."""
         deadline = time.monotonic() + KNOWN_WAIT_S
         with contextlib.suppress(DatabaseUnavailable):
@@ -297,7 +303,7 @@ class AdminPlane:
                 await asyncio.sleep(0.02)
 
     async def run(self) -> None:
-        """Runs the background tasks forever."""
+        """Runs the background tasks until cancelled."""
         idle_s = self.config.upload_idle_s
 
         async def sweep() -> None:

@@ -1,7 +1,8 @@
-"""ETag and If-Match: a change is made only to the state that the caller has read.
+"""Headers ETag and If-Match, with which a client makes a change only if the object is still in the
+state that the client has read.
 
 The check runs under the catalog's lock, in the transaction of the change, so that no other change
-comes in between.
+can happen in between.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Tagged(Response[T]):
 
 
 def tagged(view: T, tag: str | None = None) -> Tagged[T]:
-    """Returns a response. `tag` is its ETag if that does not cover the whole view."""
+    """Returns a response with an ETag. `tag` replaces the ETag of the view, for a tag that does not
+    cover the whole view."""
     return Tagged(view, headers={"etag": tag or etag(view)})
 
 
@@ -57,8 +59,9 @@ async def lock(
     describe: Callable[..., Awaitable[msgspec.Struct]],
     *args: Any,
 ) -> None:
-    """Locks the catalog, and checks `if_match` against the view of the object that
-    `describe(connection, *args)` returns, which raises NotFound if it does not exist."""
+    """Locks the catalog, and checks `if_match` against the ETag of the view that
+    `describe(connection, *args)` returns. `describe` raises NotFound if the object does not
+    exist."""
     await lock_catalog(connection)
     try:
         current = etag(await describe(connection, *args))
@@ -68,8 +71,8 @@ async def lock(
 
 
 def check(if_match: str | None, current: str | None) -> None:
-    """Raises PreconditionFailed if `if_match` does not match `current`, the present ETag or None if
-    the object does not exist. Raises Invalid for a malformed header.
+    """Raises PreconditionFailed if `if_match` does not match `current`, the object's ETag.
+    `current` is None if the object does not exist. Raises Invalid for a malformed header.
 
     A weak ETag matches nothing.
     """

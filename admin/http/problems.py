@@ -1,4 +1,4 @@
-"""Maps failures of the admin plane to HTTP answers, with bodies in OpenAI's form."""
+"""Maps errors of the admin plane to HTTP answers, with bodies in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ class StoreReadOnly(StoreAway):
 
 
 def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
-    """Returns the answer to an error of a handler. Unknown errors reveal nothing."""
+    """Returns the answer to an error of a handler. The answer to an unknown error reveals
+    nothing."""
     failure = to_api_error(_of_store(error))
     request.scope["state"][REFUSAL] = failure.code
     return Response(error_body(failure), status_code=failure.status, headers=error_headers(failure))
 
 
 def _of_store(error: Exception) -> Exception:
-    """Returns the failure with an answer that an error of the adapters or their store stands for,
-    or the error itself if it is none of these."""
+    """Returns the error with an HTTP answer that stands for an error of the adapters or their
+    store. Returns any other error unchanged."""
     match error:
         case AdapterRejected():
             return Invalid(str(error), error.code, error.field, error.to_dict())

@@ -24,12 +24,12 @@ from web.client_address import client_address
 from web.errors import Stalled
 
 ADMIN = "admin"
-"""Owner of the bytes of admin keys, which have no tenant."""
+"""Owner of request bodies sent with an admin key, which has no tenant."""
 
 
 class AdminRequest(Request[ApiKey, Any, State]):
-    """Request whose `user` is the accepted key. Its id, with which changes are logged, is never the
-    client's."""
+    """Request whose `user` is the accepted key. Changes are logged with the request's id, which is
+    always the server's own and never taken from the client."""
 
     def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(scope, *args, **kwargs)
@@ -46,12 +46,13 @@ class AdminRequest(Request[ApiKey, Any, State]):
 
     @property
     def num_body_bytes(self) -> int:
-        """Size of the body in bytes from its head. 0 if the head does not have it."""
+        """Content-Length of the request, or 0 if the header is missing."""
         return int(self.headers.get("content-length") or 0)
 
     async def stream(self) -> AsyncGenerator[bytes]:
-        """Yields the body as it arrives. Its bytes count as held until the answer. Raises
-        Overloaded, or Stalled if it arrives too slowly or the client disconnects."""
+        """Yields the body in chunks as it arrives. Its bytes count as held in memory until the
+        request is answered. Raises Overloaded, or Stalled if the body arrives too slowly or the
+        client disconnects."""
         held, chunks, num_bytes = held_body(self.scope), self._chunks(), 0
         began = asyncio.get_running_loop().time()
         while True:
@@ -66,8 +67,8 @@ class AdminRequest(Request[ApiKey, Any, State]):
             yield chunk
 
     async def upload(self) -> AsyncGenerator[bytes]:
-        """Yields a body of any size as it arrives. A chunk's bytes are released when the next is
-        requested. Raises Overloaded, or Stalled if the upload is too slow."""
+        """Yields a body of any size in chunks as it arrives. The bytes of a chunk are released when
+        the next chunk is requested. Raises Overloaded, or Stalled if the upload is too slow."""
         config, held = self.plane.config, held_body(self.scope)
         pace = UploadPace(config.upload_idle_s, config.min_upload_rate)
         async for chunk in released_chunks(self._chunks(), held, pace):
@@ -100,19 +101,19 @@ class AdminRequest(Request[ApiKey, Any, State]):
             yield chunk
 
     async def json(self) -> Any:
-        """Returns the decoded body, the handler's `data`. Strict, while the framework would accept
-        "5" for 5. Raises Invalid."""
+        """Returns the decoded body, as the type of the handler's argument `data`. Strict: refuses
+        "5" for a number, which the framework would accept. Raises Invalid."""
         data = self.route_handler.parsed_data_field
         return decode_json(await self.body(), Any if data is None else data.annotation)
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
-        """Opens a read-only transaction limited to the caller's rows."""
+        """Opens a read-only transaction that sees only the caller's rows."""
         return self.plane.database.transaction(self.actor.sees, readonly=True)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Connection]:
-        """Opens a transaction limited to the caller's rows, whose changes are logged as the
-        caller's. Exits once the live gateways have applied the change."""
+        """Opens a transaction that sees only the caller's rows and logs its changes as made by the
+        caller. Exits once the live gateways have applied the change."""
         async with changing(self.plane.database, self.actor) as connection:
             yield connection
         await self.plane.until_known()

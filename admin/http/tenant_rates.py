@@ -1,4 +1,5 @@
-"""Rate limit of a tenant's calls to the admin plane. Each change adds a row to the audit log."""
+"""Rate limit of a tenant's calls to the admin plane, because each change adds a row to the audit
+log."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ from collections.abc import Callable
 from web.errors import RateExceeded
 
 BURST_MINUTES = 5
-"""Minutes' worth of calls that may arrive at once, as when a pipeline moves all its aliases."""
+"""Maximum burst of calls, in minutes of the rate, such as when a pipeline moves all its aliases."""
 READS_PER_WRITE = 20
-"""A change costs as much as this many calls that change nothing."""
+"""Number of calls without changes that cost as much as one change."""
 MAX_TENANTS = 10_000
-"""Maximum buckets. Beyond it, full ones are forgotten."""
+"""Maximum number of buckets. Beyond it, full buckets are forgotten."""
 
 
 class TenantRates:
-    """Token bucket for each tenant in this process, stored as the time at which it is full again
-    (GCRA, ITU-T I.371)."""
+    """Token bucket for each tenant, in this process only. A bucket is stored as the time at which
+    it is full again (GCRA, ITU-T I.371)."""
 
     def __init__(self, writes_per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._writes_per_minute = writes_per_minute
@@ -27,7 +28,7 @@ class TenantRates:
         self._full_at: dict[str, float] = {}
 
     def take(self, tenant_id: str, *, is_write: bool) -> None:
-        """Counts one call. Raises RateExceeded."""
+        """Counts one call of the tenant. Raises RateExceeded if the bucket is empty."""
         now = self._clock()
         if tenant_id not in self._full_at and len(self._full_at) >= MAX_TENANTS:
             self._full_at = {each: at for each, at in self._full_at.items() if at > now}
