@@ -1,4 +1,4 @@
-"""`VirtualMemory` of a GPU, by calls of the CUDA driver."""
+"""`VirtualMemory` of a GPU, implemented with the CUDA driver API."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ OUT_OF_MEMORY = 2
 
 
 class Location(Structure):
-    """CUmemLocation."""
+    """Struct CUmemLocation of the CUDA driver."""
 
     _fields_ = (("type", c_int), ("id", c_int))
 
 
 class AllocationProp(Structure):
-    """CUmemAllocationProp."""
+    """Struct CUmemAllocationProp of the CUDA driver."""
 
     _fields_ = (
         ("type", c_int),
@@ -37,7 +37,7 @@ class AllocationProp(Structure):
 
 
 class AccessDesc(Structure):
-    """CUmemAccessDesc."""
+    """Struct CUmemAccessDesc of the CUDA driver."""
 
     _fields_ = (("location", Location), ("flags", c_int))
 
@@ -61,7 +61,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class CudaDriver:
-    """Functions of libcuda, with their errors as exceptions. Any thread may call it."""
+    """Functions of libcuda, whose errors are raised as exceptions. Thread-safe."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Uses the CUDA context of the calling thread, which must have one, for all calls."""
@@ -73,7 +73,8 @@ class CudaDriver:
         self._check("cuCtxGetCurrent", library.cuCtxGetCurrent(byref(self._context)))
 
     def call(self, name: str, *arguments: object) -> None:
-        """Calls the driver. Raises MemoryError if the device has no more memory, else OSError."""
+        """Calls a function of the driver. Raises MemoryError if the device is out of memory, and
+        OSError for other errors."""
         self._check("cuCtxSetCurrent", self._library.cuCtxSetCurrent(self._context))
         self._check(name, getattr(self._library, name)(*arguments))
 
@@ -86,10 +87,11 @@ class CudaDriver:
 
 
 class CudaVirtualMemory:
-    """Address space of one GPU. Pieces are handles of the driver."""
+    """Address space of one GPU. A piece of memory is identified by its handle in the driver."""
 
     def __init__(self, driver: CudaDriver, index: int, view: Callable[[Addresses], Tensor]) -> None:
-        """index: of the GPU. view: makes a tensor of addresses, which keeps them alive."""
+        """index: index of the GPU. view: returns a tensor that views the addresses and keeps the
+        `Addresses` object alive."""
         self._driver = driver
         self._view = view
         self._location = Location(ON_DEVICE, index)
@@ -99,7 +101,7 @@ class CudaVirtualMemory:
         self._driver.call("cuMemGetAllocationGranularity", *arguments)
         self.granularity = granularity.value
         self._mapped: dict[int, int] = {}
-        """Bytes mapped, by start address."""
+        """Number of bytes of each mapped piece, by start address."""
         self._pieces: list[int] = []
         weakref.finalize(self, _release, self._driver, self._pieces).atexit = False
 
@@ -127,7 +129,7 @@ class CudaVirtualMemory:
         owner = Addresses(address.value, num_bytes)
         arguments = (self._driver, self._mapped, address.value, num_bytes)
         weakref.finalize(owner, _free, *arguments).atexit = False
-        # torch asks the driver which device owns the memory, so there has to be some.
+        # torch asks the driver which device owns the memory, so some memory must be mapped.
         piece = self.create(self.granularity)
         self.map(address.value, [piece], self.granularity)
         tensor = self._view(owner)
@@ -143,7 +145,7 @@ class CudaVirtualMemory:
                 self._driver.call("cuMemMap", end, piece_bytes, 0, piece, 0)
                 self._mapped[end] = piece_bytes
                 end += piece_bytes
-            # One access call for all, because it takes the same time whatever its length.
+            # One access call for all pieces, because its time does not depend on the length.
             self._driver.call("cuMemSetAccess", address, end - address, byref(access), 1)
         except Exception:
             for start in range(address, end, piece_bytes):
@@ -161,7 +163,7 @@ class CudaVirtualMemory:
 
 
 class Addresses:
-    """Address range as torch reads it. Lives as long as a tensor views it."""
+    """Address range that torch can view as a tensor. Lives as long as such a tensor."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {

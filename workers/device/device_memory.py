@@ -1,4 +1,4 @@
-"""Memory behind the arena's extents, and its reuse while weights own them."""
+"""Memory behind the arena's extents, and its reuse while weights own the extents."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from workers.device.virtual_memory import VirtualMemory
 
 
 class DeviceMemory(Protocol):
-    """Memory of the arena's extents, preceded by one extent that is not the arena's.
+    """Memory of the arena's extents, preceded by one extent that is not part of the arena.
 
-    Kernels get the address of the whole, and Triton refuses an address that no kernel may access,
-    so the first extent is never lent. It also has the page of padding tokens.
+    Kernels receive the start address of the whole memory, and Triton refuses an address that is not
+    mapped. So the first extent is never lent. It also contains the page of padding tokens.
 
-    tensor: uint8, extent after extent.
+    tensor: uint8, all extents one after the other.
     """
 
     tensor: Tensor
 
     def lend(self, extent: int) -> None:
-        """Called when weights own the extent, which must not be in use. They are stored elsewhere,
-        so its memory may be released; its contents are lost."""
+        """Called when weights have become the owner of the extent, which must not be in use. The
+        weights are stored at other addresses, so the extent's memory may be released and its
+        contents are lost."""
         ...
 
     def restore(self, extent: int) -> None:
-        """Called before weights release the extent. Restores its memory, with arbitrary
-        contents."""
+        """Called before weights release the extent. Makes the extent's memory usable again, with
+        arbitrary contents."""
         ...
 
     def reserve(self, num_extents: int) -> AddressRange | None:
-        """Reserves addresses for a model's weights. Returns None if torch allocates them."""
+        """Reserves addresses for a model's weights. Returns None if torch allocates the weights."""
         ...
 
     def extend(self, num_extents: int) -> None:
-        """Provides memory for `num_extents` more extents of weights, outside the arena. Raises
-        MemoryError, which names the available memory."""
+        """Provides memory for `num_extents` more extents of weights, outside the arena. If there is
+        too little, raises a MemoryError that names the available memory."""
         ...
 
 
@@ -49,7 +50,7 @@ class HostMemory:
     lent to weights are released to the OS, and memory is not used twice."""
 
     def __init__(self, num_extents: int, extent_bytes: int) -> None:
-        """num_extents: of the arena. extent_bytes: a multiple of the page size."""
+        """num_extents: number of the arena's extents. extent_bytes: a multiple of the page size."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._pages = mmap.mmap(-1, (1 + num_extents) * extent_bytes, flags=flags)
         self._extent_bytes = extent_bytes
@@ -66,20 +67,20 @@ class HostMemory:
         return None
 
     def extend(self, num_extents: int) -> None:
-        """Checks the available memory. The allocator uses it when the weights are loaded."""
+        """Checks that enough memory is available. torch allocates it when weights are loaded."""
         available = available_bytes()
         if num_extents * self._extent_bytes > available:
             raise MemoryError(f"this machine has {gib(available)}")
 
 
 class MappedMemory:
-    """Memory of a GPU worker: as many pieces of memory as extents, allocated at the start. Each is
-    mapped to its extent, or into the address range of a model whose weights own the extent. So no
-    memory is used twice or allocated later. Access to an extent of weights faults."""
+    """Memory of a GPU worker, allocated as one piece for each extent. A piece is mapped either to
+    an extent of the arena or into the address range of a model's weights. An extent that is lent to
+    weights has no piece, so that no memory is used twice, and access to the extent faults."""
 
     def __init__(self, virtual: VirtualMemory, num_extents: int, extent_bytes: int) -> None:
-        """num_extents: of the arena. extent_bytes: a multiple of the virtual memory's granularity.
-        Raises MemoryError."""
+        """num_extents: number of the arena's extents. extent_bytes: a multiple of the virtual
+        memory's granularity. Raises MemoryError if the device has too little memory."""
         self._virtual = virtual
         self._extent_bytes = extent_bytes
         self._spare = [virtual.create(extent_bytes) for _ in range(1 + num_extents)]
@@ -103,11 +104,11 @@ class MappedMemory:
                 self._virtual.release(piece)
             num_bytes = len(pieces) * self._extent_bytes
             raise MemoryError(f"the device has {gib(num_bytes)}") from error
-        # At the front, because another thread may be mapping pieces from the end.
+        # Inserted at the front, because another thread may be mapping pieces from the end.
         self._spare[:0] = pieces
 
     def reserve(self, num_extents: int) -> AddressRange:
-        """Reserves addresses for `num_extents` pieces, without memory."""
+        """Reserves addresses for `num_extents` pieces, to which no memory is mapped yet."""
         return AddressRange(self._virtual, num_extents, self._extent_bytes, self._spare)
 
 
@@ -133,13 +134,13 @@ class AddressRange:
     """Reserved addresses that stay valid whether or not memory is mapped to them. Newly mapped
     memory has undefined contents.
 
-    tensor: uint8, the whole range.
+    tensor: uint8 tensor of the whole range.
     """
 
     def __init__(
         self, virtual: VirtualMemory, num_parts: int, part_bytes: int, spare: list[int]
     ) -> None:
-        """spare: unmapped pieces, shared with the owner."""
+        """spare: unmapped pieces, a list that the range shares with its `MappedMemory`."""
         self.tensor = virtual.reserve(num_parts * part_bytes)
         self.virtual = virtual
         self._num_parts = num_parts
@@ -149,11 +150,11 @@ class AddressRange:
         """Piece of each mapped part."""
 
     def back(self) -> None:
-        """Maps spare pieces to the whole range. On an error nothing is mapped."""
+        """Maps spare pieces to the whole range, or none of them if it raises an error."""
         self._back(range(self._num_parts))
 
     def unback(self) -> None:
-        """Unmaps all pieces, which become spare. The device must no longer use them."""
+        """Unmaps all pieces, which become spare. The device must no longer use the range."""
         for part in list(self._pieces):
             self.unback_part(part)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 PROT_NONE, MAP_FIXED = 0, 0x10
-"""Values of Linux, which Python does not name."""
+"""Values of Linux constants that Python's `mmap` module does not have."""
 
 
 class VirtualMemory(Protocol):
@@ -23,7 +23,8 @@ class VirtualMemory(Protocol):
     granularity: int
 
     def create(self, num_bytes: int) -> int:
-        """Allocates an unmapped piece of memory. It is freed with this object."""
+        """Allocates a piece of memory, which is not mapped yet, and returns its id. Unless it is
+        released earlier, it is freed with this object."""
         ...
 
     def release(self, piece: int) -> None:
@@ -31,13 +32,13 @@ class VirtualMemory(Protocol):
         ...
 
     def reserve(self, num_bytes: int) -> Tensor:
-        """Reserves addresses without memory, uint8 [num_bytes]. Access to them faults. They are
-        freed with the last tensor that views them."""
+        """Reserves addresses without memory and returns a tensor of them, uint8 [num_bytes]. Access
+        to them faults. The addresses are freed with the last tensor that views them."""
         ...
 
     def map(self, address: int, pieces: list[int], piece_bytes: int) -> None:
-        """Maps whole pieces, contents kept, to adjacent reserved addresses. Maps none if it
-        raises."""
+        """Maps whole pieces to adjacent reserved addresses. Keeps the pieces' contents. Maps none
+        of them if it raises an error."""
         ...
 
     def unmap(self, address: int, num_bytes: int) -> None:
@@ -45,12 +46,12 @@ class VirtualMemory(Protocol):
         ...
 
     def pin(self, tensor: Tensor) -> None:
-        """Pins whole pages of host memory while they exist, for asynchronous copies."""
+        """Pins whole pages of host memory, for asynchronous copies, until the memory is freed."""
         ...
 
 
 class HostVirtualMemory:
-    """Address space on Linux. Pieces are ranges of an in-memory file."""
+    """Address space of a Linux process. Pieces are ranges of an in-memory file."""
 
     granularity = mmap.PAGESIZE
 
@@ -65,7 +66,7 @@ class HostVirtualMemory:
         return piece
 
     def release(self, piece: int) -> None:
-        """No-op: the file keeps the range. Pages never written take no memory."""
+        """No-op, because the file keeps the range. Pages that were never written take no memory."""
 
     def reserve(self, num_bytes: int) -> Tensor:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -12,18 +12,18 @@ from ops.base import DeviceEvent, Ops
 from workers.device.device_memory import AddressRange
 
 ALIGNMENT = 256
-"""Alignment of each tensor in bytes, that of GPU allocators."""
+"""Alignment of each tensor in bytes, the same as in GPU allocators."""
 
 
 class Arrival:
-    """Progress of a copy of weights to the device, so that computation can start before its end.
-    Its parts are the embedding, each layer, and the head."""
+    """Progress of a copy of weights to the device, so that computation can start before the copy
+    ends. The parts of a copy are the embedding, each layer, and the head."""
 
     def __init__(self) -> None:
         self._events: Sequence[DeviceEvent] = ()
 
     def begin(self, events: Sequence[DeviceEvent]) -> None:
-        """Starts tracking a copy. events: one per part, at the end of its copy."""
+        """Starts tracking a copy. events: one event per part, which is done when the part is."""
         self._events = events
 
     @property
@@ -34,7 +34,7 @@ class Arrival:
         return not self._events
 
     def wait(self, part: int) -> None:
-        """Makes the device run later work of this thread after the part's copy. Does not block."""
+        """Makes later work of this thread wait, on the device, for the part. Does not block."""
         if self._events:
             self._events[part].wait()
 
@@ -60,7 +60,7 @@ class WeightImage:
 
     def begin(self) -> None:
         """Starts an empty image."""
-        # As large as the address range. Pages never written take no memory.
+        # The image is as large as the address range. Pages that are never written take no memory.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         pages = mmap.mmap(-1, len(self._addresses.tensor), flags=flags)
         self._host = torch.frombuffer(pages, dtype=torch.uint8)
@@ -68,7 +68,7 @@ class WeightImage:
         self.parts = []
 
     def drop(self) -> Tensor:
-        """Forgets the weights. Returns the tensor that keeps their memory alive."""
+        """Removes the weights from the image. Returns the tensor that keeps their memory alive."""
         host, self._host = self._host, torch.empty(0, dtype=torch.uint8)
         return host
 
@@ -84,8 +84,8 @@ class WeightImage:
         return self._addresses.tensor[place].view(tensor.dtype).view(tensor.shape)
 
     def end_part(self) -> None:
-        """Closes the current part (all tensors placed since the last call) and pins its pages. One
-        part at a time, because other driver calls may wait for pinning."""
+        """Closes the current part (all tensors placed since the last call) and pins its pages. The
+        parts are pinned one by one, because other driver calls may wait while pages are pinned."""
         self._end = -(-self._end // mmap.PAGESIZE) * mmap.PAGESIZE
         part = slice(self.parts[-1].stop if self.parts else 0, self._end)
         if part.start < part.stop:
@@ -93,8 +93,8 @@ class WeightImage:
         self.parts.append(part)
 
     def bring(self) -> None:
-        """Maps memory and starts the copy to the device, concurrent with the steps in flight. There
-        must be enough spare memory."""
+        """Maps memory to the addresses and starts the copy to the device, which runs concurrently
+        with the steps in flight. There must be enough spare memory."""
         self._addresses.back()
         try:
             self.arrival.begin(self._copy())

@@ -8,8 +8,8 @@ from workers.device.device_memory import DeviceMemory
 
 
 class WeightMemory:
-    """Extents of the weights of all models, and the memory behind them. Used on the engine thread,
-    without the memory lock, which is not held during calls of the device's driver."""
+    """Extents of the weights of all models, and the memory behind them. Used on the engine thread.
+    Callers must not hold the memory lock, because it is not held during driver calls."""
 
     def __init__(self, arena: Arena, broker: MemoryBroker, device: DeviceMemory) -> None:
         self._arena = arena
@@ -23,7 +23,7 @@ class WeightMemory:
 
     def allocate(self, owner: str, num_extents: int) -> bool:
         """Allocates extents until the owner has `num_extents`, evicting idle items. Returns False
-        if there were too few; the owner keeps those, and may get the others later."""
+        if there were too few. The owner keeps what it got, and a later call may get more."""
         with self._broker.lock:
             before = self._arena.weight_extents(owner)
             missing = num_extents - self._arena.num_weight_extents(owner)
@@ -34,7 +34,7 @@ class WeightMemory:
         return is_enough
 
     def free(self, owner: str) -> None:
-        """Frees all extents of the owner, whose weights are not on the device."""
+        """Frees all extents of the owner, whose weights must no longer be on the device."""
         for extent in sorted(self._arena.weight_extents(owner)):
             self._device.restore(extent)
         with self._broker.lock:

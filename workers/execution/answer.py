@@ -1,4 +1,4 @@
-"""Outputs of one sequence: what is collected of its results, and the messages that report it."""
+"""Answer of one sequence, which collects results and builds the messages that report them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Answer:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._logprobs: list[TokenLogprobs] = []
         self._num_unsent = 0
-        """Number of the sequence's last tokens that are not sent."""
+        """Number of tokens at the end of the sequence that are not sent yet."""
         self._num_reported = 0
         """Number of prompt positions that were reported as computed."""
         self._vector: NDArray[np.float32] | None = None
-        """For kind `embed`: sum of the finished steps' contributions to the vector."""
+        """Sum of the finished steps' vectors (kind `embed`), or None before the first one."""
 
     def add(self, start: int, result: SequenceResult) -> None:
-        """Adds scores and vector of a step whose first token is at position `start`. A preempted
-        sequence is computed again from its start."""
+        """Adds prompt scores and vector of a step whose first token is at position `start`. They
+        replace earlier results if a preempted sequence is computed again from its start."""
         if result.prompt_logprobs is not None:
             self._prompt_logprobs[start:] = result.prompt_logprobs
         if result.vector is not None:
@@ -44,8 +44,8 @@ class Answer:
             self._vector = result.vector if is_first else self._vector + result.vector
 
     def progress(self, num_computed: int) -> PromptProgress | None:
-        """Returns the report that `num_computed` tokens are computed, or None unless these cover
-        more of the prompt than was reported."""
+        """Returns a report that `num_computed` tokens are computed, or None if that adds no prompt
+        tokens to the previous report."""
         sequence = self._sequence
         num_positions = min(num_computed, sequence.num_prompt)
         if num_positions <= self._num_reported:
@@ -60,8 +60,8 @@ class Answer:
         logprobs: list[TokenLogprobs] | None,
         now: float,
     ) -> SequenceOutput | None:
-        """Appends tokens generated at `now` to the sequence, of which `finish_reason` is the end.
-        Returns the output to send, or None if there is none yet."""
+        """Appends tokens generated at `now` to the sequence, which ends if `finish_reason` is set.
+        Returns the output to send, or None if the tokens are sent later."""
         if not tokens:
             return None
         sequence, request = self._sequence, self._request
@@ -91,7 +91,7 @@ class Answer:
         return output
 
     def finish_prompt(self, now: float) -> SequenceOutput:
-        """Returns the end of a sequence that generates nothing, with its scores or its vector."""
+        """Returns the final output of a sequence that only scores its prompt or embeds it."""
         request = self._request
         if self._vector is None:
             return SequenceOutput(
@@ -112,7 +112,7 @@ class Answer:
         )
 
     def abort(self, now: float) -> SequenceOutput:
-        """Returns the end of an aborted sequence."""
+        """Returns the final output of an aborted sequence."""
         times = self._times(now)
         return SequenceOutput(
             id=self._request.id, tokens=[], finish_reason=FinishReason.ABORT, times=times
@@ -126,7 +126,7 @@ class Answer:
         retry_after_s: float = 0.0,
         pace_s: float = 0.0,
     ) -> Failed:
-        """Returns the failure of the sequence."""
+        """Returns the message that the sequence has failed."""
         times = self._times(now)
         return Failed(self._request.id, code, message, retry_after_s, pace_s, times)
 

@@ -17,21 +17,21 @@ from workers.layers.segments import build_segments
 A = TypeVar("A", Array, Tensor)
 
 RANK_BOUNDS = (16, 64, 256)
-"""Rank bounds that steps are computed for. Kernels are compiled and graphs captured for each bound.
-A step's actual ranks are read on the device, so the cost is that of the actual ranks."""
+"""Upper bounds of adapter ranks, for which kernels are compiled and graphs captured. A step uses
+the smallest that fits. The device reads the actual ranks, and only these determine the cost."""
 
 
 class BatchInputs(NamedTuple, Generic[A]):
     """Inputs of a step's kernels: arrays on the host, or tensors on the device.
 
     buffer_slots int64 [T]      token buffer slot of each token
-    buffer_positions int64 [T]  and its position there
+    buffer_positions int64 [T]  position of each token in its slot
     query_start int32 [S + 1], token_seq int32 [T], positions int32 [T], context_lens int32 [S],
     block_tables int64 [S, P]  as in `AttentionBatch`
-    last_tokens int64 [N]      for each sampled sequence, its last token's index among the T
-    segment_start int32 [G + 1], segment_slot int32 [G]   as in `LoRABatch`; without adapters G is 0
-    sampled_start int32 [G + 1]   the same segments, counted in sampled sequences, of which the
-                               output matrix computes one row each
+    last_tokens int64 [N]      index below T of the last token of each sampled sequence
+    segment_start int32 [G + 1], segment_slot int32 [G]   as in `LoRABatch`; G is 0 without adapters
+    sampled_start int32 [G + 1]   `segment_start` in sampled sequences instead of tokens, because
+                               the output matrix computes one row for each sampled sequence
     """
 
     buffer_slots: A
@@ -49,7 +49,7 @@ class BatchInputs(NamedTuple, Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Maximum sizes within a step, known on the host; see `AttentionBatch` and `LoRABatch`."""
+    """Maximum sizes in a step, known on the host (see `AttentionBatch` and `LoRABatch`)."""
 
     max_query: int
     max_context: int
@@ -82,19 +82,19 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
         last_tokens=last_tokens,
         segment_start=segment_start,
         segment_slot=segment_slot,
-        # Samples are in the order of the sequences.
+        # `last_tokens` is ascending, because samples are in the order of the sequences.
         sampled_start=np.searchsorted(last_tokens, segment_start).astype(np.int32),
     )
     return inputs, StepShape(int(counts.max()), int(context.max()), rank_bound(step.max_rank))
 
 
 def rank_bound(max_rank: int) -> int:
-    """Returns the rank bound that a step is computed for, or 0 without adapters."""
+    """Returns the rank bound of a step with adapters up to `max_rank`, or 0 without adapters."""
     return rank_bounds(max_rank)[-1] if max_rank else 0
 
 
 def rank_bounds(max_rank: int) -> list[int]:
-    """Returns the rank bounds, ascending, of steps with adapters up to `max_rank`."""
+    """Returns all rank bounds of steps with adapters up to `max_rank`, in ascending order."""
     bounds = [
         bound for n, bound in enumerate(RANK_BOUNDS) if not n or RANK_BOUNDS[n - 1] < max_rank
     ]
@@ -111,7 +111,7 @@ def forward_batch(
     tables: AdapterTables,
 ) -> ForwardBatch:
     """Builds the batch of a forward pass. Token ids are gathered on the device, because the host
-    may not know the most recently drawn ones yet."""
+    may not know the most recently drawn tokens yet."""
     lora = None
     if len(inputs.segment_slot):
         lora = LoRABatch(

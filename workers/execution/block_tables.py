@@ -11,8 +11,8 @@ from memory.pages import PagePool
 
 
 class BlockTables:
-    """Block tables, one row per sequence slot. A step writes only the pages added since the
-    previous one, because a sequence's list of pages only grows or is replaced by another list."""
+    """Block tables, one row per sequence slot. A step writes only pages added since the previous
+    step, because a sequence's list of pages only grows or is replaced by another list."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -22,8 +22,8 @@ class BlockTables:
         """Number of pages of each list that are already in the array."""
 
     def rows(self, slots: NDArray[Any], lists: list[list[int]], width: int) -> NDArray[np.int64]:
-        """Returns int64 [S, width]: byte offsets of the pages of the sequences in these slots.
-        Entries past a sequence's last page are undefined."""
+        """Returns byte offsets of pages, int64 [S, width], of the sequences in these slots. lists:
+        each sequence's pages. Entries past a sequence's last page are undefined."""
         self._make_room(int(slots.max()) + 1, max(width, max(map(len, lists))))
         for slot, pages in zip(slots.tolist(), lists, strict=True):
             count = len(pages)

@@ -45,7 +45,7 @@ from workers.wire.request_check import RequestLimits, check_request
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 8
-"""Consecutive failed steps after which the device is considered faulty, not the requests."""
+"""Number of consecutive failed steps that shows that the device is faulty, not the requests."""
 
 DRAWING_ERRORS = {
     ErrorCode.LOGITS_NAN: "the model's output is not numbers",
@@ -53,12 +53,12 @@ DRAWING_ERRORS = {
 }
 
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
-"""(connection, event of one of its sequences)."""
+"""Connection, and an event of one of its sequences."""
 
 
 class NewTokens(NamedTuple):
-    """New tokens of a sequence: `num_drawn` in the step, then those that its constraint forces.
-    finish_reason: why the sequence ends with them, or None."""
+    """New tokens of a sequence: `num_drawn` tokens of the step, then tokens that its constraint
+    forces. finish_reason: why the sequence ends with these tokens, or None if it continues."""
 
     tokens: list[int]
     num_drawn: int
@@ -69,8 +69,8 @@ NOTHING_NEW = NewTokens([], 0, None)
 
 
 class EngineFailed(Exception):
-    """Raised when steps keep failing, or when the device may still use memory that would be
-    allocated again. The process must end, because failing fast attracts ever more requests."""
+    """Raised when steps keep failing, or when the device may still use memory that is to be reused.
+    The process must exit, because a worker that fails requests fast attracts ever more requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ class Engine:
     for grammars. All other methods are called with the lock held. `step` raises EngineFailed.
 
     If the device works asynchronously (`runs_ahead`), the next step is scheduled and launched while
-    one is in flight, as if each of its sequences received one token. Results of sequences that end
-    in the meantime are discarded. Tokens stay on the device from step to step, so the device does
-    not wait for the host. A sequence whose constraint `needs_host_token` is left out of the step
-    ahead.
+    a step is in flight, on the assumption that each sequence in flight receives one token. Results
+    of sequences that end in the meantime are discarded. Tokens stay on the device from step to
+    step, so the device does not wait for the host. A sequence whose constraint `needs_host_token`
+    is left out of the next step until its token is on the host.
 
         host    schedule 1 | schedule 2 | wait for 1, schedule 3 | wait for 2, schedule 4 | ...
         device             | step 1 ............| step 2 ...............| step 3 ...
@@ -127,7 +127,7 @@ class Engine:
         self.info = info
         self.scheduler = scheduler
         self.runner = runner
-        """None while the weights are not on the device. Requests are still queued then."""
+        """None while the weights are not on the device. Requests are queued in the meantime."""
         self._adapters = adapters
         self._observer = observer
         self._constraints = constraints
@@ -147,7 +147,7 @@ class Engine:
         self._answers: dict[Sequence, Answer] = {}
         self.num_generated_tokens = 0
         self.is_stalled = True
-        """Whether the last step found nothing to run: no work, or all of it waits for adapters."""
+        """Whether the last step found nothing to run: no work, or all work waits for adapters."""
 
     @property
     def has_work(self) -> bool:
@@ -155,27 +155,27 @@ class Engine:
 
     @property
     def weight(self) -> int:
-        """Sum of the weights of all tenants with work here."""
+        """Sum of the weights of all tenants with work in this engine."""
         return self.scheduler.policy.weight
 
     def refusal(self, request: Generate) -> tuple[ErrorCode, str] | None:
-        """Returns why the request can never run, or None. Thread-safe; needs no lock."""
+        """Returns why the request can never run, or None if it can. Thread-safe; needs no lock."""
         if (reason := self._constraints.refusal(request)) is not None:
             return ErrorCode.INVALID, reason
         return check_request(request, self._limits)
 
     def submit(self, connection: int, request: Generate) -> Failed | None:
-        """Queues the request, whose id is new, even if the queue is full. Returns the error if it
-        can never run."""
+        """Queues the request even if the queue is full. The request's id must be new. Returns an
+        error if the request can never run."""
         if (refusal := self.refusal(request)) is not None:
             return Failed(request.id, *refusal)
         self._add(self._sequence(connection, request, self._clock()))
         return None
 
     def offer(self, connection: int, request: Generate, arrival_s: float) -> list[Event]:
-        """Queues the request, of which `refusal` returned None, if the queue has or can make room.
-        Returns the refusals: of this request, or of queued ones from tenants that fill more than
-        their share."""
+        """Queues the request if the queue has room or can make room. `refusal` must have returned
+        None for it. Returns refusals: of this request, or of queued requests that make room for it
+        because their tenants fill more than their share."""
         if (connection, request.id) in self._sequences:
             message = f"sequence id {request.id} is in use"
             return [(connection, Failed(request.id, ErrorCode.INVALID, message))]
@@ -192,8 +192,8 @@ class Engine:
         return [self._fail(sequence, ErrorCode.EXPIRED, EXPIRED) for sequence in expired]
 
     def abort(self, connection: int, sequence_id: int) -> list[Event]:
-        """Frees the sequence at once. Returns its final prompt progress, including steps in flight,
-        and its end. Returns nothing for an unknown id, because its sequence has ended."""
+        """Removes the sequence at once. Returns its last prompt progress, which includes steps in
+        flight, and its final output. Returns nothing if the id is unknown (the sequence ended)."""
         sequence = self._sequences.get((connection, sequence_id))
         if sequence is None:
             return []
@@ -236,7 +236,7 @@ class Engine:
 
     def suspend(self) -> list[Event]:
         """Waits for the steps in flight and preempts all running sequences, which keep their
-        tokens. Returns their last events."""
+        tokens. Returns the events of these steps."""
         events = self._collect()
         with self._kv.lock:
             self.scheduler.suspend(self._clock())
@@ -258,17 +258,17 @@ class Engine:
         return [self._fail(s, ErrorCode.DRAINING, "the worker is draining") for s in waiting]
 
     def step(self, *, is_alone: bool = True, is_held: bool = False) -> list[Event]:
-        """Launches a step if there is work, and collects earlier ones. Leaves the new step in
-        flight only if the engine runs ahead and no other engine uses the device (`is_alone`),
-        because otherwise one engine's step would count as another's time. A failed step fails only
-        its sequences. is_held: admits no waiting sequences."""
+        """Launches a step if there is work, and collects earlier steps. Leaves the new step in
+        flight only if the engine runs ahead and no other engine uses the device (`is_alone`);
+        otherwise the step's time would be counted in another engine's step. A failed step fails
+        only its sequences. is_held: if True, admits no waiting sequences."""
         events = self._collect() if self._schedule.needs_drain else []
         is_launched, failed = self._launch(is_held or self.runner is None)
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
         return events + failed + self._collect(num_ahead)
 
     def _launch(self, is_held: bool) -> tuple[bool, list[Event]]:
-        """Launches a step. Returns whether it was launched, and events of failed sequences."""
+        """Launches a step if it can. Returns whether it did, and events of failed sequences."""
         begin = perf_counter_ns()
         start_s = self._clock()
         with self._kv.lock:
@@ -293,7 +293,7 @@ class Engine:
         return True, failed
 
     def _collect(self, num_left: int = 0) -> list[Event]:
-        """Collects the results of the steps in flight, except the last `num_left`."""
+        """Collects the results of all steps in flight except the newest `num_left`."""
         events: list[Event] = []
         while len(self._in_flight) > num_left:
             step = self._in_flight.popleft()
@@ -305,8 +305,8 @@ class Engine:
         return events
 
     def _follow(self, schedule: Schedule, outcome: StepOutput | Exception) -> list[NewTokens]:
-        """Advances the constraints of the sequences by their new tokens. Returns these tokens, up
-        to each sequence's end; none for sequences that ended in the meantime."""
+        """Advances the sequences' constraints by their new tokens. Returns each sequence's new and
+        forced tokens up to its end, or no tokens if it ended in the meantime."""
         if isinstance(outcome, Exception):
             return []
         new: list[NewTokens] = []
@@ -335,8 +335,8 @@ class Engine:
         new: list[NewTokens],
         end: tuple[int, float],
     ) -> list[Event]:
-        """Records a finished step and returns its events. end: of the step, in ns of
-        `perf_counter_ns` and seconds of the clock."""
+        """Records a finished step and returns its events. end: time when the step ended, in ns of
+        `perf_counter_ns` and in seconds of the clock."""
         schedule = step.schedule
         if isinstance(outcome, Exception):
             return self._fail_step(schedule, outcome)
@@ -425,7 +425,7 @@ class Engine:
         now: float,
     ) -> list[Event]:
         if sequence.num_inflight_steps and len(result.tokens) != 1:
-            # The step ahead assumed one token.
+            # The next step was launched on the assumption that this step yields one token.
             return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
         if num_new := len(new.tokens):
             self.num_generated_tokens += num_new
@@ -444,7 +444,7 @@ class Engine:
         return self._fail(sequence, error, message)
 
     def _remove(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> Answer:
-        """Removes a sequence that has ended. Returns its answer, for the last message."""
+        """Removes a sequence that has ended. Returns its answer, which builds the last message."""
         del self._sequences[sequence.key]
         self.scheduler.remove(sequence)
         self._observer.on_end(sequence, end, now)

@@ -1,19 +1,19 @@
-"""Steps as captured graphs (CUDA graphs), one per number of tokens, sequences and adapters and per
-rank bound.
+"""Steps as captured graphs (CUDA graphs). Each graph serves steps up to certain numbers of tokens,
+sequences and adapters and up to a rank bound.
 
-A graph reads its inputs at fixed addresses. A step is padded to the next available numbers. Where
-every sequence has one token, each padding token is a sequence of its own; in a step with prompts
-all padding tokens are one sequence. They are on a scratch page, after all real tokens and in no
-segment, so they have no adapter. A padding segment is empty. The lengths of the sequences and the
-adapters of the tokens are read on the device.
+A graph reads its inputs at fixed addresses. A step is padded to the sizes of the smallest graph
+that fits. If every sequence has one token, each padding token is a sequence of its own. In a step
+with prompts, all padding tokens form one sequence. Padding tokens are on a scratch page, after all
+real tokens and in no segment, so they have no adapter. A padding segment is empty. The lengths of
+the sequences and the adapters of the tokens are read on the device.
 
-A step of few prompt tokens takes the device less time than the host needs to launch its kernels one
-by one. So it has a graph, too, and larger ones have none.
+The device computes a step of few prompt tokens in less time than the host needs to launch its
+kernels one by one. Such steps have graphs, too, but larger steps with prompts have none.
 
 All graphs share their inputs, block tables and logits, because they run one after the other. They
-are captured before the first request, the largest first, so that the others reuse its memory for
-intermediate results. A step whose graph cannot be captured is computed op by op; after a while the
-capture is tried again.
+are captured before the first request. The largest is captured first, so that the others reuse its
+memory for intermediate results. A step whose graph cannot be captured is computed op by op, and the
+capture is tried again after a number of steps.
 """
 
 from __future__ import annotations
@@ -44,24 +44,26 @@ NUM_TOKENS_WITH_PROMPTS = (128, 256, 512)
 """Numbers of tokens that graphs of steps with prompts are captured for. Larger steps are computed
 op by op."""
 FEW_SEQUENCES = 16
-"""Number of sequences of a second, smaller graph for each size of steps with prompts."""
+"""Maximum number of sequences in the smaller of the two graphs for each size with prompts."""
 NUM_SEGMENTS = (4, 16, 64)
 """Numbers of adapters that graphs are captured for (see `segment_sizes`). Each padding segment
-costs programs that end at once."""
+costs kernel programs that end at once."""
 NUM_PAUSED = 256
-"""Number of steps without a graph, after a capture failed, until a capture is tried again. Doubles
-with each failure in a row, up to MAX_PAUSED, because a capture takes longer than a step."""
+"""Number of steps that run without a graph after a failed capture, until a capture is tried again.
+Doubles with each consecutive failure, up to MAX_PAUSED, because a capture takes longer than a
+step."""
 MAX_PAUSED = 1 << 16
 SCRATCH_PAGE = 0
-"""Byte offset of the padding tokens' page, before the arena. No sequence uses it."""
+"""Byte offset of the page of padding tokens. It is before the arena, so no sequence uses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes that a model's graphs are captured for.
 
-    num_sequences: of the largest step. num_tokens: of the largest step with prompts that has a
-    graph. max_context: tokens of the longest sequence. num_slots: number of adapter slots.
+    num_sequences: maximum number of sequences in a step. num_tokens: maximum number of tokens in a
+    step with prompts. max_context: maximum number of tokens in a sequence. num_slots: number of
+    adapter slots.
     """
 
     num_sequences: int
@@ -74,8 +76,8 @@ class Limits:
     def of(
         cls, max_num_seqs: int, max_tokens: int, max_context: int, num_slots: int, vocab_size: int
     ) -> Limits:
-        """Returns limits for steps of `max_num_seqs` sequences and `max_tokens` tokens, bounded by
-        the largest graphs."""
+        """Returns limits for steps of up to `max_num_seqs` sequences and `max_tokens` tokens. Both
+        are rounded up to the size of a graph, or down to the largest one."""
         num_sequences = _least(NUM_TOKENS, max_num_seqs)
         num_tokens = _least(NUM_TOKENS_WITH_PROMPTS, max_tokens)
         return cls(num_sequences, num_tokens, max_context, num_slots, vocab_size)
@@ -87,27 +89,27 @@ class Limits:
 
     @property
     def num_rows(self) -> int:
-        """Number of sequences of the largest graph, with one of padding tokens."""
+        """Number of sequences of the largest graph, including one for padding tokens."""
         return self.num_sequences + 1
 
     @property
     def input_bytes(self) -> int:
-        """Bytes uploaded for the largest step: its inputs, then its block tables."""
+        """Number of bytes uploaded for the largest step: its inputs, then its block tables."""
         num_segments = min(self.num_rows, self.num_slots)
         inputs = Packing(_inputs(self.num_tokens, self.num_rows, num_segments))
         return inputs.num_bytes + 8 * self.num_rows * self.num_pages + ALIGNMENT
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of `GraphBuffers`."""
+        """Number of bytes that `GraphBuffers` allocates."""
         tables, logits = 8 * self.num_pages, 4 * self.vocab_size
         return self.input_bytes + self.num_rows * (tables + logits)
 
 
 class GraphKey(NamedTuple):
-    """Steps that a graph serves: up to this many tokens, sequences and adapters, of ranks up to
-    `max_rank`. Rank 0 if there are no adapters. Without prompts each token is a sequence and is
-    sampled."""
+    """Key of a graph: the maximum numbers of tokens, sequences and adapters of the steps that it
+    serves, and their maximum rank (0 without adapters). In steps without prompts, each sequence has
+    one token and is sampled."""
 
     num_tokens: int
     has_prompts: bool
@@ -117,8 +119,8 @@ class GraphKey(NamedTuple):
 
 
 Compute = Callable[[BatchInputs[Tensor], StepShape, Tensor], Tensor]
-"""Function of inputs on the device and the output tensor for the logits of the last tokens, float32
-[N, V]. Returns the output tensor."""
+"""Function that computes logits. Arguments: inputs on the device, sizes, and the output tensor for
+the logits of the last tokens, float32 [N, V]. Returns the output tensor."""
 
 
 class GraphBuffers:
@@ -133,9 +135,9 @@ class GraphBuffers:
 
 
 class GraphInputs:
-    """Inputs of steps that a graph serves, in device memory at fixed addresses. The block tables
-    there are as wide as the longest sequence needs, but only the width that the step needs is
-    uploaded."""
+    """Inputs of steps that a graph serves, in device memory at fixed addresses. The block tables on
+    the device are as wide as the longest sequence needs, but only the columns that the step needs
+    are uploaded."""
 
     def __init__(self, key: GraphKey, buffers: GraphBuffers) -> None:
         self._key = key
@@ -146,7 +148,8 @@ class GraphInputs:
         )
 
     def fill(self, inputs: BatchInputs[Array]) -> None:
-        """Replaces all inputs, after the work already submitted to the device."""
+        """Replaces all inputs by `inputs` and padding, after the work already submitted to the
+        device."""
         count, num_pages = inputs.block_tables.shape
         num_tokens, has_prompts, num_sequences, *_ = self._key
         wide = Packing([np.zeros((num_sequences, num_pages), np.int64)])
@@ -177,14 +180,14 @@ class GraphInputs:
 
 
 class StepGraph:
-    """Captured graph of a step."""
+    """Captured graph of the steps that its key describes."""
 
     def __init__(
         self, key: GraphKey, limits: Limits, buffers: GraphBuffers, ops: Ops, compute: Compute
     ) -> None:
         """Captures the graph. Raises what the backend raises."""
         self._inputs = GraphInputs(key, buffers)
-        # `capture` computes the work once before; here it computes padding only.
+        # `capture` first runs the work once, which computes only padding with these inputs.
         self._inputs.fill(_inputs(0, 0, 0)._replace(block_tables=np.zeros((0, 1), np.int64)))
         max_query = key.num_tokens if key.has_prompts else 1
         shape = StepShape(max_query, max_context=limits.max_context, max_rank=key.max_rank)
@@ -192,15 +195,15 @@ class StepGraph:
         self._run = ops.capture(partial(compute, self._inputs.tensors, shape, logits))
 
     def prepare(self, inputs: BatchInputs[Array]) -> Callable[[], Tensor]:
-        """Returns a function that computes the logits of the last tokens, float32 [N, V]. They are
-        valid until any graph runs again."""
+        """Uploads the inputs. Returns a function that computes the logits of the last tokens,
+        float32 [N, V], which are valid until any graph runs again."""
         self._inputs.fill(inputs)
         run, count = self._run, len(inputs.last_tokens)
         return lambda: run()[:count]
 
 
 class GraphRunner:
-    """Runner of steps by graphs, captured by `capture_all` or at first use."""
+    """Runner of a model's graphs, which are captured by `capture_all` or at first use."""
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ class GraphRunner:
         compute: Compute,
         on_failure: Callable[[], object] = lambda: None,
     ) -> None:
-        """on_failure: called when a capture has failed."""
+        """on_failure: called after each failed capture."""
         self._limits = limits
         self._ops = ops
         self._compute = compute
@@ -217,7 +220,7 @@ class GraphRunner:
         self._buffers = GraphBuffers(limits, ops.device)
         self._graphs: dict[GraphKey, StepGraph] = {}
         self._num_paused = 0
-        """Number of steps until captures are tried again; 0 unless one has failed."""
+        """Number of steps without a graph until captures are tried again; 0 unless one failed."""
         self._next_pause = NUM_PAUSED
 
     @classmethod
@@ -232,12 +235,12 @@ class GraphRunner:
         *,
         on_failure: Callable[[], object],
     ) -> GraphRunner:
-        """Returns a runner of the model's graphs. They have no reference to the model's runner, so
-        that dropping it frees them at once."""
+        """Returns a runner of the model's graphs. The graphs have no reference to the
+        `ModelRunner`, so that they are freed as soon as the `ModelRunner` is dropped."""
         return cls(limits, ops, partial(_compute_logits, model, buffer, view, tables), on_failure)
 
     def capture_all(self, max_rank: int) -> int:
-        """Captures the graphs of all steps with adapters up to that rank. Returns their number."""
+        """Captures the graphs of all steps with ranks up to `max_rank`. Returns their number."""
         for key in sorted(self._keys(max_rank), reverse=True):
             self._graph(key)
         return len(self._graphs)
@@ -272,7 +275,7 @@ class GraphRunner:
         return graph
 
     def _key(self, inputs: BatchInputs[Array], shape: StepShape) -> GraphKey | None:
-        """Returns the smallest graph that serves the step, or None."""
+        """Returns the key of the smallest graph that serves the step, or None."""
         num_tokens, num_segments = len(inputs.positions), len(inputs.segment_slot)
         num_sequences, bounds = len(inputs.context_lens), [shape.max_rank] if num_segments else []
         if shape.max_query == 1 and len(inputs.last_tokens) == num_tokens:
@@ -281,7 +284,7 @@ class GraphRunner:
             size = NUM_TOKENS[bisect_left(NUM_TOKENS, num_tokens)]
             keys = self._generating_keys(size, bounds)
         else:
-            # One sequence is left for padding tokens.
+            # Padding tokens form one more sequence.
             num_sequences += 1
             keys = self._prompt_keys(bounds)
         least = num_tokens, num_sequences, num_segments
@@ -298,14 +301,14 @@ class GraphRunner:
         yield from self._prompt_keys(bounds)
 
     def _generating_keys(self, num_tokens: int, bounds: list[int]) -> Iterator[GraphKey]:
-        """Yields the graphs of steps of that size without prompts, the smallest first."""
+        """Yields keys of graphs for `num_tokens` tokens without prompts, the smallest first."""
         yield GraphKey(num_tokens, False, num_tokens, 0, 0)
         for num_segments in segment_sizes(num_tokens, self._limits.num_slots):
             for bound in bounds:
                 yield GraphKey(num_tokens, False, num_tokens, num_segments, bound)
 
     def _prompt_keys(self, bounds: list[int]) -> Iterator[GraphKey]:
-        """Yields the graphs of steps with prompts, the smallest first."""
+        """Yields keys of graphs for steps with prompts, the smallest first."""
         last = NUM_TOKENS_WITH_PROMPTS.index(self._limits.num_tokens)
         for num_tokens in NUM_TOKENS_WITH_PROMPTS[: last + 1]:
             for most in sorted(
@@ -313,19 +316,19 @@ class GraphRunner:
             ):
                 num_sequences = min(most, num_tokens)
                 yield GraphKey(num_tokens, True, num_sequences, 0, 0)
-                # So many that LoRA kernels still work by adapter (see `segment_sizes`).
+                # The most with which LoRA kernels still work by adapter (see `segment_sizes`).
                 num_segments = min(num_sequences, self._limits.num_slots, (num_tokens - 1) // 2)
                 for bound in bounds:
                     yield GraphKey(num_tokens, True, num_sequences, num_segments, bound)
 
 
 def segment_sizes(num_tokens: int, num_slots: int) -> list[int]:
-    """Returns the numbers of adapters, ascending, that graphs of `num_tokens` tokens are captured
-    for.
+    """Returns the numbers of adapters that graphs of `num_tokens` tokens are captured for, in
+    ascending order.
 
-    The second largest is the largest for which LoRA kernels work by adapter. With at least half as
-    many adapters as tokens they work by token (`ops.triton_table.reads_by_row`), and padding must
-    not switch a step of few adapters to that form.
+    The second largest number is the largest with which LoRA kernels work adapter by adapter. If a
+    graph has at least half as many adapters as tokens, they work token by token
+    (`ops.triton_table.reads_by_row`), and padding must not switch a step of few adapters to that.
     """
     most = min(num_tokens, num_slots)
     by_adapter = (num_tokens - 1) // 2
@@ -339,7 +342,7 @@ def _least(sizes: tuple[int, ...], number: int) -> int:
 
 
 def _inputs(num_tokens: int, num_sequences: int, num_segments: int) -> BatchInputs[Array]:
-    """Returns zeros in the shapes of such a step, without block tables."""
+    """Returns inputs of a step of these sizes that are all zeros, without block tables."""
     many, few = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.int32)
     return BatchInputs[Array](
         buffer_slots=many,

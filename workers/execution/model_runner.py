@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Runner of one model on one device."""
+    """Runner that computes the steps of one model on one device."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class ModelRunner:
         graphs: Limits | None = None,
         on_failed_capture: Callable[[], object] = lambda: None,
     ) -> None:
-        """arena: uint8, the device's memory; no sequence uses its first page. graphs: limits of
-        steps that run as captured graphs (`GraphRunner`)."""
+        """arena: device memory, uint8. No sequence uses its first page. graphs: maximum sizes of
+        steps that run as captured graphs (`GraphRunner`), or None for no graphs."""
         self.model = model
         self.ops = ops
         self._view = KVCacheView(arena, model.plan.kv_layout)
@@ -79,8 +79,8 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self, max_rank: int, max_tokens: int) -> int:
         """Compiles every form of the kernels that steps of up to `max_tokens` tokens use, with
-        adapters up to `max_rank`, and captures their graphs. Returns the number of graphs. Called
-        while no sequence runs; changes none. Raises what a step raises."""
+        adapters up to `max_rank`, and captures the steps' graphs. Returns the number of graphs.
+        Called while no sequence runs. Errors of a step are raised."""
         begin = perf_counter_ns()
         self.model.arrival.synchronize()
         if self.ops.compiles:
@@ -136,8 +136,8 @@ class ModelRunner:
     def _prepare_graph(
         self, step: StepInput, inputs: BatchInputs[Array], shape: StepShape
     ) -> Callable[[], Tensor] | None:
-        """Returns a function that computes the logits by a graph. Returns None if the step must be
-        computed op by op: a graph computes logits of samples and nothing else."""
+        """Returns a function that computes the logits with a graph. Returns None if the step must
+        be computed op by op, for example because it needs more than the logits of samples."""
         if self._graphs is None or not step.samples or step.scores or step.pools:
             return None
         if not self.model.arrival.is_complete or self._tables.replaces_rows(inputs.segment_slot):
@@ -166,7 +166,7 @@ class ModelRunner:
         return logits, prompts, pooled
 
     def _logits(self, max_rank: int, hidden: Tensor, slots: Array) -> Tensor:
-        """Computes the logits of a `Head`. max_rank: at least that of the adapters."""
+        """Computes logits, as a `Head`. max_rank: upper bound of the adapters' ranks."""
         segments = build_segments([(slot, 1) for slot in slots.tolist()])
         if not len(segments[1]):
             return self.model.logits(hidden)
@@ -178,7 +178,7 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """Submitted step. Its tensors are on the host once the event is done."""
+    """Submitted step. Its tensors are valid when the event is done."""
 
     step: StepInput
     tokens: Tensor | None
@@ -225,7 +225,7 @@ class LaunchedStep:
 
 @contextmanager
 def _waiting() -> Generator[None]:
-    """Raises DeviceFailed if waiting for the device fails."""
+    """Context that raises DeviceFailed if waiting for the device in it fails."""
     try:
         yield
     except Exception as error:

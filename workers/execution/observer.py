@@ -13,20 +13,22 @@ from workers.wire.protocol import ErrorCode, FinishReason
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """Step whose results were applied. Times in seconds of the engine's clock."""
+    """Step whose results were applied. `start_s` is in seconds of the engine's clock."""
 
     schedule: Schedule
     output: StepOutput
     start_s: float
     device_s: float
-    """Seconds that the device computed it, from its launch or the end of the previous step."""
+    """Seconds from the step's launch, or from the previous step's end if that was later, to the
+    step's end."""
     host_us: dict[str, int]
-    """Microseconds of the host's work by part; the device times are in the output."""
+    """Microseconds of host work by part: schedule, build and update. `output` has the times of the
+    forward pass and of sampling."""
 
 
 class StepObserver(Protocol):
-    """Observer of one engine. Called on the engine thread with the memory lock held. `now`: time of
-    the engine's clock."""
+    """Observer of one engine. Its methods are called on the engine thread with the memory lock
+    held. now: current time in seconds of the engine's clock."""
 
     def on_tokens(self, sequence: Sequence, num_tokens: int, now: float) -> None:
         """Called when the sequence receives tokens from a step, before they are appended."""
@@ -37,12 +39,12 @@ class StepObserver(Protocol):
         ...
 
     def on_step(self, step: FinishedStep, now: float) -> None:
-        """Called after the tokens and ends of a step."""
+        """Called once per step, after `on_tokens` and `on_end` have been called for it."""
         ...
 
 
 class NoObserver:
-    """Simplest `StepObserver`: ignores everything."""
+    """`StepObserver` that ignores everything."""
 
     def on_tokens(self, sequence: Sequence, num_tokens: int, now: float) -> None:
         pass

@@ -12,10 +12,12 @@ from workers.layers.lm_head import Head
 
 
 def pool(step: StepInput, hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """Computes the vectors of the step's `PoolInput`s and starts their copy to the host: sums of
-    hidden states [without labels, K], and logits [with labels, largest number of labels], float32.
+    """Computes the vectors of the step's `PoolInput`s and starts their copy to the host.
 
-    hidden [T, K]: of the step's tokens.
+    Returns two float32 tensors: for the P inputs without labels, sums of hidden states [P, K]; for
+    the Q inputs with labels, logits [Q, largest number of labels].
+
+    hidden [T, K]: hidden states of the step's tokens.
     """
     firsts = step.counts.cumsum() - step.counts
     states = [pool for pool in step.pools if not pool.labels]
@@ -43,7 +45,7 @@ def pool(step: StepInput, hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
 
 
 def read_vectors(pools: list[PoolInput], pooled: tuple[Tensor, Tensor]) -> list[Array]:
-    """Returns the vector of each `PoolInput`, after the device has done the work of `pool`."""
+    """Returns the vector of each `PoolInput`. pooled: tensors of `pool`, copied to the host."""
     sums, logits = (iter(tensor.numpy()) for tensor in pooled)
     return [next(logits)[: len(pool.labels)] if pool.labels else next(sums) for pool in pools]
 

@@ -17,18 +17,18 @@ from workers.execution.upload import to_host, upload
 from workers.wire.protocol import SamplingParams
 
 MIN_TEMPERATURE = 1e-6
-"""Temperature below which only the likeliest token is drawn. Dividing by much less overflows, and
-no other token could be drawn anyway."""
+"""Temperature below which only the likeliest token is drawn. Logits divided by a much lower
+temperature overflow, and no other token could be drawn anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerInputs:
-    """Samples and scores of a step, on the device.
+    """Inputs for the samples and scores of a step, on the device.
 
-    scored int64 [M]     samples whose log-probabilities are requested, with these parameters
-    named_rows, named int64   token ids that these samples name, and the row of each
-    masked int64 [K], masks int32 [K, ceil(V / 32)]   the samples that have a mask, and the masks
-    targets              for each `ScoreInput` its targets, int32
+    scored int64 [M]     indices of the samples whose log-probabilities are requested
+    named_rows, named int64   index below M and token id, for each token that those samples name
+    masked int64 [K], masks int32 [K, ceil(V / 32)]   indices of the samples with masks, and masks
+    targets              int32, the targets of each `ScoreInput`
     """
 
     batch: SamplingBatch
@@ -43,7 +43,7 @@ class SamplerInputs:
 
 
 class Sampler:
-    """Sampler of tokens, with their scores. Drawn tokens are written to the token buffer, where the
+    """Sampler that draws and scores tokens. Drawn tokens are written to the token buffer, where the
     next step reads them. Results are copied to the host without waiting for the device."""
 
     def __init__(self, ops: Ops, buffer: TokenBuffer) -> None:
@@ -91,17 +91,17 @@ class Sampler:
         )
 
     def draw(self, logits: Tensor, inputs: SamplerInputs) -> tuple[Tensor, SampleScores | None]:
-        """Draws tokens int32 [N] (-1 for a row with a NaN logit) and scores those in
-        `inputs.scored`.
+        """Draws tokens int32 [N] (-1 for a row with a NaN logit) and scores the tokens of the
+        samples in `inputs.scored`.
 
-        logits: float32 [N, V] of the samples; they may be changed.
+        logits: float32 [N, V], a row for each sample. They may be overwritten.
         """
         batch = inputs.batch
         raw = logits[inputs.scored] if len(inputs.scored) else None
         if inputs.masks is not None:
             logits[inputs.masked] = _masked(logits[inputs.masked], inputs.masks)
         drawn = self._ops.sample(logits, batch)
-        # Clamped, because the next step may be launched before the host sees a -1.
+        # The next step may read the tokens before the host sees that one is -1, not a token id.
         tokens = drawn.clamp_min(0)
         self._buffer.tokens[batch.buffer_slot, batch.position] = tokens
         scores = None

@@ -16,13 +16,17 @@ from workers.layers.lm_head import Head
 from workers.wire.protocol import ALL_TOKENS, SamplingParams, TokenLogprobs
 
 MAX_SCORED_ROWS = 256
-"""Maximum rows of logits in memory while prompts are scored: 200 MB for a vocabulary of 128k, not
-the 1.6 GB of a chunk of 2,048 tokens, which a device full of pages may not have."""
+"""Maximum number of rows of logits in memory while prompts are scored. With a vocabulary of 128k
+they take 200 MB. A chunk of 2,048 tokens would take 1.6 GB, which may not be free if the device is
+full of pages."""
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of tokens and of the likeliest alternatives: tokens, chosen [N]; top_ids,
-    top_values [N, num_top]."""
+    """Log-probabilities of tokens and of the likeliest alternatives.
+
+    tokens, chosen [N]: token ids and their log-probabilities. top_ids, top_values [N, num_top]: ids
+    and log-probabilities of the likeliest tokens.
+    """
 
     tokens: Tensor
     chosen: Tensor
@@ -30,7 +34,7 @@ class Scores(NamedTuple):
     top_values: Tensor
 
     def read(self) -> list[TokenLogprobs]:
-        """Converts the scores. Called once the tensors are on the host."""
+        """Converts the scores to messages. Called when the tensors have been copied to the host."""
         columns = (tensor.tolist() for tensor in self)
         return [
             TokenLogprobs(token, logprob, list(zip(ids, values, strict=True)))
@@ -44,12 +48,12 @@ class SampleScores(NamedTuple):
     scores: Scores
     params: Sequence[SamplingParams]
     named: Tensor
-    """float32, log-probabilities of the tokens that rows name, concatenated."""
+    """float32, log-probabilities of the tokens that the samples name, concatenated."""
     whole: Sequence[Tensor]
-    """float32 [V] for each row that requests all tokens."""
+    """Log-probabilities of all tokens, float32 [V], for each sample that requests them."""
 
     def read(self) -> list[TokenLogprobs]:
-        """Converts the scores. Called once the tensors are on the host."""
+        """Converts the scores to messages. Called when the tensors have been copied to the host."""
         named, whole = iter(self.named.tolist()), iter(self.whole)
         return [
             TokenLogprobs(entry.token, entry.logprob, _others(entry, params, named, whole))
@@ -60,8 +64,8 @@ class SampleScores(NamedTuple):
 def _others(
     entry: TokenLogprobs, params: SamplingParams, named: Iterator[float], whole: Iterator[Tensor]
 ) -> list[tuple[int, float]]:
-    """Returns the tokens to report with a drawn one: those that the request names, in its order, or
-    else the likeliest first."""
+    """Returns the tokens to report with a drawn token, and their log-probabilities: the tokens that
+    the request names, in its order, or else the likeliest tokens, the likeliest first."""
     if params.logprob_token_ids:
         return [(token, next(named)) for token in params.logprob_token_ids]
     if params.logprobs == ALL_TOKENS:
@@ -80,11 +84,11 @@ def score_samples(
 ) -> SampleScores:
     """Scores drawn tokens, and starts the copy of the scores to the host.
 
-    logits: float32 [M, V], raw. tokens: int32 [M]. named: rows and ids of the tokens that the
-    parameters name, int64.
+    logits: raw logits, float32 [M, V]. tokens: drawn tokens, int32 [M]. named: rows and token ids
+    of the tokens that `params` name, int64.
     """
     chosen, *top = ops.log_softmax_top(logits, tokens, num_top)
-    # log(sum(exp(row))) without a second pass over the row.
+    # Computes log(sum(exp(row))) without a second pass over the row.
     sums = logits.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - chosen
     rows, ids = named
     return SampleScores(
@@ -98,10 +102,11 @@ def score_samples(
 def score_prompts(
     ops: Ops, step: StepInput, all_targets: list[Tensor], hidden: Tensor, head: Head
 ) -> list[Scores]:
-    """Returns the scores of each `ScoreInput`, computing logits of `MAX_SCORED_ROWS` tokens at a
-    time, and starts their copy to the host.
+    """Scores the targets of each `ScoreInput`, and starts the copy of the scores to the host.
+    Computes logits of `MAX_SCORED_ROWS` tokens at a time.
 
-    all_targets: of each `ScoreInput`, int32. hidden [T, K]: of the step's tokens.
+    all_targets: targets of each `ScoreInput`, int32. hidden [T, K]: hidden states of the step's
+    tokens.
     """
     scored: list[Scores] = []
     first_tokens = (step.counts.cumsum() - step.counts).tolist()

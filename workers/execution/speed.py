@@ -13,26 +13,27 @@ from workers.scheduling.constraint import NO_TOKENS
 from workers.wire.protocol import SamplingParams
 
 ENOUGH_S = 0.25
-"""Seconds of a step from which it is neither repeated nor followed by a longer one."""
+"""Seconds after which a step counts as long: it is not repeated, and no longer prompt follows."""
 FIRST_CHUNK, GROWTH = 64, 4
 """Tokens of the shortest timed prompt, and the factor from one prompt length to the next."""
 FAR = 1024
-"""Position of the tokens of steps with a long context."""
+"""Position of the first token in steps with a long context."""
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
 def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
-    """Replaces the engine's step times so far, which may be from a cold start, by the times of
-    typical steps: decoding sequences, prompts of several lengths, short and long contexts. Called
-    while no sequence runs. The steps use only the first page and the first slot of the token
-    buffer. Raises what a step raises."""
+    """Times typical steps (decoding sequences, prompts of several lengths, short and long contexts)
+    and lets the scheduler forget earlier times, which may be from a cold start. Called while no
+    sequence runs. The steps use only the first page and the first slot of the token buffer. Errors
+    of a step are raised."""
     runner, scheduler = engine.runner, engine.scheduler
     assert runner is not None
     max_len, max_tokens = engine.info.max_model_len, scheduler.max_batched_tokens
 
     def time(num_sequences: int, num_tokens: int, start: int) -> float:
-        """Returns the seconds of the step's shorter run after the first, or of the first if that
-        took `ENOUGH_S`. Other work of the machine can only make a run longer."""
+        """Runs the step three times, records the shorter of the last two runs and returns its
+        seconds, because other work of the machine can only make a run longer. If the first run
+        takes `ENOUGH_S`, it is the only one."""
         start = min(start, max_len - 1 - num_tokens)
         step = _step(num_sequences, num_tokens, start)
         times_s: list[float] = []

@@ -1,7 +1,7 @@
-"""Data of one step: what the device computes and what it returns.
+"""Input and output of one step on the device.
 
-Both are numbers, arrays and frozen records, without references to objects of the engine, so that
-another process, a recording or a simulator can replace either side.
+Both contain only plain data, without references to objects of the engine, so that another process,
+a recording or a simulator can replace the engine or the device.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class SampleInput(NamedTuple):
     """Parameters for drawing the next token of a sequence whose last token is computed in this
     step.
 
-    sequence: its index in the step.
-    position: of the token to draw. All tokens before it are in the token buffer.
-    num_prompt: how many of those belong to the prompt; penalties treat them differently.
+    sequence: index of the sequence in the step.
+    position: position of the token to draw. All tokens before it are in the token buffer.
+    num_prompt: number of prompt tokens. Penalties treat them differently from generated tokens.
     banned: tokens that must not be drawn.
-    mask: int32 [ceil(V / 32)], by the sequence's constraint: token t is allowed if bit t % 32 of
-    word t // 32 is set. None allows all.
+    mask: int32 [ceil(V / 32)] from the sequence's constraint. Token t is allowed if bit t % 32 of
+    word t // 32 is set. None allows all tokens.
     """
 
     sequence: int
@@ -44,9 +44,9 @@ class SampleInput(NamedTuple):
 class ScoreInput(NamedTuple):
     """Request for log-probabilities of prompt tokens.
 
-    sequence: its index in the step.
-    targets: the prompt tokens that follow the first `len(targets)` tokens computed in this step.
-    num_top: number of alternatives returned with each.
+    sequence: index of the sequence in the step.
+    targets: prompt tokens to score. targets[i] follows token i of the sequence in this step.
+    num_top: number of likeliest tokens returned with each target.
     """
 
     sequence: int
@@ -55,11 +55,11 @@ class ScoreInput(NamedTuple):
 
 
 class PoolInput(NamedTuple):
-    """Request for the sum of the hidden states of some tokens of a sequence, after the final norm.
+    """Request for the sum of hidden states (after the final norm) of some tokens of a sequence.
 
-    sequence: its index in the step.
-    first, end: range of the tokens computed in this step, counted from its first; end is exclusive.
-    labels: unless empty, requests the logits of these tokens after the token at `first` instead.
+    sequence: index of the sequence in the step.
+    first, end: range of tokens, counted from the sequence's first one in this step; end excluded.
+    labels: token ids. If there are any, their logits after token `first` are requested instead.
     """
 
     sequence: int
@@ -72,19 +72,19 @@ class PoolInput(NamedTuple):
 class StepInput:
     """Work of one step.
 
-    S sequences, those of one adapter side by side, base-only ones last. Each computes the tokens at
-    positions starts[s]..starts[s] + counts[s] - 1, which are in its slot of the token buffer.
+    The S sequences are grouped by adapter, base-only sequences last. Sequence s computes the tokens
+    at positions starts[s]..starts[s] + counts[s] - 1, which are in its slot of the token buffer.
 
     sequence_slots int64 [S]      slot of each sequence in the token buffer
-    adapter_slots  int32 [S]      adapter that acts on the tokens, -1 for the base model alone
+    adapter_slots  int32 [S]      slot of the adapter used for the tokens, -1 if base only
     starts, counts int32 [S]
     block_tables   int64 [S, P]   byte offset in the arena of each page; entries past a sequence's
                                   last page are undefined
     max_rank       int            largest rank of the adapters, 0 without any
 
-    A sequence's results are requested by the lists with its index: `samples` (kind *generate*, its
-    last token is computed), `scores` (its prompt's log-probabilities), `pools` (kind *embed*, some
-    of the tokens of its vector), or none.
+    Entries with a sequence's index request its results: in `samples` (kind *generate*, if the step
+    computes its last token), in `scores` (log-probabilities of its prompt), and in `pools` (kind
+    *embed*, tokens that its vector needs). A sequence may have no entry.
     """
 
     sequence_slots: Array
@@ -102,12 +102,12 @@ class StepInput:
 class SequenceResult:
     """Results of a step for one sequence.
 
-    tokens: zero or more new ones. Exactly one for a sequence that is already in a later step,
-    because that step reads it on the device.
+    tokens: zero or more new tokens. Exactly one if the sequence is already in a later step, because
+    that step reads the token on the device.
     logprobs: one entry per token, if requested.
     prompt_logprobs: one entry per target of its `ScoreInput`.
-    vector: float32, the result of its `PoolInput`: hidden size, or one entry per label.
-    error: why no token could be drawn, or no vector computed.
+    vector: float32, result of its `PoolInput`, with the hidden size or with one entry per label.
+    error: reason that no token was drawn or no vector computed, or None.
     """
 
     tokens: list[int] = field(default_factory=list[int])
@@ -128,25 +128,25 @@ class StepOutput:
 
 
 class DeviceFailed(Exception):
-    """Raised when waiting for the device fails, as after an illegal access on a GPU. The memory
-    that the device still reads and writes is unknown then."""
+    """Raised when waiting for the device fails, for example after an illegal access on a GPU. It
+    is then unknown which memory the device still reads and writes."""
 
 
 class PendingStep(Protocol):
-    """Step that was launched."""
+    """Launched step."""
 
     def result(self) -> StepOutput:
-        """Waits for the step. Raises DeviceFailed, or another error after the step ended."""
+        """Waits for the step. Raises DeviceFailed, or another error if the step has ended."""
         ...
 
 
 class Runner(Protocol):
-    """Protocol for computing steps, implemented by `ModelRunner` and by a simulator."""
+    """Runner of steps, implemented by `ModelRunner` and by a simulator."""
 
     def launch(self, step: StepInput) -> PendingStep:
         """Submits a step. Steps are computed in the order of their launch. The pages, sequence
-        slots and adapter slots of a step must not change until its result is taken. If this raises
-        another error than DeviceFailed, the device has ended the work submitted for the step."""
+        slots and adapter slots of a step must not change until `result` returns. If `launch` raises
+        any error but DeviceFailed, the device has ended the work submitted for the step."""
         ...
 
 
@@ -174,8 +174,8 @@ def build_step_input(schedule: Schedule, tables: BlockTables) -> StepInput:
 
 
 def _sample(index: int, item: ScheduledSequence) -> SampleInput:
-    """Returns how to draw the sequence's next token. Until `min_tokens` are generated, the tokens
-    that end the sequence are banned. Bans are dropped if they would leave no token."""
+    """Returns the parameters for the sequence's next token. Until `min_tokens` are generated,
+    tokens that end the sequence are banned. Bans are dropped if they would leave no token."""
     sequence, params = item.sequence, item.sequence.params
     banned, mask = sequence.constraint.banned, sequence.constraint.mask
     if item.end - sequence.num_prompt < params.min_tokens:
@@ -186,7 +186,7 @@ def _sample(index: int, item: ScheduledSequence) -> SampleInput:
 
 
 def _score(index: int, item: ScheduledSequence) -> ScoreInput | None:
-    """Returns the prompt tokens to score, which follow those of this step, or None."""
+    """Returns a request to score prompt tokens that follow tokens of this step, or None."""
     num_top = item.sequence.params.prompt_logprobs
     if num_top is None:
         return None
@@ -197,7 +197,7 @@ def _score(index: int, item: ScheduledSequence) -> ScoreInput | None:
 
 
 def _pool(index: int, item: ScheduledSequence) -> PoolInput | None:
-    """Returns this step's tokens that the sequence's vector needs, or None if none."""
+    """Returns a request for this step's tokens that the sequence's vector needs, or None."""
     request, num_tokens = item.sequence.request, item.num_tokens
     if request.kind is not OutputKind.EMBED:
         return None

@@ -8,8 +8,8 @@ import torch
 class TokenBuffer:
     """Token ids of running sequences, one slot each: int32 [slots, max_model_len] on the device.
 
-    A step gathers its input ids from here, and the sampler writes drawn tokens back, so that they
-    need not be copied to the host between two steps.
+    A step gathers its input ids from the buffer, and the sampler writes drawn tokens to it, so that
+    these tokens need not be copied to the host between two steps.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, device: torch.device) -> None:
@@ -22,7 +22,7 @@ class TokenBuffer:
         return slot
 
     def write(self, slot: int, position: int, tokens: list[int]) -> None:
-        """Writes tokens known to the host into the slot, from `position` on."""
+        """Copies tokens from the host into the slot, starting at `position`."""
         is_pinned = self.tokens.device.type == "cuda"
         host = torch.tensor(tokens, dtype=torch.int32, pin_memory=is_pinned)
         self.tokens[slot, position : position + len(tokens)].copy_(host, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Copies between host and device: several arrays in one pinned buffer, in one copy."""
+"""Copies between host and device. Several arrays are uploaded as one pinned buffer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Packing:
             self.num_bytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
 
     def arrays(self, buffer: Tensor) -> list[Array]:
-        """Returns views of a host buffer."""
+        """Returns the arrays as views of a host buffer."""
         whole = buffer.numpy()
         return [
             whole[start : start + size].view(dtype).reshape(shape)
@@ -34,7 +34,7 @@ class Packing:
         ]
 
     def tensors(self, buffer: Tensor) -> list[Tensor]:
-        """Returns views of a buffer on any device."""
+        """Returns the arrays as views of a buffer on any device."""
         return [
             buffer[start : start + size].view(_TYPES[dtype]).view(shape)
             for start, size, shape, dtype in self._places
@@ -55,12 +55,12 @@ def new_host_buffer(num_bytes: int, device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Starts a copy to the host after the work already submitted. Does not wait for it."""
+    """Starts a copy to the host, ordered after the work already submitted. Does not block."""
     return tensor.to("cpu", non_blocking=True)
 
 
 def upload(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """Copies the arrays to the device without waiting for it. On the CPU nothing is copied."""
+    """Copies the arrays to the device without blocking. On the CPU, tensors share their memory."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     packing = Packing(arrays)

@@ -1,7 +1,7 @@
-"""Steps that use every form of every kernel, so that none is compiled during a request.
+"""Steps that use every form of every kernel, so that no kernel is compiled during a request.
 
 The form of a kernel depends on what a step contains (sequences that decode or prefill, contexts of
-one part or several, adapters of few or many tokens), not on numbers.
+one part or several, adapters of few or many tokens), not on exact numbers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from workers.scheduling.constraint import NO_TOKENS
 from workers.wire.protocol import SamplingParams
 
 FAR = 300
-"""Context length that is split into several parts (`ops.triton_table.PART_TOKENS`)."""
+"""Context length in tokens that attention splits into parts, because it is more than
+`ops.triton_table.PART_TOKENS`."""
 SHORT_CHUNK, LONG_CHUNK = 32, 80
-"""Tokens of a prompt: the tokens of an adapter fit one tile of a kernel, or need several."""
+"""Prompt lengths in tokens. A short chunk fits one tile of a LoRA kernel, a long one needs several
+tiles."""
 
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 EVERYTHING = SamplingParams(
@@ -38,8 +40,8 @@ EVERYTHING = SamplingParams(
 
 
 def every_form(max_len: int, max_tokens: int, max_rank: int) -> Iterator[StepInput]:
-    """Yields steps of up to `max_tokens` tokens at positions below `max_len - 1`. They use only the
-    first page and the first slot of the token buffer and of the adapters."""
+    """Yields steps of up to `max_tokens` tokens at positions below `max_len - 1`. The steps use
+    only the first page, the first slot of the token buffer and the first adapter slot."""
     for rank in (0, *rank_bounds(max_rank)):
         far = min(FAR, max_len - 2)
         yield _step([0], [1], rank)
@@ -54,8 +56,8 @@ def every_form(max_len: int, max_tokens: int, max_rank: int) -> Iterator[StepInp
 def _step(
     starts: list[int], counts: list[int], rank: int, params: SamplingParams | None = None
 ) -> StepInput:
-    """Returns a step. With `params` its first sequence draws a token; with `EVERYTHING` its last
-    one is scored, too, if it has several tokens."""
+    """Returns a step. If `params` is set, its first sequence draws a token. If `params` is
+    `EVERYTHING` and the last sequence has several tokens, these are scored, too."""
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
     scores: list[ScoreInput] = []
     if params is EVERYTHING and counts[-1] > 1:
