@@ -1,10 +1,11 @@
-"""Migrates a database to the schema of the files in migrations/, each applied once and in order.
+"""Migrates a database to the schema of the files in migrations/. Each file is applied once and in
+order.
 
-A file is named `NNNN_pre_what.sql` (safe while the old code runs) or `NNNN_post_what.sql` (run
-after the roll-out), and is applied in one transaction. A version's post files come last, and are
-safe with a later version's pre files. The first file is the schema of a release, the baseline.
-There are no downgrades. A file that was changed or removed after it was applied is refused, and so
-is a database without the baseline.
+A file is named `NNNN_pre_what.sql` if it is safe while the old code runs, or `NNNN_post_what.sql`
+if it must be applied after the roll-out. Each is applied in one transaction. A version's post files
+come last, and are safe to apply together with a later version's pre files. The first file is the
+baseline, which is the schema of a release. There are no downgrades. A file that was changed or
+removed after it was applied is refused, and so is a database without the baseline.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def _load(file: Path) -> Migration:
 
 
 async def check_schema(database: Database, files: list[Migration] | None = None) -> None:
-    """Raises MigrationError unless every file that a roll-out needs has been applied. A newer
-    database is accepted, because its changes are safe for the previous version."""
+    """Raises MigrationError unless every file that must precede a roll-out has been applied. A
+    newer schema is accepted, because its changes are safe for the previous version."""
     files = load_migrations() if files is None else files
     async with database.acquire() as connection:
         applied: set[str] = set()
@@ -94,17 +95,18 @@ async def migrate(
 ) -> list[str]:
     """Applies missing migrations and returns their names. Calls `report` before each.
 
-    `with_post` includes those that must wait until the previous version no longer runs. Concurrent
-    calls wait and then find nothing to do. Raises MigrationError.
+    `with_post` also applies migrations that must wait until the previous version no longer runs.
+    Concurrent calls wait for each other, and then find nothing to do. Raises MigrationError.
     """
     files = load_migrations() if files is None else files
     applied: list[str] = []
     async with database.acquire() as connection:
         await connection.execute(_WITHOUT_LIMIT)
-        # The lock belongs to the session, so that it is released if this process dies.
+        # The lock belongs to the session. It is released if this process dies.
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK_ID)
         try:
-            # A role without the right to create tables can still find that nothing is missing.
+            # Checked first, so that a role without the right to create tables can find that nothing
+            # is missing.
             if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
                 await _check_encoding(connection)
                 await connection.execute(_CREATE_TABLE)
@@ -121,12 +123,13 @@ async def migrate(
 
 
 def _num_before_roll_out(files: list[Migration]) -> int:
-    """Returns the number of files without the post files at the end."""
+    """Returns the number of files, without the post files at the end of the list."""
     return max((place for place, file in enumerate(files, 1) if not file.is_post), default=0)
 
 
 async def _check_encoding(connection: Connection) -> None:
-    """Raises MigrationError unless the encoding is UTF8, not the default under the locale C."""
+    """Raises MigrationError unless the database's encoding is UTF8. Under the locale C, the default
+    is another one."""
     encoding = await connection.fetchval("SHOW server_encoding")
     if encoding != "UTF8":
         raise MigrationError(
@@ -136,7 +139,7 @@ async def _check_encoding(connection: Connection) -> None:
 
 
 def _check_baseline(applied: Collection[str], files: list[Migration]) -> None:
-    """Raises MigrationError for a database that an unreleased version created."""
+    """Raises MigrationError if an unreleased version created the database."""
     if files and any(name[:4] == "0001" and name != files[0].name for name in applied):
         raise MigrationError(
             "the database was created by a version before 0.1.0 and cannot be upgraded: use an"

@@ -13,7 +13,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def shown(kind: type[S], record: Any, **others: Any) -> S:
-    """Returns the body `kind`, with fields from the record and from `others`."""
+    """Returns a body of type `kind`. Its fields are taken from the record and from `others`."""
     names = [name for name in kind.__struct_fields__ if name not in others]
     return kind(
         **{name: getattr(record, name) for name in names if hasattr(record, name)}, **others
@@ -28,17 +28,18 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
 
 def page(found: list[T], limit: int) -> Page[T]:
-    """Returns a page. `found` must have been queried with `limit` + 1."""
+    """Returns a page of at most `limit` items. `found` must have been queried with `limit` + 1."""
     return Page(data=found[:limit], has_more=len(found) > limit)
 
 
-# `$(?!\n)` ends a text both in Python and in ECMAScript, whose patterns OpenAPI uses.
+# `$(?!\n)` matches only at the end of a text, both in Python and in ECMAScript, whose patterns
+# OpenAPI uses.
 _ENTITY = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)"
 _ALIAS = r"^(?![0-9]+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
 EntityName = Annotated[str, msgspec.Meta(pattern=_ENTITY)]
 AliasName = Annotated[str, msgspec.Meta(pattern=_ALIAS)]
 PATTERNS = {_ENTITY: FORMS["entity_name_form"], _ALIAS: FORMS["alias_name_form"]}
-"""Rule of each pattern in words, for error messages and documents."""
+"""Description of each pattern in words, for error messages and documents."""
 
 
 class Deleted(msgspec.Struct, frozen=True):

@@ -36,7 +36,8 @@ async def create_key(
     scopes: frozenset[str] = ADMIN_SCOPES,
     name: str = "",
 ) -> tuple[ApiKey, str]:
-    """Creates a key without further restrictions. Returns the record and the key's text."""
+    """Creates a key that has no restrictions other than its scopes. Returns the record and the
+    key's text."""
     return await issue_key(connection, pepper, tenant_id, KeyRights(scopes, name))
 
 
@@ -48,8 +49,8 @@ async def issue_key(
     replaces: str | None = None,
     seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
-    """Creates a key. Returns its record and its text, which is not stored. `tenant_id` None creates
-    an admin key. The text is derived from `seed`."""
+    """Creates a key, or an admin key if `tenant_id` is None. Returns its record and its text, which
+    is derived from `seed` and not stored."""
     key = new_key(seed)
     made = await fetch_one(
         connection,
@@ -69,7 +70,8 @@ async def find_key(connection: Connection, key_id: str) -> KeyDetails | None:
 
 
 async def find_shown_keys(connection: Connection, ids: Sequence[str]) -> dict[str, ApiKey]:
-    """Returns those of the ids that exist, whatever the connection sees, to learn their owners."""
+    """Returns by id the keys that exist, including keys that the connection may not see, so that
+    their owners are known."""
     return {key.id: key for key in await fetch_all(connection, ApiKey, "keys_shown", ids)}
 
 
@@ -82,7 +84,8 @@ async def get_key(connection: Connection, key_id: str) -> KeyDetails:
 async def list_keys(
     connection: Connection, tenant_id: str | None, after: str, limit: int
 ) -> list[KeyDetails]:
-    """Returns keys, revoked and expired ones too. `tenant_id` None selects the admin keys."""
+    """Returns keys, including revoked and expired ones. If `tenant_id` is None, returns the admin
+    keys."""
     return await fetch_all(connection, KeyDetails, "key_list", tenant_id, after, limit)
 
 
@@ -94,11 +97,11 @@ async def rotate_key(
     expires_at: datetime | None = None,
     seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
-    """Creates a key with the rights of a live one, which ends in `overlap_s` seconds. Both share
-    the same limits and their use.
+    """Creates a key with the rights of a valid key, which expires in `overlap_s` seconds. Both keys
+    share their limits and the use of these limits.
 
-    The new key ends at `expires_at`, or when the old one was to end. Requires a transaction of the
-    caller's. Raises NotFound and Conflict.
+    The new key expires at `expires_at`, by default when the old key was to expire. Must be called
+    in a transaction. Raises NotFound and Conflict.
     """
     await lock_catalog(connection)
     old, now = await get_key(connection, key_id), datetime.now(UTC)
@@ -119,8 +122,8 @@ async def rotate_key(
 async def revoke_key(connection: Connection, key_id: str) -> KeyDetails:
     """Revokes a key permanently. Repeating this has no effect.
 
-    Requires a transaction of the caller's. Raises NotFound, and Conflict for the last valid admin
-    key without expiry, because no further key could be created.
+    Must be called in a transaction. Raises NotFound, and Conflict for the last valid admin key
+    without expiry, because no further key could be created.
     """
     await lock_catalog(connection)
     key = await get_key(connection, key_id)

@@ -12,7 +12,7 @@ from store.records import ApiKey
 LOOKUP_TIMEOUT_S = 2.0
 """Maximum seconds of one query."""
 MAX_AT_ONCE = 1000
-"""Maximum ids of one query, which takes the database a few milliseconds."""
+"""Maximum number of ids in one query, which takes the database a few milliseconds."""
 
 Found = ApiKey | Exception | None
 
@@ -24,17 +24,17 @@ class KeyLookup:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waiting: dict[str, asyncio.Future[Found]] = {}
-        """Results of the next query, by key id."""
+        """Futures of the keys that the next query will look up, by key id."""
         self._looking: asyncio.Task[None] | None = None
 
     async def find(self, key_id: str) -> ApiKey | None:
-        """Returns the current key, or None. Requests that arrive during a query share the next one.
-        Raises DatabaseUnavailable."""
+        """Returns the current key, or None if there is none. Requests that arrive during a query
+        share the next query. Raises DatabaseUnavailable."""
         if key_id not in self._waiting:
             self._waiting[key_id] = asyncio.get_running_loop().create_future()
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
-        # Others may wait for the same key if this request is cancelled.
+        # Shielded, because other requests may wait for the same key if this one is cancelled.
         found = await asyncio.shield(self._waiting[key_id])
         if isinstance(found, Exception):
             raise found

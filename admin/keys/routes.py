@@ -134,7 +134,8 @@ class KeyController(Controller):
 
 
 def _with_text(record: bytes, seed: bytes) -> bytes:
-    """Returns the answer with the new key's text, which is not stored but derived from the seed."""
+    """Returns the answer with the new key's text, which is derived from the seed because it is not
+    stored."""
     made = {"key": new_key(seed).text, "record": msgspec.Raw(record), "object": "api_key.created"}
     return msgspec.json.encode(made)
 
@@ -145,7 +146,7 @@ async def _check(connection: Connection, key_id: str, if_match: str | None) -> N
 
 
 def _tag(view: KeyView) -> str:
-    """Returns the ETag of a key. Its last use is not part of it."""
+    """Returns the ETag of a key. It does not cover the time of the key's last use."""
     return etag(msgspec.structs.replace(view, last_used_at=None))
 
 
@@ -154,7 +155,8 @@ def _tagged(view: KeyView) -> Tagged[KeyView]:
 
 
 def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:
-    """Returns the rights. Raises Invalid, also for a scope that this kind of key cannot have."""
+    """Returns the rights of a new key. Raises Invalid, also for a scope that this kind of key
+    cannot have."""
     scopes = allowed if data.scopes is None else data.scopes
     if not scopes or not scopes <= allowed:
         raise Invalid(f"scopes can be {', '.join(sorted(allowed))}", "invalid_scope", "scopes")

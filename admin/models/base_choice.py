@@ -1,5 +1,5 @@
-"""Which base model an adapter is for, where its tensors fit several or its configuration names
-one."""
+"""Chooses the base model of an adapter, if its tensors fit several models or its configuration
+names one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ AMBIGUOUS, MISMATCH = "adapter.base.ambiguous", "adapter.base.mismatch"
 FIELD = "base_model_name_or_path"
 MAX_NAME_CHARS = 1024
 _CACHED = re.compile(r"models--[^/]+?--([^/]+)")
-"""Folder of a repository in Hugging Face's cache."""
+"""Matches the folder of a repository in Hugging Face's cache."""
 _QUANTISED = re.compile(
     r"[-_.](unsloth[-_.])?(bnb|[48]-?bit|int[48]|nf4|fp[48]|gptq|awq|hqq|aqlm|eetq|w\d+a\d+|gguf)"
     r"([-_.].*)?$",
     re.IGNORECASE,
 )
-"""Endings of the names of quantised models."""
+"""Matches the ending of a quantised model's name."""
 
 
 class _Configuration(msgspec.Struct):
@@ -32,8 +32,9 @@ class _Configuration(msgspec.Struct):
 
 
 def read_trained_on(config: Path) -> str:
-    """Returns the name or path of the model that an adapter was trained on, as its configuration
-    has it. Returns an empty text if it has none or is not JSON, which its validation refuses."""
+    """Returns the name or path of the model on which an adapter was trained, from its
+    configuration. Returns an empty text if the configuration has none or is not JSON. Validation
+    refuses the latter."""
     with config.open("rb") as file:
         raw = file.read(MAX_CONFIG_BYTES)
     try:
@@ -48,8 +49,9 @@ def choose_base(
 ) -> BaseModel:
     """Returns the base model of an adapter.
 
-    `bases`: those that it may be for. `fitting`: those among them that take its tensors. Raises
-    AdapterRejected if that leaves several, or none of those that the configuration names.
+    `bases` are the models that the adapter may be for. `fitting` are the models among them that
+    accept its tensors. Raises AdapterRejected if several models remain, or if none that the
+    configuration names is among `fitting`.
     """
     named = _find_named(trained_on, bases)
     chosen = [base for base in fitting if base in named] if named else list(fitting)
@@ -77,8 +79,8 @@ def choose_base(
 
 
 def quantisation_warning(trained_on: str, base: BaseModel) -> str | None:
-    """Returns a warning if the adapter was trained on a quantised model that the base model was not
-    imported from."""
+    """Returns a warning if the adapter was trained on a quantised model and the base model was not
+    imported from that model."""
     if not _QUANTISED.search(_last_part(trained_on)) or trained_on_is(trained_on, base):
         return None
     return (
@@ -88,19 +90,20 @@ def quantisation_warning(trained_on: str, base: BaseModel) -> str | None:
 
 
 def trained_on_is(trained_on: str, base: BaseModel) -> bool:
-    """Returns whether a name or path means the base model, by its served name or its source."""
+    """Returns whether a name or path means this base model, by the model's served name or its
+    source."""
     return _last_part(trained_on) in (_last_part(base.name), _last_part(base.source))
 
 
 def source_of(path: Path) -> str:
-    """Returns the name under which a model's files lie: the repository's in Hugging Face's cache,
-    else the folder's or the file's."""
+    """Returns the name of a model from its path. In Hugging Face's cache this is the repository's
+    name, elsewhere the name of the folder or file."""
     return _CACHED.sub(r"\1", str(path)).split("/snapshots/")[0].rpartition("/")[2]
 
 
 def _find_named(trained_on: str, bases: Sequence[BaseModel]) -> list[BaseModel]:
-    """Returns the base models that a name or path means: by their served names before their
-    sources, and as it is before the model that it is a quantisation of."""
+    """Returns the base models that a name or path means. Compares served names first, then sources.
+    If none is equal, tries again with the name of the model before quantisation."""
     name = _last_part(trained_on)
     for key in (name, _QUANTISED.sub("", name)):
         by_name = [base for base in bases if key and _last_part(base.name) == key]

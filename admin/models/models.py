@@ -12,11 +12,12 @@ from store.records import BaseModel, Residency
 async def register_model(
     connection: Connection, name: str, shape: BaseModelShape, max_model_len: int, source: str = ""
 ) -> BaseModel:
-    """Gives the weights of `shape.digest` a name, in a transaction of the caller's. `source`: the
-    name under which they were imported; empty: unknown, or as it was for these weights.
+    """Registers the weights of `shape.digest` under a name. `source` is the name under which they
+    were imported. If it is empty, the source is unknown, or stays as it is for the same weights.
 
-    A name may be given to other weights while no adapter is bound to it. Raises Conflict
-    (adapters are), AlreadyExists (an adapter has that name), Invalid.
+    A name may move to other weights as long as no adapter is bound to it. Must be called in a
+    transaction. Raises Conflict if adapters are bound, AlreadyExists if an adapter has the name,
+    and Invalid.
     """
     known = await connection.fetchrow(sql["model_find"], name)
     values = (name, shape.digest, shape, max_model_len, source)
@@ -47,8 +48,8 @@ async def list_models(
 
 
 async def delete_model(connection: Connection, name: str) -> None:
-    """Deletes a model and its price, not its weights. Requires a transaction of the caller's with
-    the catalog's lock. Raises NotFound, or Conflict (adapters are bound to it)."""
+    """Deletes a model and its price, but not its weights. Must be called in a transaction that
+    holds the catalog's lock. Raises NotFound, or Conflict if adapters are bound to the model."""
     await find_model(connection, name)
     if await connection.fetchval(sql["model_in_use"], name):
         raise Conflict(f"adapters are bound to {name!r}: delete them first", "model_in_use")
@@ -61,8 +62,9 @@ async def find_model(connection: Connection, name: str) -> BaseModel:
 
 
 async def candidate_bases(connection: Connection, name: str | None) -> list[BaseModel]:
-    """Returns the base models that an adapter may be for: the named one, or all, among which its
-    tensors decide. Raises NotFound, or Invalid if none is registered."""
+    """Returns the base models that an adapter may be for: the named model, or all models if none is
+    named. The adapter's tensors then decide. Raises NotFound, or Invalid if no model is
+    registered."""
     if name:
         return [await find_model(connection, name)]
     if found := await list_models(connection):

@@ -1,4 +1,4 @@
-"""How a base model is served by itself, from its folder in the store."""
+"""Serving data of a base model itself, from its folder in the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from store.records import GenerationDefaults, ServingData
 
 
 class OwnServing(msgspec.Struct, frozen=True):
-    """A base model's chat template, its defaults by name and its end tokens."""
+    """Chat template, default parameters and end tokens of a base model."""
 
     chat_template: str | None
     defaults: dict[str, Any]
@@ -20,7 +20,7 @@ class OwnServing(msgspec.Struct, frozen=True):
 
 
 def read_own_serving(folder: Path) -> OwnServing:
-    """Reads the files that a model was imported with."""
+    """Reads a base model's serving data from the files with which it was imported."""
     config, generation = _read(folder / "config.json"), _read(folder / "generation_config.json")
     ends = {*_ids(config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
     template = folder / "chat_template.jinja"
@@ -30,8 +30,8 @@ def read_own_serving(folder: Path) -> OwnServing:
 
 
 def add_found(serving: ServingData, found: ServingData, own: OwnServing) -> ServingData:
-    """Returns what an upload says of how it is served, with what was `found` in its folder where
-    the upload says nothing and the base model has another."""
+    """Returns an upload's serving data, completed with the values `found` in the adapter's folder.
+    A found value is used if the upload does not set it and the base model has another value."""
     template = serving.chat_template
     if template is None and _as_rendered(found.chat_template) != _as_rendered(own.chat_template):
         template = found.chat_template
@@ -51,7 +51,7 @@ def add_found(serving: ServingData, found: ServingData, own: OwnServing) -> Serv
 
 
 def _as_rendered(template: str | None) -> str | None:
-    """Returns a template as Jinja reads it, without the end of its last line."""
+    """Returns a template as Jinja reads it, without the newline at its end."""
     return None if template is None else template.removesuffix("\n")
 
 
@@ -60,6 +60,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _ids(value: Any) -> list[int]:
-    """Returns one id or several as a list."""
+    """Returns token ids as a list. `value` is one id or a list of ids."""
     values = cast(list[Any], value) if isinstance(value, list) else [value]
     return [each for each in values if isinstance(each, int)]

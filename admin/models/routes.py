@@ -1,4 +1,4 @@
-"""Base models: register a digest of the store under a name, list, read, change, delete."""
+"""Routes of base models: register a model of the store under a name, list, show, change, delete."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class ModelController(Controller):
         data: JSONBody[ModelRegister],
         idempotency_key: IdempotencyKey = None,
     ) -> Response[ModelView]:
-        """The model must have been imported into the store; the same again changes nothing."""
+        """Registers a model under a name. It must have been imported into the store. Repeating this
+        has no effect."""
         shape, length = await _describe(request, data.digest, data.max_model_len)
 
         async def create(connection: Connection, _seed: bytes) -> ModelView:
@@ -51,7 +52,7 @@ class ModelController(Controller):
         after: After = "",
         limit: Limit = 100,
     ) -> Page[ModelDetails]:
-        """By name, each with its tier on each worker."""
+        """Lists models by name, with the tier of each model on each worker."""
         async with request.reading() as connection:
             found = await models.list_models(connection, after, limit + 1)
             states = await workers.model_states(connection, {model.digest for model in found})
@@ -59,8 +60,7 @@ class ModelController(Controller):
 
     @get("/{name:str}", guards=[requires(ADMIN, ADAPTERS_WRITE)])
     async def show_model(self, request: AdminRequest, name: FromPath[str]) -> Tagged[ModelDetails]:
-        """What is served under the name, and in which tier each worker has it. The ETag is of the
-        model alone."""
+        """Shows a model and its tier on each worker. The ETag does not cover the tiers."""
         async with request.reading() as connection:
             model = await models.find_model(connection, name)
             states = await workers.model_states(connection, [model.digest])
@@ -75,8 +75,9 @@ class ModelController(Controller):
         data: JSONBody[ModelChange],
         if_match: IfMatch = None,
     ) -> Tagged[ModelView]:
-        """409 for other weights while adapters are bound to those there are. Workers load, keep or
-        unload it by its residency, when what runs in the way has ended."""
+        """Changes a model. 409 for other weights while adapters are bound to the present ones.
+        Workers load, keep or unload the model as its residency demands, once running requests
+        permit it."""
         async with request.reading() as connection:
             known = await models.find_model(connection, name)
         digest = data.digest or known.digest
@@ -99,7 +100,8 @@ class ModelController(Controller):
     async def delete_model(
         self, request: AdminRequest, name: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
-        """Its name and its price; 409 while adapters are bound to it. The store keeps the files."""
+        """Deletes a model's name and price. 409 while adapters are bound to it. The store keeps the
+        files."""
         async with request.transaction() as connection:
             await _checked(connection, name, if_match)
             await models.delete_model(connection, name)
@@ -109,7 +111,8 @@ class ModelController(Controller):
 async def _describe(
     request: AdminRequest, digest: str, length: int | None
 ) -> tuple[BaseModelShape, int]:
-    """Shape of a model of the store, and the length to serve it with. Raises Invalid."""
+    """Returns the shape of a model in the store, and the maximum length with which it is served.
+    Raises Invalid."""
     shape, longest = await asyncio.to_thread(request.plane.describe_model, digest)
     if (length or longest) > longest:
         raise Invalid(f"the model was made for {longest} tokens", None, "max_model_len")

@@ -11,7 +11,8 @@ from store.gateway_load import Latencies
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Percentiles in seconds, as exact as the bounds of the buckets allow."""
+    """Percentiles in seconds. Their precision is limited by the bounds of the histogram's
+    buckets."""
 
     p50: float
     p95: float

@@ -1,7 +1,7 @@
 """Overview of all workers and gateways.
 
-It is based on reports in the database: gateways report what they served recently, and what workers
-report to them. The admin plane connects to neither.
+It is based on reports in the database. Gateways report what they served recently, and pass on what
+workers report to them. The admin plane connects to neither.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAX_MODELS = 100
 MAX_TENANTS = 50
 MAX_TROUBLES = 20
 KINDS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
-"""Uses of an extent, and the characters by which a worker reports them."""
+"""Character that stands for each use of an extent in a worker's report."""
 NOTHING = WorkerStatus()
 MIN_SECONDS = 1.0
-"""Minimum seconds for rates of a gateway that has just started."""
+"""Minimum seconds over which rates are computed, for a gateway that has just started."""
 
 
 Served = tuple[ModelLoad, float]
@@ -43,7 +43,8 @@ Served = tuple[ModelLoad, float]
 
 
 async def take_overview(connection: Connection) -> Overview:
-    """Returns an overview of the first `MAX_WORKERS` workers and `MAX_GATEWAYS` gateways by id."""
+    """Returns an overview. It covers at most the first `MAX_WORKERS` workers and `MAX_GATEWAYS`
+    gateways by id."""
     counts = await connection.fetchrow(sql["overview_counts"])
     assert counts is not None
     workers = await list_workers(connection, "", MAX_WORKERS)
@@ -93,7 +94,7 @@ def _seconds(load: GatewayLoad) -> float:
 
 
 def _per_s(served: Iterable[Served], count: str) -> float:
-    """Returns the rate of one of the counts over all gateways."""
+    """Returns the sum over all gateways of a count per second."""
     return sum(getattr(load, count) / seconds for load, seconds in served)
 
 
@@ -157,7 +158,7 @@ async def _tenants(
             adapter_bytes[held.tenant] += held.adapter_bytes
     ids = kv_bytes.keys() | adapter_bytes.keys() | tokens.keys()
     ordered = sorted(
-        # Skips the empty id, which stands for no tenant.
+        # Omits the empty id, which stands for no tenant.
         ids - {""},
         key=lambda each: (-tokens[each], -kv_bytes[each] - adapter_bytes[each], each),
     )[:MAX_TENANTS]

@@ -29,12 +29,12 @@ async def find_price(connection: Connection, model: str) -> PriceDetails:
 
 
 async def set_price(connection: Connection, price: Price) -> None:
-    """Sets the price of an existing model. Requires a transaction of the caller's."""
+    """Sets the price of an existing model. Must be called in a transaction."""
     await connection.execute(
         sql["price_put"], price.model, price.input, price.cached_input, price.output
     )
 
 
 async def remove_price(connection: Connection, model: str) -> None:
-    """Removes a price. Future requests are free."""
+    """Removes a model's price. Future requests to the model are free."""
     await connection.execute(sql["price_delete"], model)

@@ -113,7 +113,7 @@ async def _describe(connection: Connection, model: str) -> PriceView:
 
 
 def price_of(model: str, data: PriceSet) -> Price:
-    """Returns the price of a model. Raises Invalid."""
+    """Returns the price in internal units from a request's body. Raises Invalid."""
 
     def micro(value: Decimal, field: str) -> int:
         return count_dollars(value, MICRO, MAX_DOLLARS, field)

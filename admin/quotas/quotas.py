@@ -1,7 +1,7 @@
 """Quotas of tenants and of their keys.
 
-Gateways enforce limits on requests (gateway/quota_types.py). The limits on a tenant's adapters are
-enforced here. Writing functions require a transaction of the caller's.
+Gateways enforce the limits on requests (gateway/quota_types.py). This module enforces the limits on
+a tenant's adapters. Functions that write must be called in a transaction.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ class QuotaDetails(Quota, frozen=True, kw_only=True):
     pin_bytes: int = 0
     """Bytes of adapters that a tenant's pinned aliases may keep on the device."""
     updated_at: datetime | None = None
-    """None if there are no limits."""
+    """Time of the last change. None if no limits are set."""
 
 
 class LimitUse(msgspec.Struct, frozen=True):
-    """Use of a limit. Money is in pico-dollars."""
+    """Use of a limit. Amounts of money are in pico-dollars."""
 
     limit: int
     used: int
-    """Amount used by requests whose usage is loaded."""
+    """Amount used by requests whose usage has been loaded into the database."""
     held: int = 0
-    """Amount leased to gateways: reserved, used but not loaded yet, or ready."""
+    """Amount leased to gateways. It is reserved for running requests, used by requests whose usage
+    is not loaded yet, or still available at a gateway."""
     ends_at: datetime | None = None
-    """Time at which the limit is renewed. None if it never is."""
+    """Time at which the limit is renewed. None if it is never renewed."""
 
     @property
     def left(self) -> int:
@@ -40,8 +41,8 @@ class LimitUse(msgspec.Struct, frozen=True):
 
 
 async def find_quota(connection: Connection, tenant_id: str, key_id: str | None) -> QuotaDetails:
-    """Returns a quota, without limits if none are set. `key_id` None selects the tenant as a
-    whole."""
+    """Returns a quota, which has no limits if none are set. If `key_id` is None, returns the quota
+    of the tenant as a whole."""
     row = await connection.fetchrow(sql["quota_find"], key_id or tenant_id)
     found = from_row(QuotaDetails, row) if row else QuotaDetails(key_id or tenant_id)
     if key_id is not None:
@@ -54,11 +55,12 @@ async def find_quota(connection: Connection, tenant_id: str, key_id: str | None)
 async def set_quota(
     connection: Connection, tenant_id: str, key_id: str | None, quota: QuotaDetails
 ) -> None:
-    """Replaces all limits. Raises Conflict if more bytes are pinned than allowed."""
+    """Replaces all limits of a tenant or key. Raises Conflict if more bytes are pinned than the new
+    quota allows."""
     limits = msgspec.structs.replace(quota, pin_bytes=0, updated_at=None)
     if limits == QuotaDetails(limits.subject):
-        # A quota with only `pin_bytes`, which is stored with the tenant, is one change and one row
-        # of the audit log.
+        # `pin_bytes` is stored with the tenant. A quota that sets nothing else needs no row of its
+        # own, so setting it is one change and one row of the audit log.
         await connection.execute(sql["quota_delete"], limits.subject)
     else:
         await connection.execute(
@@ -73,7 +75,8 @@ async def set_quota(
 
 
 async def clear_quota(connection: Connection, tenant_id: str, key_id: str | None) -> None:
-    """Removes all limits, so that nothing may be pinned. Raises Conflict if something is."""
+    """Removes all limits, after which nothing may be pinned. Raises Conflict if something is
+    pinned."""
     await connection.execute(sql["quota_delete"], key_id or tenant_id)
     if key_id is None:
         await _set_pin_bytes(connection, tenant_id, 0)
@@ -85,7 +88,7 @@ async def _set_pin_bytes(connection: Connection, tenant_id: str, pin_bytes: int)
 
 
 async def limits_in_use(connection: Connection, quota: QuotaDetails) -> dict[str, LimitUse]:
-    """Returns the use of the limits that gateways enforce, by name."""
+    """Returns the use of each limit that gateways enforce, by the limit's name."""
     found: dict[str, LimitUse] = {}
     for row in await connection.fetch(sql["quota_use"], quota.subject):
         limit = getattr(quota, row["kind"])
@@ -95,7 +98,7 @@ async def limits_in_use(connection: Connection, quota: QuotaDetails) -> dict[str
 
 
 async def holdings_in_use(connection: Connection, quota: QuotaDetails) -> dict[str, LimitUse]:
-    """Returns the use of a tenant's limits on adapters, by name."""
+    """Returns the use of each of a tenant's limits on adapters, by the limit's name."""
     held = await connection.fetchrow(sql["adapters_held"], quota.subject, "", "")
     pins = await connection.fetchrow(sql["pinned_bytes"], quota.subject)
     assert held is not None and pins is not None

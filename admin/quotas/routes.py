@@ -129,8 +129,8 @@ class KeyQuotaController(Controller):
 
 
 async def _find_key(connection: Connection, key_id: str, caller: ApiKey) -> tuple[ApiKey, str]:
-    """Returns the key and its tenant's id. Raises NotFound, also for a key that the caller may not
-    see, and Invalid for an admin key."""
+    """Returns the key and its tenant's id. Raises NotFound if the key does not exist or the caller
+    may not see it, and Invalid for an admin key."""
     if caller.tenant_id is not None and key_id != caller.id:
         raise NotFound(f"no key {key_id[:128]!r}", "key_not_found")
     key = await keys.get_key(connection, key_id)

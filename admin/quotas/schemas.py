@@ -94,7 +94,7 @@ L = TypeVar("L", bound=KeyLimits)
 
 
 def limits_of(kind: type[L], quota: QuotaDetails, **more: Any) -> L:
-    """Returns a quota as `kind`. `more` are its other fields."""
+    """Returns a quota as the body `kind`. `more` contains the body's other fields."""
     known = QuotaDetails.__struct_fields__
     values = {name: getattr(quota, name) for name in kind.__struct_fields__ if name in known}
     for name in SPENDS:
@@ -104,7 +104,8 @@ def limits_of(kind: type[L], quota: QuotaDetails, **more: Any) -> L:
 
 
 def quota_of(subject: str, limits: KeyLimits) -> QuotaDetails:
-    """Returns the quota. Raises Invalid for dollars that are out of range."""
+    """Returns the quota with the limits of a body. Raises Invalid for dollars that are out of
+    range."""
     values = msgspec.structs.asdict(limits)
     for name in SPENDS:
         if values[name] is not None:

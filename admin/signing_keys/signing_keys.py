@@ -1,6 +1,6 @@
 """Public keys with which a tenant signs its adapters: register, list, revoke, check a signature.
 
-Writing functions require a transaction of the caller's.
+Functions that write must be called in a transaction.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from store.records import random_base62
 from web.errors import Forbidden
 
 MAX_KEYS = 32
-"""Maximum number of signing keys of a tenant, revoked ones included: a signature is compared with
-each."""
+"""Maximum number of signing keys of a tenant, including revoked ones, because a signature is
+compared with each key."""
 
 
 class SigningKey(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class SigningKey(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """Signature of a version's content. `signed_by`: id of the key."""
+    """Signature of a version's content. `signed_by` is the id of the signing key."""
 
     signed_by: str
     signature: bytes
@@ -47,9 +47,9 @@ async def add_key(
 ) -> SigningKey:
     """Registers a public key.
 
-    by_tenant: whether a key of the tenant asks. Once the tenant requires signatures, only an admin
-    may add keys, because otherwise a stolen API key could sign. Raises Invalid, Forbidden,
-    AlreadyExists and Conflict.
+    `by_tenant` is whether the request was made with a key of the tenant. Once the tenant requires
+    signatures, only an admin may add keys, because otherwise a stolen API key would suffice to
+    sign. Raises Invalid, Forbidden, AlreadyExists and Conflict.
     """
     await lock_catalog(connection)
     try:
@@ -68,7 +68,8 @@ async def add_key(
 async def list_keys(
     connection: Connection, tenant_id: str, after: str, limit: int | None
 ) -> list[SigningKey]:
-    """Returns keys by id, also revoked ones, all of them if `limit` is None."""
+    """Returns signing keys by id, including revoked ones. Returns all of them if `limit` is
+    None."""
     return await fetch_all(
         connection, SigningKey, "signing_key_list", tenant_id, after, limit, None
     )
@@ -90,7 +91,7 @@ async def revoke_key(connection: Connection, tenant_id: str, key_id: str) -> Sig
 
 
 def parse_signature(text: str | None) -> bytes | None:
-    """Returns the signature that a form has as base64. Raises Invalid."""
+    """Decodes a signature from the base64 text of a form. Raises Invalid."""
     if text is None:
         return None
     try:
@@ -109,11 +110,12 @@ def parse_signature(text: str | None) -> bytes | None:
 async def check_signature(
     connection: Connection, tenant_id: str, digest: str, signature: bytes | None
 ) -> Signature | None:
-    """Returns the signature of the content with the key that made it, or None for an unsigned
-    content.
+    """Returns the signature of the content with the id of its signing key, or None if the content
+    is not signed.
 
-    Raises Invalid if none of the tenant's keys made it or the one that did is revoked, and
-    Forbidden if there is none and the tenant requires one. The caller holds the catalog's lock.
+    Raises Invalid if the signature is not by one of the tenant's keys or the key is revoked, and
+    Forbidden if there is no signature and the tenant requires one. The caller must hold the
+    catalog's lock.
     """
     if signature is None:
         if await connection.fetchval(sql["signature_required"], tenant_id):

@@ -13,13 +13,14 @@ from store.records import Tenant, random_base62
 
 class PastTenant(Tenant, frozen=True):
     deleted_at: datetime | None = None
-    """None if the tenant exists."""
+    """Time at which the tenant was deleted. None if the tenant exists."""
 
 
 async def create_tenant(
     connection: Connection, name: str, sharing_group: str | None = None
 ) -> Tenant:
-    """Creates a tenant. Raises AlreadyExists or Invalid for the name."""
+    """Creates a tenant. Raises AlreadyExists if the name is in use, or Invalid if it has a wrong
+    form."""
     tenant_id = f"ten_{random_base62(12)}"
     taken = AlreadyExists(f"a tenant named {name[:128]!r} already exists", param="name")
     values = tenant_id, name, sharing_group
@@ -37,8 +38,8 @@ async def find_tenant(connection: Connection, reference: str) -> Tenant:
 
 
 async def find_past_or_present(connection: Connection, reference: str) -> PastTenant:
-    """Returns a tenant by id or name, or a deleted one by id while the audit log has it. Raises
-    NotFound."""
+    """Returns a tenant by id or name. Also returns a deleted tenant by id while the audit log has
+    it. Raises NotFound."""
     query, missing = "tenant_find_past_or_present", _missing(reference)
     return await fetch_one(connection, PastTenant, query, reference, missing=missing)
 
@@ -48,7 +49,8 @@ def _missing(reference: str) -> NotFound:
 
 
 async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
-    """Returns names by id, also of deleted tenants while the audit log has them."""
+    """Returns the names of tenants by id, including deleted tenants while the audit log has
+    them."""
     rows = await connection.fetch(sql["tenant_names"], list(tenant_ids))
     return {row["id"]: row["name"] for row in rows}
 
@@ -56,7 +58,8 @@ async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str
 async def set_sharing_group(
     connection: Connection, tenant: Tenant, sharing_group: str | None
 ) -> Tenant:
-    """Sets the sharing group. None shares with no other tenant. Raises Invalid."""
+    """Sets the tenant's sharing group. None means that the tenant shares cached prefixes with no
+    other tenant. Raises Invalid."""
     values = tenant.id, sharing_group
     return await fetch_one(connection, Tenant, "tenant_set_sharing_group", *values)
 

@@ -1,9 +1,9 @@
-"""Extraction of an adapter's files from a .tar or .zip, within a bound on bytes.
+"""Extracts an adapter's files from a .tar or .zip, with a limit on their bytes.
 
-No path of the archive is used. What the archive declares is checked before anything is written, and
-what comes out is counted again while it is written. The .tar reader is our own because `tarfile`
-reads extended headers of any size into memory; a ZIP's directory is measured before `zipfile` reads
-it.
+No path of the archive is used. The sizes that the archive declares are checked before anything is
+written, and the extracted bytes are counted again while they are written. The .tar reader is our
+own, because `tarfile` reads extended headers of any size into memory. The size of a ZIP's directory
+is checked before `zipfile` reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from store.errors import Invalid
 from web.errors import TooLarge
 
 KNOWN_FILES = (CONFIG_NAME, WEIGHTS_NAME, *PICKLE_NAMES)
-"""Pickles are known only to be refused by name."""
+"""Names of the files that are extracted. Pickles are included so that they can be refused by
+name."""
 CHUNK_BYTES = 1 << 20
 MAX_MEMBERS = 1024
 MAX_DIRECTORY_BYTES = 1 << 20
@@ -37,7 +38,8 @@ ZIP64_END_MAGIC = b"PK\x06\x06"
 ZIP64_END = struct.Struct("<4sQ2H2L4Q")
 REGULAR = (b"0", b"\0")
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""The decoders of other methods take as much memory as the archive says."""
+"""Supported compression methods. The decoders of other methods take as much memory as the archive
+demands."""
 ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
@@ -50,27 +52,29 @@ ZIP_ERRORS = (
 
 
 class ExtractionTarget(msgspec.Struct, frozen=True):
-    """Where an archive's files are extracted to, and how many bytes they may have."""
+    """Folder into which an archive's files are extracted, and limits on their bytes."""
 
     folder: Path
     max_bytes: int
-    """Bound of all files together."""
+    """Maximum bytes of all files together."""
     check_room: Callable[[int], None]
-    """Called with the bytes about to be written; raises OSError (ENOSPC) if the disk's reserve
-    would be touched."""
+    """Called with the number of bytes about to be written. Raises OSError (ENOSPC) if they would
+    use the disk's reserve."""
 
 
 def max_file_bytes(name: str, max_bytes: int) -> int:
-    """Largest size of the known file `name`, where all files together may have `max_bytes`."""
+    """Returns the maximum size of the known file `name`, if all files together may have
+    `max_bytes`."""
     return min(max_bytes, MAX_CONFIG_BYTES) if name == CONFIG_NAME else max_bytes
 
 
 def extract(archive: Path, target: ExtractionTarget) -> None:
-    """Copies the known files (by the last component of a member's path) and skips all others.
+    """Extracts the known files from an archive and skips all others. A file is recognised by the
+    last component of its path.
 
-    A pickle's bytes are not copied: an empty file of its name is left for the validator to refuse.
-    Raises Invalid (not a plain tar or zip, damaged, a member twice, not a regular file), TooLarge,
-    OSError (the disk is full).
+    A pickle's bytes are not copied. An empty file of the same name is created, which the validator
+    refuses. Raises TooLarge, OSError if the disk is full, and Invalid if the archive is damaged or
+    not a plain tar or zip, or if a known file occurs twice or is not a regular file.
     """
     with archive.open("rb") as file:
         head = file.read(TAR_BLOCK)
@@ -92,8 +96,8 @@ class _Writer:
         self._names: set[str] = set()
 
     def declare(self, name: str, num_bytes: int) -> None:
-        """Reserves a member's declared bytes. Raises Invalid for a second one of the name, and
-        TooLarge."""
+        """Reserves the bytes that a member declares. Raises Invalid if a member of this name was
+        declared before, and TooLarge."""
         if name in self._names:
             raise Invalid(f"{name} is in the archive twice", "duplicate_part", name)
         self._names.add(name)
@@ -107,11 +111,11 @@ class _Writer:
             raise TooLarge(f"the files have more than {self._target.max_bytes} bytes")
 
     def check_room(self) -> None:
-        """Raises OSError unless the disk has room for all that was declared."""
+        """Raises OSError unless the disk has room for all declared bytes."""
         self._target.check_room(self._target.max_bytes - self._bytes_left)
 
     def copy(self, source: _Part | IO[bytes], name: str, num_bytes: int) -> None:
-        """Writes a declared member. Raises Invalid if it has other than its declared bytes."""
+        """Writes a declared member. Raises Invalid if its size differs from the declared one."""
         copied = 0
         with (self._target.folder / name).open("xb") as file:
             while name not in PICKLE_NAMES and (chunk := source.read(CHUNK_BYTES)):
@@ -151,7 +155,8 @@ def _extract_zip(file: IO[bytes], writer: _Writer) -> None:
 
 
 def _known_member(member: zipfile.ZipInfo) -> tuple[str, zipfile.ZipInfo] | None:
-    """The known file that a member is, and the member. Raises Invalid if it is no plain file."""
+    """Returns the name of the known file that a member contains, and the member. Returns None for
+    other members. Raises Invalid if the member is not a plain file."""
     name = PurePosixPath(member.filename).name
     if name not in KNOWN_FILES or member.is_dir():
         return None
@@ -164,8 +169,9 @@ def _known_member(member: zipfile.ZipInfo) -> tuple[str, zipfile.ZipInfo] | None
 
 
 def _count_zip_members(file: IO[bytes]) -> int:
-    """Number of members by the end record (the ZIP64 one where there is one), before the directory
-    is read. Raises Invalid if the directory has too many members or bytes."""
+    """Returns the number of members from the end record, or from the ZIP64 end record if there is
+    one, before the directory is read. Raises Invalid if the directory has too many members or
+    bytes."""
     size = file.seek(0, 2)
     tail_at = max(0, size - ZIP_END.size - 0xFFFF)
     file.seek(tail_at)
@@ -177,7 +183,7 @@ def _count_zip_members(file: IO[bytes]) -> int:
     locator_at = tail_at + at - ZIP64_LOCATOR_BYTES
     if locator_at >= 0:
         file.seek(locator_at)
-        # `zipfile` believes a ZIP64 record whatever the plain one says.
+        # `zipfile` uses a ZIP64 record regardless of what the plain end record contains.
         if file.read(len(ZIP64_LOCATOR_MAGIC)) == ZIP64_LOCATOR_MAGIC:
             num_members, num_bytes = _read_zip64_end(file, locator_at)
     if num_members > MAX_MEMBERS or num_bytes > MAX_DIRECTORY_BYTES:
@@ -187,8 +193,8 @@ def _count_zip_members(file: IO[bytes]) -> int:
 
 
 def _read_zip64_end(file: IO[bytes], locator_at: int) -> tuple[int, int]:
-    """(members, bytes) of the directory, by the record right before the locator: the one that
-    `zipfile` reads."""
+    """Returns the number of members and bytes of the directory. Reads the record right before the
+    locator, as `zipfile` does."""
     file.seek(max(0, locator_at - ZIP64_END.size))
     record = file.read(ZIP64_END.size)
     if len(record) < ZIP64_END.size or not record.startswith(ZIP64_END_MAGIC):
@@ -209,7 +215,8 @@ def _extract_tar(file: IO[bytes], writer: _Writer) -> None:
 
 
 def _tar_members(file: IO[bytes]) -> Iterator[tuple[str, bytes, int]]:
-    """(last path component, type flag, bytes) of each; the data begins where the file stands."""
+    """Yields the last path component, the type flag and the number of bytes of each member. The
+    file is then positioned at the member's data."""
     for _ in range(MAX_MEMBERS):
         block = file.read(TAR_BLOCK)
         if len(block) < TAR_BLOCK:
@@ -235,7 +242,7 @@ def _octal(field: bytes) -> int:
 
 
 class _Part:
-    """The next `num_bytes` of a file."""
+    """Reader of the next `num_bytes` of a file."""
 
     def __init__(self, file: IO[bytes], num_bytes: int) -> None:
         self._file = file

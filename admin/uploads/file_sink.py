@@ -1,4 +1,5 @@
-"""A file as it arrives from the network: bounded, and written off the event loop."""
+"""Writes a file that arrives from the network, with a limit on its bytes and without blocking the
+event loop."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ BLOCK_BYTES = 1 << 20
 
 
 class FileSink:
-    """Close it. Its file keeps what was written when something fails.
+    """File that is written in blocks on another thread. Must be closed. After a failure, the file
+    keeps the bytes written so far.
 
-    `check_room` is asked before each block, so that many uploads at once keep the reserve too.
+    `check_room` is called before each block, so that concurrent uploads together leave the disk's
+    reserve free.
     """
 
     def __init__(
@@ -28,7 +31,7 @@ class FileSink:
         mode: Literal["xb", "ab"] = "xb",
     ) -> None:
         self.num_bytes = 0
-        """Written by this sink, or waiting to be."""
+        """Bytes that this sink has written or buffered."""
         self._file = path.open(mode, buffering=0)
         self._max_bytes = max_bytes
         self._check_room = check_room
@@ -36,7 +39,7 @@ class FileSink:
         self._num_waiting = 0
 
     async def write(self, chunk: bytes | bytearray) -> None:
-        """Raises TooLarge, with nothing of the chunk kept, or OSError."""
+        """Appends a chunk. Raises OSError, or TooLarge without keeping any of the chunk."""
         if self.num_bytes + len(chunk) > self._max_bytes:
             raise TooLarge(f"more than {self._max_bytes} bytes")
         self.num_bytes += len(chunk)
@@ -46,7 +49,8 @@ class FileSink:
             await asyncio.to_thread(self._flush)
 
     async def finish(self, *, sync: bool = False) -> None:
-        """Writes what waits; `sync`: it is on the disk, even if this raises."""
+        """Writes the buffered bytes. If `sync` is set, also syncs the file to the disk, even if the
+        write fails."""
         try:
             await asyncio.to_thread(self._flush)
         finally:

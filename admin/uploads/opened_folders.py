@@ -1,7 +1,7 @@
-"""Copies of adapters that lie in a folder of this machine which the operator has opened for it.
+"""Copies adapters from folders on this machine that the operator has opened to a tenant.
 
-A path is resolved first, symbolic links included, and must then lie under an opened folder. Its
-parts are opened one by one without following links: a link that is put in their place in the
+A path is first resolved, including symbolic links, and must then lie under an opened folder. Its
+parts are opened one by one without following links, so that a link which replaces a part in the
 meantime is refused.
 """
 
@@ -32,10 +32,10 @@ class OpenedFolders:
     ) -> None:
         """Copies an adapter's files from the folder `path` into `staged`.
 
-        A pickle is not copied: an empty file of its name is left for the validator to refuse.
-        Raises Invalid if the path, or a file in it, lies outside of the opened folders or is not a
-        plain file; NotFound if there is no adapter; TooLarge if its files together have more than
-        `max_bytes`; OSError of the disk.
+        A pickle is not copied. An empty file of the same name is created, which the validator
+        refuses. Raises Invalid if the path or a file in it is outside of the opened folders or not
+        a plain file, NotFound if there is no adapter, TooLarge if the files together have more than
+        `max_bytes`, and OSError for failures of the disk.
         """
         folder = self._resolve(path)
         bytes_left = max_bytes
@@ -60,7 +60,8 @@ class OpenedFolders:
                     bytes_left -= _copy(source.fileno(), target.fileno(), limit, name)
 
     def _resolve(self, path: str) -> Path:
-        """Raises Invalid."""
+        """Returns the path with symbolic links resolved. Raises Invalid if it is not absolute or
+        not under an opened folder."""
         if "\0" in path or not os.path.isabs(path):
             raise Invalid(
                 "lora_path must be an absolute path of a folder on the server's machine",
@@ -72,7 +73,8 @@ class OpenedFolders:
         return resolved
 
     def _root_of(self, resolved: Path) -> Path:
-        """Raises Invalid: the same whether or not the path exists."""
+        """Returns the opened folder that contains a resolved path. Raises Invalid otherwise, with
+        the same message whether or not the path exists."""
         for root in self._roots:
             if resolved.is_relative_to(root):
                 return root
@@ -84,7 +86,7 @@ class OpenedFolders:
         )
 
     def _open(self, file: Path, path: str) -> int:
-        """Returns a descriptor of a plain file. Raises Invalid, FileNotFoundError."""
+        """Returns a file descriptor of a plain file. Raises Invalid or FileNotFoundError."""
         root = self._root_of(file)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(root, flags | os.O_DIRECTORY)
@@ -94,7 +96,7 @@ class OpenedFolders:
                 inner = os.open(part, flags | os.O_DIRECTORY, dir_fd=descriptor)
                 os.close(descriptor)
                 descriptor = inner
-            # A pipe would wait for a writer.
+            # Without O_NONBLOCK, opening a pipe would wait for a writer.
             opened = os.open(name, flags | os.O_NONBLOCK, dir_fd=descriptor)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.ENXIO):
@@ -117,7 +119,8 @@ def _missing() -> NotFound:
 
 
 def _copy(source: int, target: int, limit: int, name: str) -> int:
-    """Returns the number of bytes copied. Raises TooLarge for a file that grows meanwhile."""
+    """Copies a file and returns its number of bytes. Raises TooLarge if the file grows beyond the
+    limit in the meantime."""
     copied = 0
     while num := os.sendfile(target, source, None, CHUNK_BYTES):
         copied += num

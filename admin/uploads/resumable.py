@@ -1,7 +1,8 @@
-"""Uploads in pieces: each a folder in the store's incoming area, which outlives this process.
+"""Uploads in pieces. Each has a folder in the store's incoming area, which outlives this process.
 
-What has come is the size of its data file; what is written there is on the disk before any answer
-says so. An upload that is not continued is swept with all else that lies there untouched.
+The size of the upload's data file is the number of bytes received. Bytes are synced to the disk
+before any answer reports them. An upload that is not continued is removed, like everything else in
+the incoming area that is not touched for a while.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from web.errors import TooLarge
 ID = re.compile(r"upl_[0-9A-Za-z]{24}", re.ASCII)
 RECORD, DATA = "upload.json", "data"
 MAX_OPEN = 8
-"""Uploads of a tenant at a time: no quota counts what is not complete."""
+"""Maximum number of a tenant's open uploads, because no quota counts incomplete uploads."""
 
 
 class Record(msgspec.Struct, frozen=True):
-    """upload.json"""
+    """Contents of an upload's file upload.json."""
 
     tenant_id: str | None
-    """None: an admin's."""
+    """Id of the tenant that created the upload. None for an admin."""
     bytes: int
     filename: str
 
 
 class PartialUpload(msgspec.Struct, frozen=True):
-    """One upload, with what has come at the moment of asking."""
+    """Upload in pieces, with its state at the time of the query."""
 
     id: str
     record: Record
@@ -50,7 +51,8 @@ class PartialUpload(msgspec.Struct, frozen=True):
 
     @property
     def data(self) -> Path:
-        """The archive."""
+        """Path of the file with the bytes received so far, which is the archive once it is
+        complete."""
         return self.folder / DATA
 
 
@@ -65,8 +67,8 @@ class ResumableUploads:
         return upload.touched_at + timedelta(seconds=self._idle_s)
 
     async def create(self, key: ApiKey, num_bytes: int, filename: str) -> PartialUpload:
-        """Raises Invalid, TooLarge, Conflict (a tenant has too many already), OSError (the disk has
-        no room for so much)."""
+        """Creates an upload without any bytes. Raises Invalid, TooLarge, Conflict if the tenant has
+        too many uploads, and OSError if the disk does not have this much room."""
         if not filename.endswith(ARCHIVE_SUFFIXES):
             raise Invalid("an upload in pieces is a .tar or .zip", "archive_format", "filename")
         if num_bytes > self._max_bytes:
@@ -103,7 +105,7 @@ class ResumableUploads:
         return num_open
 
     async def find(self, key: ApiKey, upload_id: str) -> PartialUpload:
-        """Raises NotFound, also for another tenant's."""
+        """Returns an upload. Raises NotFound, also for another tenant's upload."""
         missing = NotFound("no such upload, or it has expired", "upload_not_found", "upload")
         if not ID.fullmatch(upload_id):
             raise missing
@@ -133,11 +135,11 @@ class ResumableUploads:
         num_bytes: int,
         body: AsyncIterator[bytes],
     ) -> PartialUpload:
-        """Adds a piece that starts at `offset` and has so many bytes (0: unknown); what came of one
-        that broke off stays.
+        """Appends a piece that starts at `offset` and has `num_bytes` bytes (0 if unknown). If the
+        connection breaks, the bytes received so far are kept.
 
-        Raises NotFound, Conflict (another offset or writer), TooLarge (more than was
-        declared: nothing of the excess is kept), Stalled, OSError.
+        Raises NotFound, Conflict for another offset or while another request writes, TooLarge if
+        the upload would exceed its declared bytes (the excess is not kept), Stalled, and OSError.
         """
         await self.find(key, upload_id)
         with _held(self._store.incoming / upload_id):
@@ -159,9 +161,9 @@ class ResumableUploads:
     async def completing(
         self, key: ApiKey, upload_id: str, sha256: str | None
     ) -> AsyncGenerator[PartialUpload]:
-        """The whole upload, held against other requests meanwhile. It is removed afterwards, unless
-        the error may pass or is not its own. Raises NotFound, Conflict, Invalid (another
-        checksum)."""
+        """Yields a complete upload, and keeps other requests from using it in the meantime. Removes
+        it at the end or if the adapter is rejected, and keeps it after any other error. Raises
+        NotFound, Conflict, and Invalid if the checksum differs."""
         await self.find(key, upload_id)
         with _held(self._store.incoming / upload_id):
             found = await self.find(key, upload_id)
@@ -176,14 +178,15 @@ class ResumableUploads:
             await _remove(found.folder)
 
     async def delete(self, key: ApiKey, upload_id: str) -> None:
-        """Raises NotFound, Conflict (a request writes)."""
+        """Deletes an upload. Raises NotFound, or Conflict while another request uses it."""
         found = await self.find(key, upload_id)
         with _held(found.folder):
             await _remove(found.folder)
 
 
 def check_offset(upload: PartialUpload, offset: int) -> None:
-    """Raises Conflict with what has come."""
+    """Raises Conflict unless the next piece starts at `offset`. The error contains the right
+    offset."""
     if offset != upload.offset:
         raise Conflict(
             f"{upload.offset} of {upload.record.bytes} bytes have come",

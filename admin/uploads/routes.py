@@ -1,4 +1,4 @@
-"""Uploads: an adapter's files in, in one piece or several, a version out."""
+"""Routes of uploads, in one request or in pieces. A complete upload becomes a version."""
 
 from __future__ import annotations
 
@@ -44,18 +44,19 @@ from web.openapi import flat, refused
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 PARTS = [requires(ADMIN, ADAPTERS_WRITE, changes_rows=False)]
-"""Guards of an upload's bytes, which are bounded themselves."""
+"""Guards of routes that receive an upload's bytes. They do not count as changes, because uploads
+have limits of their own."""
 JSON = "application/json"
 MAX_JSON_BYTES = 1 << 20
 UPLOADING = (404, 408, 409, 413, 507)
-"""Statuses of refusals of routes that take files."""
+"""Error statuses of routes that receive files."""
 BINARY = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
 TEXT = Schema(type=OpenAPIType.STRING)
 
 
 @dataclass
 class VersionOperation(AdminOperation):
-    """Takes a form or a JSON body."""
+    """Operation whose body is a form or JSON."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +72,7 @@ class VersionOperation(AdminOperation):
 
 @dataclass
 class AppendOperation(AdminOperation):
-    """Takes bytes, and where they belong."""
+    """Operation whose body is bytes, with a header for their offset in the upload."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,14 +97,15 @@ class UploadController(Controller):
         },
     )
     async def create_version(self, request: AdminRequest) -> Response[VersionView]:
-        """Makes a version, of the files of a form or of an upload that came before.
+        """Creates a version from the files of a form, or from an upload that was sent before.
 
-        A form has the files peft writes, or one archive, and the fields name, model, tenant, alias,
-        sha256, serving, folder_serving (what files beside it say: taken where `serving` says
-        nothing and the base model has another), signature, approve_template; a JSON body has the
-        same fields and `upload`, the id. The version is ready, and `alias` points to it, when it
-        has been proved and the chat template, if it brings one, is approved. 201 for a new version;
-        200 and the existing one if its content is already there.
+        A form has the files that peft writes, or one archive, and the fields name, model, tenant,
+        alias, sha256, serving, folder_serving, signature and approve_template. `folder_serving` is
+        serving data from other files in the adapter's folder. Each of its fields is used if
+        `serving` does not set it and the base model has another value. A JSON body has the same
+        fields, and `upload`, the upload's id. The version is ready, and `alias` points to it, once
+        it is verified and its chat template, if it has one, is approved. 201 for a new version. 200
+        with the existing version if its content is the same.
         """
         plane = request.plane
         kind, options = media_type(request.headers.get("content-type", ""))
@@ -128,7 +130,7 @@ class UploadController(Controller):
     async def create_upload(
         self, request: AdminRequest, data: JSONBody[UploadCreate]
     ) -> UploadView:
-        """Announces an archive that will come in pieces."""
+        """Announces an archive that will be sent in pieces."""
         made = await request.plane.uploads.create(request.user, data.bytes, data.filename)
         return _view(request, made)
 
@@ -136,8 +138,8 @@ class UploadController(Controller):
     async def list_rejected(
         self, request: AdminRequest, tenant: TenantName = None
     ) -> Page[RejectedUploadView]:
-        """Uploads whose files were refused, newest first, with the reason: the last 20, for 7
-        days."""
+        """Lists uploads whose files were refused, newest first, with the reason. Keeps the last 20
+        for 7 days."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             found = await versions.list_rejected(connection, owner.id)
@@ -155,9 +157,12 @@ class UploadController(Controller):
         responses=refused(*UPLOADING),
     )
     async def append(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
-        """Adds the body at the header `upload-offset`; 409 with the right one if it is another.
+        """Appends the body at the offset in the header `upload-offset`. 409 with the right offset
+        if it is another.
 
-        What the answer counts is on the disk. Of a request that breaks off, what came stays."""
+        The answer counts only bytes that are on the disk. If a request breaks off, the bytes
+        received so far are kept.
+        """
         given = request.headers.get("upload-offset", "")
         if not (given.isascii() and given.isdigit() and len(given) < 16):
             raise Invalid("the header upload-offset is missing", "upload_offset", "upload-offset")
@@ -202,7 +207,7 @@ async def _make(
 
 
 async def _check_first(request: AdminRequest, given: VersionFields) -> None:
-    """Checks the fields that precede the files. A missing one may follow them."""
+    """Checks the fields that precede the files. A missing field may still follow them."""
     try:
         await _check(request, given)
     except Invalid as error:
@@ -213,8 +218,8 @@ async def _check_first(request: AdminRequest, given: VersionFields) -> None:
 async def _check(
     request: AdminRequest, given: VersionFields
 ) -> tuple[str, Tenant, list[BaseModel], ServingData, ServingData]:
-    """Checks the fields that need no files. Returns name, tenant, base models, serving data, and
-    the serving data of the folder. Raises Invalid."""
+    """Checks the fields, which do not need the files. Returns the name, tenant, base models,
+    serving data, and the serving data from the adapter's folder. Raises Invalid."""
     if not given.name:
         raise Invalid("the field name is missing", "name_missing", "name")
     check_names(given.name, given.model, given.alias)

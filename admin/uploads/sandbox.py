@@ -1,4 +1,5 @@
-"""Unpacks and validates what strangers sent, as a sandbox: `python -m admin.uploads.sandbox`."""
+"""Unpacks and validates untrusted uploads in a sandboxed process: `python -m
+admin.uploads.sandbox`."""
 
 from __future__ import annotations
 
@@ -20,25 +21,25 @@ from store.errors import Invalid
 from web.errors import TooLarge
 
 NICENESS = 10
-"""Tokens that stream go first."""
+"""Niceness of the process, so that streaming answers have priority."""
 
 
 class Upload(msgspec.Struct, frozen=True):
     folder: str
-    """Holds the two files, or they are unpacked into it."""
+    """Folder that has the adapter's two files, or into which the archive is unpacked."""
     archive: str | None
     bases: list[BaseModelShape]
     max_rank: int
     max_bytes: int
-    """Bound of the unpacked files together."""
+    """Maximum bytes of the adapter's files together."""
     max_image_bytes: int
-    """Bound of the packed image in bfloat16."""
+    """Maximum bytes of the packed image in bfloat16."""
     min_free_bytes: int
-    """The disk's reserve, which unpacking leaves free."""
+    """Bytes of the disk that unpacking must leave free."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
-    """An AdapterRejected."""
+    """Fields of an AdapterRejected."""
 
     code: str
     field: str
@@ -48,7 +49,7 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """What is no archive that can be read, or a larger one than allowed."""
+    """Refusal of an archive that cannot be read or is larger than allowed."""
 
     is_too_large: bool
     message: str

@@ -65,7 +65,7 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     and the base model has another value."""
 
     def fields(self) -> VersionFields:
-        """Raises Invalid."""
+        """Returns the fields as those of a form. Raises Invalid."""
         return VersionFields(
             name=self.name,
             model=self.model,

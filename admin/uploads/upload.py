@@ -1,6 +1,7 @@
-"""An upload as it arrives: form fields to memory, the two files or one archive to a staged folder.
+"""Receives an upload: form fields into memory, and the two files or one archive into a staging
+folder.
 
-Nothing is named by the uploader: a part decides only which of the known files it is.
+No file is named by the uploader. A part's name only selects one of the known files.
 """
 
 # multipart carries no types; `Segment` states what is used of its own.
@@ -37,14 +38,15 @@ ARCHIVE = "upload.archive"
 ARCHIVE_SUFFIXES = (".tar", ".zip")
 MULTIPART = "multipart/form-data"
 OVERHEAD_BYTES = 1 << 20
-"""What an archive may add to the files."""
+"""Maximum bytes that an archive may have in addition to its files."""
 MAX_FORMS = 64
 MAX_FORMS_OF_TENANT = 8
-"""Under way at a time, in one process: no quota counts what is not complete."""
+"""Maximum number of forms that one process receives from a tenant at a time, because no quota
+counts incomplete uploads."""
 
 
 class Segment(Protocol):
-    """The head of a part."""
+    """Headers of one part of a multipart body."""
 
     name: str | None
     filename: str | None
@@ -54,18 +56,18 @@ class FormFields(msgspec.Struct, kw_only=True):
     """Text fields that a form may have alongside an adapter's files."""
 
     long_fields: ClassVar[Mapping[str, int]] = {}
-    """Largest number of bytes of fields that may have more than `MAX_FIELD_BYTES`."""
+    """Maximum bytes of each field that may have more than `MAX_FIELD_BYTES`."""
 
     model: str | None = None
     sha256: str | None = None
-    """Hex; of the weights file, or of the archive if one is sent."""
+    """SHA-256 in hex of the weights file, or of the archive if one is sent."""
 
 
 F = TypeVar("F", bound=FormFields)
 
 
 class VersionFields(FormFields, kw_only=True):
-    """What is said of a version beside its files."""
+    """Form fields that describe a version, in addition to its files."""
 
     long_fields = {"serving": 512 << 10, "folder_serving": 512 << 10}
 
@@ -73,30 +75,32 @@ class VersionFields(FormFields, kw_only=True):
     tenant: str | None = None
     alias: str | None = None
     serving: str | None = None
-    """JSON."""
+    """Serving data as JSON."""
     folder_serving: str | None = None
-    """JSON of the same form: what files beside the adapter say. Taken where `serving` says nothing
-    and the base model has another."""
+    """Serving data as JSON, from other files in the adapter's folder. A field is used if `serving`
+    does not set it and the base model has another value."""
     signature: str | None = None
     """Base64 of the ed25519 signature of the content."""
     approve_template: str | None = None
-    """"true": lets the chat template run. Admin keys only."""
+    """Whether the chat template is approved: "true" approves it. Only for admin keys."""
 
 
 def media_type(content_type: str) -> tuple[str, dict[str, str]]:
-    """(type, its parameters) of a Content-Type header."""
+    """Returns the media type of a Content-Type header, and its parameters."""
     return cast("tuple[str, dict[str, str]]", parse_options_header(content_type))
 
 
 class Forms:
-    """Those under way, from their heads to their answers."""
+    """Number of uploads in progress for each tenant, from their heads to their answers."""
 
     def __init__(self) -> None:
         self._num_open: Counter[str | None] = Counter()
 
     @contextlib.contextmanager
     def taking(self, tenant_id: str | None) -> Generator[None]:
-        """None: an admin's. Raises TooMany, or Overloaded if those of all are too many."""
+        """Counts an upload until the end of the block. `tenant_id` is None for an admin. Raises
+        TooMany if the tenant has too many uploads in progress, or Overloaded if there are too many
+        in total."""
         if tenant_id is not None and self._num_open[tenant_id] >= MAX_FORMS_OF_TENANT:
             raise TooMany(
                 f"this tenant has {MAX_FORMS_OF_TENANT} uploads under way", "too_many_uploads"
@@ -119,11 +123,11 @@ async def receive_form(
     fields: F,
     check_fields: Callable[[F], Awaitable[None]],
 ) -> Path | None:
-    """Reads a multipart/form-data body to its end: sets the `fields`, and returns where an archive
-    is stored, if one was sent.
+    """Reads a multipart/form-data body to its end and sets `fields`. Returns the path of the stored
+    archive, or None if no archive was sent.
 
-    `check_fields` is called before the first file, with the fields that came before it. Raises
-    Invalid, TooLarge, OSError, and what that raises.
+    Calls `check_fields` before the first file, with the fields received before it. Raises Invalid,
+    TooLarge, OSError, and any error of `check_fields`.
     """
     form = _Form(staged, max_bytes + OVERHEAD_BYTES, check_room, fields, check_fields)
     try:
@@ -145,7 +149,8 @@ def _parser(boundary: str) -> Any:
 
 
 class _Form(Generic[F]):
-    """Takes the parser's events: a segment, its bytes, then None."""
+    """Receiver of the parser's events. For each part, these are its head (`Segment`), its bytes,
+    and None."""
 
     def __init__(
         self,
@@ -162,7 +167,7 @@ class _Form(Generic[F]):
         self._check_fields = check_fields
         self._seen: set[str] = set()
         self._files: set[str] = set()
-        """Known names of the files that have come."""
+        """Known names of the files that have been received."""
         self._part = ""
         self._text = b""
         self._file: FileSink | None = None
@@ -182,7 +187,8 @@ class _Form(Generic[F]):
                 raise Invalid(f"{self._part} is too long", "field_too_long", self._part)
 
     async def archive(self) -> Path | None:
-        """Returns where the archive is stored, if one was sent. Raises Invalid."""
+        """Returns the path of the archive, or None if no archive was sent. Checks the SHA-256.
+        Raises Invalid."""
         if ARCHIVE in self._files and len(self._files) > 1:
             raise Invalid("send the two files or one archive, not both", "unexpected_part")
         for name in (ARCHIVE, WEIGHTS_NAME):
@@ -238,7 +244,8 @@ def _hash(path: Path) -> str:
 
 
 def _target(segment: Segment) -> str | None:
-    """Which of the known files a part is, by its file name or the part's name."""
+    """Returns which known file a part contains, by its file name or the part's name. Returns None
+    if neither is known."""
     names = (PurePosixPath(segment.filename or "").name, segment.name or "")
     for name in names:
         if name in KNOWN_FILES:

@@ -1,4 +1,4 @@
-"""Has uploads validated in processes of their own, a few at a time and of each tenant one."""
+"""Validates uploads in separate processes, a few at a time and one of each tenant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _decoder = msgspec.json.Decoder(Outcome)
 
 
 class Validation:
-    """Validations of one admin plane, in sandboxes."""
+    """Validator of an admin plane's uploads, which runs them in sandboxes."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Validation:
         *,
         bounds: Bounds = BOUNDS,
     ) -> None:
-        """max_bytes: of an adapter's files together. max_image_bytes: of its packed image in
-        bfloat16."""
+        """`max_bytes` is the maximum size of an adapter's files together. `max_image_bytes` is the
+        maximum size of its packed image in bfloat16."""
         self._max_rank = max_rank
         self._max_bytes = max_bytes
         self._max_image_bytes = max_image_bytes
@@ -62,11 +62,12 @@ class Validation:
         archive: Path | None = None,
         min_free_bytes: int = 0,
     ) -> AdapterManifest:
-        """Validates the files in `folder`, unpacked from `archive` first if there is one; unpacking
-        leaves `min_free_bytes` of the disk free. Writes the list of modules beside them.
+        """Validates the files in `folder`, and writes the list of modules there. If `archive` is
+        given, unpacks it into `folder` first, but leaves `min_free_bytes` of the disk free.
 
-        Raises AdapterRejected (adapter.validation.{memory,timeout,crashed} if it hit a bound),
-        Invalid or TooLarge for an archive that cannot be read, OSError of the disk.
+        Raises AdapterRejected, whose code is adapter.validation.{memory,timeout,crashed} if the
+        process reached a limit. Raises Invalid or TooLarge for an archive that cannot be read, and
+        OSError for failures of the disk.
         """
         upload = Upload(
             folder=str(folder),

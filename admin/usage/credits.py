@@ -1,7 +1,7 @@
-"""Credits: corrections of a wrong price in usage that was recorded.
+"""Credits: corrections of a wrong price in recorded usage.
 
-A credit sets the costs of a model's hours to what the right price makes them. It never raises a
-cost above what was recorded. A second credit of the same hours replaces the first, and also covers
+A credit sets the costs of a model's hours to the costs at the right price. It never raises a cost
+above the recorded one. A second credit of the same hours replaces the first one, and also covers
 usage that was loaded in between.
 """
 
@@ -26,9 +26,9 @@ class CreditFields(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     tenant_id: str | None
-    """None for all tenants."""
+    """Id of the tenant. None for all tenants."""
     since: datetime
-    """First whole hour."""
+    """Beginning of the first whole hour."""
     until: datetime
     """End of the last whole hour."""
     price: Price
@@ -43,7 +43,7 @@ class Credit(Price, frozen=True, kw_only=True):
     reason: str
     requests: int
     cost_before: Decimal
-    """Pico-dollars of those requests."""
+    """Cost of the corrected requests before the credit, in pico-dollars."""
     cost_after: Decimal
     created_at: datetime
 
@@ -61,11 +61,11 @@ class Credit(Price, frozen=True, kw_only=True):
 
 class _Repriced(msgspec.Struct, frozen=True):
     requests: int | None
-    """None if there is no such usage."""
+    """Number of corrected requests. None if there is no such usage."""
     cost_before: Decimal | None
     cost_after: Decimal | None
     raised: datetime | None
-    """First hour whose cost the price would raise, so that nothing was changed."""
+    """First hour whose cost the price would raise. If it is set, nothing was changed."""
 
 
 def whole_hours(start: datetime, end: datetime) -> tuple[datetime, datetime]:
@@ -90,8 +90,8 @@ async def find_credit(connection: Connection, credit_id: str) -> Credit:
 
 
 async def make_credit(connection: Connection, asked: CreditFields) -> Credit:
-    """Corrects the recorded costs once for each id and returns the credit. Requires a transaction
-    of the caller's.
+    """Corrects the recorded costs, once for each id, and returns the credit. Must be called in a
+    transaction.
 
     Raises AlreadyExists if the id was used for another credit, NotFound if there is no such usage,
     and Invalid if the price would raise the recorded cost of an hour.

@@ -1,5 +1,5 @@
-"""Usage and costs in OpenAI's form, for existing dashboards. A project is a tenant, and a tenant's
-key sees its own."""
+"""Usage and costs in the format of OpenAI's API, for existing dashboards. A project is a tenant. A
+tenant's key sees only its own tenant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Widths(NamedTuple):
     width: Width
     default: int
-    """Buckets of a page if there is no `limit`."""
+    """Number of buckets in a page if the request has no `limit`."""
     most: int
 
 
@@ -40,7 +40,8 @@ class Parameters(NamedTuple):
 
     widths: Mapping[str, Widths]
     model: str
-    """OpenAI's name of a base model for grouping. With an s, for selecting."""
+    """OpenAI's name of the dimension for a base model, by which results are grouped. With an s
+    appended, it is the parameter that selects models."""
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -61,15 +62,16 @@ COMPLETIONS = Parameters(
 )
 COSTS = Parameters({"1d": Widths(Width.DAY, 7, 180)}, "line_item")
 OURS = {"project_id": "tenant", "api_key_id": "key", "model": "model", "line_item": "model"}
-"""Dimensions here, by OpenAI's names."""
+"""Names of our dimensions, by OpenAI's names."""
 _COMMA = re.compile(",(?! )")
 SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
 MOST_SUMS = 20_000
-"""Maximum sums of a page, unless its first bucket has more. The page then ends early."""
+"""Maximum number of sums in a page, beyond which the page ends early. The first bucket of a page
+may have more."""
 
 
 def _describe(asked: Parameters) -> list[Parameter]:
-    """Returns the parameters of a report for the OpenAPI document."""
+    """Returns the parameters of a report, as described in the OpenAPI document."""
     number = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=99_999_999_999)
     text = Schema(type=OpenAPIType.STRING)
     dimension = Schema(enum=list(asked.dimensions))
@@ -212,7 +214,7 @@ async def _answer(
             asked = msgspec.structs.replace(asked, tenants=own)
         found = await report(connection, asked, limit=MOST_SUMS + 1)
         if len(found) > MOST_SUMS:
-            # The last bucket may be incomplete, so that the page ends before it.
+            # The last bucket may be incomplete, so the page ends before it.
             whole = max(found[-1].start, start + wide.width.value)
             asked = msgspec.structs.replace(asked, end=whole)
             found = await report(connection, asked)
@@ -255,7 +257,7 @@ def _usage(found: Sequence[UsageSum], given: Given) -> list[UsageResult]:
 
 
 def _costs(found: Sequence[UsageSum], given: Given) -> list[CostResult]:
-    """Returns the costs of the line items, without those that cost nothing."""
+    """Returns the costs by line item. Omits line items that cost nothing."""
     tells_items = "line_item" in given.group_by
     amounts: dict[tuple[str | None, str | None, str | None], Decimal] = defaultdict(Decimal)
     for each in found:
@@ -271,7 +273,8 @@ def _costs(found: Sequence[UsageSum], given: Given) -> list[CostResult]:
 
 
 def _line_items(found: UsageSum) -> Iterator[tuple[str, Decimal]]:
-    """Yields the line items of a sum. Costs recorded without parts are an item of the model."""
+    """Yields the line items of a sum, with their costs. A cost that was recorded without its parts
+    becomes a line item of the model."""
     yield f"{found.model}, input", found.input_cost
     yield f"{found.model}, cached input", found.cached_input_cost
     yield f"{found.model}, output", found.output_cost
@@ -303,7 +306,7 @@ class Given:
 
     @property
     def models(self) -> list[str] | None:
-        """Selected models, including those selected by a line item. None if all are."""
+        """Selected models, including models selected by a line item. None if all are selected."""
         if self._selected is None:
             return None
         return [name.partition(", ")[0] for name in self._selected]

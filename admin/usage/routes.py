@@ -1,4 +1,4 @@
-"""Route of usage: sums over time for people and bills, as JSON or CSV."""
+"""Route of usage: sums over time, as JSON or CSV, for people and for billing."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class UsageController(Controller):
 
 
 async def _tenant_id(connection: Connection, key: ApiKey, reference: str | None) -> str:
-    """Returns the id of the requested tenant. Admin keys may name a deleted one."""
+    """Returns the id of the tenant that the request names. Admin keys may name a deleted one."""
     if key.tenant_id is None and reference:
         return (await tenants.find_past_or_present(connection, reference)).id
     return (await tenant_for(connection, key, reference)).id
@@ -158,7 +158,8 @@ def _told_apart(group_by: str) -> list[str]:
 
 
 def aware(moment: datetime | None, field: str) -> datetime | None:
-    """Raises Invalid for a time without a time zone, or one that cannot be converted to UTC."""
+    """Returns the time unchanged. Raises Invalid if it has no time zone or cannot be converted to
+    UTC."""
     if moment is not None and moment.tzinfo is None:
         raise Invalid(f"{field} needs a time zone, such as a Z at its end", "invalid", field)
     if moment is not None and not MINYEAR < moment.year < MAXYEAR:
@@ -167,7 +168,7 @@ def aware(moment: datetime | None, field: str) -> datetime | None:
 
 
 def _fields(found: UsageSum, told: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the grouping columns of a row. `names` are those of tenants, by id."""
+    """Returns the grouping columns of a row. `names` are the names of tenants, by id."""
     values = {
         "tenant": found.tenant_id,
         "tenant_name": names.get(found.tenant_id, found.tenant_id),
@@ -199,7 +200,8 @@ def _csv(
     names: Mapping[str, str],
     more: str | None,
 ) -> Response[str]:
-    """Returns one table with a header line. The header Link has the next page."""
+    """Returns the sums as one CSV table with a header line. The header Link contains the URL of the
+    next page."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("start", *_columns(told), *SUMS))

@@ -1,4 +1,4 @@
-"""Usage from the ledger that gateways load: sums over time, and retention of days."""
+"""Usage from the ledger that gateways fill: sums over time, and the retention of days."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
 
 
 class Width(Enum):
-    """Width of a time bucket. Buckets begin at whole minutes, hours and days of UTC."""
+    """Width of a time bucket. Buckets begin at whole minutes, hours or days in UTC."""
 
     MINUTE = timedelta(minutes=1)
     HOUR = timedelta(hours=1)
@@ -40,32 +40,34 @@ class Width(Enum):
 
 
 class UsageSum(msgspec.Struct, frozen=True):
-    """Usage by requests admitted in a time bucket. Dimensions not grouped by are '' or 0."""
+    """Sum of the usage of requests that were admitted in a time bucket. Dimensions that are not
+    grouped by are '' or 0."""
 
     start: datetime
     tenant_id: str
     model: str
     """Served name of the base model."""
     adapter: str
-    """Also '' for requests without an adapter."""
+    """Name of the adapter. Also '' for requests without an adapter."""
     adapter_version: int
-    """Also 0 for requests without an adapter."""
+    """Version of the adapter. Also 0 for requests without an adapter."""
     key_id: str
     requests: int
     prompt_tokens: int
-    """Includes cached ones."""
+    """Number of prompt tokens, including cached ones."""
     cached_tokens: int
     completion_tokens: int
     metered_tokens: int
-    """Tokens that count against quotas: cached ones by their weight."""
+    """Tokens that count against quotas, in which a cached prompt token counts by its weight."""
     cost: Decimal
-    """Whole pico-dollars, at the prices when the requests arrived or as corrected since."""
+    """Cost in whole pico-dollars, at the prices when the requests arrived or as corrected since."""
     input_cost: Decimal
-    """Cost of computed prompt tokens."""
+    """Cost of the prompt tokens that were not found in a cache."""
     cached_input_cost: Decimal
     output_cost: Decimal
     credited: Decimal = Decimal(0)
-    """Pico-dollars that corrections of a wrong price have taken off `cost`. Always 0 by minute."""
+    """Pico-dollars by which corrections of a wrong price have lowered `cost`. Always 0 in sums by
+    minute."""
 
     @property
     def unsplit_cost(self) -> Decimal:
@@ -78,13 +80,14 @@ Cursor = tuple[datetime, str, str, str, Annotated[int, msgspec.Meta(ge=0, lt=2**
 
 
 class UsageQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """Query for whole buckets: from the one with `start` to the last that begins before `end`."""
+    """Query for sums in whole buckets, from the bucket that contains `start` to the last that
+    begins before `end`."""
 
     start: datetime
     end: datetime
     width: Width
     tenants: Sequence[str] | None = None
-    """Ids. None, here and below, selects all."""
+    """Ids of the tenants to select. In this and the next two fields, None selects all."""
     models: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     told_apart: Collection[str] = ()
@@ -97,8 +100,8 @@ async def report(
     after: Cursor | None = None,
     limit: int | None = None,
 ) -> list[UsageSum]:
-    """Returns sums by time, then by dimension. Requires a transaction of the caller's. Sums by
-    minute are of the rows that are kept, and ignore `after`."""
+    """Returns sums by time, then by dimension. Must be called in a transaction. Sums by minute
+    cover only rows that are still kept, and ignore `after`."""
     await connection.execute(sql["plan_each"])
     start = asked.width.floor(asked.start)
     end = asked.width.floor(asked.end - timedelta(microseconds=1)) + asked.width.value
@@ -113,7 +116,8 @@ async def report(
 
 
 async def keep_days(database: Database, days: int) -> None:
-    """Creates partitions for coming days and drops those past retention, forever."""
+    """Creates partitions for coming days and drops days older than the retention, until
+    cancelled."""
     while True:
         try:
             async with database.transaction() as connection:

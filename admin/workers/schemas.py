@@ -74,7 +74,7 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
 
     @classmethod
     def with_names(cls, worker: Worker, names: dict[str, list[str]]) -> WorkerDetails:
-        """Returns the view. `names` are those of the versions with each digest."""
+        """Returns the view of a worker. `names` are the names of the versions with each digest."""
         status = worker.status or NOTHING
         by_tier: dict[str, list[WorkerAdapterView]] = {}
         for adapter in status.adapters:

@@ -1,6 +1,7 @@
-"""Workers: registered by their own process, reported by gateways.
+"""Workers, which register themselves and which gateways report.
 
-The admin plane never connects to a worker. Requests to one reach it through the gateways.
+The admin plane never connects to a worker. A request to a worker, such as a drain, reaches it
+through the gateways.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from store.records import ModelState
 LOST_S = 5.0
 """Seconds without a report from any gateway after which a worker counts as lost."""
 FORGOTTEN_S = 30.0
-"""Seconds without report or lease after which a worker is deleted."""
+"""Seconds without a report or a lease after which a worker is deleted."""
 
 UNSATISFIABLE = "unsatisfiable"
 """Tier of a model that the worker's settings cannot serve."""
@@ -29,7 +30,7 @@ State = Literal["ready", "draining", "lost", "unreached", "unsatisfiable"]
 
 
 class WorkerModel(msgspec.Struct, frozen=True):
-    """Report of a base model on a worker. Figures that a worker does not know are 0."""
+    """Report of a base model on a worker. A figure that the worker does not know is 0."""
 
     digest: str
     name: str
@@ -54,7 +55,7 @@ class WorkerModel(msgspec.Struct, frozen=True):
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     itl: Latencies = []
-    """Times between two tokens of a sequence in the last minute."""
+    """Histogram of the times between two tokens of a sequence in the last minute."""
 
 
 class WorkerAdapter(msgspec.Struct, frozen=True):
@@ -62,15 +63,15 @@ class WorkerAdapter(msgspec.Struct, frozen=True):
     tier: str
     num_bytes: int = 0
     leases: int = 0
-    """Number of sequences that use it."""
+    """Number of sequences that use the adapter."""
     pinned: bool = False
     error: str = ""
-    """Code of the last load's failure, until a load succeeds."""
+    """Error code of the last failed load. Empty once a load succeeds."""
     message: str = ""
 
 
 class WorkerTenant(msgspec.Struct, frozen=True):
-    """Bytes of the device that are charged to a tenant. An empty id stands for no tenant."""
+    """Bytes of the device that are charged to a tenant. The empty id stands for no tenant."""
 
     tenant: str
     kv_bytes: int
@@ -78,7 +79,7 @@ class WorkerTenant(msgspec.Struct, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """Report of a worker, as far as it is shown."""
+    """Report of a worker, with the fields that the admin plane shows."""
 
     draining: bool = False
     models: list[WorkerModel] = []
@@ -98,14 +99,14 @@ class Worker(msgspec.Struct, frozen=True):
     is_registered: bool
     """Whether gateways find it by its registration. Otherwise their settings name it."""
     draining: bool | None
-    """Whether a drain was requested. None if nothing was."""
+    """Whether a drain was requested. None if neither a drain nor its end was requested."""
     registered_at: datetime
     reported_at: datetime | None
     reported_by: str | None
-    """Id of the gateway."""
+    """Id of the gateway that sent the report."""
     status: WorkerStatus | None
     failure: str
-    """Why a gateway's last attempt did not reach it. Empty after a success."""
+    """Why the gateway's last attempt to reach the worker failed. Empty after a success."""
     age_s: float
     """Age of the report in seconds."""
 
@@ -123,7 +124,8 @@ class Worker(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why it is unreachable, or the problems of its models by name. Empty if there are none."""
+        """Why the worker cannot be reached, or the problems of its base models by name. Empty if
+        there are none."""
         if self.failure and self.state in ("lost", "unreached"):
             return self.failure
         models = self.status.models if self.status else []
@@ -144,7 +146,8 @@ async def find_worker(connection: Connection, worker_id: str) -> Worker:
 async def model_states(
     connection: Connection, digests: Collection[str]
 ) -> dict[str, list[ModelState]]:
-    """Returns base models' states on each worker, of recent reports that the connection may see."""
+    """Returns the states of base models on each worker, from recent reports that the connection may
+    see."""
     rows = await connection.fetch(sql["model_states"], list(digests), LOST_S)
     states: dict[str, list[ModelState]] = {digest: [] for digest in digests}
     for row in rows:
@@ -153,14 +156,15 @@ async def model_states(
 
 
 async def set_draining(connection: Connection, worker_id: str, draining: bool) -> Worker:
-    """Requests a drain, or ends it. Requires a transaction of the caller's. Raises NotFound."""
+    """Requests that a worker drains, or ends the drain. Must be called in a transaction. Raises
+    NotFound."""
     await lock_catalog(connection)
     await connection.execute(sql["worker_set_draining"], worker_id, draining)
     return await find_worker(connection, worker_id)
 
 
 async def register_worker(database: Database, worker_id: str, address: str, lease_s: float) -> None:
-    """Registers a worker for `lease_s` seconds. Must be repeated before they end."""
+    """Registers a worker for `lease_s` seconds. Must be called again before they end."""
     async with database.acquire() as connection:
         if await connection.fetchval(sql["worker_renew"], worker_id, lease_s):
             return
@@ -170,7 +174,7 @@ async def register_worker(database: Database, worker_id: str, address: str, leas
 
 
 async def leave(database: Database, worker_id: str) -> None:
-    """Removes a worker that has ended."""
+    """Deletes a worker that has ended from the database."""
     async with database.transaction(EVERYTHING) as connection:
         await lock_catalog(connection)
         await connection.execute(sql["worker_leave"], worker_id)
