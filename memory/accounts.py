@@ -37,7 +37,7 @@ class Accounts:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._asked: dict[str, tuple[int, float]] = {}
-        """Weight and time of the last request by account name, the oldest request first."""
+        """Weight and time of the last request of each account, oldest request first."""
 
     def note(self, tenant: Tenant) -> None:
         """Records a request of the tenant and forgets accounts that are no longer active."""
@@ -50,13 +50,14 @@ class Accounts:
             del self._asked[first]
 
     def weight(self, name: str) -> int:
-        """Returns the weight of the account, or 0 if it has no share."""
+        """Returns the account's weight, or 0 if it made no request within the last `ACTIVE_S`
+        seconds."""
         weight, asked_s = self._asked.get(name, (0, -math.inf))
         return weight if self._clock() - asked_s <= ACTIVE_S else 0
 
 
 class BytesHeld:
-    """Amount of one resource that each account holds: bytes, or a number of block tables."""
+    """Amount of one resource, such as bytes or block tables, that each account holds."""
 
     def __init__(self, accounts: Accounts, held: Iterable[tuple[str, int]] = ()) -> None:
         self.accounts = accounts
@@ -74,16 +75,18 @@ class BytesHeld:
             self.held.pop(name, None)
 
     def level(self, name: str, extra: int = 0) -> float:
-        """Returns the amount held plus `extra`, divided by weight; infinity without a share."""
+        """Returns the amount held plus `extra`, divided by the account's weight. Returns infinity
+        if the weight is 0."""
         weight = self.accounts.weight(name)
         return (self.held.get(name, 0) + extra) / weight if weight else math.inf
 
 
 class Ask:
-    """Request of an account for more of a resource. Decides what may be evicted for it.
+    """Request of an account for more of a resource. Decides which items may be evicted for the
+    request.
 
-    The requested amount counts as already held, so an account that would end up above the others
-    evicts its own items.
+    The requested amount counts as already held. Therefore an account whose level would exceed the
+    level of all others evicts its own items.
     """
 
     def __init__(
@@ -95,8 +98,9 @@ class Ask:
         is_first: bool = False,
         spare: int = 0,
     ) -> None:
-        """is_first: the account holds nothing else of this kind. It may then take from any account,
-        in the same order, so that it never starves. spare: amount that it could evict itself."""
+        """is_first: whether the account holds nothing else of this kind. If so, items of any
+        account may be evicted for it, in the usual order, so that it never starves. spare: amount
+        that the account could evict from its own items."""
         self._bytes_held = bytes_held
         self.name = name
         self._amount = amount
@@ -104,7 +108,8 @@ class Ask:
         self._spare = spare
 
     def priority(self, *names: str) -> float:
-        """Returns the eviction priority of an item of these accounts (lowest first)."""
+        """Returns the eviction priority of an item of these accounts. Items of the lowest priority
+        are evicted first."""
         return max((-self._level(name) for name in names), default=-math.inf)
 
     def may_take(self, *names: str) -> bool:

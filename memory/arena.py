@@ -11,16 +11,19 @@ from memory.errors import require
 
 
 class Arena:
-    """Extents and their owners: one KV cache, the adapters, one model's weights, or none.
+    """Extents and their owners. Each extent belongs to one KV cache, to the adapters, to one
+    model's weights, or is free.
 
         extent   0   1   2   3   4   5   6   7
                  w   w   k   .   .   a   a   a      KV from the low end, adapters from the high
                                          `--+--'
                                 floor: for adapters alone, always contiguous
 
-    Weights own any free extents outside the floor, as KV does, adjacent or not. Extents outside the
-    arena (`extend`) are for weights alone and have no number. The floor is rounded up to whole
-    extents, the ceiling down. Sets of extents are bit masks, bit i = extent i. Not thread-safe.
+    The adapters' floor is the memory that only adapters may use, and their ceiling is the maximum
+    that they may use. The floor is rounded up to whole extents, the ceiling is rounded down. KV and
+    weights may use any extents outside the floor, adjacent or not. Extents outside the arena (see
+    `extend`) hold only weights and have no number. Sets of extents are bit masks, in which bit i
+    stands for extent i. Not thread-safe.
     """
 
     def __init__(
@@ -33,8 +36,8 @@ class Arena:
         first_byte: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """first_byte: offset of extent 0 in the device's memory; the bytes before it are not
-        managed here. Raises ValueError for sizes that contradict each other."""
+        """first_byte: offset of extent 0 in the device's memory. The bytes before it are not part
+        of the arena. Raises ValueError for sizes that contradict each other."""
         if extent_bytes <= 0 or num_bytes < extent_bytes:
             raise ValueError(f"an arena of {num_bytes} bytes has no extent of {extent_bytes} bytes")
         self.first_byte = first_byte
@@ -67,7 +70,7 @@ class Arena:
 
     @property
     def num_kv_extents(self) -> int:
-        """Number of extents that KV and weights may use: all but the adapters' floor."""
+        """Number of extents that KV and weights may use (all outside the adapters' floor)."""
         return self.num_extents - self.adapter_floor
 
     @property
@@ -90,7 +93,8 @@ class Arena:
         return self._free.bit_count()
 
     def allocate_kv(self, owner: str) -> int | None:
-        """Allocates the lowest free extent to the owner. Returns None if KV may have no more."""
+        """Allocates the lowest free extent to the owner. Returns None if no extent that KV may use
+        is free."""
         extent = self._take_lowest()
         if extent is not None:
             self._kv[extent] = owner
@@ -102,8 +106,8 @@ class Arena:
         self._free |= 1 << extent
 
     def allocate_weights(self, owner: str, num_extents: int) -> int:
-        """Allocates up to `num_extents` free extents to the owner: first those outside the arena,
-        then the lowest. Returns the number allocated."""
+        """Allocates up to `num_extents` free extents to the owner, first extents outside the arena,
+        then the lowest ones. Returns the number allocated."""
         num_taken = min(num_extents, self.num_beside_obtainable)
         self._weights_beside[owner] += num_taken
         while num_taken < num_extents and (extent := self._take_lowest()) is not None:
@@ -127,8 +131,9 @@ class Arena:
         return extent
 
     def allocate_adapters(self, least: int, most: int) -> range | None:
-        """Allocates `least` to `most` adjacent free extents to the adapters: as many as possible,
-        then the highest. Returns None if there are too few or the ceiling would be exceeded."""
+        """Allocates `least` to `most` adjacent free extents to the adapters, as many as possible.
+        Of equally long runs, allocates the highest. Returns None if no run is long enough or the
+        ceiling would be exceeded."""
         most = min(most, self.adapter_ceiling - self.num_adapter_extents)
         starts, length = self._all, 0
         while length < most and (longer := starts & self._free >> length):
@@ -151,7 +156,7 @@ class Arena:
         return {extent for extent, name in self._kv.items() if name == owner}
 
     def weight_extents(self, owner: str) -> set[int]:
-        """Returns the extents of the owner's weights, without those outside the arena."""
+        """Returns the extents in the arena that hold the owner's weights."""
         return {extent for extent, name in self._weights.items() if name == owner}
 
     def num_weight_extents(self, owner: str) -> int:
@@ -162,7 +167,7 @@ class Arena:
         return self._kv.get(extent)
 
     def is_for_kv(self, extent: int) -> bool:
-        """Whether the extent is outside the adapters' floor."""
+        """Whether KV and weights may use the extent, because it is outside the adapters' floor."""
         return bool(self._kv_zone >> extent & 1)
 
     def is_free(self, extent: int) -> bool:
@@ -181,7 +186,8 @@ class Arena:
         return inside + "w" * self._weights_beside.total() + "." * self.num_beside_obtainable
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless each extent has one state, and floor and ceiling hold."""
+        """Raises IntegrityError unless each extent has exactly one state, and the adapters' floor
+        and ceiling are respected."""
         kv = sum(1 << extent for extent in self._kv)
         weights = sum(1 << extent for extent in self._weights)
         states = (self._free, kv, self._adapters, weights)

@@ -26,11 +26,11 @@ class BlockTable:
         self.pages: list[int] = []
         self.num_committed = 0
         self._num_matched = self._num_found = 0
-        """`_num_matched`: pages taken from the prefix cache. `_num_found`: pages of these that
-        count as reused, set once `grow` succeeds, because a match released at once is no use."""
+        """`_num_matched`: number of pages from the prefix cache. `_num_found`: how many of these
+        count as reused; 0 until `grow` succeeds, because a match released before it had no use."""
         self._duplicates: dict[int, int] = {}
-        """Cached page with the same content as the private page of that index. The table holds a
-        reference to it, so that no page cached after it outlives it in the prefix cache."""
+        """Cached page with the same content, by the private page's index. The table holds a
+        reference to the cached page, so that it outlives the cached pages after it."""
         self._last_key: bytes | None = None
 
     @property
@@ -39,7 +39,7 @@ class BlockTable:
         return self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
 
     def make_room(self, num_pages: int, *, num_beside: int = 0) -> bool:
-        """Makes pages free that `grow` can add, as `KVCache.make_room` does."""
+        """Makes `num_pages` pages free for `grow`, as `KVCache.make_room` does."""
         return self._kv.make_room(
             num_pages, self.tenant, num_beside=num_beside, is_first=self.is_first
         )
@@ -62,17 +62,17 @@ class BlockTable:
         return held
 
     def num_found(self, keys: Iterable[bytes]) -> int:
-        """Returns the number of tokens in the longest cached prefix of whole pages, and asks for no
-        key beyond it."""
+        """Returns the number of tokens in the longest cached prefix of whole pages. Reads `keys`
+        only up to the first uncached key."""
         cached = takewhile(self._kv.prefix_cache.__contains__, keys)
         return sum(PAGE_TOKENS for _ in cached)
 
     def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> int:
-        """Takes the longest cached prefix of whole pages and returns its number of tokens.
+        """Adds the longest cached prefix of whole pages and returns its number of tokens.
 
-        keys: of the sequence's full pages, in order. max_tokens: maximum number of tokens to take;
-        pass the sequence's length - 1, because the last token must be computed to have its logits.
-        The table must be empty.
+        keys: keys of the sequence's full pages, in order. max_tokens: maximum number of tokens to
+        match. Pass the sequence's length - 1, because the last token must be computed to get its
+        logits. The table must be empty.
         """
         assert not self.pages, "match_prefix on a table that has pages"
         self.pages = self._kv.prefix_cache.match(keys[: max(max_tokens, 0) // PAGE_TOKENS])
@@ -82,7 +82,7 @@ class BlockTable:
         return len(self.pages) * PAGE_TOKENS
 
     def grow(self, num_tokens: int) -> bool:
-        """Extends the table to `num_tokens` tokens. Returns False, unchanged, if memory is
+        """Extends the table to `num_tokens` tokens. Returns False and changes nothing if memory is
         short."""
         missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
         if missing > 0:
@@ -97,8 +97,8 @@ class BlockTable:
     def commit(self, keys: Sequence[bytes]) -> None:
         """Offers the table's full pages to the prefix cache.
 
-        keys[i] is page i's; pages committed before are skipped. The table keeps its pages, cached
-        or not. A page whose key the cache already has stays private.
+        keys[i] is the key of page i. Pages committed before are skipped. The table keeps its pages,
+        cached or not. A page whose key the cache already has stays private.
         """
         start, end = self.num_committed, len(keys)
         if start >= end:

@@ -1,4 +1,4 @@
-"""Errors of this package.
+"""Errors of the memory package.
 
     AssertionError
         IntegrityError    the accounting contradicts itself: a bug here, never a bad request

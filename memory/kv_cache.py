@@ -17,14 +17,14 @@ from memory.prefix_cache import PrefixCache
 SECONDS_PER_TOKEN = 1e-3
 """Assumed seconds to prefill one token, until it is measured."""
 MEMORY = 0.9
-"""Fraction of the earlier measurements that is kept at each new one."""
+"""Factor by which earlier prefill measurements are multiplied at each new one."""
 
 
 class KVCache:
     """KV pages of one model. Every page is free, used by sequences, or idle in the prefix cache;
     idle pages count as obtainable.
 
-    Sequences allocate here and release through `prefix_cache.release`, never to the pool itself.
+    Sequences allocate pages here and release them with `prefix_cache.release`, not with the pool.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class KVCache:
         source: PageSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """source: shared by all caches of the arena; None if there is only this one."""
+        """source: page source shared by all caches of the arena. None if this is the only cache."""
         self._arena = arena
         self._source = source or OwnPages()
         self._leave_source = self._source.add_cache(owner, self)
@@ -46,7 +46,7 @@ class KVCache:
         self.tables = BytesHeld(arena.bytes_held.accounts)
         """Number of block tables with pages, by tenant."""
         self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
-        """Tokens and seconds of recent prefills, the older ones counted less."""
+        """Decaying sums of the tokens and of the seconds of prefills."""
 
     @property
     def lock(self) -> Lock:
@@ -60,13 +60,13 @@ class KVCache:
 
     @property
     def num_free(self) -> int:
-        """Free plus idle cached pages. A tenant may obtain fewer, because some may not be evicted
-        for it."""
+        """Number of free pages plus idle cached pages. A tenant may get fewer, because some idle
+        pages may not be evicted for it."""
         return self.pool.num_free + self.prefix_cache.num_idle
 
     @property
     def num_total(self) -> int:
-        """Used plus free pages. Changes as extents move between this cache and other owners."""
+        """Number of used plus free pages. Changes as extents move to and from other owners."""
         return self.pool.num_used + self.pool.num_free
 
     @property
@@ -76,7 +76,7 @@ class KVCache:
 
     @property
     def page_cost_s(self) -> float:
-        """Seconds to compute a page again, by recent prefills."""
+        """Estimated seconds to compute a page again, based on recent prefills."""
         num_tokens, seconds = self._prefill
         return PAGE_TOKENS * seconds / num_tokens
 
@@ -86,7 +86,7 @@ class KVCache:
         self._prefill = MEMORY * old_tokens + num_tokens, MEMORY * old_seconds + seconds
 
     def ask(self, num_pages: int, tenant: Tenant, *, is_first: bool) -> Ask:
-        """Returns the rules by which `num_pages` more pages may be evicted for the tenant."""
+        """Returns the tenant's request for `num_pages` pages, which decides what may be evicted."""
         size = self.pool.page_bytes
         spare = self.prefix_cache.num_idle_of(tenant.name) * size
         return Ask(self._bytes_held, tenant.name, num_pages * size, is_first=is_first, spare=spare)
@@ -99,9 +99,9 @@ class KVCache:
         num_beside: int = 0,
         is_first: bool = False,
     ) -> bool:
-        """Makes `num_pages` pages free, evicting idle items here and in other caches as far as the
-        tenant may. Returns False if too few can be freed. num_beside: additional pages to free for
-        other users. is_first: none of the tenant's other sequences has pages here."""
+        """Makes `num_pages` pages free, evicting idle items that may be evicted for the tenant.
+        Returns False if too few can be freed. num_beside: number of additional pages to free for
+        other users. is_first: whether no other sequence of the tenant has pages here."""
         self._bytes_held.accounts.note(tenant)
         ask = self.ask(num_pages, tenant, is_first=is_first)
         return self._source.make_room(self, num_pages + num_beside, ask)
@@ -109,7 +109,7 @@ class KVCache:
     def allocate(
         self, num_pages: int, tenant: Tenant = NO_TENANT, *, is_first: bool = False
     ) -> list[int] | None:
-        """Allocates pages with one reference each, the caller's. Returns None if memory is
+        """Allocates pages, each with one reference owned by the caller. Returns None if memory is
         short."""
         if not self.make_room(num_pages, tenant, is_first=is_first):
             return None
@@ -134,8 +134,8 @@ class KVCache:
         }
 
     def lost_with(self, extent: int) -> Idle:
-        """Returns the cost of draining the extent, including pages elsewhere that follow its pages.
-        In seconds to compute the pages again, times their expected reuse."""
+        """Returns the cost of draining the extent, including pages in other extents that follow its
+        pages. The cost is the seconds to compute the pages again, times their expected reuse."""
         accounts, reuse = self.prefix_cache.lost_with(extent)
         return Idle(accounts, reuse * self.page_cost_s)
 
@@ -144,15 +144,15 @@ class KVCache:
         self.prefix_cache.evict_extent(extent)
 
     def close(self) -> None:
-        """Frees idle pages and leaves the source. Pages in use are never freed."""
+        """Frees idle pages and removes the cache from its source. Pages in use are not freed."""
         self.evict(self.num_cached, self.ask(0, NO_TENANT, is_first=True))
         self._leave_source()
 
     def check_integrity(self, held: Iterable[int] | None = None) -> None:
         """Raises IntegrityError unless every page is in exactly one state.
 
-        held: pages of all block tables (`BlockTable.held_pages`), once per reference. If given, the
-        reference counts must add up, too. For an idle engine pass `held=()`.
+        held: pages of all block tables (see `BlockTable.held_pages`), once per reference. If given,
+        the reference counts are checked, too. For an idle engine pass `held=()`.
         """
         self._arena.check_integrity()
         self.pool.check_integrity()

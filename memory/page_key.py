@@ -24,7 +24,7 @@ class PageHasher:
 
     The adapter acts on positions from `activation` on. Pages wholly before it have the base model's
     keys, whatever adapter follows. Later pages have the adapter and `activation` in their keys,
-    because the same adapter may begin elsewhere after the same tokens.
+    because the same adapter may be activated elsewhere after the same tokens.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class PageHasher:
             self._num_base_pages = activation // PAGE_TOKENS
 
     def key(self, index: int, parent: bytes | None, tokens: Sequence[int]) -> bytes:
-        """Returns the key (32 bytes) of page number `index`. tokens: its tokens, unsigned 32-bit.
-        parent: key of the page before, None for the first."""
+        """Returns the key (32 bytes) of page number `index`. parent: key of the page before, None
+        for the first page. tokens: token ids in the page, unsigned 32-bit."""
         state = (self._base if index < self._num_base_pages else self._adapted).copy()
         if parent is not None:
             state.update(_field(b"p", parent))
@@ -60,7 +60,7 @@ class PageHasher:
         return state.digest()
 
     def extend(self, keys: list[bytes], tokens: Sequence[int]) -> None:
-        """Appends the missing keys of the full pages of `tokens`; keys[i] is page i's."""
+        """Appends the missing keys of the full pages of `tokens`. keys[i] is the key of page i."""
         for _ in range(len(keys), len(tokens) // PAGE_TOKENS):
             self.append(keys, tokens)
 

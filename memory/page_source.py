@@ -1,4 +1,4 @@
-"""Where a KV cache gets room from when it is short of free pages."""
+"""Sources from which a KV cache gets more free pages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class PageHolder(Protocol):
         ...
 
     def evict(self, num_pages: int, ask: Ask, limit: Loss = NO_LIMIT) -> int:
-        """Frees up to `num_pages` idle pages in the order of their loss, while the loss is within
-        the limit (its cost in seconds per byte). Returns their number."""
+        """Frees up to `num_pages` idle pages, least loss first, whose loss does not exceed the
+        limit (with its cost in seconds per byte). Returns the number of pages freed."""
         ...
 
     def drainable(self) -> dict[int, Idle]:
-        """Returns the extents that `drain` could free, with lower bounds of the cost."""
+        """Returns the extents that `drain` could free, each with a lower bound of its cost."""
         ...
 
     def lost_with(self, extent: int) -> Idle:
-        """Returns the cost of draining the extent."""
+        """Returns the exact cost of draining the extent."""
         ...
 
     def drain(self, extent: int) -> None:
@@ -39,7 +39,7 @@ class PageHolder(Protocol):
 
 
 class PageSource(Protocol):
-    """Source of free pages for KV caches, which hides what is evicted for them."""
+    """Source of free pages for KV caches. A cache does not know which items the source evicts."""
 
     lock: Lock
     """Held while reading or changing the owners of the arena's bytes."""
@@ -65,7 +65,7 @@ class PageSource(Protocol):
 
 
 class OwnPages:
-    """Simplest `PageSource`: evicts idle pages of the cache itself."""
+    """Simplest `PageSource`, which evicts only idle pages of the requesting cache."""
 
     is_shared = False
 

@@ -17,9 +17,9 @@ class PagePool:
     """Pool of pages of one size. Page id = extent * pages_per_extent + index in the extent, so no
     page crosses an extent boundary.
 
-    New pages come from the fullest extent that has room, so that the others drain. An extent
-    without used pages returns to the arena at once. A page is used, and charged to the account that
-    it was allocated for, while it has a reference.
+    New pages are allocated in the fullest extent that has room, so that other extents drain. An
+    extent without used pages returns to the arena at once. While a page has a reference, it is used
+    and is charged to the account that it was allocated for.
     """
 
     def __init__(self, arena: Arena, owner: str, page_bytes: int) -> None:
@@ -44,7 +44,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that `allocate` would find now, in the extents held and in obtainable ones."""
+        """Number of pages that `allocate` could return now, in held and in obtainable extents."""
         return self._num_held_free + self._arena.num_kv_obtainable * self.pages_per_extent
 
     def allocate(self, num_pages: int, account: str = NO_TENANT.name) -> list[int] | None:
@@ -85,7 +85,7 @@ class PagePool:
         return self._accounts[page]
 
     def held_bytes(self) -> Counter[str]:
-        """Returns the bytes of used pages by account, counted page by page."""
+        """Returns the bytes of used pages by account, recounted from all pages."""
         held = Counter(self._accounts.values())
         return Counter({name: count * self.page_bytes for name, count in held.items()})
 

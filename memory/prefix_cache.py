@@ -26,7 +26,7 @@ class _Node:
     account: str
     parent: _Node | None
     reuse: Reuse
-    """Recent matches of the page. Before its first match: the time of its insertion, as one use."""
+    """Recent matches of the page. Until the first match, the insertion counts as one use."""
     was_found: bool = False
     children: set[_Node] = field(default_factory=set["_Node"])
     idle_order: int = 0
@@ -35,8 +35,8 @@ class _Node:
 
 @dataclass(slots=True)
 class _IdleInExtent:
-    """Idle pages of one extent. Reuse of matched and of never matched pages is summed separately,
-    because only the latter is multiplied by the chance of a first match."""
+    """Idle pages of one extent. `reuse` (of pages never matched) and `found_reuse` (of matched
+    pages) are separate sums, because only `reuse` is multiplied by the chance of a first match."""
 
     pages: set[int] = field(default_factory=set[int])
     num_of: Counter[str] = field(default_factory=Counter[str])
@@ -67,27 +67,27 @@ class _IdleOfAccount:
     leaves: dict[bool, list[tuple[float, int, _Node]]] = field(
         default_factory=lambda: {False: [], True: []}
     )
-    """Heaps of idle leaves, by whether they were ever matched: least reuse first, then longest
-    idle. Stale entries (the node is in use, or was since) are skipped."""
+    """Heaps of idle leaves by `was_found`, ordered by least reuse, then by longest idle. Stale
+    entries, whose node is in use or was in use since, are skipped."""
 
 
 _Turn = tuple[float, bool, float, str]
-"""Key by which accounts are ordered for eviction: eviction priority, whether the account is another
-than the requesting one, expected reuse of its least reused leaf, account name."""
+"""Sort key of an account for eviction: eviction priority, whether it is not the requesting account,
+expected reuse of its least reused leaf, account name."""
 
 
 class PrefixCache:
-    """Pages by key. A key is chained (it identifies all pages before it), so a key alone finds its
+    """Cached pages by key. A page's key covers all pages before it, so the key alone identifies the
     node.
 
-    The cache has one reference of its own to each page in it. A page with no other reference is
-    *idle* and may be evicted. A holder of a cached page holds all cached pages before it too, and
+    The cache itself holds one reference to each of its pages. A page without other references is
+    *idle* and may be evicted. A holder of a cached page also holds all cached pages before it, and
     releases them last page first. Hence an idle page's descendants are idle.
 
-    The expected reuse of a page is its recent number of matches. For a page that was never matched,
-    it is the share of all pages that were. The reuse of an evicted page is remembered: if the page
-    is inserted again, that counts as a match, because the page would have been found had there been
-    room.
+    The expected reuse of a page is its number of recent matches. For a page never matched, it is
+    the fraction of recent pages that were ever matched, decaying with the page's age. The reuse of
+    an evicted page is remembered. If the page is inserted again, that counts as a match, because
+    the page would have been found if it had stayed in the cache.
     """
 
     def __init__(self, pool: PagePool, clock: Callable[[], float]) -> None:
@@ -97,14 +97,14 @@ class PrefixCache:
         self._by_page: dict[int, _Node] = {}
         self._idle: dict[int, _Node] = {}
         self._idle_in: dict[int, _IdleInExtent] = {}
-        """By extent; extents with idle pages only."""
+        """Keyed by extent. Contains only extents with idle pages."""
         self._idle_of: dict[str, _IdleOfAccount] = {}
-        """By account; accounts with idle pages only."""
+        """Keyed by account. Contains only accounts with idle pages."""
         self._orders = count(1)
         self._added, self._found = Reuse(), Reuse()
-        """Pages added, and pages matched for the first time."""
+        """Recent numbers of pages added, and of pages matched for the first time."""
         self._gone: OrderedDict[bytes, Reuse] = OrderedDict()
-        """Reuse of evicted keys, the oldest eviction first."""
+        """Reuse of evicted keys, in the order of their eviction."""
         self.journal = Journal()
 
     @property
@@ -122,8 +122,8 @@ class PrefixCache:
         return key in self._nodes
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """Returns the pages of the longest cached prefix. Each has a new reference, owned by the
-        caller; `release` gives it back."""
+        """Returns the pages of the longest cached prefix, with a new reference to each. The caller
+        must release the references with `release`."""
         pages: list[int] = []
         for key in keys:
             node = self._nodes.get(key)
@@ -136,13 +136,13 @@ class PrefixCache:
     def insert(
         self, keys: Sequence[bytes], pages: Sequence[int], parent: bytes | None = None
     ) -> list[int]:
-        """Offers full pages, in order. parent: key of the page before the first; None for a
-        sequence's first page. The caller must hold `parent`'s cached page.
+        """Offers full pages to the cache, in order. parent: key of the page before the first one,
+        None at the start of a sequence. The caller must hold the cached page of `parent`.
 
-        For a new key, the cache keeps the page and adds a reference of its own. For a known key,
-        the cache keeps the page it has. Returns the cached page of each key. If that is not the
-        offered page (which stays private to the caller), the caller gets a new reference to it, to
-        be released like its own.
+        If a key is new, the cache stores the offered page and adds its own reference. If a key is
+        known, the cache keeps its page, and another offered page stays private to the caller.
+        Returns the cached page of each key. If it is not the offered page, the caller owns a new
+        reference to it.
         """
         before = None if parent is None else self._nodes[parent]
         cached: list[int] = []
@@ -157,8 +157,8 @@ class PrefixCache:
         return cached
 
     def release(self, pages: Sequence[int], num_found: int = 0) -> None:
-        """Releases one reference to each page, the last page first. Uncached pages become free at
-        once. The first `num_found` pages count as matched."""
+        """Releases one reference to each page, last page first. An uncached page without references
+        becomes free. The first `num_found` pages are counted as matched."""
         now = self._clock()
         for page in pages[:num_found]:
             self._note_found(self._by_page[page], now)
@@ -178,10 +178,10 @@ class PrefixCache:
         self, num_pages: int, ask: Ask, limit: tuple[float, float] = (math.inf, math.inf)
     ) -> int:
         """Frees up to `num_pages` idle pages that may be evicted for the request, and returns their
-        number. Takes them from the account of the lowest eviction priority, its least reused leaf
-        first.
+        number. Evicts from the account with the lowest eviction priority, and there the least
+        reused leaf first.
 
-        limit: eviction priority and expected reuse, above which no page is evicted.
+        limit: greatest tuple (eviction priority, expected reuse) of a page to evict.
         """
         now = self._clock()
         num_freed = 0
@@ -209,7 +209,7 @@ class PrefixCache:
             self._remove(node, now)
 
     def drainable(self) -> dict[int, tuple[Collection[str], float]]:
-        """Returns the extents whose used pages are all idle, with their accounts and reuse."""
+        """Returns extents whose used pages are all idle, with the pages' accounts and reuse."""
         now = self._clock()
         chance = self._chance(now)
         num_used_in = self._pool.num_used_in
@@ -224,7 +224,7 @@ class PrefixCache:
 
     def lost_with(self, extent: int) -> tuple[Collection[str], float]:
         """Returns the accounts and the expected reuse of all pages that `evict_extent` would free,
-        including pages elsewhere."""
+        including descendants in other extents."""
         now = self._clock()
         nodes = self._with_descendants(extent)
         return {node.account for node in nodes}, sum(self._reuse(node, now) for node in nodes)
@@ -293,13 +293,13 @@ class PrefixCache:
             heapify(heap)
 
     def _is_idle_leaf(self, _: float, order: int, node: _Node) -> bool:
-        """Whether the heap entry is current. A node that gets a child is in use, and is filed again
-        under a new order when it turns idle."""
+        """Whether the heap entry is up to date. A node that gets a child is in use at that time. It
+        is pushed again, with a new `idle_order`, when it turns idle."""
         return self._idle.get(node.page) is node and node.idle_order == order
 
     def _least_leaf(self, account: str, now: float) -> _Node | None:
-        """Returns the account's idle leaf of least expected reuse. Returns None if each idle page
-        of the account has a child that belongs to another account of the sharing group."""
+        """Returns the account's idle leaf with the least expected reuse. Returns None if there is
+        none, for example because each idle page of the account has a child of another account."""
         if account not in self._idle_of:
             return None
         leaves: list[_Node] = []
@@ -340,9 +340,9 @@ class PrefixCache:
                 self._file_leaf(node.parent)
 
     def check_integrity(self, held: Iterable[int] | None = None) -> None:
-        """Raises IntegrityError unless the tree is whole, exactly the pages that only the cache
-        holds are idle, and no used page has an idle ancestor. With `held` (pages, once per
-        reference outside the cache), the reference counts of the pool must add up, too."""
+        """Raises IntegrityError unless the tree is consistent, the idle pages are exactly those
+        that only the cache holds, and no used page has an idle ancestor. held: pages, once per
+        reference outside the cache. If given, the pool's reference counts are checked, too."""
         require(len(self._nodes) == len(self._by_page), "one page has two keys")
         for key, node in self._nodes.items():
             require(node.key == key and self._by_page.get(node.page) is node, "a node is misfiled")

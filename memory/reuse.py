@@ -9,7 +9,7 @@ from dataclasses import dataclass
 HALF_LIFE_S = 60.0
 """Seconds after which a use counts half."""
 MAX_KEYS = 1 << 16
-"""Maximum number of keys in a `ReuseByKey`. A full one forgets the least used half."""
+"""Maximum number of keys in a `ReuseByKey`. When it is full, it forgets the least used half."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Reuse:
     at_s: float = 0.0
 
     def note(self, now: float, amount: float = 1.0) -> None:
-        """Adds to the count (minimum 0). A negative amount takes back an earlier note."""
+        """Adds to the count (minimum 0). A negative amount reverts an earlier addition."""
         self.count = max(self.expected(now) + amount, 0.0)
         self.at_s = now
 
@@ -32,7 +32,7 @@ class Reuse:
 
     @property
     def rank(self) -> float:
-        """Sort key: the order of `expected` at any common time, because all counts decay alike."""
+        """Sort key with the order of `expected`, at any time, because all counts decay alike."""
         if self.count == 0.0:
             return -math.inf
         return math.log2(self.count) + self.at_s / HALF_LIFE_S

@@ -27,7 +27,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Placement:
-    """Memory of one image. pieces: in the order of the image. num_bytes: whole units."""
+    """Memory of one image. pieces: parts of the image, in order. num_bytes: total size, a multiple
+    of `UNIT_BYTES`."""
 
     pieces: tuple[Piece, ...]
     num_bytes: int
@@ -37,13 +38,14 @@ class AdapterMemory:
     """Placements of images in 64 KiB units of adapter extents, each charged to an account. The only
     user of the arena's adapter extents.
 
-    An image is cut between its factors as the holes require: into the smallest hole that is large
-    enough for the rest of the image, otherwise into the largest one. When the next factor fits into
-    no hole, as many adjacent extents are added as the rest needs, or as there are. Only a factor
-    that is larger than an extent needs several of them to be adjacent.
+    An image is cut between its factors if no hole can hold all of it. Each part is placed into the
+    smallest hole that is large enough for the rest of the image, or else into the largest hole. If
+    the next factor fits into no hole, adjacent extents are added for the rest of the image, or as
+    many of them as are available. Only a factor that is larger than an extent requires adjacent
+    extents.
 
-    Holes are free units inside adapter extents. No hole covers a whole extent, because that extent
-    was returned to the arena.
+    Holes are free units inside adapter extents. No hole covers a whole extent, because an extent
+    without placements is returned to the arena.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -59,7 +61,7 @@ class AdapterMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """Maximum number of bytes of all adapters: the ceiling."""
+        """Maximum number of bytes of all adapters together (the arena's adapter ceiling)."""
         return self._arena.adapter_ceiling * self._arena.extent_bytes
 
     @property
@@ -95,8 +97,8 @@ class AdapterMemory:
         return held
 
     def allocate(self, ends: Sequence[int], account: str = NO_TENANT.name) -> Placement | None:
-        """Allocates memory for an image. Returns None, and changes nothing, if there is too little;
-        the caller may evict and call again.
+        """Allocates memory for an image. Returns None, and changes nothing, if there is too little
+        memory. Then the caller may evict items and call again.
 
         ends: position in the image, in bytes, at which each factor ends, in order.
         """
@@ -137,7 +139,7 @@ class AdapterMemory:
         self._placements[placement] = account
 
     def free(self, placement: Placement) -> None:
-        """Frees the placement, and returns each extent without one to the arena."""
+        """Frees the placement, and returns extents that contain no other placement to the arena."""
         require(placement in self._placements, f"{placement} is not allocated")
         self._arena.bytes_held.charge(self._placements.pop(placement), -placement.num_bytes)
         self._free(placement.pieces)
@@ -148,8 +150,9 @@ class AdapterMemory:
         return first, first + _num_units(piece.stop - piece.start)
 
     def _sections(self, bounds: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yields the factors in parts that are placed one after the other, as [first, last): first
-        each factor that is larger than an extent, because it needs adjacent extents."""
+        """Yields ranges [first, last) of factors, in the order in which they are placed. Each
+        factor that is larger than an extent comes first, alone, because it needs adjacent
+        extents."""
         size = self._arena.extent_bytes
         large = [i for i, (start, end) in enumerate(pairwise(bounds)) if end - start > size]
         yield from ((i, i + 1) for i in large)
@@ -157,8 +160,8 @@ class AdapterMemory:
             yield before + 1, after
 
     def _add_extents(self, least: int, most: int) -> bool:
-        """Adds adjacent extents for at least `least` and up to `most` bytes. Returns False if there
-        are none."""
+        """Adds adjacent extents for at least `least` and up to `most` bytes. Returns False if too
+        few are available."""
         size = self._arena.extent_bytes
         extents = self._arena.allocate_adapters(-(-least // size), -(-most // size))
         if extents is None:

@@ -1,5 +1,5 @@
-"""Eviction of idle pages and adapters when the arena is short: of the account that holds the most
-for its weight, and there the ones that are cheapest to make again."""
+"""Eviction of idle pages and adapters when the arena is short of memory. Evicts from the account
+that holds the most for its weight, and there the items that are cheapest to make again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from memory.eviction.loss import NO_LIMIT, Idle, Item, Loss, by_loss
 from memory.page_source import PageHolder
 
 MARGIN = 2.0
-"""Factor by which evicting the other kind (KV or adapters) must cost less than evicting the own.
-Without it, two kinds of equal worth would take the same bytes from each other in turn."""
+"""Factor by which an item of another cache or kind (KV or adapters) must be cheaper than an own
+item to be evicted instead. Without it, two owners of equally valuable items would take the same
+bytes from each other in turn."""
 LOOK_HOLDS = 32
 """Number of page shortages for which one scan of the other holders is reused."""
 
@@ -31,8 +32,8 @@ class AdapterHolder(Protocol):
     """Number of adapters evicted so far."""
 
     def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
-        """Returns the adapters that are neither read nor filled. with_awaited: include those that a
-        caller is about to lease."""
+        """Returns the adapters that may be evicted, because they are neither leased, loading nor
+        pinned. with_awaited: whether to include adapters that a caller is about to lease."""
         ...
 
     def evict(self, placement: Placement) -> None:
@@ -41,21 +42,22 @@ class AdapterHolder(Protocol):
 
 
 class MemoryBroker:
-    """`PageSource` that decides what to evict, of all caches and adapters. Between accounts, it
-    evicts by what they hold for their weight (see accounts.py). Within one account, between KV and
-    adapters, it evicts by the cost of a loss: seconds to make the item again, times its expected
-    reuse, per byte.
+    """`PageSource` that chooses the items to evict among all caches and adapters. It evicts from
+    the account that holds the most for its weight (see accounts.py). Within an account, it evicts
+    the pages or adapters whose loss costs least per byte: seconds to make the item again, times its
+    expected reuse.
 
-    A model evicts KV pages one by one for itself, and by the extent for others. Adapters are
-    evicted one by one. The arena's floor and ceiling bound the trade. Memory in use is never
-    evicted.
+    KV pages are evicted one by one for their own model, and by whole extents for other models and
+    for adapters. Adapters are evicted one by one. The adapters' floor and ceiling (see `Arena`)
+    limit how much memory can move between adapters and KV. Memory in use is never evicted.
     """
 
     def __init__(self, arena: Arena, adapters: AdapterMemory | None = None) -> None:
         """adapters: memory of the adapters, if they share the arena."""
         self.lock = Lock()
         """Held while reading or changing the owners of the arena's bytes. The engine thread
-        releases it while it computes a step, because the bytes of the step are in use and stay."""
+        releases it while it computes a step, because the bytes that the step uses are not
+        evicted."""
         self._arena = arena
         self._adapters = adapters
         self._caches: dict[str, PageHolder] = {}
@@ -74,7 +76,8 @@ class MemoryBroker:
         return remove
 
     def add_holder(self, holder: AdapterHolder) -> Callable[[], None]:
-        """Adds a holder. Returns the function that removes it once it has no placements."""
+        """Adds a holder. Returns a function that removes it, to be called when it has no
+        placements."""
         self.holders.append(holder)
         return partial(self.holders.remove, holder)
 
@@ -88,12 +91,12 @@ class MemoryBroker:
 
     @property
     def num_evictions(self) -> int:
-        """Number of adapters of all models that were evicted so far."""
+        """Number of adapters of all models that have been evicted so far."""
         return sum(holder.num_evictions for holder in self.holders)
 
     def make_room(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
-        """Implements `PageSource.make_room`. If it returns False, usually nothing was evicted; a
-        partial eviction is possible if others yield less than offered."""
+        """Implements `PageSource.make_room`. When it returns False, usually nothing was evicted.
+        Some items may have been, if fewer extents than estimated could be freed."""
         pool = cache.pool
         if num_pages <= pool.num_free or self._evict_own(cache, num_pages - pool.num_free, ask):
             return True
@@ -118,9 +121,10 @@ class MemoryBroker:
         return num_pages <= pool.num_free
 
     def _evict_own(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
-        """Evicts the missing pages from the cache itself, if they are cheaper than anything the
-        other holders had at the last scan. Returns False if a new scan is needed. A scan visits
-        every idle item: for each page of a full cache of 4,000 it took 12 ms, instead of 0.8 ms."""
+        """Evicts the missing pages from the cache itself, if they cost less than every item of the
+        other holders at the last scan. Returns False if a new scan is needed. The result of a scan
+        is reused because a scan visits every idle item: with a full cache of 4,000 pages, scanning
+        for each page took 12 ms per page instead of 0.8 ms."""
         look = self._looks.get(cache)
         if look is None or look.uses_left == 0:
             return False
@@ -134,11 +138,11 @@ class MemoryBroker:
         self, ends: Sequence[int], account: str = NO_TENANT.name, *, is_first: bool = False
     ) -> Placement | None:
         """Allocates memory for an adapter, evicting the items of least loss. Returns None if too
-        little may be evicted. ends: as in `AdapterMemory.allocate`. is_first: the account uses no
-        other adapter."""
+        little may be evicted. ends: byte positions in the image at which its factors end. is_first:
+        whether the account uses no other adapter."""
         assert self._adapters is not None, "no adapters share this arena"
-        # A copy, because evictions change the levels, by which a later eviction for this request
-        # could be refused after others were made.
+        # The levels are copied, because evictions change them. Otherwise a later eviction for the
+        # same request could be refused after earlier ones were made.
         now = BytesHeld(self.bytes_held.accounts, self.bytes_held.held.items())
         ask = Ask(now, account, self._adapters.rounded(ends[-1]), is_first=is_first)
         placement = self._adapters.allocate(ends, account)
@@ -153,7 +157,8 @@ class MemoryBroker:
 
     def allocate_weights(self, owner: str, num_extents: int) -> int:
         """Allocates up to `num_extents` more extents to the owner, evicting idle items. Returns the
-        number allocated. The rest may become obtainable when items now in use turn idle."""
+        number allocated. The rest may become obtainable when items that are in use now turn
+        idle."""
         missing = num_extents - self._arena.allocate_weights(owner, num_extents)
         if not missing:
             return num_extents
@@ -179,7 +184,7 @@ class MemoryBroker:
         require(held == charged, f"accounts hold {held}, charged are {charged}")
 
     def _placed(self, *, with_awaited: bool) -> dict[Placement, Item]:
-        """Returns the idle adapters."""
+        """Returns the idle adapters as evictable items, by placement."""
         return {
             placement: Item(
                 placement.num_bytes, lost, lambda lost=lost: lost, partial(holder.evict, placement)
@@ -189,7 +194,8 @@ class MemoryBroker:
         }
 
     def _paged(self, without: PageHolder | None = None) -> dict[int, Item]:
-        """Returns the extents of idle pages, other than those of the cache `without`."""
+        """Returns the extents whose used pages are all idle, as evictable items, except the extents
+        of the cache `without`."""
         size = self._arena.extent_bytes
         return {
             extent: Item(
@@ -201,7 +207,7 @@ class MemoryBroker:
         }
 
     def _extents(self, without: PageHolder | None = None) -> list[Item]:
-        """Returns the extents that can be freed for KV or weights."""
+        """Returns the extents that can be freed for KV or weights, as evictable items."""
         size = self._arena.extent_bytes
         items = [*self._paged(without).values()]
         if self._adapters is None:
@@ -210,7 +216,8 @@ class MemoryBroker:
         for extent, placements in self._adapters.by_extent().items():
             if self._arena.is_for_kv(extent) and all(each in placed for each in placements):
                 accounts = [name for each in placements for name in placed[each].lost.accounts]
-                # An adapter of several extents frees all of them.
+                # Evicting an adapter frees all of its extents, so each extent bears a share of the
+                # cost.
                 shares = (
                     placed[each].lost.cost_s * min(1.0, size / each.num_bytes)
                     for each in placements
@@ -221,12 +228,13 @@ class MemoryBroker:
         return items
 
     def _lost_with(self, extent: int) -> Idle:
-        """Returns the cost of freeing an extent of pages, including dependent pages elsewhere."""
+        """Returns the cost of freeing an extent of pages, including pages in other extents that
+        follow its pages."""
         owner = self._arena.kv_owner(extent)
         return Idle((), 0.0) if owner is None else _margin(self._caches[owner].lost_with(extent))
 
     def _drain(self, extent: int) -> None:
-        """Frees an extent of idle pages, unless it was freed with the pages of another."""
+        """Frees an extent of idle pages, unless an earlier eviction has already freed it."""
         owner = self._arena.kv_owner(extent)
         if owner is not None:
             self._caches[owner].drain(extent)
@@ -240,15 +248,16 @@ class MemoryBroker:
     def _victims(
         self, adapters: AdapterMemory, ends: Sequence[int], ask: Ask
     ) -> Iterator[list[Item]]:
-        """Yields what to evict to make room for an image, the least loss first: items that free
-        enough bytes, then one more at a time, because an image is cut between factors only. Yields
-        nothing if all that may be evicted is too little."""
+        """Yields lists of items to evict to make room for an image, the least loss first. If a
+        factor needs adjacent extents, the first list frees these. The next list frees enough bytes,
+        and each later list has one more item, because an image can be cut only between factors and
+        may still not fit. Yields nothing if all evictable items together are too small."""
         size = self._arena.extent_bytes
         items = self._placed(with_awaited=False) | self._paged()
         items = {key: item for key, item in items.items() if ask.may_take(*item.lost.accounts)}
         num_new = self._arena.adapter_ceiling - self._arena.num_adapter_extents
         placed = [item.num_bytes for key, item in items.items() if isinstance(key, Placement)]
-        # The ceiling bounds the extents of pages, too.
+        # Freed extents of pages help only until the adapters reach their ceiling.
         num_paged = min(max(num_new - self._arena.num_free, 0), len(items) - len(placed))
         missing = adapters.rounded(ends[-1]) - adapters.num_hole_bytes
         missing -= min(num_new, self._arena.num_free) * size
@@ -279,8 +288,8 @@ class MemoryBroker:
     def _row(
         self, adapters: AdapterMemory, num_extents: int, items: Mapping[Placement | int, Item]
     ) -> list[Item] | None:
-        """Returns what to evict to free adjacent extents, the highest that only these items hold.
-        Returns None if there are none."""
+        """Returns the items to evict to free `num_extents` adjacent extents, the highest that only
+        these items use. Returns None if there are no such extents."""
         by_extent = adapters.by_extent()
         row: list[list[Item]] = []
         for extent in reversed(range(self._arena.num_extents)):
@@ -297,8 +306,9 @@ def _margin(lost: Idle) -> Idle:
 
 
 class _Look(NamedTuple):
-    """Result of a scan of the other holders, valid for `uses_left` more shortages: they lose at
-    least what these accounts hold, at `cost_s` seconds per byte. No accounts: nothing evictable."""
+    """Result of a scan of the other holders, valid for `uses_left` more shortages. accounts,
+    cost_s: accounts of their cheapest item, and its cost in seconds per byte. accounts is empty if
+    they have no evictable item."""
 
     uses_left: int
     accounts: Collection[str] = ()

@@ -30,7 +30,7 @@ class Copy(Generic[T]):
 class CopyQueue(Generic[T]):
     """Queue that chooses the next copy when the thread is free, not when a copy is submitted.
 
-    executor: one thread. `submit` and `cancel` are called with the lock held.
+    executor: has one thread. `submit` and `cancel` are called with the lock held.
     """
 
     def __init__(self, executor: Executor, lock: Lock) -> None:

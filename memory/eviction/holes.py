@@ -24,8 +24,8 @@ class Holes:
         return sum(end - start for start, end in self._holes)
 
     def best(self, size: int) -> tuple[int, int] | None:
-        """Returns the smallest hole of at least `size`, else the largest hole, the highest of equal
-        ones. Returns None if there is no hole."""
+        """Returns the smallest hole of at least `size`, or the largest hole if none is large
+        enough. Of equal holes, returns the highest. Returns None if there are no holes."""
         large = [hole for hole in self._holes if hole[1] - hole[0] >= size]
         if large:
             return min(large, key=lambda hole: (hole[1] - hole[0], -hole[0]))

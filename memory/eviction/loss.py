@@ -1,4 +1,4 @@
-"""Items that may be evicted, and their order by what is lost with them."""
+"""Items that may be evicted, and their order by the cost of losing them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import NamedTuple
 from memory.accounts import Ask
 
 SLACK = 1.25
-"""Ratio to the lowest cost at which an item is good enough; an exact search takes far longer."""
+"""Maximum ratio of the chosen item's cost to the lowest cost. Finding the exact minimum takes far
+longer."""
 
 
 class Idle(NamedTuple):
-    """Accounts that lose something by an eviction. cost_s: seconds to make the item again, times
-    its expected reuse."""
+    """Cost of evicting an idle item. accounts: accounts that lose something. cost_s: seconds to
+    make the item again, times its expected reuse."""
 
     accounts: Collection[str]
     cost_s: float
 
 
 class Loss(NamedTuple):
-    """Sort key of items that could be evicted. priority: eviction priority, the highest of the
-    accounts that would lose something."""
+    """Sort key of items that may be evicted. priority: highest eviction priority of the accounts
+    that would lose something. cost_s: cost of the loss, in seconds per byte."""
 
     priority: float
     cost_s: float
@@ -35,8 +36,8 @@ NO_LIMIT = Loss(math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """Idle adapter, or extent that can be freed. lost: a lower bound of `exact`, because pages
-    elsewhere may follow those of an extent."""
+    """Idle adapter, or extent that can be freed. exact: returns the loss. lost: lower bound of the
+    loss; for an extent of pages, it excludes pages in other extents that follow its pages."""
 
     num_bytes: int
     lost: Idle
@@ -48,8 +49,8 @@ class Item:
 
 
 def by_loss(items: Iterable[Item], ask: Ask) -> Iterator[tuple[Loss, Item]]:
-    """Yields the items in order of their loss per byte; the costs may be out of order by a factor
-    of `SLACK`. The exact losses are determined only of items that may be next."""
+    """Yields the items in order of their loss per byte. Costs may be out of order by a factor of up
+    to `SLACK`. Computes the exact loss only of items that may be next."""
     heap = [
         (item.loss_per_byte(item.lost, ask), False, order, item) for order, item in enumerate(items)
     ]

@@ -29,7 +29,8 @@ class Tier(Generic[K]):
         return key in self._sizes
 
     def put(self, key: K, num_bytes: int) -> None:
-        """Adds the item, replacing one of the same key. There must be room: see `victims`."""
+        """Adds the item, replacing an item with the same key. The caller makes room first, with
+        `victims`."""
         self.drop(key)
         self._sizes[key] = num_bytes
         self.num_bytes += num_bytes
@@ -53,12 +54,13 @@ class Tier(Generic[K]):
         *,
         gives_way: Callable[[K, Any], bool] = lambda _key, _worth: True,
     ) -> list[K] | None:
-        """Returns the items to drop so that `num_bytes` more bytes fit, those of least worth first.
-        Returns None if too few may be dropped.
+        """Returns the items to drop so that `num_bytes` more bytes fit, least worth first. Returns
+        None if too few may be dropped.
 
-        worth: cost per byte of dropping an item: seconds to load it again times its expected reuse,
-        in any comparable type. gives_way: whether an item of this worth may be dropped. Drops a few
-        more items than needed (1/128 of the bound), so that not every load pays for the search.
+        worth: returns the cost per byte of dropping an item, as any comparable value: seconds to
+        load the item again times its expected reuse. gives_way: returns whether an item of this
+        worth may be dropped. Frees a little more than needed (1/128 of the bound) if possible, so
+        that not every load has to search for victims.
         """
         if self.has_room(num_bytes):
             return []
@@ -76,7 +78,8 @@ class Tier(Generic[K]):
         return victims if missing <= 0 else None
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless the bytes add up within the bound."""
+        """Raises IntegrityError unless the sizes add up to `num_bytes` and do not exceed the
+        bound."""
         num_bytes = sum(self._sizes.values())
         require(num_bytes == self.num_bytes, f"{num_bytes} bytes in the tier, not {self.num_bytes}")
         require(num_bytes <= self.max_bytes, f"{num_bytes} bytes of {self.max_bytes}")
