@@ -1,4 +1,4 @@
-"""Authentication of API keys from memory alone."""
+"""Authenticates API keys without querying the database."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def authenticate(
     """Returns the valid key of an Authorization header. Raises Unauthenticated with the same
     message for every fault.
 
-    Keys are looked up by their keyed hash and never compared. A client without the whole key cannot
-    choose what is looked up, so that the time of a refusal reveals nothing about the key.
+    A key is looked up by its keyed hash, and key texts are never compared. A client without the
+    whole key cannot choose the hash that is looked up, so the time that a refusal takes reveals
+    nothing about the key.
     """
     key = view.keys_by_hash.get(hash_key(_bearer(authorization), pepper))
     if key is None or not key.is_live(now):
@@ -28,13 +29,15 @@ def authenticate(
 
 
 def may_be_newer(view: CatalogView, authorization: str | None) -> bool:
-    """Returns whether the header's key is well formed and its id is not in the view."""
+    """Returns whether the header's key may be newer than the view, because it is well formed and
+    its id is not in the view."""
     key_id = parse_key(_bearer(authorization))
     return key_id is not None and key_id not in view.keys
 
 
 def _bearer(authorization: str | None) -> str:
-    """Returns the key's text. Raises Unauthenticated if the header has none."""
+    """Returns the text of the key in an Authorization header. Raises Unauthenticated if the header
+    has no key."""
     scheme, _, text = (authorization or "").partition(" ")
     text = text.strip()
     if scheme.lower() != "bearer" or not text:
@@ -51,7 +54,7 @@ def is_valid(view: CatalogView, key_id: str, now: datetime) -> bool:
 
 
 def authorize(view: CatalogView, key: ApiKey, scope: str) -> Principal:
-    """Returns the caller. Raises Forbidden unless it is a tenant's key that has the scope."""
+    """Returns the caller. Raises Forbidden unless the key belongs to a tenant and has the scope."""
     tenant = view.tenants.get(key.tenant_id) if key.tenant_id else None
     if tenant is None or scope not in key.scopes:
         raise Forbidden(f"This API key lacks the scope '{scope}' for this.")

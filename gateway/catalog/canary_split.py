@@ -1,4 +1,5 @@
-"""Splits the requests of a canary: a caller gets the same version as long as the canary lasts."""
+"""Splits requests between the versions of a canary. A caller gets the same version as long as the
+canary's weights do not change."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from store.records import Alias
 
 
 def pick_version(alias: Alias, subject: str) -> int:
-    """Returns one of the alias's versions by weight, chosen by `subject` alone.
+    """Returns the version that a caller gets. The versions of a canary are chosen by weight, and
+    `subject`, which identifies the caller, alone decides which.
 
-    Versions other than the stable one take the low end in order, so that a version whose weight is
-    raised keeps its callers.
+    The range of hashes is divided in proportion to the weights. The versions other than the stable
+    one take its beginning, in the order of their numbers, so that a version whose weight is raised
+    keeps its callers.
     """
     if alias.canary is None:
         return alias.version
@@ -26,8 +29,8 @@ def pick_version(alias: Alias, subject: str) -> int:
 
 
 def _draw(alias: Alias, newest: int, subject: str) -> int:
-    """Returns a uniform number in [0, 2^64). The newest version is part of the hash, because
-    otherwise the same callers would get every canary."""
+    """Returns a hash that is uniform in [0, 2^64). The newest version is part of the hashed text,
+    because otherwise the same callers would get the new version in every canary."""
     digest = hashlib.sha256()
     fields = {"t": alias.tenant_id, "n": alias.name, "a": alias.alias, "v": newest, "s": subject}
     for tag, value in fields.items():

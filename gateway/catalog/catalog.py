@@ -1,7 +1,7 @@
-"""Catalog in memory: keys, tenants, models and adapters of one generation.
+"""Holds the catalog in memory: the keys, tenants, models and adapters of one generation.
 
-A `CatalogView` is immutable and replaced as a whole, so that a request keeps the version that it
-has resolved, whatever is promoted later.
+A `CatalogView` is immutable and is replaced as a whole. So a request continues with the version
+that it has resolved, even if another version is promoted later.
 """
 
 from __future__ import annotations
@@ -38,26 +38,29 @@ from workers.wire.protocol import AdapterRef, AdapterSignature, DesiredModel, Se
 DEFAULT_ALIAS = "prod"
 NOTHING = ServingData()
 NO_TENANT = TenantPart()
-"""Part of a tenant that does not exist."""
+"""Stands for the part of a tenant that does not exist."""
 NO_ADAPTER = AdapterPart()
-"""Part of an adapter name that does not exist."""
+"""Stands for the part of an adapter name that does not exist."""
 CATCH_UP_S = 1.0
-"""Maximum seconds that a request with an unknown name waits for changes in flight."""
+"""Maximum seconds that a request with an unknown model name waits for changes of the catalog that
+are not loaded yet."""
 MAX_LOOKUPS = 2
-"""Maximum concurrent queries of the generation, which unknown names cause."""
+"""Maximum number of concurrent queries of the catalog's generation. Requests with unknown names
+cause them."""
 
 
 class ResolvedModel(msgspec.Struct, frozen=True):
-    """Meaning of a model name: a base model and, for an adapter, an immutable version."""
+    """Base model that a model name stands for and, if it names an adapter, the adapter version."""
 
     name: str
     """Name in the request."""
     base: BaseModel
     version: ServedVersion | None = None
     canary: Alias | None = None
-    """Canary from which the version was chosen."""
+    """Canary from which the version was chosen. None if the name is not a canary."""
     checksums: Mapping[str, str] = {}
-    """Checksum of the version's packed image, by worker layout that has verified it."""
+    """Checksums of the version's packed image, by the worker layouts for which the version is
+    verified."""
     is_template_approved: bool = True
 
     @property
@@ -67,8 +70,8 @@ class ResolvedModel(msgspec.Struct, frozen=True):
 
     @property
     def page_salt(self) -> str:
-        """Salt that separates an ephemeral version's KV pages from those of all other versions,
-        even of the same content. Empty for other versions."""
+        """Salt that separates an ephemeral version's KV pages from the pages of all other versions,
+        even of versions with the same content. Empty if the version is not ephemeral."""
         version = self.version
         if version is None or not version.is_ephemeral:
             return ""
@@ -87,8 +90,8 @@ class ResolvedModel(msgspec.Struct, frozen=True):
         return AdapterRef(version.digest, name, checksum, version.is_ephemeral, signed)
 
     def chat_template(self) -> str | None:
-        """Returns the version's own template, or None if the base model's applies. Raises
-        TemplateNotApproved."""
+        """Returns the version's own chat template, or None if the base model's template applies.
+        Raises TemplateNotApproved."""
         template = self.serving.chat_template
         if template is not None and not self.is_template_approved:
             raise TemplateNotApproved(
@@ -100,10 +103,11 @@ class ResolvedModel(msgspec.Struct, frozen=True):
 
 
 class CatalogView:
-    """Indexes of one generation of the catalog."""
+    """One generation of the catalog, indexed for lookups."""
 
     def __init__(self, snapshot: CatalogSnapshot, before: CatalogView | None = None) -> None:
-        """`before` is the view with the unchanged parts, if the snapshot has only changed ones."""
+        """`before` is the previous view. The unchanged parts are copied from it if the snapshot has
+        only the changed ones."""
         self.generation = snapshot.generation
         self.models: dict[str, BaseModel] = {model.name: model for model in snapshot.models}
         self.workers = snapshot.workers
@@ -176,10 +180,10 @@ class CatalogView:
         return self._adapters.get(tenant.id, {})
 
     def resolve(self, tenant: Tenant, name: str, subject: str = "") -> ResolvedModel:
-        """Resolves `name`, `name@alias`, `name@7`, `tenant/...` of these, or a base model. Raises
-        ModelNotFound.
+        """Resolves a model name: `name`, `name@alias` or `name@7` (a version), each also as
+        `tenant/...`, or the name of a base model. Raises ModelNotFound.
 
-        `subject` is the caller. A canary gives one subject the same version every time.
+        `subject` identifies the caller. A canary chooses the same version for a subject every time.
         """
         if base := self.models.get(name):
             return ResolvedModel(name=name, base=base)
@@ -192,27 +196,30 @@ class CatalogView:
         )
 
     def limits_of(self, tenant_id: str, key_subject: str) -> tuple[Limit, ...]:
-        """Returns the limits of the tenant and of the key (ApiKey.quota_subject)."""
+        """Returns the limits of the tenant and of the key. `key_subject` is
+        ApiKey.quota_subject."""
         limits = self._tenant(tenant_id).limits
         return limits.get(tenant_id, ()) + limits.get(key_subject, ())
 
     def service(self, tenant_id: str) -> Service:
-        """Returns the tenant's weight and class on a busy worker."""
+        """Returns the tenant's weight and service class, which determine its share of a busy
+        worker."""
         quota = self._tenant(tenant_id).quotas.get(tenant_id)
         if quota is None:
             return ORDINARY
         return Service(quota.weight, ServiceClass(quota.service_class))
 
     def tariff(self, model: str, tenant_id: str) -> Tariff:
-        """Returns a tenant's prices and cached weight. `model` is the base model's served name."""
+        """Returns the prices of a base model and the weight at which cached tokens count in the
+        tenant's quotas. `model` is the base model's served name."""
         quota = self._tenant(tenant_id).quotas.get(tenant_id)
         weight = 100 if quota is None else quota.cached_weight
         return Tariff(self._prices.get(model, FREE), weight)
 
     def names(self, tenant: Tenant) -> list[str]:
-        """Returns names of base models, then of the tenant's adapters: one for each alias, and the
-        plain name of an adapter with ephemeral versions and no `prod`. An alias whose version is no
-        longer ready has no card."""
+        """Returns the names of base models, then the names of the tenant's adapters: one for each
+        alias, and the plain name of an adapter that has ephemeral versions but no alias `prod`.
+        `card` raises ModelNotFound for an alias whose version is no longer ready."""
         names = list(self.models)
         parts = self._adapters_of(tenant)
         for adapter in sorted(parts):
@@ -224,8 +231,8 @@ class CatalogView:
         return names
 
     def card(self, tenant: Tenant, name: str) -> ModelCard:
-        """Returns the name's card. For a canary, that of its stable version with the weights.
-        Raises ModelNotFound."""
+        """Returns the card of a model name. A canary has the card of its stable version, with the
+        weights of its versions. Raises ModelNotFound."""
         if base := self.models.get(name):
             return ModelCard(
                 id=name,
@@ -258,7 +265,7 @@ class CatalogView:
         )
 
     def pinned(self) -> Iterator[ResolvedModel]:
-        """Yields the versions of pinned aliases, including all versions of a canary."""
+        """Yields the versions that pinned aliases point to, including all versions of a canary."""
         for aliases in self._pinned.values():
             for alias in aliases:
                 for number in alias.canary or (alias.version,):
@@ -267,7 +274,8 @@ class CatalogView:
                         yield self._resolved(tenant, alias.name, alias.name, [number])
 
     def desired_models(self) -> list[DesiredModel]:
-        """Returns one desired model for each digest, however many names it has."""
+        """Returns the desired state of each base model. A digest with several names has one
+        entry."""
         by_digest: dict[str, list[BaseModel]] = {}
         for model in self.models.values():
             by_digest.setdefault(model.digest, []).append(model)
@@ -282,7 +290,7 @@ class CatalogView:
         ]
 
     def judged(self) -> Iterator[Alias]:
-        """Yields canaries with a policy, which may be rolled back automatically."""
+        """Yields the aliases with a canary and a policy, which may be rolled back automatically."""
         for aliases in self._judged.values():
             yield from aliases
 
@@ -311,7 +319,7 @@ class CatalogView:
         numbers: Iterable[int],
         canary: Alias | None = None,
     ) -> ResolvedModel:
-        """Returns the first of these versions that is ready. Raises ModelNotFound."""
+        """Returns the first of the versions `numbers` that is ready. Raises ModelNotFound."""
         part = self._adapters_of(tenant).get(adapter, NO_ADAPTER)
         for number in numbers:
             version = part.versions.get(number)
@@ -330,27 +338,29 @@ class CatalogView:
 
 
 class Catalog:
-    """Holder of the newest view, which `run` replaces."""
+    """Holder of the newest view of the catalog, which `run` replaces with each snapshot."""
 
     def __init__(self, source: SnapshotSource, stale_s: float = math.inf) -> None:
-        """`stale_s` is how many seconds a view is served that is not confirmed to be the newest."""
+        """`stale_s` is the number of seconds for which a view is served that cannot be confirmed to
+        be the newest."""
         self._source = source
         self._stale_s = stale_s
         self._view: CatalogView | None = None
         self._watchers: list[Callable[[CatalogView], None]] = []
         self._next = asyncio.Event()
-        """Set when the next view arrives, and then replaced."""
+        """Set when the next view is loaded, and then replaced by a new event."""
         self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
         self.loaded = asyncio.Event()
 
     @property
     def view(self) -> CatalogView | None:
-        """Newest view. None until the first snapshot."""
+        """Newest view. None until the first snapshot is loaded."""
         return self._view
 
     @property
     def current(self) -> CatalogView:
-        """Newest view. Raises Overloaded until there is one, and CatalogStale if it is too old."""
+        """Newest view. Raises Overloaded until the first snapshot is loaded, and CatalogStale if
+        the view was not confirmed for too long."""
         if self._view is None:
             raise Overloaded("The gateway is starting.")
         if self.is_stale:
@@ -359,7 +369,8 @@ class Catalog:
 
     @property
     def unconfirmed_s(self) -> float:
-        """Seconds since the view was last confirmed to be the newest, or 0."""
+        """Seconds since the view was last confirmed to be the newest. 0 while the database
+        answers."""
         return self._source.unconfirmed_s
 
     @property
@@ -367,11 +378,12 @@ class Catalog:
         return self._source.unconfirmed_s > self._stale_s
 
     async def resolve(self, caller: Principal, name: str, subject: str) -> ResolvedModel:
-        """Resolves a name in the view that is newest when this returns. Raises ModelNotFound, also
-        if the key may not use the model, and Overloaded.
+        """Resolves a model name in the view that is newest when this method returns. Raises
+        ModelNotFound if the model is unknown or the key may not use it, and Overloaded or
+        CatalogStale if there is no usable view.
 
-        A request with an unknown name waits for changes in flight, because the model's owner may
-        just have read that it is ready.
+        If the name is unknown, first waits for changes that are not loaded yet, because the model's
+        owner may already have been told that it is ready.
         """
         if not caller.may_use(name):
             raise ModelNotFound(name)
@@ -390,7 +402,8 @@ class Catalog:
                     await self._next.wait()
 
     def watch(self, callback: Callable[[CatalogView], None]) -> None:
-        """Calls back with each new view, after requests resolve in it."""
+        """Registers a function that is called with each new view, after the view is in use for
+        requests."""
         self._watchers.append(callback)
 
     async def run(self) -> None:

@@ -1,5 +1,5 @@
-"""Parts of the catalog: one tenant's keys and limits, or one adapter's versions and aliases. A new
-view reuses the parts that have not changed."""
+"""Divides the catalog into parts: the keys and limits of one tenant, or the versions and aliases of
+one adapter. A new view reuses the parts that have not changed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from store.records import (
 
 
 class TenantPart:
-    """Tenant with its keys and limits. Immutable once `tenants_of` has returned it."""
+    """Tenant with its keys and limits. Must not be changed after `tenants_of` has returned it."""
 
     def __init__(self) -> None:
         self.tenant: Tenant | None = None
-        """None for the part of the admin keys."""
+        """None in the part that holds the admin keys."""
         self.keys: list[ApiKey] = []
         self.quotas: dict[str, Quota] = {}
-        """Quotas by subject, a tenant's or key's id."""
+        """Quotas by subject, which is the tenant's id or a key's ApiKey.quota_subject."""
         self.limits: dict[str, tuple[Limit, ...]] = {}
 
     def add_quota(self, quota: Quota) -> None:
@@ -36,14 +36,16 @@ class TenantPart:
 
 
 class AdapterPart:
-    """Adapter name with its versions. Immutable once `adapters_of` has returned it."""
+    """Adapter name with its versions and aliases. Must not be changed after `adapters_of` has
+    returned it."""
 
     def __init__(self) -> None:
         self.versions: dict[int, ServedVersion] = {}
         """Ready versions by number."""
         self.aliases: dict[str, Alias] = {}
         self.newest_ephemeral: int | None = None
-        """Number of the newest ephemeral version: the plain name's meaning without `prod`."""
+        """Number of the newest ephemeral version. The plain name stands for it if the adapter has
+        no alias `prod`."""
         self._checksums: dict[tuple[str, str], dict[str, str]] = {}
 
     @property
@@ -52,7 +54,7 @@ class AdapterPart:
 
     @property
     def judged(self) -> list[Alias]:
-        """Canaries with a policy, which may be rolled back automatically."""
+        """Aliases with a canary and a policy, which may be rolled back automatically."""
         return [
             alias
             for alias in self.aliases.values()
@@ -60,7 +62,8 @@ class AdapterPart:
         ]
 
     def checksums(self, version: ServedVersion, base_digest: str) -> Mapping[str, str]:
-        """Returns checksums of the version's packed image for this base model, by worker layout."""
+        """Returns the checksums of the version's packed image for this base model, by worker
+        layout."""
         return self._checksums.get((version.digest, base_digest), {})
 
     def add_version(self, version: ServedVersion, proofs: list[AdapterProof]) -> None:
@@ -73,7 +76,7 @@ class AdapterPart:
 
 
 def tenants_of(snapshot: CatalogSnapshot) -> dict[str | None, TenantPart]:
-    """Returns the parts by tenant id. The key None has the admin keys."""
+    """Returns the tenants' parts by tenant id. The part of the key None holds the admin keys."""
     parts: defaultdict[str | None, TenantPart] = defaultdict(TenantPart)
     subjects: dict[str, TenantPart] = {}
     for tenant in snapshot.tenants:
@@ -83,7 +86,7 @@ def tenants_of(snapshot: CatalogSnapshot) -> dict[str | None, TenantPart]:
         parts[key.tenant_id].keys.append(key)
         subjects[key.quota_subject] = parts[key.tenant_id]
     for quota in snapshot.quotas:
-        # A revoked key, which is not in the snapshot, may have a quota.
+        # A quota may belong to a revoked key, which is not in the snapshot.
         if quota.subject in subjects:
             subjects[quota.subject].add_quota(quota)
     return parts

@@ -20,6 +20,6 @@ class Principal(msgspec.Struct, frozen=True):
         return f"tenant:{self.tenant.id}" if group is None else f"group:{group}"
 
     def may_use(self, model: str) -> bool:
-        """Returns whether the key's list of models allows the model, which the tenant may still
-        lack."""
+        """Returns whether the key's list of models allows the model. Does not check whether the
+        tenant has such a model."""
         return self.key.may_use(model.removeprefix(f"{self.tenant.name}/"))

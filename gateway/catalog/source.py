@@ -1,4 +1,4 @@
-"""Source of the catalog's snapshots: Postgres, by notification and polling."""
+"""Loads snapshots of the catalog from Postgres, after notifications and by polling."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 10.0
 LOAD_INTERVAL_S = 0.2
-"""Minimum seconds between two loads, so that many changes are loaded together."""
+"""Minimum seconds between two loads of the catalog, so that many changes are loaded together."""
 RETRY_INTERVAL_S = 1.0
-"""Seconds between attempts while the database is unavailable."""
+"""Seconds between attempts to load the catalog while the database is unavailable."""
 LOOK_TIMEOUT_S = 10.0
 """Seconds without an answer after which a connected database counts as unavailable."""
 
@@ -28,25 +28,27 @@ LOOK_TIMEOUT_S = 10.0
 class SnapshotSource(Protocol):
     @property
     def unconfirmed_s(self) -> float:
-        """Seconds since the last snapshot was confirmed to be the newest. 0 while the database
-        answers."""
+        """Seconds since the last snapshot was confirmed to be the newest. 0 if the last attempt to
+        reach the database succeeded."""
         ...
 
     async def generation(self) -> int:
-        """Returns the generation that a snapshot would have now. Raises ApiError."""
+        """Returns the current generation of the catalog in the database. Raises ApiError."""
         ...
 
     def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
-        """Yields the current snapshot, then one after each change, without end. Each has all
-        tenants, or those that have changed since the previous one."""
+        """Yields the current snapshot, and then another one after changes, until cancelled. A
+        snapshot has all tenants, or only the tenants that have changed since the previous
+        snapshot."""
         ...
 
 
 class PostgresSource:
-    """Source that listens on the catalog's channel, and polls its generation in case a notification
-    is lost.
+    """Source that listens for notifications of changes, and also polls the catalog's generation in
+    case a notification is lost.
 
-    A change after a pause is loaded at once, and later ones together after `LOAD_INTERVAL_S`.
+    The first change is loaded immediately. Changes that follow within `LOAD_INTERVAL_S` are loaded
+    together.
     """
 
     def __init__(self, database: Database, poll_interval_s: float = POLL_INTERVAL_S) -> None:
@@ -82,7 +84,8 @@ class PostgresSource:
                 if snapshot is not None:
                     generation = snapshot.generation
                     yield snapshot
-                # Only after the consumer has applied the snapshot.
+                # Set only here, because the code after `yield` runs once the consumer has applied
+                # the snapshot.
                 self._confirmed_at, self._is_away = looked_at, False
             await asyncio.sleep(LOAD_INTERVAL_S)
             interval_s = RETRY_INTERVAL_S if self._is_away else self._poll_interval_s

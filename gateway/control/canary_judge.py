@@ -1,4 +1,5 @@
-"""Control task: rolls back a canary whose new version does worse than the stable one."""
+"""Rolls back a canary whose new version fails more often, or is slower, than the stable one. A
+control task of the gateway."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ PRUNE_INTERVAL_S = 600.0
 
 
 def judge(alias: Alias, seen: Mapping[int, Tally]) -> str | None:
-    """Returns what is wrong with a canary of the alias, with figures. Returns None if nothing is.
+    """Returns why the alias's canary must be rolled back, with figures. Returns None if it need not
+    be.
 
-    `seen` has the outcomes by version, within the policy's window.
+    `seen` has the outcomes of each version within the policy's window.
     """
     policy, stable = alias.policy, seen.get(alias.version)
     if policy is None or stable is None:
@@ -56,7 +58,8 @@ def _share(tally: Tally) -> str:
 
 
 class CanaryJudge:
-    """Writer of this gateway's outcomes, and judge of the outcomes of all gateways."""
+    """Task that writes this gateway's outcomes to the database, and rolls back canaries by the
+    outcomes of all gateways."""
 
     def __init__(
         self, database: Database, gateway_id: str, catalog: Catalog, outcomes: Outcomes
@@ -95,7 +98,7 @@ class CanaryJudge:
     async def _roll_back(self, connection: Connection, alias: Alias, reason: str) -> None:
         where = (alias.tenant_id, alias.name, alias.alias)
         move = (alias.version, reason, alias.change)
-        # The result is null if another gateway or an operator was first.
+        # The result is null if another gateway or an operator has changed the alias first.
         if await connection.fetchval(sql["canary_roll_back"], *where, *move):
             log.warning("%s: %s@%s rolled back: %s", *where, reason)
 

@@ -1,4 +1,5 @@
-"""Control task: reports the catalog generation in use and the requests in flight."""
+"""Reports the catalog generation in use and the requests in flight to the database. A control task
+of the gateway."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ INTERVAL_S = 1.0
 class Heartbeat:
     """Writer of this gateway's row in `gateways`.
 
-    A version that is neither in the reported generation of the catalog, nor in flight in the same
-    report, is never used here again. A request resolves in the newest view and is counted without a
-    pause in between, and both are read together.
+    A version that is neither in the catalog generation of a report, nor among the requests in
+    flight of the same report, is never used by this gateway again. This holds because a request is
+    resolved in the newest view and counted as in flight without an await in between, and because
+    the report reads the generation and the counts without an await in between.
     """
 
     def __init__(
@@ -28,7 +30,7 @@ class Heartbeat:
         in_flight_requests: InFlightRequests,
     ) -> None:
         self.has_joined = asyncio.Event()
-        """Set when the row is first written. No request may be served before."""
+        """Set when the row is first written. No request may be served before that."""
         self._database = database
         self._id = gateway_id
         self._catalog = catalog
@@ -38,7 +40,8 @@ class Heartbeat:
         catalog.watch(lambda _: self.wake.set())
 
     async def leave(self) -> None:
-        """Removes the row. Called when nothing is in flight and nothing will be."""
+        """Removes this gateway's row. Called at shutdown, when no request is in flight and none
+        will follow."""
         async with asyncio.timeout(INTERVAL_S), self._database.acquire() as connection:
             await connection.execute(sql["gateway_leave"], self._id)
 

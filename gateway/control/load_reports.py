@@ -1,5 +1,5 @@
-"""Control task: writes what this gateway served recently to Postgres, for the admin plane, which
-does not connect to gateways."""
+"""Writes this gateway's recent load to Postgres for the admin plane, which does not connect to
+gateways. A control task of the gateway."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from telemetry.tallies import Labels, Recent, Totals
 MAX_MODELS = 64
 MAX_TENANTS = 32
 MAX_REASONS = 32
-"""Maximum entries of each kind in a report, the largest first: about 20 KB in all."""
+"""Maximum numbers of models, tenants and refusal reasons in a report. A report has those with the
+highest counts, and about 20 KB in all."""
 
 
 class LoadReports:
-    """Writer of this gateway's row in `gateway_load`, which depends on its row in `gateways`."""
+    """Writer of this gateway's row in `gateway_load`, which refers to its row in `gateways`."""
 
     def __init__(
         self, database: Database, gateway_id: str, in_flight_requests: InFlightRequests
@@ -62,7 +63,7 @@ def _most(totals: Totals, number: int) -> list[tuple[Labels, Sequence[float]]]:
 
 
 def _by_model(requests: Totals, tokens: Totals, ttft: Totals) -> list[ModelLoad]:
-    """Returns the models with the most requests. Adds up all classes of service."""
+    """Returns the load of the models with the most requests, summed over all service classes."""
     ended: dict[str, dict[str, int]] = {}
     for (model, _class, status), (number,) in requests.items():
         by_status = ended.setdefault(model, {})

@@ -1,4 +1,4 @@
-"""Starts all background tasks that a gateway runs against the database."""
+"""Runs all background tasks of a gateway that use the database."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from store.key_uses import KeyUses
 from store.periodic import repeat
 
 LOAD_INTERVAL_S = 2.0
-"""Seconds between two load reports."""
+"""Seconds between two reports of the gateway's load."""
 LAST_LOAD_S = 5.0
-"""Maximum seconds for loading usage at shutdown. The next process loads the rest."""
+"""Maximum seconds for loading usage into the database at shutdown. The next process loads the
+rest."""
 
 
 class ControlTasks:
-    """Background tasks of one gateway. Requests wait for the first heartbeat only."""
+    """Background tasks of one gateway. Requests wait only until the first heartbeat is written."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class ControlTasks:
                 ("the heartbeat is not written", heartbeat.report, INTERVAL_S, heartbeat.wake),
                 ("the state of workers is not reported", self._workers.report, INTERVAL_S, None),
                 ("usage is not loaded", self._loader.load, INTERVAL_S, None),
-                # The load's row refers to the heartbeat's row, and so must follow it.
+                # The row in `gateway_load` refers to the heartbeat's row, which must exist first.
                 ("the load is not reported", self._load.report, LOAD_INTERVAL_S, None),
             ):
                 tasks.create_task(repeat(what, work, interval_s, wake))
@@ -72,7 +73,8 @@ class ControlTasks:
             tasks.create_task(self._key_uses.run(self._database))
 
     async def leave(self) -> None:
-        """Removes the heartbeat and loads the last usage. Called once nothing is in flight."""
+        """Removes the heartbeat's row, and loads the last usage into the database. Called once no
+        request is in flight."""
         with contextlib.suppress(ApiError, TimeoutError):
             await self._heartbeat.leave()
             await self._key_uses.write(self._database)

@@ -1,9 +1,9 @@
-"""Control task: has a worker verify each adapter version before it is served.
+"""Lets a worker verify each adapter version before it is served. A control task of the gateway.
 
-Postgres holds a claim on a version for a minute, renewed while its probe is in flight, so that
-several gateways share the work, and others take over the claims of a killed one. A probe goes on as
-long as the worker's proofs advance, however long its queue is. One that is given up is withdrawn
-from the worker.
+A gateway claims a version in Postgres for a minute, and renews the claim while the worker's probe
+of the version is in flight. So several gateways share the work, and others take over the claims of
+a gateway that was killed. A probe may take as long as the worker's proofs advance, even if its
+queue is long. If the gateway gives a probe up, it cancels it at the worker.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from workers.wire.protocol import AdapterRef, ErrorCode, ProbeResult
 log = logging.getLogger(__name__)
 
 MAX_PROBES = 16
-"""Maximum number of versions in verification at a time. A worker scores those that wait in one pass
-through the base model."""
+"""Maximum number of versions that this gateway has in verification at a time. A worker verifies all
+waiting versions in one pass through the base model."""
 POLL_INTERVAL_S = 2.0
 RENEW_S = 20.0
-"""Seconds between renewals of a claim whose probe is in flight; a third of how long one lasts."""
+"""Seconds between renewals of a claim while its probe is in flight: a third of the claim's
+duration."""
 STALL_S = 600.0
-"""Seconds without progress of the worker's proofs after which a probe is given up. A step, such as
-one layer for several adapters, may take long alongside traffic."""
+"""Seconds without progress of the worker's proofs after which a probe is given up. One step, such
+as one layer for several adapters, may take long if the worker also serves requests."""
 STALL_CHECK_S = 1.0
 ATTEMPTS_AT_ONE_WORKER = 3
-"""Attempts after which another worker is tried. The first worker keeps what it has computed."""
+"""Number of attempts at one worker before another worker is tried. A worker keeps the results it
+has computed, so repeating an attempt there is cheaper."""
 RETRY_S = 60.0
-"""Seconds between two attempts to verify a ready version for another layout."""
+"""Seconds between two attempts to verify a ready version for another worker layout."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Adapter version that this gateway has claimed to have verified."""
+    """Adapter version that this gateway has claimed, so that no other gateway verifies it."""
 
     tenant_id: str
     name: str
@@ -54,7 +56,7 @@ class Claim(msgspec.Struct, frozen=True):
     digest: str
     base_digest: str
     attempts: int = 1
-    """Number of attempts to verify it, including this one."""
+    """Number of attempts to verify the version, including this one."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -66,8 +68,8 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class AdapterVerification:
-    """Verifier of up to `MAX_PROBES` versions at a time. When there are none, verifies ready
-    versions for further layouts of connected workers, one at a time."""
+    """Verifier of new versions, up to `MAX_PROBES` at a time. When no new version waits, it
+    verifies ready versions for further layouts of connected workers, one at a time."""
 
     def __init__(self, database: Database, gateway_id: str, catalog: Catalog, fleet: Fleet) -> None:
         self._database = database
@@ -77,10 +79,11 @@ class AdapterVerification:
         self._wake = asyncio.Event()
         self._probing: set[asyncio.Task[None]] = set()
         self._not_before: dict[str, float] = {}
-        """Earliest times of the next attempts for another layout, by `Claim.path`."""
+        """Earliest time of the next attempt to verify each version for another layout, by
+        `Claim.path`."""
         self._complete: object = None
-        """Catalog generation, layouts and versions with which no proof was missing. Nothing is
-        searched until one of them changes."""
+        """Catalog generation, layouts and recently attempted versions of the last search in which
+        no proof was missing. The search is repeated only after one of them has changed."""
         catalog.watch(lambda _: self._wake.set())
 
     async def run(self) -> None:
@@ -114,8 +117,8 @@ class AdapterVerification:
         self._wake.set()
 
     async def _prove(self, claim: Claim) -> None:
-        """Verifies a version and marks it as ready or rejected, or releases it for another attempt.
-        If the database cannot be written, the claim expires."""
+        """Verifies a version, and marks it in the database as ready or rejected, or releases the
+        claim for another attempt. If the database is unavailable, the claim expires."""
         adapter = AdapterRef(claim.digest, f"{claim.name}@{claim.version}")
         try:
             try:
@@ -141,8 +144,8 @@ class AdapterVerification:
 
     @asynccontextmanager
     async def _renewed(self, claim: Claim, held: asyncio.Timeout) -> AsyncGenerator[None]:
-        """Renews the claim while its probe is in flight. Ends `held` if the claim is lost: the
-        version was deleted, or another gateway has claimed it."""
+        """Renews the claim while its probe is in flight. Makes the timeout `held` expire if the
+        claim is lost, because the version was deleted or another gateway has claimed it."""
 
         async def renew() -> None:
             while True:
@@ -184,7 +187,8 @@ class AdapterVerification:
         self._complete = looked_at
 
     async def _prove_ready(self, able: list[WorkerClient], claim: Claim) -> None:
-        """Verifies a ready version for another layout. The version stays ready if that fails."""
+        """Verifies a ready version for another worker layout. The version stays ready if this
+        fails."""
         self._not_before[claim.path] = asyncio.get_running_loop().time() + RETRY_S
         worker, result = await self._probe(able, claim, AdapterRef(claim.digest))
         if result.error:
@@ -200,8 +204,9 @@ class AdapterVerification:
     async def _probe(
         self, able: list[WorkerClient], claim: Claim, adapter: AdapterRef
     ) -> tuple[str, ProbeResult]:
-        """Probes the adapter on one of the workers and returns the worker's id and answer. Without
-        a worker or an answer, returns an error that is not final."""
+        """Probes the adapter on one of the workers, and returns the worker's id and its result. If
+        there is no worker, or it does not answer, returns a result with an error that is not
+        final."""
         base = claim.base_digest
         worker = ""
         try:
@@ -221,8 +226,9 @@ class AdapterVerification:
 
 
 def choose_worker(able: list[WorkerClient], claim: Claim) -> WorkerClient:
-    """Chooses the same worker for every attempt of a content while that worker is able, because it
-    keeps what it has computed. After a few attempts, chooses the next one."""
+    """Returns the worker for a claim. The choice is the same for every attempt with the same
+    adapter content, because a worker keeps the results it has computed. After every
+    `ATTEMPTS_AT_ONE_WORKER` attempts, the next worker is chosen."""
 
     def rank(client: WorkerClient) -> bytes:
         return hashlib.sha256(f"{claim.digest} {client.instance_id}".encode()).digest()
@@ -235,7 +241,7 @@ def choose_worker(able: list[WorkerClient], claim: Claim) -> WorkerClient:
 async def prolonged(
     patience: asyncio.Timeout, client: WorkerClient, base: str
 ) -> AsyncGenerator[None]:
-    """Prolongs `patience` whenever the worker's proofs for the base model advance."""
+    """Extends the timeout `patience` whenever the worker's proofs for the base model advance."""
 
     async def watch() -> None:
         seen = _num_proof_steps(client, base)
@@ -254,7 +260,7 @@ async def prolonged(
 
 
 def _num_proof_steps(client: WorkerClient, base: str) -> int:
-    """Returns the number of steps of proofs for the base model that the worker has reported."""
+    """Returns the number of proof steps for the base model that the worker has reported."""
     models = () if client.status is None else client.status.models
     return next((model.num_proof_steps for model in models if model.digest == base), 0)
 

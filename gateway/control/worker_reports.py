@@ -1,4 +1,4 @@
-"""Control task: writes the statuses of workers to Postgres for the admin plane."""
+"""Writes the statuses of workers to Postgres for the admin plane. A control task of the gateway."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from store.queries import sql
 from workers.wire.protocol import WorkerStatus
 
 REPORTS_TO_REPEAT = 60
-"""Number of reports after which all errors are written again, because a gateway that does not know
-a worker may have removed its rows."""
+"""Number of reports after which the errors of all workers are written again, because another
+gateway that does not know a worker may have removed its rows."""
 
 AdapterErrors = list[dict[str, str]]
 
 
 class WorkerReports:
-    """Writer of new worker statuses, of the reasons why workers are not reached, and of changes in
-    the adapters that could not be loaded."""
+    """Writer of new worker statuses, of the reasons why workers cannot be reached, and of changed
+    lists of adapters that could not be loaded."""
 
     def __init__(self, database: Database, gateway_id: str, fleet: Fleet) -> None:
         self._database = database
@@ -25,14 +25,15 @@ class WorkerReports:
         self._statuses: dict[str, WorkerStatus] = {}
         """Statuses already written, by worker."""
         self._errors: dict[str, AdapterErrors] = {}
-        """Errors already written. Workers without an entry may have rows of an earlier process."""
+        """Errors already written, by worker. A worker without an entry may have rows in the
+        database that an earlier process has written."""
         self._reports_left = REPORTS_TO_REPEAT
 
     async def report(self) -> None:
         clients = self._fleet.clients
         said = {c.instance_id: (c.address, c.status) for c in clients if c.status is not None}
-        # A silent worker's last status is old, so that a status that was already written is
-        # skipped.
+        # Statuses that were already written are skipped. A silent worker's last status is an old
+        # one.
         news = [
             {"id": worker, "address": address, "status": status}
             for worker, (address, status) in said.items()
@@ -51,8 +52,8 @@ class WorkerReports:
         changed = {w: found for w, found in errors.items() if self._errors.get(w) != found}
         if not (news or failures or changed):
             return
-        # Rows of other workers are deleted only while all are connected: a missing one may return
-        # with the same errors, a replaced one does not.
+        # Rows of workers that are not connected here are deleted only while all known workers are
+        # connected. Otherwise a missing worker may return with the same errors.
         are_all_here = all(
             client.status is not None or not client.has_answered for client in clients
         )

@@ -1,4 +1,5 @@
-"""Admission of requests: reserves a request's limits before it runs, settles them when it ends."""
+"""Admits requests: reserves tokens and money from the limits before a request runs, and settles
+them with the actual usage when it ends."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from web.body_budget import HeldBody
 log = logging.getLogger(__name__)
 
 AT_ONCE = 1024
-"""Completion tokens that a choice reserves at a time: few enough to leave room for others, and
-enough that answers rarely wait for a renewal."""
+"""Number of completion tokens that a choice reserves at a time. Few enough to leave room for other
+requests, and enough that answers rarely have to wait for a renewal of leases."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens that a request used. Each prompt counts once, however many choices it has."""
+    """Tokens that a request used. Each prompt counts once, even if it has several choices."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -39,7 +40,8 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Holds that were reserved together, and the tokens that they cover."""
+    """Part of a reservation: holds on limits that were reserved together, and the tokens that they
+    cover."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -47,8 +49,9 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Reservation:
-    """Limits that one request has reserved. Completion tokens are reserved in steps, each well
-    before the last is used up. The answer ends when a step is refused."""
+    """Amounts that one request has reserved from its limits. Completion tokens are reserved in
+    steps, the next one well before the last one is used up. If the next step is refused, the answer
+    ends when the tokens reserved so far are used up."""
 
     def __init__(
         self,
@@ -61,11 +64,12 @@ class Reservation:
         max_tokens: list[int],
         num_choices: int,
     ) -> None:
-        """`max_tokens` has one entry for each prompt, the maximum for each of its `num_choices`."""
+        """`max_tokens` has one entry for each prompt: the maximum number of completion tokens of
+        each of its `num_choices` choices."""
         self.max_tokens = max_tokens
         self.admitted_at = time.time() if leases is None else leases.clock()
         self.holder = "" if leases is None else leases.holder
-        """Holder of the leases from which everything is reserved."""
+        """Holder id of the leases from which all parts are reserved."""
         self.leased = leased_bits(tenant_id, limits)
         self._leases = leases
         self._limits = limits
@@ -80,14 +84,14 @@ class Reservation:
         self._extending: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Reserves the prompt and the first step, or nothing. Raises QuotaExceeded or
-        QuotaUnavailable."""
+        """Reserves the prompts and the first step of completion tokens, or nothing. Raises
+        QuotaExceeded or QuotaUnavailable."""
         if self._limits:
             await self._reserve(self._prompt_tokens, self._step)
 
     def give(self, num_tokens: int) -> int:
-        """Returns how many of `num_tokens` new completion tokens are reserved. Requests the next
-        step when little is left."""
+        """Uses up to `num_tokens` reserved completion tokens, and returns how many of them were
+        reserved. Starts to reserve the next step when few tokens are left."""
         if not self._limits:
             return num_tokens
         given = min(num_tokens, self._promised - self._given)
@@ -107,7 +111,7 @@ class Reservation:
         return self._tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def settle(self, usage: Usage) -> None:
-        """Replaces the reservation by the actual usage. Must be called exactly once."""
+        """Replaces the reserved amounts by the actual usage. Must be called exactly once."""
         if self._extending is not None:
             self._extending.cancel()
         metered, cost = self.metered(usage), sum(self.cost(usage))
@@ -128,12 +132,13 @@ class Reservation:
         self._parts.clear()
 
     async def _extend(self, left: int) -> None:
-        """Reserves the next step. `left` is the number of unused tokens."""
+        """Reserves the next step. `left` is the number of reserved tokens that are not used yet."""
         more = min(self._step, self._most - self._promised)
         try:
             await self._reserve(0, more)
         except ApiError:
-            # Retried when half of the rest is used, because other requests may have ended by then.
+            # Retried when half of the tokens left are used, because other requests may have ended
+            # by then.
             self._ask_below = left // 2
         except Exception:
             log.exception("extending a reservation failed")
@@ -149,7 +154,8 @@ class Reservation:
         holds = await self._leases.take(wanted, self.admitted_at)
         if self.holder != self._leases.holder:
             if self._parts:
-                # The usage is reported under one holder, whose leases have been lost.
+                # A request's usage is deducted from the leases of one holder, and the leases of the
+                # holder of the earlier parts have been lost.
                 for hold in holds:
                     self._leases.settle(hold, 0)
                 raise QuotaUnavailable("The leases of limits were lost meanwhile.")
@@ -160,15 +166,16 @@ class Reservation:
 
 class Admission:
     def __init__(self, leases: Leases | None, refusals: RefusalLimit) -> None:
-        """Without `leases`, requests that have limits are refused."""
+        """`leases` is None without a database. Requests that have limits are then refused."""
         self.num_open = 0
         """Reservations that are not settled yet."""
         self._leases = leases
         self._refusals = refusals
 
     def charge(self, view: CatalogView, caller: Principal, body: HeldBody) -> RequestCharge:
-        """Returns the caller's charge for a request with this body, before anything is taken.
-        Raises QuotaUnavailable if the caller has limits and there are no leases."""
+        """Returns the charge for a request with this body. Nothing is charged until
+        RequestCharge.take is called. Raises QuotaUnavailable if the caller has limits and there is
+        no database."""
         limits = self._limits_of(view, caller)
         return RequestCharge(self._leases, limits, self._refusals, caller.tenant.id, body)
 
@@ -184,8 +191,9 @@ class Admission:
         num_choices: int,
         max_model_len: int,
     ) -> Reservation:
-        """Reserves tokens and money. Raises ContextLengthExceeded if a prompt and its answer do not
-        fit the context, QuotaExceeded or QuotaUnavailable, and then reserves nothing."""
+        """Reserves tokens and money for a request. Raises ContextLengthExceeded if a prompt and its
+        answer do not fit the context, and QuotaExceeded or QuotaUnavailable if a limit refuses.
+        Reserves nothing if it raises."""
         limits = self._limits_of(view, caller)
         reservation = Reservation(
             self._leases,

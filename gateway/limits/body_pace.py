@@ -1,8 +1,9 @@
-"""Pace at which a gateway processes the large bodies of one tenant.
+"""Limits the pace at which a gateway processes the large request bodies of one tenant.
 
-Decoding, rendering and tokenising a large body takes up to 60 ms of the event loop for each MiB, in
-sections between which other requests run. Many large bodies at once would run many sections between
-two turns of another request. So each body of a tenant waits until its predecessors have had time.
+Decoding, rendering and tokenising a large body occupies the event loop for up to 60 ms for each
+MiB, in several steps between which other requests run. With many large bodies at once, another
+request would wait for a step of each of them. So each large body of a tenant waits until the time
+for the tenant's earlier bodies has passed.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections.abc import Callable
 LARGE = 64 << 10
 """Minimum size in bytes of a body that may wait."""
 BYTES_PER_S = 8 << 20
-"""Bytes of a tenant's large bodies processed per second: prompts of two million tokens, or at most
-half of the event loop's time."""
+"""Bytes of a tenant's large bodies that are processed per second. That is about two million prompt
+tokens, and occupies the event loop for at most half of the time."""
 MAX_TENANTS = 10_000
-"""Maximum number of tenants remembered. Beyond it, tenants without waiting bodies are forgotten."""
+"""Maximum number of tenants remembered. If there are more, tenants without waiting bodies are
+forgotten."""
 
 
 class BodyPace:
@@ -27,7 +29,8 @@ class BodyPace:
         self._next_at: dict[str, float] = {}
 
     def delay_s(self, tenant_id: str, num_bytes: int) -> float:
-        """Returns the seconds that a body must wait for the tenant's earlier bodies."""
+        """Returns the seconds that a body must wait for the tenant's earlier bodies, and counts the
+        body as the newest of them."""
         if num_bytes < LARGE:
             return 0.0
         now = self._clock()

@@ -1,5 +1,5 @@
-"""Size limits of one request: each prompt with its answer against the model's context, and all
-prompts and choices together."""
+"""Checks the size limits of one request: each prompt and its answer must fit the model's context,
+and all prompts, choices, tools and template variables together are limited."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.generation_request import AllowedTools, GenerationRequest, NamedTool, Tool, ToolChoice
 
 MAX_REQUEST_TOKENS = 1 << 18
-"""Maximum prompt tokens of a request, counted once for each choice, because workers receive as many
-ids. A single prompt may fill a longer context."""
+"""Maximum prompt tokens of a request. They count once for each choice, because workers receive the
+prompt's token ids with every choice. A single prompt may be longer if the model's context is
+longer."""
 MAX_TOKEN_IDS = 1 << 20
-"""Maximum token ids of one prompt. More than any context; checking ten times as many would block
-the event loop."""
+"""Maximum token ids of one prompt. More than any context has. Checking ten times as many would
+block the event loop."""
 MAX_LOGPROBS = 1 << 17
-"""Maximum log-probabilities of one answer, including the alternatives of each token: about 10 MB of
-JSON. A worker sends those of a prompt in one frame, which takes 25 ms to read."""
+"""Maximum log-probabilities of one answer, including the alternatives of each token. They take
+about 10 MB of JSON. A worker sends all log-probabilities of a prompt in one frame, which takes 25
+ms to read."""
 MAX_ECHO_CHARS = 4 << 20
 """Maximum characters of prompts that one answer repeats."""
 MAX_TOOLS = 256
 MAX_SCHEMA_BYTES = 256 << 10
-"""Maximum bytes of all tools of a request, as JSON with names and descriptions."""
+"""Maximum bytes of all tools of a request together, as JSON with names, descriptions and
+schemas."""
 MAX_DEPTH = 64
-"""Maximum depth of lists and objects in JSON whose structure the caller chooses."""
+"""Maximum nesting of lists and objects in JSON whose structure the caller chooses."""
 MAX_TEMPLATE_ARGUMENTS = 64
 MAX_TEMPLATE_BYTES = 64 << 10
 """Maximum bytes, as JSON, of a caller's own variables for the chat template."""
@@ -40,15 +43,16 @@ VARIABLE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}")
 TEMPLATE_VARIABLES = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message")
 )
-"""Variables of a template that a caller may not set, because the gateway sets them."""
+"""Template variables that a caller may not set, because the gateway sets them."""
 MAX_VECTOR_NUMBERS = 1 << 21
-"""Maximum numbers in all vectors of one answer: about 40 MB of JSON, or 11 MB in base64."""
+"""Maximum numbers in all vectors of one answer together. They take about 40 MB as JSON numbers, or
+11 MB in base64."""
 
 
 def completion_tokens(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:
-    """Returns the maximum number of completion tokens after `prompt` tokens, cut to the room left
-    in the context. Raises ContextLengthExceeded if no room is left, or `asked` exceeds the whole
-    context."""
+    """Returns the maximum number of completion tokens after a prompt of `prompt` tokens: `asked`,
+    or `default` if that is None, but at most the room left in the context. Raises
+    ContextLengthExceeded if no room is left, or if `asked` exceeds the whole context."""
     room = max_model_len - prompt
     wanted = default if asked is None else asked
     if (asked is not None and asked > max_model_len) or room < min(wanted, 1):
@@ -63,8 +67,8 @@ def completion_tokens(prompt: int, asked: int | None, default: int, max_model_le
 def check_total(
     lengths: Sequence[int], num_choices: int, max_model_len: int, *, param: str
 ) -> None:
-    """Raises InvalidRequest if all prompts together are too large. `lengths` are in tokens, exact
-    or lower bounds."""
+    """Raises InvalidRequest if all prompts together have too many tokens. `lengths` are the
+    prompts' token counts, exact or as lower bounds."""
     total, most = sum(lengths) * num_choices, max(MAX_REQUEST_TOKENS, max_model_len)
     if total > most:
         raise InvalidRequest(
@@ -98,8 +102,9 @@ def check_answer(num_logprobs: int, num_echoed: int) -> None:
 def check_tools(
     tools: Sequence[Tool], choice: ToolChoice = "auto", dropped: Sequence[str] = ()
 ) -> None:
-    """Raises InvalidRequest if the tools are too many or too large, two have the same name, or
-    `choice` names none of them. `dropped` are ignored fields, for the error message."""
+    """Raises InvalidRequest if there are too many tools, they are too large, two have the same
+    name, or `choice` names a tool that is not among them. `dropped` are the names of ignored
+    fields. The error message lists the tools of other types among them."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(
             f"A request may have {MAX_TOOLS} tools; yours has {len(tools)}.", param="tools"
@@ -173,8 +178,9 @@ def check_nested(value: Any, max_bytes: int, *, param: str) -> str:
 
 
 def check_json(written: bytes, max_bytes: int, *, param: str) -> None:
-    """Raises InvalidRequest if JSON text is too long or too deeply nested. Counts bytes, because
-    walking over the values of 256 KiB would block the event loop."""
+    """Raises InvalidRequest if JSON text is too long or too deeply nested. Determines the nesting
+    from the bytes with numpy, because a Python loop over the values of 256 KiB would block the
+    event loop."""
     if len(written) > max_bytes:
         raise InvalidRequest(
             f"'{param}' may have {max_bytes} bytes of JSON; yours has {len(written)}.", param=param
@@ -194,8 +200,8 @@ def _too_deep(param: str) -> InvalidRequest:
 
 
 def check_vectors(num_vectors: int, size: int, asked: GenerationRequest) -> None:
-    """Raises InvalidRequest if an answer would have too many numbers, or vectors of more dimensions
-    than the model's `size`."""
+    """Raises InvalidRequest if the vectors of an answer would have too many numbers in all, or if
+    the request asks for more dimensions than `size`, the number that the model's vectors have."""
     dimensions = asked.dimensions
     if dimensions is not None and dimensions > size:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""The database's clock in a gateway. Windows of limits, lifetimes of keys and times of usage use
+"""Gives a gateway the database's time. Windows of limits, lifetimes of keys and times of usage use
 it, so that all gateways agree on them."""
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from datetime import UTC, datetime
 log = logging.getLogger(__name__)
 
 MAX_DIFFERENCE_S = 5.0
-"""Difference in seconds between this machine's clock and the database's that is logged."""
+"""Difference in seconds between this machine's clock and the database's clock above which a warning
+is logged."""
 
 
 class DatabaseClock:
-    """Clock that returns the database's time without a query, from earlier exchanges.
+    """Clock that returns the database's time without a query, computed from earlier queries that
+    returned it.
 
     The database reads its clock after a query was sent and before the answer arrives, so each
-    exchange bounds the time. Before the first one, this machine's clock is used; after it, changes
-    of this machine's clock have no effect.
+    exchange gives an upper and a lower bound of the database's time. Before the first exchange,
+    this machine's clock is used. After it, changes of this machine's clock have no effect.
     """
 
     def __init__(self, machine: Callable[[], float] = time.time) -> None:
@@ -39,12 +41,13 @@ class DatabaseClock:
 
     @property
     def difference_s(self) -> float:
-        """Seconds that this machine's clock is ahead of the database's."""
+        """Seconds by which this machine's clock is ahead of the database's. Negative if it is
+        behind."""
         return self._machine() - self()
 
     def note_exchange(self, sent_at: float, database_at: float, received_at: float) -> None:
-        """Corrects the clock by the database's. `sent_at` and `received_at` are of
-        time.monotonic()."""
+        """Corrects the clock by a query that returned the database's time `database_at`. `sent_at`
+        and `received_at` are times of time.monotonic() before and after the query."""
         latest, earliest = database_at - sent_at, database_at - received_at
         self._offset_s = min(max(self._offset_s, earliest), latest)
         differs = abs(self.difference_s) > MAX_DIFFERENCE_S

@@ -1,7 +1,7 @@
-"""Records of leases: what this gateway may still use of each limit, and what the next renewal
-requests.
+"""Keeps this gateway's leases: how much of each limit the gateway may still use, and what it
+requests in the next renewal.
 
-`leases.py` sends the requests to the database; tests send them to a model of it.
+`leases.py` sends the requests to the database. Tests send them to a model of the database.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from gateway.limits.quota import IDLE_S, Hold, Key, QuotaWindow
 from gateway.quota_types import BUDGETS, Limit, Span, Window, window
 
 AHEAD_S = 3.0
-"""Seconds before the end of a window in use at which a lease of the next one is requested."""
+"""Seconds before the end of a window in use at which a lease of the next window is requested."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
-    """Report and request of one limit in a renewal: a row of the SQL function `quota_exchange`."""
+    """Part of a renewal that concerns one limit in one window: what the gateway has used and
+    returns, and how much more it requests. Passed as a row to the SQL function `quota_exchange`."""
 
     subject: str
     kind: str
@@ -30,10 +31,11 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     answered: int = 0
     """Number of the newest recall that this gateway has followed."""
     need: int = 0
-    """Minimum useful amount. If less is left, other gateways are recalled instead."""
+    """Smallest amount that helps this gateway. If less is left in the database, it recalls the
+    leases of other gateways instead of granting."""
     want: int = 0
     call: int = 0
-    """Number of this gateway's open recall, or 0."""
+    """Number of this gateway's recall that is not followed by all gateways yet, or 0."""
 
     @property
     def is_empty(self) -> bool:
@@ -45,14 +47,16 @@ class LeaseResponse(msgspec.Struct, frozen=True):
 
     granted: int
     remaining: int | None
-    """Amount that no gateway holds. None if the limit no longer exists."""
+    """Amount of the limit that is neither used nor leased by any gateway. None if the limit no
+    longer exists."""
     unanswered: int
-    """Number of gateways that have not followed the recall yet."""
+    """Number of gateways that have not followed this gateway's recall yet."""
     call: int
 
 
 class LeaseRecall(msgspec.Struct, frozen=True):
-    """Request of another gateway to return the unused lease of a limit."""
+    """Another gateway's request that this gateway return the unused part of its lease of a
+    limit."""
 
     subject: str
     kind: str
@@ -61,15 +65,15 @@ class LeaseRecall(msgspec.Struct, frozen=True):
 
 
 class Waiter:
-    """Client request that the gateway's leases do not cover."""
+    """Client request that waits because the gateway's leases do not cover it."""
 
     def __init__(self, holds: Sequence[Hold]) -> None:
         self.holds = holds
         self.is_done = False
         self.is_served = False
         self.refused: Hold | None = None
-        """Hold that is refused. None for a served waiter, and for one whose window has ended, which
-        must try again."""
+        """Hold that is refused. None if the waiter is served, or if its window has ended, so that
+        it must try again."""
 
     @property
     def quotas(self) -> list[QuotaWindow]:
@@ -77,30 +81,34 @@ class Waiter:
 
 
 class LeaseBook:
-    """All quota windows of this gateway. Does no I/O: `gather` returns the requests of the next
-    renewal, and `apply` takes the responses."""
+    """Set of all quota windows of this gateway. Does no I/O itself: `gather` returns the requests
+    of the next renewal, and `apply` receives the responses."""
 
     def __init__(self) -> None:
         self.waiters: list[Waiter] = []
-        """In order of arrival, in which requests for the same limit are served."""
+        """Waiting requests in the order of arrival. Requests for the same limit are served in this
+        order."""
         self._current: dict[tuple[str, str], QuotaWindow] = {}
         self._held: dict[Key, QuotaWindow] = {}
-        """Current windows, next ones, and past ones with requests in flight."""
+        """Current windows, windows that begin next, and past windows with requests in flight."""
         self._due: dict[QuotaWindow, None] = {}
-        """Windows to consider in the next renewal."""
+        """Windows that the next renewal must consider, in order. The values are unused."""
         self._recalls: list[LeaseRecall] = []
-        """Recalls of limits of which this gateway has no lease."""
+        """Recalls of limits of which this gateway has no lease. They only have to be answered."""
         self._requested: list[QuotaWindow | None] = []
-        """Window of each request in the renewal in flight. None for the answer to a recall."""
+        """Window of each request in the renewal in flight. None for a request that only answers a
+        recall."""
         self._windows: dict[Span, Window] = {}
 
     @property
     def is_due(self) -> bool:
-        """Whether a renewal should not wait for the next sweep."""
+        """Whether a renewal should be sent now instead of after the next sweep."""
         return bool(self._due or self._recalls)
 
     def quota(self, limit: Limit, at: float, now: float) -> QuotaWindow:
-        """Returns the limit's window at `at`: now, or the admission of a request in flight."""
+        """Returns the limit's window that contains the time `at`, which is `now` or the time at
+        which a request in flight was admitted. Creates the window if it is new, and updates the
+        limit's amount."""
         place = limit.subject, limit.kind.value
         quota = self._current.get(place)
         if quota is None or not quota.window.holds(at):
@@ -125,7 +133,8 @@ class LeaseBook:
         return True
 
     def settle(self, hold: Hold, used: int) -> None:
-        """Replaces a reservation by the amount used. Called once for each hold taken."""
+        """Replaces a reservation by the amount used. Must be called once for each hold that `take`
+        or a waiter has reserved."""
         hold.quota.reserved -= hold.amount
         hold.quota.used += used
 
@@ -148,7 +157,8 @@ class LeaseBook:
                 quota.recall = 0
 
     def serve(self, now: float) -> list[Waiter]:
-        """Removes and returns the waiters that are served or refused, or whose window has ended."""
+        """Reserves the holds of waiters that now fit, in the order of arrival. Removes and returns
+        the waiters that are served or refused, or whose window has ended."""
         done: list[Waiter] = []
         blocked: set[QuotaWindow] = set()
         for waiter in list(self.waiters):
@@ -169,7 +179,7 @@ class LeaseBook:
         return done
 
     def hear(self, recall: LeaseRecall) -> None:
-        """Records a recall, which the next renewal follows."""
+        """Records another gateway's recall. The next renewal returns the lease that it asks for."""
         quota = self._held.get((recall.subject, recall.kind, recall.start))
         if quota is None:
             self._recalls.append(recall)
@@ -178,8 +188,8 @@ class LeaseBook:
             self._due[quota] = None
 
     def share(self) -> None:
-        """Takes this gateway's share of each limit that requests wait for, by its lease of the
-        window before. Called while the database is unavailable."""
+        """Grants this gateway a share of each limit for which requests wait, in proportion to its
+        lease of the previous window. Called while the database is unavailable."""
         for quota in {quota for waiter in self.waiters for quota in waiter.quotas}:
             part = int(quota.limit * quota.may_share)
             quota.granted += part
@@ -187,7 +197,8 @@ class LeaseBook:
             quota.may_share = 0.0
 
     def sweep(self, now: float) -> None:
-        """Finds windows that are due because time has passed. Called about once a second."""
+        """Marks windows as due because time has passed, and opens windows that begin soon. Called
+        about once a second."""
         for place, quota in self._current.items():
             if quota.window.end <= now + AHEAD_S and now - quota.used_at < IDLE_S:
                 limit = Limit(place[0], quota.kind, quota.limit)
@@ -216,11 +227,11 @@ class LeaseBook:
         return requests
 
     def apply(self, responses: Sequence[LeaseResponse]) -> None:
-        """Applies the responses to the requests that `gather` returned last."""
+        """Applies the database's responses to the requests that `gather` returned last."""
         for quota, response in zip(self._requested, responses, strict=True):
             if quota is None:
                 continue
-            # The grant covers what was used without one since the request.
+            # Amounts that were taken without a grant since the request are deducted from the grant.
             taken_of_it = min(quota.taken, response.granted)
             quota.taken -= taken_of_it
             quota.granted += response.granted - taken_of_it
@@ -233,7 +244,8 @@ class LeaseBook:
         self._requested = []
 
     def see_nothing(self) -> None:
-        """Clears the amounts that no gateway holds, which are unknown after a failed renewal."""
+        """Sets the amounts that no gateway has leased to 0, because they are unknown after a failed
+        renewal."""
         for quota in self._held.values():
             quota.remaining = 0
 
@@ -244,8 +256,8 @@ class LeaseBook:
 
     def give_back(self, now: float) -> list[LeaseRequest]:
         """Returns the last requests of a gateway that shuts down, which return the unused leases of
-        minute windows. What is in use stays counted until the minute ends. `apply` need not
-        follow."""
+        minute windows. Amounts in use stay counted until the minute ends. `apply` need not be
+        called."""
         requests: list[LeaseRequest] = []
         for quota in self._held.values():
             if quota.kind.span is Span.MINUTE and not quota.is_past(now):
@@ -264,15 +276,16 @@ class LeaseBook:
         self._requested = []
 
     def believe_catalog(self) -> None:
-        """Follows a newer catalog, which says which limits exist."""
+        """Called with each new catalog. Clears the marks of limits that the database reported as
+        deleted, because the catalog shows which limits exist now."""
         for quota in self._held.values():
             quota.is_void = False
 
     def _open(self, limit: Limit, window: Window, before: QuotaWindow | None) -> QuotaWindow:
         quota = QuotaWindow(limit, window)
         known = self._held.setdefault(quota.key, quota)
-        # A budget cannot be shared like a rate, because gateways that reach the database may be
-        # granted all of it.
+        # Only limits per minute are shared while the database is unavailable. Gateways that reach
+        # the database may be granted all of a daily or monthly budget.
         is_new_rate = known is quota and limit.kind not in BUDGETS
         if is_new_rate and before is not None and before.window.end == window.start:
             share = max(0, before.granted) / max(1, before.highest)
@@ -295,15 +308,16 @@ class LeaseBook:
             quota = hold.quota
             quota.reserved += hold.amount
             if quota.is_void and quota.spare < 0:
-                # The limit may be set again, and the usage is deducted from the lease when it is
-                # loaded.
+                # The limit may be set again. The database then deducts the usage from the lease
+                # when it loads it.
                 quota.taken -= quota.spare
                 quota.granted -= quota.spare
             if quota.is_low:
                 self._due[quota] = None
 
     def _needs(self) -> dict[QuotaWindow, tuple[int, int]]:
-        """Returns for each window with waiters what the first one and what all of them need."""
+        """Returns for each window with waiters the amount that the first waiter needs, and the
+        amount that all waiters need together."""
         needs: dict[QuotaWindow, tuple[int, int]] = {}
         for waiter in self.waiters:
             for hold in waiter.holds:
@@ -326,7 +340,7 @@ class LeaseBook:
         return LeaseRequest(*quota.key, *told, need, want, recall)
 
     def _give_up(self, quota: QuotaWindow) -> None:
-        """Returns the unused lease of the window with the next renewal."""
+        """Makes the next renewal return the unused lease of the window."""
         if quota.spare > 0:
             quota.returning += quota.spare
             quota.granted -= quota.spare

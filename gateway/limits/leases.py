@@ -1,4 +1,4 @@
-"""Leases of limits: renews them in the database, and lets requests wait for renewals."""
+"""Renews this gateway's leases of limits in the database, and lets requests wait for renewals."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ log = logging.getLogger(__name__)
 CHANNEL = "loraplex_quota"
 """Channel of NOTIFY for recalls."""
 SWEEP_INTERVAL_S = 1.0
-"""Maximum seconds between two renewals, which show other gateways that this one is alive."""
+"""Maximum seconds between two renewals. Renewals also show other gateways that this one is
+alive."""
 PACE_S = 0.01
 """Seconds between two renewals while requests wait, so that one renewal serves many requests."""
 RENEWAL_TIMEOUT_S = 2.0
 REQUESTS_AT_ONCE = 1000
 """Maximum lease requests in one renewal. The database handles a few thousand per second, and other
-gateways wait for it."""
+gateways wait while it handles this gateway's."""
 RETRY_S = 0.25
 REFUSED_S = 0.5
-"""Seconds for which a refusal also applies to other requests that need as much, without another
-renewal."""
+"""Seconds for which a refusal also applies to other requests that need at least as much, without
+another renewal."""
 UPKEEP_INTERVAL_S = 30.0
 
 Wanted = Sequence[tuple[Limit, int]]
@@ -54,8 +55,9 @@ class LeaseRenewal(Protocol):
     async def renew(
         self, holder: str, number: int, requests: list[LeaseRequest]
     ) -> list[LeaseResponse] | None:
-        """Returns the responses in the order of the requests, or None if the holder has lost all
-        its leases. A repeated number gets the same responses. Raises ApiError."""
+        """Returns the database's responses in the order of the requests, or None if the holder has
+        lost all its leases. Repeating a renewal with the same `number` returns the same responses.
+        Raises ApiError."""
         ...
 
     async def listen(self, hear: Callable[[LeaseRecall], None]) -> None: ...
@@ -63,8 +65,8 @@ class LeaseRenewal(Protocol):
     async def upkeep(self) -> None: ...
 
     async def release(self, holders: Sequence[str]) -> None:
-        """Removes gateways that have ended and whose usage is loaded. Their leases of a minute stay
-        counted until it ends. Raises ApiError."""
+        """Removes the leases of gateways that have ended and whose usage is loaded. Leases of the
+        current minute stay counted until the minute ends. Raises ApiError."""
         ...
 
 
@@ -72,7 +74,8 @@ class PostgresLeaseRenewal:
     def __init__(
         self, database: Database, lifetime_s: float, clock: DatabaseClock | None = None
     ) -> None:
-        """`clock` receives the database's time with each renewal."""
+        """`lifetime_s` is the number of seconds that leases last after a renewal. `clock` is
+        corrected with each renewal."""
         self._database = database
         self._lifetime_s = lifetime_s
         self._clock = clock or DatabaseClock()
@@ -94,7 +97,8 @@ class PostgresLeaseRenewal:
 
     async def listen(self, hear: Callable[[LeaseRecall], None]) -> None:
         def heard(payload: str) -> None:
-            # An empty payload reports a new connection. Missed recalls are sent again.
+            # An empty payload reports a new connection. Recalls missed before it are sent again by
+            # the gateways that need them.
             if payload:
                 hear(msgspec.json.decode(payload, type=LeaseRecall))
 
@@ -110,11 +114,12 @@ class PostgresLeaseRenewal:
 
 
 class Leases:
-    """Leases of one gateway: `take` before a request runs, `settle` when it ends, `run` in the
-    background.
+    """Leases of one gateway. Call `take` before a request runs and `settle` when it ends. `run`
+    renews the leases in the background.
 
-    While the database is unavailable, the gateway uses its leases and, in a new minute, its share
-    of the last one, for at most `lifetime_s`. After that, other gateways may be granted them.
+    While the database is unavailable, the gateway continues with its leases for at most
+    `lifetime_s`. In a new minute, it uses the share of each limit that it had leased in the
+    previous one. After `lifetime_s`, other gateways may be granted its leases.
     """
 
     def __init__(
@@ -125,11 +130,12 @@ class Leases:
         clock: Callable[[], float] = time.time,
         wait_s: float = 1.0,
     ) -> None:
-        """`clock` decides the windows. `wait_s` is how many seconds a request waits for the
-        database, or for other gateways to return leases."""
-        self.holder = gateway_id
-        """Changed when all leases are lost, so that earlier reservations are not settled from new
+        """`clock` returns the time that determines the windows of limits. `wait_s` is the maximum
+        number of seconds that a request waits for the database, or for other gateways to return
         leases."""
+        self.holder = gateway_id
+        """Id under which the leases are held. It changes when all leases are lost, so that earlier
+        reservations are not settled from new leases."""
         self._gateway_id = gateway_id
         self._renewal = renewal
         self._lifetime_s = lifetime_s
@@ -144,11 +150,13 @@ class Leases:
         self._wake = asyncio.Event()
         self._ends: dict[Waiter, asyncio.Future[None]] = {}
         self._delivery: asyncio.Task[None] | None = None
-        """Renewal in flight. It outlives `run`, because its response may grant leases."""
+        """Renewal in flight. It continues after `run` is cancelled, because its response may grant
+        leases."""
 
     async def take(self, wanted: Wanted, admitted_at: float) -> list[Hold]:
-        """Reserves the amount of each limit, or nothing. Uses budgets of the window of admission,
-        and other limits of the current window. Raises QuotaExceeded or QuotaUnavailable."""
+        """Reserves an amount of each of the limits, or nothing. Daily and monthly budgets are
+        charged in the window of `admitted_at`, and other limits in the current window. Raises
+        QuotaExceeded or QuotaUnavailable."""
         deadline = time.monotonic() + self._wait_s
         while True:
             if not time.monotonic() < min(deadline, self._valid_until):
@@ -184,8 +192,8 @@ class Leases:
                 raise self._remember_refusal(waiter.refused)
 
     def _was_refused(self, hold: Hold) -> bool:
-        """Returns whether as large a hold was refused recently. While a request waits for a
-        response about the limit, the last response applies."""
+        """Returns whether a hold of this amount or less was refused recently. While a request waits
+        for the database's response about the limit, the last refusal applies for longer."""
         quota = hold.quota
         if hold.fits or hold.amount < quota.refused_amount:
             return False
@@ -207,12 +215,13 @@ class Leases:
             self._end(self._book.serve(self.clock()))
 
     def headers(self, limits: Sequence[Limit]) -> dict[str, str]:
-        """Returns `x-ratelimit-*` headers with what remains of these limits."""
+        """Returns the `x-ratelimit-*` headers for these limits, with the amounts that remain."""
         now = self.clock()
         return rate_limit_headers([self._book.quota(limit, now, now) for limit in limits], now)
 
     def believe_catalog(self) -> None:
-        """Follows a newer catalog, which says which limits exist."""
+        """Called with each new catalog. Clears the marks of limits that the database reported as
+        deleted, because the catalog shows which limits exist now."""
         self._book.believe_catalog()
 
     async def run(self) -> None:
@@ -238,13 +247,14 @@ class Leases:
                             await self._wake.wait()
 
     async def release(self, gateways: Sequence[str]) -> None:
-        """Removes gateways that have ended and whose usage is loaded. Raises ApiError."""
+        """Removes the leases of gateways that have ended and whose usage is loaded. Raises
+        ApiError."""
         await self._renewal.release(gateways)
 
     async def leave(self) -> None:
-        """Returns unused leases. Called after `run` has ended, when no request is in flight and all
-        usage is loaded. If cancelled, leases of a minute stay counted until it ends. Raises
-        ApiError."""
+        """Returns the unused leases to the database. Called after `run` has ended, when no request
+        is in flight and all usage is loaded. If cancelled, leases of the current minute stay
+        counted until the minute ends. Raises ApiError."""
         try:
             if self._delivery is not None:
                 await self._delivery
@@ -257,7 +267,8 @@ class Leases:
         await self._renewal.release([self._gateway_id])
 
     async def _deliver(self, requests: list[LeaseRequest]) -> None:
-        """Sends the requests in as many renewals as they need, and one if there are none."""
+        """Sends the requests to the database, in several renewals if there are more than
+        `REQUESTS_AT_ONCE`. Sends an empty renewal if there are none."""
         responses: list[LeaseResponse] = []
         is_late = False
         for i in range(0, max(1, len(requests)), REQUESTS_AT_ONCE):
@@ -270,14 +281,15 @@ class Leases:
             responses += part
         self._book.apply(responses)
         if is_late:
-            # Meanwhile, other gateways may have been granted this gateway's leases of rates.
+            # The leases had expired before this renewal, so other gateways may have been granted
+            # the same amounts of limits per minute.
             self._book.give_up()
 
     async def _renewed(
         self, requests: list[LeaseRequest]
     ) -> tuple[list[LeaseResponse] | None, float]:
-        """Returns the database's responses, retrying until it answers, and when the last try was
-        sent."""
+        """Sends one renewal, and repeats it until the database answers. Returns the responses, and
+        the time of time.monotonic() at which the last attempt was sent."""
         self._number += 1
         while True:
             sent_at = time.monotonic()
@@ -314,8 +326,8 @@ class Leases:
             self._end([waiter])
 
     async def _served(self, waiter: Waiter, deadline: float) -> None:
-        """Waits until the waiter is done. Raises QuotaExceeded or QuotaUnavailable at the
-        deadline."""
+        """Waits until the waiter is served or refused, or its window has ended. Raises
+        QuotaExceeded or QuotaUnavailable at the deadline."""
         if waiter.is_done:
             return
         end = self._ends[waiter] = asyncio.get_running_loop().create_future()

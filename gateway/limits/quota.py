@@ -1,9 +1,10 @@
-"""One limit in one window of time, as this gateway's lease covers it.
+"""Tracks a gateway's lease of one limit in one window of time.
 
-The leases of all gateways together never exceed the limit. A client's request reserves from its
-gateway's lease before it runs, and settles with the amount used. The database deducts that amount
-from the lease when it loads the usage. The gateway keeps counting it as used, so that both agree on
-the unused lease: granted - used - reserved.
+The leases of all gateways together never exceed the limit. Before a client's request runs, an
+amount is reserved from its gateway's lease. When the request ends, the amount is replaced by the
+actual usage. The database deducts the usage from the lease when it loads the usage record. The
+gateway continues to count it as used, so that both agree on the unused part of the lease: granted -
+used - reserved.
 """
 
 from __future__ import annotations
@@ -19,49 +20,54 @@ IDLE_S = 10.0
 ENDLESS = 1 << 62
 
 Key = tuple[str, str, str]
-"""Subject, kind and window of a limit, by their names in the database."""
+"""Names in the database of a limit's subject (tenant or key), its kind and its window."""
 
 
 class QuotaWindow:
-    """One limit in one window: amounts granted, used, reserved and waited for in this gateway."""
+    """State of one limit in one window in this gateway: the amounts granted, used and reserved, and
+    the requests that wait."""
 
     def __init__(self, limit: Limit, window: Window) -> None:
         self.kind = limit.kind
         self.key: Key = (limit.subject, limit.kind.value, window.name)
         self.window = window
         self.limit = self.highest = limit.amount
-        """Current limit, and the highest in this window."""
+        """Current amount of the limit, and its highest amount in this window."""
         self.granted = 0
         self.used = 0
-        """Amount settled by requests that have ended."""
+        """Amount used by requests that have ended."""
         self.reserved = 0
-        """Amount promised to requests in flight."""
+        """Amount reserved for requests in flight."""
         self.remaining = 0
-        """Amount that no gateway held at the last renewal."""
+        """Amount that no gateway had leased at the last renewal."""
         self.used_at = max(0.0, window.start)
         self.last_grant = 0
-        """More is requested ahead of need when less than a quarter of this amount is ready."""
+        """Amount of the last grant. A further grant is requested as soon as less than a quarter of
+        this amount can be reserved."""
         self.num_waiting = 0
         self.needed = 0
         """Amount that the first waiting request needed when the last renewal was sent."""
         self.is_refused = False
-        """Whether the last response left less than `needed`, with no recall open."""
+        """Whether less than `needed` could be reserved after the last response, although no recall
+        by this gateway was open."""
         self.refused_at = -math.inf
         """Time of the last refusal, in seconds of time.monotonic()."""
         self.refused_amount = 0
         """Amount that the last refused request needed."""
         self.recall = 0
-        """Number of this gateway's recall that others have not all followed, or 0."""
+        """Number of this gateway's recall that not all other gateways have followed yet, or 0."""
         self.recall_to_answer = 0
-        """Number of the newest recall by another gateway that is to be followed, or 0."""
+        """Number of the newest recall by another gateway that this gateway has not followed yet, or
+        0."""
         self.may_share = 0.0
-        """Fraction of a rate that may be taken while the database is unavailable."""
+        """Fraction of a limit per minute that this gateway may use without a grant while the
+        database is unavailable."""
         self.taken = 0
         """Amount taken without a grant and not yet reported."""
         self.returning = 0
         """Amount that the next renewal returns."""
         self.is_void = False
-        """Whether the limit no longer exists in the database. The catalog follows soon."""
+        """Whether the limit was deleted from the database. The next catalog will reflect this."""
 
     @property
     def ready(self) -> int:
@@ -70,7 +76,8 @@ class QuotaWindow:
 
     @property
     def spare(self) -> int:
-        """Amount of the lease that is neither used nor reserved. Negative if over-committed."""
+        """Amount of the lease that is neither used nor reserved. Negative if more is used and
+        reserved than granted."""
         return self.granted - self.used - self.reserved
 
     @property
@@ -84,16 +91,17 @@ class QuotaWindow:
         return self.ready * 4 < self.last_grant and self.remaining > 0
 
     def is_past(self, now: float) -> bool:
-        """Returns whether nothing more can be taken. A budget is never past, because a request that
-        was admitted in its window may continue."""
+        """Returns whether nothing more can be reserved in this window. A daily or monthly budget is
+        never past, because a request that was admitted in its window may reserve more."""
         return self.window.end <= now and self.kind not in BUDGETS
 
     def wants_more(self, now: float) -> bool:
-        """Returns whether to request more although no request waits."""
+        """Returns whether to request a grant although no request waits for one."""
         return self.is_low or (self.last_grant == 0 and self.window.start > now)
 
     def gives_back(self, now: float) -> bool:
-        """Returns whether to return the unused lease, because it is recalled or not needed here."""
+        """Returns whether the unused lease must be returned, because it is recalled or no longer
+        needed in this gateway."""
         return self.recall_to_answer > 0 or self.is_past(now) or self.is_done(now)
 
     def is_done(self, now: float) -> bool:
@@ -110,7 +118,7 @@ class Hold(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the hold can be reserved now."""
+        """Whether the lease covers the hold, so that it can be reserved now."""
         return self.quota.ready >= self.amount
 
     @property

@@ -1,4 +1,5 @@
-"""Limits as clients see them: headers of every answer, and refusals with the time to retry."""
+"""Shows limits to clients: creates the rate limit headers of every answer, and the errors of
+refused requests with the time to retry."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from gateway.limits.quota import Hold, QuotaWindow
 from gateway.quota_types import BUDGETS, Kind
 
 SLOT_FREES_S = 1.0
-"""Estimated seconds until a concurrent request ends, because the actual time is unknown."""
+"""Seconds after which a client should retry if it has too many concurrent requests. It is a guess,
+because the time at which one of them ends is unknown."""
 DOLLAR = 10**12
 """Pico-dollars in a dollar."""
 
@@ -24,7 +26,7 @@ def is_shown(kind: Kind) -> bool:
 
 def rate_limit_headers(quotas: Sequence[QuotaWindow], now: float) -> dict[str, str]:
     """Returns OpenAI's `x-ratelimit-*` headers. If the tenant and the key both have a limit, shows
-    the one with less remaining. Leases of other gateways count as used."""
+    the limit with less remaining. Amounts leased by other gateways count as used."""
     tightest: dict[str, QuotaWindow] = {}
     for quota in quotas:
         name = _NAMES.get(quota.kind)
@@ -39,7 +41,7 @@ def rate_limit_headers(quotas: Sequence[QuotaWindow], now: float) -> dict[str, s
 
 
 def exceeded(hold: Hold, now: float) -> QuotaExceeded:
-    """Returns the refusal of a request whose `hold` does not fit."""
+    """Returns the error for a request whose `hold` is not covered by the lease."""
     quota = hold.quota
     is_budget = quota.kind in BUDGETS
     frees_in_s = SLOT_FREES_S
@@ -68,7 +70,7 @@ def exceeded(hold: Hold, now: float) -> QuotaExceeded:
 
 
 def duration(seconds: float) -> str:
-    """Formats seconds as OpenAI does, rounded up: `6m0s`, `12s`, `250ms`."""
+    """Formats seconds as OpenAI does, rounded up, for example `6m0s`, `12s` or `250ms`."""
     if seconds < 1:
         return f"{max(0, math.ceil(seconds * 1000))}ms"
     whole = math.ceil(seconds)

@@ -1,9 +1,9 @@
-"""Limit of a tenant's refused requests in one gateway.
+"""Limits the number of a tenant's refused requests in one gateway.
 
-A refusal takes at most one request of a minute from its tenant's quota, but may cost the gateway
-the reading, decoding and tokenising of a prompt. So requests that are refused after their bodies
-were read count against a separate limit. Once a tenant has used it up, its requests are refused
-before their bodies are read, which is cheap.
+A refused request counts as at most one request in the tenant's limit of requests per minute, but
+the gateway may have read, decoded and tokenised a large prompt for it. So requests that are refused
+after their bodies were read count against a separate limit. Once a tenant has used up this limit,
+its requests are refused before their bodies are read, which is cheap.
 """
 
 from __future__ import annotations
@@ -15,26 +15,30 @@ from gateway import telemetry
 from gateway.exceptions import TooManyRefusals
 
 UNIT_BYTES = 16 << 10
-"""A refusal counts as one, and as one more for each UNIT_BYTES of its body."""
+"""A refused request counts as one, plus one for each UNIT_BYTES of its body."""
 BURST_S = 60.0
-"""Seconds' worth of the limit that may be used at once."""
+"""Part of the limit that may be used at once, as the seconds in which that part becomes
+available."""
 MAX_DEBT_S = 60.0
-"""Maximum seconds that a tenant waits after it has exceeded its limit, which is possible because a
-body is counted after it was read."""
+"""Maximum seconds that a tenant must wait after it has exceeded its limit. A tenant can exceed it,
+because a body is counted after it was read."""
 UNREAD_PER_S, UNREAD_BYTES_PER_S = 400.0, 64 << 20
-"""Maximum refusals of a tenant per second that are answered before their bodies are read, and bytes
-of those bodies that are discarded per second. Other answers wait, so that clients that retry at
-once use about 10 % of a core."""
+"""Maximum number of a tenant's requests per second that are refused before their bodies are read,
+and maximum bytes per second of such bodies that are discarded. Further refusals are answered later,
+so that clients that retry immediately use only about 10 % of a core."""
 UNREAD_BURST_S = 0.25
-"""Seconds' worth of these refusals that are answered at once."""
+"""Seconds by which refusals without reading a body may run ahead of their rate before answers are
+delayed."""
 MAX_DELAY_S = 5.0
-"""Maximum seconds that such an answer waits. After that the connection is closed."""
+"""Maximum seconds that the answer of a refusal without reading the body is delayed. If it would
+have to wait longer, the connection is closed."""
 MAX_TENANTS = 10_000
-"""Maximum number of tenants remembered. Beyond it, tenants with an unused limit are forgotten."""
+"""Maximum number of tenants remembered. If there are more, tenants whose whole limit is available
+are forgotten."""
 
 
 class _Use:
-    """Use of its limit by one tenant."""
+    """State of one tenant's limit of refused requests."""
 
     __slots__ = ("answers_at", "num_open", "whole_at")
 
@@ -42,9 +46,10 @@ class _Use:
         self.whole_at = 0.0
         """Time at which the whole limit is available again (GCRA, ITU-T I.371)."""
         self.answers_at = 0.0
-        """Time at which the last waiting refusal is answered."""
+        """Time at which the last delayed refusal is answered."""
         self.num_open = 0.0
-        """Cost of the requests without an answer yet, if all were refused."""
+        """Number of refusals that the requests without an answer would count as, if all of them
+        were refused."""
 
     def is_idle(self, now: float) -> bool:
         return self.num_open <= 0 and max(self.whole_at, self.answers_at) <= now
@@ -57,26 +62,27 @@ class RefusalLimit:
         self._tenants: dict[str, _Use] = {}
 
     def begin(self, tenant_id: str, num_bytes: int) -> None:
-        """Begins a request with a body of `num_bytes`, as far as is known. Raises TooManyRefusals
-        if the tenant's limit is used up.
+        """Begins a request. `num_bytes` is the size of its body, as far as it is known. Raises
+        TooManyRefusals if the tenant's limit is used up.
 
-        Once half of the limit is used, unanswered requests count as if they were refused.
-        Otherwise, all of a tenant's clients would be admitted when a part of the limit is available
-        again, and use the limit of the next seconds.
+        Once half of `BURST_S` is used, requests without an answer count as if they were refused.
+        Otherwise, all clients of a tenant would be admitted as soon as a part of the limit is
+        available again, and would use up the limit of the next seconds.
         """
         use, now = self._use(tenant_id), self._clock()
         used_s = max(use.whole_at - now, 0.0)
         if used_s > BURST_S / 2:
             used_s += use.num_open * self._unit_s
         excess_s = used_s + self._unit_s - BURST_S
-        # Allows for rounding errors, which are below half a refusal.
+        # The tolerance of half a refusal allows for rounding errors.
         if used_s and excess_s > self._unit_s / 2:
             raise TooManyRefusals(min(excess_s, MAX_DEBT_S))
         use.num_open += _units(num_bytes)
 
     def end(self, tenant_id: str, num_bytes: int, num_refused_bytes: int | None) -> None:
-        """Ends a request that was begun with `num_bytes`. `num_refused_bytes` is the number of
-        bytes read before it was refused, or None if it was not refused."""
+        """Ends a request. `num_bytes` must be the number passed to `begin`. `num_refused_bytes` is
+        the number of bytes of its body that were read before it was refused, or None if it was not
+        refused."""
         use, now = self._use(tenant_id), self._clock()
         use.num_open -= _units(num_bytes)
         if num_refused_bytes is not None:
@@ -86,15 +92,15 @@ class RefusalLimit:
             telemetry.refused_bytes.add(num_refused_bytes)
 
     def add_unread(self, tenant_id: str, num_bytes: int) -> None:
-        """Counts bytes of a body that are discarded after the refusal. They delay the tenant's next
-        refusals."""
+        """Counts bytes of a body that are discarded after the request was refused. They delay the
+        answers to the tenant's next refused requests."""
         use, now = self._use(tenant_id), self._clock()
         use.answers_at = max(use.answers_at, now) + num_bytes / UNREAD_BYTES_PER_S
         telemetry.refused_bytes.add(num_bytes)
 
     def delay_s(self, tenant_id: str) -> float:
-        """Returns the seconds until a refusal whose body is not read may be answered. If they are
-        `MAX_DELAY_S`, the connection is to be closed instead."""
+        """Returns the seconds to wait before answering a request that is refused without reading
+        its body. If this is `MAX_DELAY_S`, the caller must close the connection instead."""
         use, now = self._use(tenant_id), self._clock()
         answers_at = max(use.answers_at, now) + 1 / UNREAD_PER_S
         delay_s = answers_at - now - UNREAD_BURST_S

@@ -14,8 +14,8 @@ from web.body_budget import HeldBody
 
 
 class RequestCharge:
-    """Charge of one request per minute and, if a worker is to run the request, one concurrent
-    request. Counts the request if it is refused."""
+    """Charge of one client request: one request per minute and, if a worker runs it, one concurrent
+    request. Counts the request against the limit of refusals if it is refused."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class RequestCharge:
         tenant_id: str,
         body: HeldBody,
     ) -> None:
-        """`limits` are all limits of the tenant and the key, and empty without leases."""
+        """`limits` are all limits of the tenant and the key. Empty if `leases` is None."""
         self._leases = leases
         self._limits = limits
         self._refusals = refusals
@@ -34,12 +34,13 @@ class RequestCharge:
         self._requests: Sequence[Hold] = ()
         self._slots: Sequence[Hold] = ()
         self._num_begun: int | None = None
-        """Bytes with which the request was begun at the limit of refusals. None if it was not."""
+        """Number of bytes passed to RefusalLimit.begin. None if the request is not open there."""
 
     async def take(self, num_bytes: int, *, on_worker: bool) -> None:
-        """Charges the request to the tenant's limits. With `on_worker`, also occupies a concurrent
-        request, and refuses if a limit of tokens or money is used up. `num_bytes` is the body's
-        size as far as it is known. Raises TooManyRefusals, QuotaExceeded or QuotaUnavailable."""
+        """Charges the request to the tenant's limits. With `on_worker`, also occupies one
+        concurrent request, and raises if a limit of tokens or money is used up. `num_bytes` is the
+        size of the body, as far as it is known. Raises TooManyRefusals, QuotaExceeded or
+        QuotaUnavailable."""
         self._body.on_unread = partial(self._refusals.add_unread, self._tenant_id)
         self._refusals.begin(self._tenant_id, num_bytes)
         self._num_begun = num_bytes
@@ -47,19 +48,19 @@ class RequestCharge:
             if self._leases is not None and self._limits:
                 await self._take_from(self._leases, on_worker=on_worker)
         except BaseException:
-            # The body is not read, so that the refusal does not count.
+            # The body has not been read, so the refusal does not count.
             self._end_refusal(None)
             raise
 
     def settle(self, status: int, *, is_ours: bool) -> None:
-        """Settles the charge of one request when the answer begins. With `is_ours`, the server is
-        at fault and the request is not charged."""
+        """Settles the charge of one request per minute. Called when the answer begins, with its
+        `status`. `is_ours` means that the server is at fault. The request is then not charged."""
         self._settle_requests(0 if is_ours else 1)
         self._end_refusal(self._body.num_read if status >= 400 else None)
 
     def end(self) -> None:
-        """Releases the concurrent request. Called when the request has ended. If the client left
-        before the answer began, the charged request is kept."""
+        """Releases the concurrent request. Called when the request has ended. If the client
+        disconnected before the answer began, the request per minute stays charged."""
         self._settle_requests(1)
         self._end_refusal(None)
         slots, self._slots = self._slots, ()
@@ -67,7 +68,7 @@ class RequestCharge:
             self._settle(slot, 0)
 
     def headers(self) -> dict[str, str]:
-        """Returns `x-ratelimit-*` headers with what remains of the limits."""
+        """Returns the `x-ratelimit-*` headers, with the amounts that remain of the limits."""
         if self._leases is None or not self._limits:
             return {}
         return self._leases.headers([limit for limit in self._limits if is_shown(limit.kind)])
@@ -89,13 +90,14 @@ class RequestCharge:
         self._slots = slots
 
     def _end_refusal(self, num_refused_bytes: int | None) -> None:
-        """Ends the request at the limit of refusals. Only the first call has an effect."""
+        """Ends the request in the RefusalLimit. Only the first call has an effect."""
         num_begun, self._num_begun = self._num_begun, None
         if num_begun is not None:
             self._refusals.end(self._tenant_id, num_begun, num_refused_bytes)
 
     def _settle_requests(self, used: int) -> None:
-        """Settles the charged requests with `used`. Only the first call has an effect."""
+        """Settles the holds on requests per minute with `used`. Only the first call has an
+        effect."""
         requests, self._requests = self._requests, ()
         for hold in requests:
             self._settle(hold, used)

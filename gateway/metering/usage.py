@@ -1,4 +1,5 @@
-"""Usage records: one for each request, written to disk before its answer ends."""
+"""Defines usage records. Each request has one, which is written to disk before the request's answer
+ends."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ class Status(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    """The client left, or was disconnected because it did not read."""
+    """The client disconnected, or was disconnected because it did not read the answer."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     """Usage of a request that has ended. Contains no prompt and no answer.
 
-    Encoded by position, so that new fields must be at the end and have a default.
+    Records are encoded by position, so new fields must be added at the end and have a default.
     """
 
     request_id: str
-    """Value of the answer's header `x-request-id`. Older rows lack its prefix `req_`."""
+    """Value of the answer's header `x-request-id`. Older rows lack the prefix `req_`."""
     admitted_at: float
     """Seconds since 1970."""
     tenant_id: str
@@ -36,27 +37,31 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     adapter: str | None
     adapter_version: int | None
     prompt_tokens: int
-    """Tokens of each prompt, once however many choices it has, including those found in a cache."""
+    """Number of prompt tokens, including cached ones. Each prompt counts once, even if it has
+    several choices."""
     cached_tokens: int
     completion_tokens: int
     ttft_ms: float | None
-    """From the request's arrival to the worker's first output. None if there was no output."""
+    """Milliseconds from the request's arrival to the worker's first output. None if there was no
+    output."""
     duration_ms: float
     finish_reasons: list[str | None]
-    """One for each choice. None if the choice did not finish."""
+    """Finish reason of each choice. None for a choice that did not finish."""
     worker: str
     trace_id: str | None
     status: Status
     gateway: str = ""
-    """Holder of the leases from which the request was reserved."""
+    """Holder id of the leases from which the request's tokens and money were reserved."""
     metered_tokens: int = 0
     """Tokens that count against quotas."""
     cost: int = 0
-    """Pico-dollars."""
+    """Cost of the request in pico-dollars."""
     leased: int = 0
-    """Budgets from which the request was reserved, as bits of `quota.leased_bits`."""
+    """Daily and monthly budgets from which the request was reserved, as bits of
+    `quota_types.leased_bits`."""
     input_cost: int = 0
-    """Cost of computed prompt tokens. The three parts sum to `cost`, or are 0 in older records."""
+    """Cost of the prompt tokens that were not cached. `input_cost`, `cached_input_cost` and
+    `output_cost` sum to `cost`, or are 0 in older records."""
     cached_input_cost: int = 0
     output_cost: int = 0
 
@@ -69,7 +74,8 @@ class UsageRecorder:
         self._max_bytes = max_bytes
 
     def why_unavailable(self) -> str | None:
-        """Returns why every request is refused, for operators. Returns None if none is."""
+        """Returns the reason why every request is refused, in words for operators. Returns None if
+        usage can be recorded."""
         if self._wal.failure is not None:
             reason = self._wal.failure.strerror or self._wal.failure
             return f"the usage log cannot be written: {reason}"
@@ -89,5 +95,6 @@ class UsageRecorder:
             raise UsageUnavailable("Too much usage waits to be stored.", code="usage_spool_full")
 
     def append(self, record: UsageRecord) -> Batch:
-        """Adds the record and returns its batch, which is written whether or not it is awaited."""
+        """Adds the record to the log, and returns its batch. The batch is written even if it is not
+        awaited."""
         return self._wal.append(msgspec.msgpack.encode(record))

@@ -1,5 +1,5 @@
-"""Loads usage from the write-ahead log into Postgres: each record once, however often it is
-read."""
+"""Loads usage from the write-ahead log into Postgres. Each record counts once, even if it is read
+several times."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ log = logging.getLogger(__name__)
 AT_ONCE = 1000
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
-"""First and maximum seconds until segments that could not be set aside are read again."""
+"""First and maximum seconds until segments are read again whose bad records could not be set aside.
+The time doubles with each failure."""
 
 MAX_NAMED = 100
 """Maximum number of request ids in one log line."""
 
 _DECODER = msgspec.msgpack.Decoder(UsageRecord)
 _REQUEST_ID = re.compile(rb"\xdc\x00[\x10-\x40](?:([\xa1-\xbf])|\xd9(.))([!-~]+)", re.DOTALL)
-"""Matches the beginning of a usage record: a msgpack array of 16 to 64 fields, then a text."""
+"""Matches the beginning of a usage record: the head of a msgpack array with 16 to 64 fields, and
+the request id as a msgpack text."""
 
 
 class _Record(NamedTuple):
@@ -46,14 +48,16 @@ class UsageLoader:
         wal: WriteAheadLog,
         release: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:
-        """`release` is called with an ended gateway once all of its usage is loaded."""
+        """`release` is called with the id of a gateway that has ended, once all of its usage is
+        loaded."""
         self._database = database
         self._wal = wal
         self._release = release
         self._waiting: set[Path] = set()
-        """Segments fully loaded except for bad records that could not be set aside yet."""
+        """Segments that are loaded, except for bad records that could not be set aside yet."""
         self._pause_s = 0.0
-        """Seconds until `_waiting` is read again."""
+        """Seconds from a failure to set records aside until the segments in `_waiting` are read
+        again."""
         self._again_at = 0.0
 
     async def load(self) -> None:
@@ -70,7 +74,8 @@ class UsageLoader:
                 refused[segment] = b"".join(aside)
             else:
                 await wal.on_thread(wal.files.remove, segment)
-        # The removed segments may have made room on a full disk.
+        # Records are set aside last, because the removed segments may have made room on a full
+        # disk.
         await self._set_aside(refused)
         for owner in await wal.on_thread(wal.files.emptied):
             await self._release([owner])
@@ -98,8 +103,8 @@ class UsageLoader:
             self._pause_s = 0.0
 
     async def _load(self, records: Sequence[_Record]) -> list[bytes]:
-        """Loads the records. Returns the frames of those that the database refuses, which do not
-        prevent the others from loading."""
+        """Loads the records. Returns the frames of the records that the database refuses. The other
+        records are loaded nevertheless."""
         try:
             await self._store([record.usage for record in records])
         except Invalid as error:
@@ -111,7 +116,8 @@ class UsageLoader:
         return []
 
     async def _store(self, records: list[UsageRecord]) -> None:
-        # Encoded once for all three queries, because encoding blocks the event loop.
+        # The records are encoded once for all three queries, because encoding blocks the event
+        # loop.
         rows = msgspec.Raw(msgspec.json.encode([msgspec.structs.asdict(each) for each in records]))
         async with self._database.transaction() as connection:
             await connection.execute(sql["usage_make_room"], rows)
@@ -122,10 +128,11 @@ class UsageLoader:
 
 
 def _read(segment: Path, num_synced: int) -> tuple[list[list[_Record]], list[bytes]]:
-    """Returns a segment's records in groups of `AT_ONCE`, and the frames that cannot be read:
-    truncated, damaged, or of another version.
+    """Returns a segment's records in groups of `AT_ONCE`, and the parts of the segment that cannot
+    be read, because they are truncated, damaged, or written by another version.
 
-    `num_synced` is the segment's size in bytes when it was written, or found.
+    `num_synced` is the segment's size in bytes when it was written, or when it was taken over from
+    another process.
     """
     data = segment.read_bytes()
     if len(data) < num_synced:
@@ -147,7 +154,8 @@ def _read(segment: Path, num_synced: int) -> tuple[list[list[_Record]], list[byt
 
 
 def _request_ids(fragment: bytes) -> list[str]:
-    """Returns the ids, if complete, of the requests whose records begin in the fragment."""
+    """Returns the ids of the requests whose records begin in the fragment. Omits ids that are
+    incomplete."""
     found: list[str] = []
     for match in _REQUEST_ID.finditer(fragment):
         length = match[1][0] & 0x1F if match[1] else match[2][0]

@@ -1,6 +1,7 @@
-"""Write-ahead log (WAL) of records that must outlive this process, with one sync for all that wait.
-Records that arrive during a sync, and for `PACE_S` after it, share the next sync. A record after a
-pause waits only for its own sync, any other for at most two syncs and one pace."""
+"""Write-ahead log (WAL) of records that must survive a crash of this process. Records that are
+added during a sync to disk, or within `PACE_S` after it, share the next sync. A record that is
+added after a pause waits only for its own sync, and any other record waits for at most two syncs
+and `PACE_S`."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 << 20
 PACE_S = 0.002
-"""Seconds between two syncs. Each needs a thread switch, and a fast disk would sync every few
-records."""
+"""Seconds between two syncs. A sync needs a thread switch, and without the pause a fast disk would
+sync after every few records."""
 RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 
@@ -35,30 +36,32 @@ class Batch:
         self.is_over = asyncio.Event()
 
     async def synced(self) -> None:
-        """Waits until the records are on disk. Raises OSError if the write failed. It is then
-        retried."""
+        """Waits until the records are on disk. Raises OSError if the write failed. The log then
+        writes the records again with its next batch."""
         await self.is_over.wait()
         if self.failure is not None:
             raise self.failure
 
 
 class WriteAheadLog:
-    """Log that is opened by `open` and written by `append`. The usage loader seals and removes
-    segments on the log's thread. All calls come from one event loop."""
+    """Log of records. Call `open` first, and `append` for each record. The usage loader seals and
+    removes segments on the log's thread. All methods must be called from one event loop."""
 
     def __init__(self, root: Path, owner: str, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """`owner` is this process's name among those that share the folder `root`."""
+        """`owner` is this process's name, which must be unique among the processes that share the
+        folder `root`."""
         self.failure: OSError | None = None
-        """Error of the last write or check. None if it succeeded."""
+        """Error of the last write or check. None if the last one succeeded."""
         self.files = WalFiles(root, owner, segment_bytes)
-        """Used only on the log's thread."""
+        """Files of the log. Used only on the log's thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wal")
         self._gathering = Batch()
         self._committing: asyncio.Task[None] | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all segments that are not loaded yet, including those of ended processes."""
+        """Bytes of all segments that are not loaded into the database yet, including segments taken
+        over from ended processes."""
         return self.files.num_bytes
 
     async def open(self) -> None:
@@ -66,7 +69,8 @@ class WriteAheadLog:
         await self.on_thread(self.files.open)
 
     def append(self, record: bytes) -> Batch:
-        """Adds the record to the next batch, which is written whether or not it is awaited."""
+        """Adds the record to the next batch, and returns the batch. It is written even if it is not
+        awaited."""
         batch = self._gathering
         batch.frames.append(frame(record))
         if self._committing is None:
@@ -74,8 +78,9 @@ class WriteAheadLog:
         return batch
 
     async def check(self) -> None:
-        """Checks that the disk accepts a record, so that gateways without requests notice a
-        failure. Raises OSError and stores it in `failure`."""
+        """Checks that the disk accepts writes, so that a gateway without requests also notices a
+        failure. Raises OSError, after storing it in `failure`. Does nothing while records are being
+        written."""
         if self._committing is not None:
             return
         try:
@@ -86,8 +91,8 @@ class WriteAheadLog:
             raise
 
     async def close(self) -> None:
-        """Closes the log after waiting up to `CLOSE_TIMEOUT_S` for the last write. The next process
-        loads the rest."""
+        """Closes the log, after waiting up to `CLOSE_TIMEOUT_S` for the last write. The next
+        process loads the segments that are left."""
         if self._committing is not None:
             await asyncio.wait([self._committing], timeout=CLOSE_TIMEOUT_S)
         if self._committing is not None:
@@ -105,7 +110,8 @@ class WriteAheadLog:
                 await self.on_thread(self.files.write, frames)
                 self.failure = None
             except Exception as error:
-                # Whatever it is, the requests that wait for the batch must not wait for ever.
+                # All exceptions are caught, because the requests that wait for the batch must not
+                # wait for ever.
                 log.error("writing usage records failed: %r", error)
                 self.failure = batch.failure = (
                     error if isinstance(error, OSError) else OSError(str(error))
@@ -116,5 +122,6 @@ class WriteAheadLog:
         self._committing = None
 
     async def on_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Runs work on the files in the log's thread, one call at a time."""
+        """Runs `work`, a function that uses the files, on the log's thread. Calls run one at a
+        time."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)

@@ -1,8 +1,8 @@
-"""The files of the write-ahead log. Every call waits for the disk and belongs on a thread.
+"""Files of the write-ahead log. Every call may wait for the disk, and must be made on a thread.
 
-<root>/lock                    held while folders come and go
-<root>/<owner>/lock            held while the owner lives
-<root>/<owner>/check           written to find out whether the disk takes anything
+<root>/lock                    locked while owners' folders are created, taken over or removed
+<root>/<owner>/lock            locked as long as the owner's process runs
+<root>/<owner>/check           written to check that the disk accepts writes
 <root>/<owner>/0000000001      segments, in order; removed when loaded
 """
 
@@ -27,18 +27,18 @@ class WalTaken(Exception):
 
 
 class WalFiles:
-    """Segments of one owner, and those taken over from ended owners."""
+    """Segments of one owner (a process), and segments taken over from owners that have ended."""
 
     def __init__(self, root: Path, owner: str, segment_bytes: int) -> None:
         self.num_bytes = 0
-        """Bytes of all segments not loaded yet."""
+        """Bytes of all segments that are not removed yet."""
         self._root = root
         self._folder = root / owner
         self._segment_bytes = segment_bytes
         self._locks: dict[Path, int] = {}
-        """Locks of folders, own and taken over."""
+        """File descriptors of the locks on the owner's folder and on folders taken over."""
         self._sealed: dict[Path, int] = {}
-        """Sizes in bytes of the sealed segments, in the order of loading."""
+        """Size in bytes of each sealed segment, in the order in which they are loaded."""
         self._number = 0
         self._path = self._folder
         self._file = -1
@@ -57,7 +57,8 @@ class WalFiles:
         self.adopt()
 
     def write(self, frames: bytes) -> None:
-        """Appends and syncs the frames. After an OSError, the next write overwrites them."""
+        """Appends the frames to the current segment and syncs it. After an OSError, the next write
+        overwrites the failed one."""
         if self._size >= self._segment_bytes:
             self._roll()
         done = 0
@@ -68,7 +69,8 @@ class WalFiles:
         self.num_bytes += done
 
     def check(self) -> None:
-        """Writes and syncs a small file beside the segments. Raises OSError, as a record would."""
+        """Writes and syncs a small file next to the segments. Raises OSError if records could not
+        be written either."""
         with (self._folder / CHECK).open("wb") as file:
             file.write(bytes(CHECK_BYTES))
             file.flush()
@@ -78,13 +80,14 @@ class WalFiles:
         """Returns all segments with records, oldest first. New records go to a new segment."""
         self.adopt()
         if self._size:
-            # A full disk must not prevent the loading of sealed segments.
+            # If the disk is full, no new segment can be created, but the sealed segments can still
+            # be loaded.
             with contextlib.suppress(OSError):
                 self._roll()
         return list(self._sealed)
 
     def num_bytes_of(self, segment: Path) -> int:
-        """Returns the size in bytes of a sealed segment when it was written or taken over."""
+        """Returns the size in bytes that a sealed segment had when it was written or taken over."""
         return self._sealed.get(segment, 0)
 
     def remove(self, segment: Path) -> None:
@@ -93,9 +96,10 @@ class WalFiles:
         self._forget(segment)
 
     def set_aside(self, segment: Path, data: bytes) -> None:
-        """Writes records that cannot be loaded to a file for operators, and deletes their segment.
-        After an OSError, the segment is unchanged."""
-        # The hash is needed because segment numbers start again once all are loaded.
+        """Writes `data`, records that cannot be loaded, to a file for operators, and deletes their
+        segment. If this raises OSError, the segment is unchanged."""
+        # The hash makes the name unique, because segment numbers start again once all segments are
+        # loaded.
         name = f"{segment.parent.name}-{segment.name}-{hashlib.sha256(data).hexdigest()[:16]}"
         path = self._root / f"{name}.{SET_ASIDE}"
         with path.open("wb") as file:
@@ -106,24 +110,26 @@ class WalFiles:
         self.remove(segment)
 
     def adopt(self) -> None:
-        """Takes over the segments of ended owners."""
+        """Takes over the segments of owners that have ended, which are those whose folders are not
+        locked."""
         with self._settled():
             for folder in sorted(self._root.iterdir()):
                 if folder.is_dir() and folder not in self._locks:
                     self._take(folder)
 
     def emptied(self) -> list[str]:
-        """Returns the owners taken over whose records are all loaded."""
+        """Returns the owners whose folders were taken over and whose segments are all removed."""
         full = {path.parent for path in self._sealed}
         return [each.name for each in self._locks if each not in full and each != self._folder]
 
     def drop(self, owner: str) -> None:
-        """Removes the folder of an owner that `emptied` has returned."""
+        """Removes the folder of an owner. `emptied` must have returned the owner."""
         with self._settled():
             self._drop_if_empty(self._root / owner)
 
     def close(self) -> None:
-        """Releases the locks. The next process loads the segments that are left."""
+        """Closes the current segment and releases the locks. The next process loads the segments
+        that are left."""
         os.close(self._file)
         if self._size:
             self._sealed[self._path] = self._size
@@ -135,8 +141,8 @@ class WalFiles:
         self._locks.clear()
 
     def _take(self, folder: Path) -> bool:
-        """Locks the folder and takes its segments. Returns False if another process holds the
-        lock."""
+        """Locks a folder, and adds its segments to the sealed ones. Returns False if another
+        process holds the lock."""
         lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,7 +184,8 @@ class WalFiles:
 
     @contextlib.contextmanager
     def _settled(self) -> Generator[None, None, None]:
-        """Holds the lock under which folders are created, taken over and removed."""
+        """Holds the lock of the root folder. Owners' folders are created, taken over and removed
+        only under this lock."""
         lock = os.open(self._root / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
