@@ -46,7 +46,7 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=ALL_TOKENS, le=20)] | None = None
-    """-1 stands for all tokens of the vocabulary, within the limit of log-probabilities."""
+    """-1 requests all tokens of the vocabulary, within the limit of log-probabilities."""
     tools: Tools | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -59,12 +59,12 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     """If false, the answer does not show thoughts."""
     thinking_token_budget: ThoughtTokens | None = None
-    """Maximum tokens of a thought, which is then ended. -1 sets no limit."""
+    """Maximum tokens of a thought, which is ended at this length. -1 sets no limit."""
     thinking_budget: ThoughtTokens | None = None
     """Name of `thinking_token_budget` in Qwen's clients."""
 
     echo: bool | None = None
-    """Whether the answer begins with the last message's content, if it is the assistant's."""
+    """Whether the answer begins with the last message's content, if the assistant wrote it."""
 
     prediction: Annotated[Any, Wish()] = None
     prompt_cache_options: Annotated[Any, Wish()] = None
@@ -104,8 +104,8 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     @property
     def thought_budget(self) -> ThoughtBudget | None:
-        """Maximum tokens of a thought, or None. Raises InvalidRequest if two are set that
-        differ."""
+        """Maximum tokens of a thought, None for no limit. Raises InvalidRequest if
+        `thinking_budget` and `thinking_token_budget` are both set and differ."""
         param, given = "thinking_token_budget", self.thinking_token_budget
         if self.thinking_budget is not None:
             if given not in (None, self.thinking_budget):
@@ -138,8 +138,8 @@ class ChatFormat(OpenAIFormat):
         self._begun: set[int] = set()
 
     def chunk(self, delta: Delta) -> bytes:
-        """Returns the chunks of a delta. The choice's first chunk has the role, and its last one
-        has only the reason why the choice ended."""
+        """Returns the chunks of a delta. The first chunk of a choice has the role. The last chunk
+        has an empty delta and the finish reason."""
         chunks: list[bytes] = []
         if delta.index not in self._begun:
             chunks.append(self._role(delta))
@@ -153,7 +153,8 @@ class ChatFormat(OpenAIFormat):
         return b"".join(chunks)
 
     def _role(self, delta: Delta) -> bytes:
-        """Returns the first chunk of a choice. The stream's first one also has the prompt's ids."""
+        """Returns the first chunk of a choice. The first chunk of the stream also has the prompt's
+        token ids, if token ids are requested."""
         end = self._bare_end(msgspec.structs.replace(delta, num_tokens=0, num_thought_tokens=0))
         if not self._begun:
             end = end.removesuffix(b"}\n\n") + self._told_prompt(delta) + b"}\n\n"
@@ -205,7 +206,7 @@ class ChatFormat(OpenAIFormat):
 
 
 def _call_delta(part: ToolCall) -> dict[str, Any]:
-    """Returns a piece of a tool call. Only the first piece of a call has its id and name."""
+    """Returns a piece of a tool call. Only the first piece has the call's id and name."""
     told = _whole_call(part) if part.name else {"function": {"arguments": part.arguments}}
     return {"index": part.index, **told}
 

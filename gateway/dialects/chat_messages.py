@@ -44,7 +44,7 @@ FIELDS = frozenset(
         *("reasoning", "refusal", "function_call", "parsed"),
     )
 )
-"""Fields of a message. `parsed` is added by the official client."""
+"""Known fields of a message. The official client adds `parsed`."""
 CALL_FIELDS = frozenset(("id", "type", "function", "custom"))
 CALLED_FIELDS = frozenset(("name", "arguments", "input", "parsed_arguments"))
 """Fields of the function or custom tool in a call."""
@@ -55,7 +55,7 @@ Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 
 def neutral_messages(messages: Sequence[Json], reader: ConversationReader) -> list[Message]:
-    """Returns the messages of the neutral request. Raises InvalidRequest if one cannot be read."""
+    """Returns the messages of the neutral request. Raises InvalidRequest if one is invalid."""
     typed, place = typed_index(messages, _writer), Place("messages")
     return [
         _neutral(message, reader, Place(number, place, number == typed))
@@ -74,7 +74,8 @@ def _writer(message: Json) -> Writer:
 
 
 def read_role(message: Json, place: Place, roles: Mapping[str, Any]) -> Any:
-    """Returns the meaning of the message's role. Raises InvalidRequest if the role is unknown."""
+    """Returns the value of the message's role in `roles`. Raises InvalidRequest if `roles` lacks
+    the role."""
     role = message.get("role")
     if not isinstance(role, str) or role not in roles:
         shown = f"{role[:64]!r}" if isinstance(role, str) else "none"
@@ -128,7 +129,7 @@ def _calls(fields: Json, reader: ConversationReader, place: Place) -> list[MadeC
             f"Expected at most {MAX_CALLS} calls, got {len(calls)}"
         )
     if "function_call" in fields:
-        # The result of such a call has no id, only the name of the function.
+        # A result names the function instead of a call, so the name serves as the id.
         function = as_object(fields["function_call"])
         calls = [*calls, {"function": function, "id": function.get("name")}]
     return [
@@ -147,8 +148,8 @@ def _call(call: Any, reader: ConversationReader, place: Place) -> list[MadeCall]
 
 
 def read_tools(given: Sequence[Json] | None, reader: ConversationReader) -> list[Tool]:
-    """Returns a request's functions, and drops other tools. Raises InvalidRequest if one is
-    invalid."""
+    """Returns a request's functions, and drops other tools. Raises InvalidRequest if a function
+    is invalid."""
     tools: list[Tool] = []
     for number, tool in enumerate(given or ()):
         place = Place(number, Place("tools"), is_typed=True)
@@ -194,7 +195,8 @@ ChatToolChoice = Literal["auto", "none", "required"] | NamedToolChoice | Allowed
 
 
 def neutral_choice(choice: ChatToolChoice | None, reader: ConversationReader) -> ToolChoice:
-    """Returns which tools may be called. Raises InvalidRequest if an allowed tool has no name."""
+    """Returns the neutral choice of tools. Raises InvalidRequest if an allowed function has no
+    name."""
     match choice:
         case NamedToolChoice():
             return NamedTool(choice.function.name)

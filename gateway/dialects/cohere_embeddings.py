@@ -26,7 +26,7 @@ from workers.wire.protocol import OutputKind, SamplingParams
 Vector = NDArray[np.float32]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 SIDES: Mapping[str, Literal["left", "right"]] = {"START": "left", "END": "right"}
-"""Side at which a long text is cut."""
+"""Side at which a long text is cut, by the value of `truncate`."""
 OFFSET = 128
 """Difference between an unsigned byte and the signed byte that represents it."""
 
@@ -50,7 +50,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: Annotated[str, Meta(min_length=1)]
     texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
     inputs: Annotated[list[EmbedInput], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
-    """Alternative to `texts`: each is a list of parts, of which only text is supported."""
+    """Alternative to `texts`. Each input is a list of parts, which must be text."""
     images: Any = None
     """Refused, because no model here reads images."""
     input_type: (
@@ -96,7 +96,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def truncation(self) -> Truncation | None:
-        """How long texts are cut. None if they are refused."""
+        """Truncation of texts that are too long. None if such texts are refused."""
         side = SIDES.get(self.truncate or "END")
         if side is None:
             return None
@@ -124,11 +124,11 @@ WRITERS: Mapping[str, Callable[[Vector], Any]] = {
     "ubinary": lambda vector: _bits_of(vector).tolist(),
     "base64": lambda vector: base64.b64encode(vector.tobytes()).decode(),
 }
-"""Functions that write a vector in each form."""
+"""Functions that write a vector, by embedding type."""
 
 
 class EmbedFormat(BodyFormat):
-    """Response with vectors of length 1 in each requested form, in the order of the texts."""
+    """Response with vectors of length 1 for each embedding type, in the order of the texts."""
 
     def __init__(self, response_id: str, body: EmbedRequest) -> None:
         self._id = response_id

@@ -114,7 +114,8 @@ class CompletionFormat(OpenAIFormat):
         }
 
     def _top(self, entry: Scored) -> dict[str, float | None] | None:
-        """Returns the likeliest tokens and the token itself, as OpenAI does."""
+        """Returns log-probabilities of the likeliest tokens and of the token itself, by name.
+        Returns None if the token has no log-probability, as at the beginning of a prompt."""
         if entry.logprob is None:
             return None
         ranked = [*entry.top, (entry.token, entry.logprob)]
@@ -125,7 +126,7 @@ class CompletionFormat(OpenAIFormat):
 
 
 class TextOffset:
-    """Position in characters at which each token of one choice begins."""
+    """Counter of the characters before each token of one choice."""
 
     def __init__(self) -> None:
         self._decoder = UTF8("replace")

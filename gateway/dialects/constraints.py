@@ -14,7 +14,7 @@ from gateway.limits.bounds import MAX_SCHEMA_BYTES, check_json, check_nested
 from gateway.text.grammar_limits import MAX_EXPRESSION_BYTES, check_expression
 
 MAX_CONSTRAINT_CHARS = 256 << 10
-"""Maximum characters of a grammar, or of a schema that is given as text."""
+"""Maximum characters of a grammar, a schema given as text, or all choices together."""
 MAX_CHOICES = 4096
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$(?!\n)")]
@@ -78,7 +78,8 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
     guided_grammar: Text | None = None
 
     def constraint(self) -> Constraint | None:
-        """Returns the answer's constraint, or None. Raises InvalidRequest, naming the field."""
+        """Returns the answer's constraint, or None if no field sets one. Raises InvalidRequest if
+        several fields set one, or if one is invalid."""
         given = self.structured_outputs or StructuredOutputs()
         fields = (
             _of_format(self.response_format),
@@ -103,20 +104,21 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
 
 
 def any_object(param: str) -> Constraint:
-    """Returns the constraint to any JSON object."""
+    """Returns a constraint that allows any JSON object."""
     return Constraint("json_schema", '{"type":"object"}', param)
 
 
 def object_constraint(param: str, format: JsonObjectFormat) -> Constraint:
-    """Returns the constraint to the format's schema, or to any JSON object if it has none. Raises
-    InvalidRequest if the schema is too large or too deep."""
+    """Returns a constraint to the format's schema, or to any JSON object if the format has no
+    schema. Raises InvalidRequest if the schema is too large or nested too deeply."""
     if format.schema is None:
         return any_object(param)
     return schema_constraint(param, format.schema)
 
 
 def schema_constraint(param: str, schema: Schema, *, strict: bool | None = None) -> Constraint:
-    """Returns the constraint to a schema. Raises InvalidRequest if it is too large or too deep."""
+    """Returns a constraint to a JSON Schema. Raises InvalidRequest if the schema is too large or
+    nested too deeply."""
     text = check_nested(schema, MAX_SCHEMA_BYTES, param=param)
     return Constraint("json_schema", text, param, bool(strict))
 
@@ -156,7 +158,8 @@ def _of_lark(param: str, given: str | None) -> Constraint | None:
 
 
 def _of_choices(param: str, given: list[str] | None) -> Constraint | None:
-    """Returns the constraint to one of these texts, as a grammar, or None if there are none."""
+    """Returns a grammar that allows only these texts, or None if `given` is None. Raises
+    InvalidRequest if the texts have too many characters."""
     if given is None:
         return None
     if sum(map(len, given)) > MAX_CONSTRAINT_CHARS:

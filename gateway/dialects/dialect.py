@@ -1,4 +1,5 @@
-"""Interface of the dialects: from a body to the neutral request, and from deltas to bytes."""
+"""Interface of the dialects. A dialect turns a request's body into the neutral request, and the
+answer's deltas into bytes."""
 
 from __future__ import annotations
 
@@ -50,12 +51,12 @@ class Answer(msgspec.Struct):
 
     @property
     def parts(self) -> list[Part]:
-        """Pieces, with neighbouring ones of a part joined."""
+        """Parts of the answer, whole: neighbouring pieces of the same part are joined."""
         return join_parts(self.pieces)
 
     @property
     def text(self) -> str:
-        """Text of the answer itself."""
+        """Text of the answer, without reasoning and tool calls."""
         return "".join([piece.text for piece in self.pieces if type(piece) is Text])
 
 
@@ -64,7 +65,8 @@ class BodyFormat(ABC):
 
     @abstractmethod
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
-        """Returns the body of the response. Lets the event loop run while it writes a large one."""
+        """Returns the body of the response. While it encodes a large body, it lets the event loop
+        run other tasks in between."""
 
 
 class AnswerFormat(BodyFormat):
@@ -79,7 +81,7 @@ class AnswerFormat(BodyFormat):
 
     @abstractmethod
     def chunk(self, delta: Delta) -> bytes:
-        """Returns the events of a delta, which are empty if it has nothing to show."""
+        """Returns the events of a delta, or empty bytes if the delta has nothing to show."""
 
     @abstractmethod
     def end(self, usage: Usage) -> bytes:
@@ -91,14 +93,15 @@ class AnswerFormat(BodyFormat):
 
 
 class Dialect(ABC, Generic[B]):
-    """One API: its request schema `B`, a msgspec struct with all bounds, and its meaning."""
+    """Translation of one API. `B` is the API's request schema, a msgspec struct that checks the
+    bounds of all fields."""
 
     id_prefix: ClassVar[str]
-    """Prefix of the request's id in the id of a response."""
+    """Prefix that precedes the request's id in the id of the response."""
 
     @abstractmethod
     def read(self, body: B) -> GenerationRequest:
-        """Returns the neutral request. Raises InvalidRequest, naming the field."""
+        """Returns the neutral request. Raises InvalidRequest that names the invalid field."""
 
     @abstractmethod
     def answer_format(
@@ -107,19 +110,19 @@ class Dialect(ABC, Generic[B]):
         """Returns the format of the answer to `body`. It is an AnswerFormat if the answer may be
         streamed.
 
-        `spelled` has the bytes of each token id. `used` are the sampling parameters, defaults
-        included.
+        spelled: bytes of each token id.
+        used: sampling parameters of the answer, including defaults.
         """
 
 
 def num_scores(scored: Iterable[Scored]) -> int:
-    """Returns the number of log-probabilities, of the tokens and their alternatives."""
+    """Returns the number of log-probabilities of these tokens and their alternatives."""
     return sum([len(entry.top) + 1 for entry in scored])
 
 
 def slices(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
-    """Yields scored tokens in slices of at most SCORES_AT_ONCE log-probabilities, or of a single
-    token."""
+    """Yields the scored tokens in slices. A slice has at most SCORES_AT_ONCE log-probabilities,
+    unless it is a single token that has more."""
     piece: list[Scored] = []
     size = 0
     for entry in scored:
@@ -133,8 +136,9 @@ def slices(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
 
 
 async def write_scores(scored: Sequence[Scored], write: Callable[[], T]) -> T:
-    """Returns the result of `write`, and lets the event loop run afterwards. Calls `write` in a
-    thread if the slice is a single token with too many alternatives."""
+    """Returns the result of `write`, which writes the slice `scored`. Calls `write` on the event
+    loop and then lets other tasks run. Calls it in a thread if the slice is a single token that has
+    more than SCORES_AT_ONCE log-probabilities."""
     if num_scores(scored) > SCORES_AT_ONCE:
         return await asyncio.to_thread(write)
     written = write()
@@ -143,8 +147,8 @@ async def write_scores(scored: Sequence[Scored], write: Callable[[], T]) -> T:
 
 
 def split(deltas: Iterable[Delta]) -> Iterator[Delta]:
-    """Yields the deltas, split so that each has at most SCORES_AT_ONCE log-probabilities. The first
-    piece of a delta has its text, and the last its end."""
+    """Yields the deltas, split so that each has at most SCORES_AT_ONCE log-probabilities, or a
+    single token. The first piece of a delta has its text, and the last piece its finish reason."""
     for delta in deltas:
         if num_scores(delta.scored) <= SCORES_AT_ONCE:
             yield delta

@@ -1,5 +1,5 @@
-"""Fields of agents that have no effect here. They are accepted, and named in the answer's header
-`loraplex-dropped`. All other unsupported fields are refused.
+"""Fields that agents send and that have no effect here. Such fields are accepted, and named in the
+answer's header `loraplex-dropped`. All other unsupported fields are refused.
 
 The API pages in docs/use have the same tables.
 """
@@ -18,7 +18,8 @@ WITHOUT_EFFECT = frozenset(
         *("reasoning_details", "status", "thinking_blocks"),
     )
 )
-"""Fields that clients return or add inside messages, parts, calls, items and tools."""
+"""Fields without effect in messages, parts, calls, items and tools. Clients copy them from earlier
+answers, or add them."""
 
 CONVERSATIONS: Mapping[str, str] = {
     "arguments": "Arguments of a call that are not a JSON object, for example because the call was "
@@ -40,7 +41,8 @@ CONVERSATIONS: Mapping[str, str] = {
     "`input_examples`, `output_schema` and `toolset_name` of a tool, and the description of a "
     "namespace.",
 }
-"""Reasons for what chats, Messages and Responses drop from a conversation, by name."""
+"""Contents that chats, Messages and Responses drop from a conversation: their name in the header
+`loraplex-dropped`, and the reason."""
 
 MESSAGES: Mapping[str, str] = {
     "billing_header": "A line of the system prompt that begins with `x-anthropic-billing-header:` "
@@ -54,7 +56,8 @@ MESSAGES: Mapping[str, str] = {
     UNBOUNDED_THOUGHT: "Dropped if the model's `<think>` and `</think>` are not single tokens.",
     "thinking.display": "Reasoning is shown as it is generated.",
 }
-"""Reasons for what only the Messages dialect drops, by name."""
+"""Contents that only the Messages dialect drops: their name in the header `loraplex-dropped`, and
+the reason."""
 
 RESPONSES: Mapping[str, str] = {
     "client_metadata": "Notes of an application about its own session.",
@@ -69,15 +72,17 @@ RESPONSES: Mapping[str, str] = {
     "text.verbosity": "Models have no levels of verbosity.",
     "truncation": "`auto`, because a conversation that is too long is refused and not cut.",
 }
-"""Reasons for what only the Responses dialect drops, by name."""
+"""Fields that only the Responses dialect drops: their name in the header `loraplex-dropped`, and
+the reason."""
 
 EMBED: Mapping[str, str] = {
     "input_type": "The texts contain what the model's prompts require.",
 }
-"""Reasons for what Cohere's embeddings drop, by name."""
+"""Fields that Cohere's embeddings drop: their name in the header `loraplex-dropped`, and the
+reason."""
 
 MAX_NAMED = 32
-"""Maximum names in one answer's header."""
+"""Maximum number of names in the header `loraplex-dropped` of an answer."""
 
 
 def header_of(dropped: tuple[str, ...]) -> bytes:

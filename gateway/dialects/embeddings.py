@@ -26,7 +26,7 @@ from workers.wire.protocol import OutputKind, SamplingParams
 MAX_INPUTS = 2048
 """OpenAI's maximum number of inputs."""
 NUMBERS_AT_ONCE = 1 << 15
-"""Numbers written before the event loop runs other tasks, which take about 5 ms."""
+"""Numbers written, in about 5 ms, before the event loop runs other tasks."""
 
 
 class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
         | None
     ) = None
     messages: Messages | None = None
-    """Conversation in place of `input`. The result is one vector of its rendered prompt."""
+    """Alternative to `input`. The answer has one vector, of the conversation's rendered prompt."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template."""
     add_generation_prompt: bool | None = None

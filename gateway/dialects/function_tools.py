@@ -47,7 +47,8 @@ def qualified(namespace: str, name: str) -> str:
 
 
 def allowed_tools(mode: AllowedMode, names: Iterable[str]) -> ToolChoice:
-    """Returns the choice of these functions. An answer that may call none of them is a text."""
+    """Returns a choice that allows only these functions. Returns "none" if there are no functions
+    and `mode` does not require a call."""
     allowed = AllowedTools(tuple(names), must_call=mode == "required")
     return allowed if allowed.names or allowed.must_call else "none"
 
@@ -55,8 +56,8 @@ def allowed_tools(mode: AllowedMode, names: Iterable[str]) -> ToolChoice:
 def read_definition(
     given: Json, definition: type[T], reader: ConversationReader, place: Place
 ) -> T:
-    """Reads the definition of a function. Raises InvalidRequest if a field is neither known nor
-    without effect."""
+    """Reads the definition of a function into the struct `definition`. Raises InvalidRequest if a
+    field is invalid or unsupported."""
     known = frozenset(definition.__struct_fields__)
     typed = msgspec.structs.replace(place, is_typed=True)
     fields = reader.fields(given, known | OPTIONS, typed)

@@ -1,10 +1,11 @@
 """Reads the parts of a conversation, for chats, Messages and Responses alike.
 
-A conversation is history except for the message that a person has just typed. History is never
-refused: what can be rendered is rendered, and the rest is replaced by a short text or omitted, and
-named in the answer's header `loraplex-dropped`. A client cannot correct what a model, a tool,
-another server or its own earlier version wrote, and would be refused in every later turn. A message
-just typed is refused, by the name of the part, if it cannot be read. Size limits apply to both.
+All of a conversation is history, except for the message that a person has just typed. Unreadable
+history is not refused. It is replaced by a short text or omitted, and named in the answer's header
+`loraplex-dropped`. A client cannot correct history that a model, a tool, another server or an
+earlier version of the client wrote, so that every later turn would be refused too. A message just
+typed is refused if a part of it cannot be read, and the error names the part. Size limits apply to
+both.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_NAME_CHARS = 128
 MAX_NESTED_CONTENTS = 2
 """Maximum depth of nested contents in a part."""
 NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
-"""Words of a caller that may be sent in a header."""
+"""Pattern of names in a request that an answer's header may repeat."""
 TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -55,15 +56,16 @@ PART_FIELDS = frozenset(
         *THOUGHTS.values(),
     )
 )
-"""Fields of a readable part, including those of answers that add nothing to its text."""
+"""Known fields of parts with text or reasoning. Some of these fields occur in answers, and add
+nothing to the text."""
 
 Writer = Literal["person", "tool", "other"]
 
 
 def typed_index(given: Sequence[T], writer: Callable[[T], Writer]) -> int | None:
-    """Returns the index of the last message of a user, which a person has just typed. Returns None
-    if a tool call or result directly precedes it or follows it, because then the client wrote it,
-    or it has been answered."""
+    """Returns the index of the user's last message if a person has just typed it. Returns None if a
+    tool call or result follows that message, because then it has been answered, or directly
+    precedes it, because then the client wrote it."""
     for number in reversed(range(len(given))):
         match writer(given[number]):
             case "tool":
@@ -77,7 +79,7 @@ def typed_index(given: Sequence[T], writer: Callable[[T], Writer]) -> int | None
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """Position of an object in the body. Its path is computed only for a refusal."""
+    """Position of an object in the body. The path is computed only when a refusal needs it."""
 
     name: str | int
     """Name of the field, or index in the list."""
@@ -96,7 +98,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
         return self.within.path + name
 
     def refusal(self, message: str, *, code: str | None = None) -> InvalidRequest:
-        """Returns a refusal that names the top-level field of the body."""
+        """Returns an error that names the top-level field of the body in which this place is."""
         return InvalidRequest(message, param=re.split(r"[.\[]", self.path)[0], code=code)
 
     def invalid(self, reason: str) -> InvalidRequest:
@@ -104,7 +106,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConversationReader:
-    """Reader of one conversation's objects. Collects the names of what it drops."""
+    """Reader of the objects of one conversation. Collects the names of dropped contents."""
 
     def __init__(self) -> None:
         self._dropped: set[str] = set()
@@ -117,7 +119,8 @@ class ConversationReader:
         self._dropped.add(name)
 
     def drop_kind(self, of: str, kind: object) -> None:
-        """Records a dropped object by its kind, which is a word of the caller."""
+        """Records a dropped object by its kind, as `<of>.<kind>`. The kind comes from the request,
+        so it is replaced by `unnamed` unless it matches NAME."""
         is_name = isinstance(kind, str) and NAME.fullmatch(kind)
         self._dropped.add(f"{of}.{kind if is_name else 'unnamed'}")
 
@@ -142,14 +145,14 @@ class ConversationReader:
         return found
 
     def text(self, content: Any, place: Place, depth: int = 0) -> str:
-        """Returns the text of a content, which is a text, a part or a list of parts."""
+        """Returns the text of a `content` field, which has a text, a part or a list of parts."""
         if isinstance(content, str):
             return content
         parts = self.parts(content, place)
         return "\n".join([self.part(part, place, i, depth) for i, part in enumerate(parts)])
 
     def parts(self, content: Any, place: Place) -> list[Any]:
-        """Returns the parts of a content. Raises InvalidRequest if there are too many."""
+        """Returns the parts in a `content` field. Raises InvalidRequest if it has too many."""
         if not isinstance(content, list):
             return [] if content is None else [content]
         parts = as_list(content)
@@ -179,7 +182,7 @@ class ConversationReader:
         return self._in_place_of(given, kind) if text is None else text
 
     def spoken(self, content: Any, place: Place) -> tuple[str, str]:
-        """Returns the text and the reasoning of an assistant's content."""
+        """Returns the text and the reasoning in the `content` of an assistant's message."""
         if isinstance(content, str):
             return content, ""
         texts: list[str] = []
@@ -209,7 +212,7 @@ class ConversationReader:
 
     def _inner_text(self, part: Json, place: Place, depth: int) -> str | None:
         """Returns the text in a document, a search result or a part of an unknown kind. Returns
-        None if there is none."""
+        None if the part has no text."""
         if isinstance(part.get("text"), str):
             return part["text"]
         for inner in (part, as_object(part.get("source"))):
@@ -229,8 +232,8 @@ class ConversationReader:
         return f"[{noun} omitted]"
 
     def call(self, id: Any, name: Any, arguments: Any, place: Place) -> list[MadeCall]:
-        """Returns the call of an earlier answer, or an empty list if it has no name. Raises
-        InvalidRequest if its name or id is too long."""
+        """Returns a list with the tool call of an earlier answer, empty if the call has no name.
+        Raises InvalidRequest if the call's name or id is too long."""
         if not isinstance(name, str) or not name:
             self.drop("calls")
             return []
@@ -243,7 +246,8 @@ class ConversationReader:
         return Message("tool", self.text(content, place), call_id=self.id(id, place))
 
     def id(self, given: Any, place: Place) -> str:
-        """Returns the id of a call, or an empty string. Raises InvalidRequest if it is too long."""
+        """Returns the id of a call, or an empty string if `given` is not a string. Raises
+        InvalidRequest if the id is too long."""
         if not isinstance(given, str):
             return ""
         if len(given) > MAX_ID_CHARS:
@@ -251,8 +255,8 @@ class ConversationReader:
         return given
 
     def arguments(self, given: Any) -> dict[str, Any]:
-        """Returns the arguments of a call, given as an object or its JSON. Drops arguments that are
-        truncated or not an object."""
+        """Returns the arguments of a call, which are given as an object or as JSON text. Drops
+        arguments that are truncated or not an object."""
         if is_absent(given):
             return {}
         text = given if isinstance(given, str) else written(given)
@@ -268,12 +272,12 @@ class ConversationReader:
 
 
 def as_object(value: Any) -> Json:
-    """Returns the value if it is an object, and an empty one otherwise."""
+    """Returns the value if it is a JSON object, and otherwise an empty object."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """Returns the value if it is a list, and an empty one otherwise."""
+    """Returns the value if it is a list, and otherwise an empty list."""
     return cast(list[Any], value) if isinstance(value, list) else []
 
 

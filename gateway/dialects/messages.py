@@ -54,7 +54,8 @@ FIELDS = frozenset(
         *("stop_details", "usage"),
     )
 )
-"""Fields of a message, and those that an answer adds."""
+"""Known fields of a message. Clients send answers back as messages, with the additional fields that
+an answer has."""
 CALL_FIELDS = frozenset(("type", "id", "name", "input"))
 RESULT_FIELDS = frozenset(("type", "tool_use_id", "content", "is_error"))
 
@@ -88,14 +89,16 @@ class Messages(Dialect[MessagesRequest]):
 
 
 class MessageReading:
-    """Reader of a conversation into neutral messages and tools. Records what it drops."""
+    """Reader that turns a conversation into neutral messages and tools. Collects the names of
+    dropped contents."""
 
     def __init__(self, body: Conversation) -> None:
         self._body = body
         self._reader = ConversationReader()
 
     def neutral_fields(self) -> dict[str, Any]:
-        """Returns fields of the neutral request. Raises InvalidRequest."""
+        """Returns the fields of the neutral request that the conversation sets. Raises
+        InvalidRequest."""
         body = self._body
         self._note(body, *MESSAGES)
         messages = self._system(body.system, Place("system"))
@@ -133,7 +136,7 @@ class MessageReading:
         return kept
 
     def _turns(self, message: Json, place: Place) -> list[Message]:
-        """Returns the neutral messages of a message. Results of tools are messages of their own."""
+        """Returns a message as neutral messages. Each tool result becomes a separate message."""
         role = read_role(message, place, ROLES)
         content = self._reader.fields(message, FIELDS, place).get("content")
         if place.is_typed and message.get("content") is None:
@@ -149,7 +152,7 @@ class MessageReading:
         return merged(turns) or [Message(role)]
 
     def _block(self, role: Role, block: Any, content: Place, number: int) -> Sequence[Message]:
-        """Returns the neutral messages of a content block."""
+        """Returns a content block as neutral messages, none if the block is dropped."""
         given = as_object(block)
         if "tool_use_id" in given:
             return [self._result(given, content.inner(number))]
@@ -234,7 +237,8 @@ def _is_call(block: Json) -> bool:
 
 
 def _thought_budget(thinking: Thinking | None) -> ThoughtBudget | None:
-    """Returns the budget of a thought. It is a wish, because agents send one to every model."""
+    """Returns the maximum length of the thought, or None. The budget is dropped if the model's
+    thoughts cannot be limited, because agents send a budget to every model."""
     if thinking is None or thinking.budget_tokens is None:
         return None
     return ThoughtBudget(thinking.budget_tokens, "thinking", is_wish=True)
@@ -247,6 +251,6 @@ def _constraint(config: OutputConfig | None) -> Constraint | None:
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:
-    """Joins consecutive messages of one role, as Anthropic does. Each result of a tool stays a
-    message of its own."""
+    """Joins consecutive messages of one role, as Anthropic does. Each tool result stays a
+    separate message."""
     return in_turns(messages, lambda last, message: last.role == message.role != "tool")

@@ -1,7 +1,8 @@
 """Schema of Anthropic's Messages, with its bounds.
 
-A field of a struct is supported, unless it follows the comment `dropped`: then it has no effect and
-is named in the answer. Other fields are refused by name. `null` always means absent.
+Fields that have no effect follow a comment that says so. The answer's header `loraplex-dropped`
+names them. All other fields of the structs are supported, and fields that no struct has are refused
+by name. `null` always means absent.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
-    """Maximum tokens of the thought, which is then ended."""
+    """Maximum tokens of the thought, which is ended at this length."""
 
-    # dropped
+    # The fields below have no effect, and the answer's header names them.
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -86,7 +87,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Variable `enable_thinking` of the chat template."""
     output_config: OutputConfig | None = None
 
-    # dropped
+    # The fields below have no effect, and the answer's header names them.
     cache_control: Any = None
     context_management: Any = None
     speed: Any = None
@@ -109,7 +110,7 @@ class MessagesRequest(Conversation, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     metadata: Metadata | None = None
 
-    # dropped
+    # The fields below have no effect, and the answer's header names them.
     diagnostics: Any = None
     inference_geo: Any = None
     service_tier: Any = None

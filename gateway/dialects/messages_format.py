@@ -1,4 +1,4 @@
-"""Answers of Anthropic's Messages: named events of indexed blocks, or one body."""
+"""Answers of Anthropic's Messages: a stream of events about content blocks, or one body."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ signature, or send it back as text."""
 
 
 NOTHING_TOLD = {"container": None, "stop_details": None}
-"""Keys of a message, and of the event that ends it, that have no value here. Typed clients expect
-them because Anthropic's schema has them."""
+"""Keys of a message and of the `message_delta` event that are always null here. Typed clients
+expect them because Anthropic's schema has them."""
 NOTHING_USED = {
     "cache_creation": None,
     "inference_geo": None,
     "service_tier": None,
     "speed": None,
 }
-"""Keys of a message's usage that have no value here, but are in Anthropic's schema."""
+"""Keys of a message's usage that are always null here. Anthropic's schema has them."""
 
 
 class MessagesFormat(AnswerFormat):
@@ -41,7 +41,7 @@ class MessagesFormat(AnswerFormat):
     def __init__(
         self, message_id: str, request_id: str, model: str, stop_sequences: list[str]
     ) -> None:
-        """`model` is the name in the request, `stop_sequences` are those of the request."""
+        """`model` and `stop_sequences` are copied from the request."""
         self._id = message_id
         self._request_id = request_id
         self._model = model
@@ -118,7 +118,7 @@ class MessagesFormat(AnswerFormat):
         )
 
     def _close(self) -> bytes:
-        """Returns the event that ends the open block, or nothing if none is open."""
+        """Returns the events that end the open block, or empty bytes if no block is open."""
         if self._open is None:
             return b""
         signed = b""
@@ -193,7 +193,7 @@ def event(name: str, data: dict[str, Any]) -> bytes:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Returns the usage in Anthropic's form. Cached tokens are counted apart from other input."""
+    """Returns the usage in Anthropic's form. `input_tokens` does not include cached tokens."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

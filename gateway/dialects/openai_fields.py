@@ -31,7 +31,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
     """Accepted without effect."""
     continuous_usage_stats: bool | None = None
-    """With `include_usage`, each chunk of a choice has the usage so far."""
+    """Whether each chunk of a choice has the usage so far. Needs `include_usage`."""
 
 
 class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
@@ -50,11 +50,11 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     """Accepted if it equals `n`, because every answer that is generated is returned."""
     return_token_ids: bool | None = None
-    """Each choice has `token_ids`, which `completion_tokens` counts, the end token included. In a
-    stream, a chunk has its own. `prompt_token_ids` are in each choice of a completion, next to the
-    choices of a chat, and in the first chunk of a stream."""
+    """If true, each choice has `token_ids`, the ids of the tokens that `completion_tokens` counts,
+    including the end token. In a stream, each chunk has its own ids. `prompt_token_ids` are in each
+    choice of a completion, next to the choices of a chat, and in a stream's first chunk."""
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_NAMED_TOKENS)] | None = None
-    """With `logprobs`, these are reported with each generated token, instead of the likeliest."""
+    """Alternatives reported with each token, instead of the likeliest. Needs `logprobs`."""
     return_tokens_as_token_ids: bool | None = None
     """Whether log-probabilities name a token by its id, as `token_id:17`, not by its text."""
 
@@ -111,8 +111,8 @@ class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Fields for the length of texts that become vectors or scores, as in vLLM."""
 
     truncate_prompt_tokens: TruncateTokens | None = None
-    """Maximum tokens of an input, or of a query with its document, which is cut. -1 stands for the
-    context's length."""
+    """Maximum tokens of an input, or of a query together with its document. Longer inputs are cut;
+    of a query and a document, the document is cut. -1 stands for the context's length."""
     truncation_side: Side | None = None
     """Side at which `truncate_prompt_tokens` cuts. Default: `right`, the end."""
     add_special_tokens: bool | None = None
@@ -133,12 +133,12 @@ class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def truncation(num_tokens: int | None, side: Side) -> Truncation | None:
-    """Returns how a prompt is cut. Returns None if `num_tokens` is None."""
+    """Returns the truncation to `num_tokens` tokens, or None if `num_tokens` is None."""
     return None if num_tokens is None else Truncation(num_tokens, side)
 
 
 def check_truncation(num_tokens: int | None) -> None:
-    """Raises InvalidRequest if the prompt would be empty."""
+    """Raises InvalidRequest if `num_tokens` is 0, because the prompt would be empty."""
     if num_tokens == 0:
         raise InvalidRequest(
             "'truncate_prompt_tokens' must be -1 or at least 1.", param="truncate_prompt_tokens"
@@ -146,7 +146,8 @@ def check_truncation(num_tokens: int | None) -> None:
 
 
 def prompts_of(given: str | list[str | int | list[int]], *, param: str) -> list[str | list[int]]:
-    """Returns the prompts, each text or token ids. Raises InvalidRequest if the kinds are mixed."""
+    """Returns the prompts, each as text or as token ids. Raises InvalidRequest if `given` mixes
+    texts and token ids."""
     if isinstance(given, str):
         return [given]
     kinds = set(map(type, given))

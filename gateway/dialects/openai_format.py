@@ -1,6 +1,7 @@
 """Answers of both of OpenAI's completion routes: chunks, bodies and usage.
 
-A chunk is composed of pieces prepared once per response, because there is one for each token.
+A stream has about one chunk per token. Most bytes of a chunk are therefore encoded only once per
+response.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from web.error_answers import error_body
 DONE = b"data: [DONE]\n\n"
 BARE_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]'
 NOTHING_TOLD = {"service_tier": None, "system_fingerprint": None}
-"""Keys of bodies and chunks that clients expect, but that have no value here."""
+"""Keys of bodies and chunks that are always null here. Clients expect them."""
 LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express."""
 
@@ -45,7 +46,7 @@ class OpenAIFormat(AnswerFormat):
     chunk_kind: ClassVar[str]
     body_kind: ClassVar[str]
     tells_prompt_once: ClassVar[bool]
-    """Whether the prompt's log-probabilities are next to the choices, instead of in each."""
+    """Whether the prompt's log-probabilities are next to the choices, not in each choice."""
 
     def __init__(
         self,
@@ -137,8 +138,8 @@ class OpenAIFormat(AnswerFormat):
         return {name: encode(value) for name, value in told.items()}
 
     async def _prompt(self, answer: Answer) -> dict[str, Any]:
-        """Returns the prompt's ids and log-probabilities in vLLM's form, null unless requested. The
-        log-probabilities are written in slices."""
+        """Returns the prompt's token ids and log-probabilities in vLLM's form, each null unless
+        requested. The log-probabilities are written in slices."""
         parts: list[bytes] = []
         for piece in slices(answer.prompt_scored):
             parts.append(encode([self._ranked(entry) for entry in piece]))
@@ -149,7 +150,8 @@ class OpenAIFormat(AnswerFormat):
         }
 
     def _ranked(self, entry: Scored) -> dict[int, dict[str, Any]] | None:
-        """Returns a token and the likeliest ones by id, with ranks. Other tokens have no rank."""
+        """Returns the log-probabilities of a token and of the likeliest tokens, by token id. Only
+        the likeliest tokens have a rank. Returns None if the token has no log-probability."""
         if entry.logprob is None:
             return None
         told: dict[int, tuple[float, int | None]] = {entry.token: (entry.logprob, None)}
@@ -171,7 +173,8 @@ class OpenAIFormat(AnswerFormat):
     def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]: ...
 
     def _end(self, delta: Delta, told: bytes = b"") -> bytes:
-        """Returns the rest of a chunk after its text. `told` are further members of its choice."""
+        """Returns the bytes of a chunk after its text. `told`: JSON of further members of the
+        choice, with a leading comma."""
         scored = delta.scored if self._logprobs else None
         if not scored and delta.finish_reason is None and not self._token_ids:
             return self._bare_end(delta)
@@ -185,7 +188,7 @@ class OpenAIFormat(AnswerFormat):
         )
 
     def _bare_end(self, delta: Delta) -> bytes:
-        """Returns the rest of a chunk that has only text."""
+        """Returns the bytes after the text, for a chunk that has only text."""
         return BARE_END + self._tail_of(delta) if self._continuous_usage else self._plain_end
 
     def _tail_of(self, delta: Delta) -> bytes:
@@ -195,12 +198,13 @@ class OpenAIFormat(AnswerFormat):
         return b',"usage":%s}\n\n' % encode(usage_object(usage))
 
     def _told_prompt(self, delta: Delta) -> bytes:
-        """Returns the first chunk's member with the prompt's ids, or nothing if not requested."""
+        """Returns the JSON member with the prompt's token ids, for a first chunk. Returns empty
+        bytes if token ids are not requested."""
         return b',"prompt_token_ids":%s' % encode(delta.prompt) if self._token_ids else b""
 
 
 def token_text(spelled: bytes) -> str:
-    """Returns the text of a token. Parts of characters are written as `bytes:\\xe2\\x82`."""
+    """Returns the text of a token. Incomplete characters are written as `bytes:\\xe2\\x82`."""
     try:
         return spelled.decode()
     except UnicodeDecodeError:
@@ -213,8 +217,8 @@ def token_name(token: int, spelled: bytes, *, as_id: bool) -> str:
 
 
 def scored_token(spelled: TokenBytes, entry: Scored, *, as_ids: bool = False) -> dict[str, Any]:
-    """Returns a token and the likeliest others, in the form of chats and responses. `as_ids` names
-    tokens by their ids."""
+    """Returns the log-probabilities of a token and of the likeliest tokens, in the form of chats
+    and Responses. If `as_ids` is true, tokens are named by their ids."""
 
     def shown(token: int, logprob: float | None) -> dict[str, Any]:
         text = spelled[token]
@@ -236,7 +240,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def _joined(arrays: Sequence[bytes]) -> msgspec.Raw:
-    """Returns JSON arrays joined to one. Other values are equal in all parts, and returned once."""
+    """Returns JSON arrays joined into one array. Returns the first of values that are not arrays,
+    because such values are equal in all slices."""
     if not arrays[0].startswith(b"["):
         return msgspec.Raw(arrays[0])
     return msgspec.Raw(b"[%s]" % b",".join([array[1:-1] for array in arrays]))

@@ -1,7 +1,7 @@
 """Fields of OpenAI's and vLLM's requests that have no effect here.
 
 Every other field of the schemas has an effect, and a field outside the schemas is refused by name.
-`null`, `[]` and `{}` count as absent. `make api` writes docs/use/api-chat.md from these marks.
+`null`, `[]` and `{}` count as absent. `make api` writes them into docs/use/api-chat.md.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Short = Annotated[str, Meta(max_length=256)]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 WITHOUT_EFFECT = frozenset(("metadata", "prompt_cache_key", "spaces_between_special_tokens"))
-"""Fields that need no action here, or are only notes of the client."""
+"""Fields that need no action here, or hold only the client's notes. No header names them."""
 
 
 class Wish(NamedTuple):
-    """Mark of a field that an answer can do without. It is named in the answer's header
-    `loraplex-dropped`, unless its value is null, [], {} or in `nothing`."""
+    """Mark of a field that is ignored. The answer's header `loraplex-dropped` names the field,
+    unless its value is null, [], {} or in `nothing`."""
 
     nothing: tuple[Any, ...] = ()
 
 
 class Refusal(NamedTuple):
-    """Mark of an unsupported field that would change the answer. It is refused with the `reason`,
-    unless its value is null, [], {} or in `nothing`."""
+    """Mark of an unsupported field that would change the answer. The field is refused with the
+    `reason`, unless its value is null, [], {} or in `nothing`."""
 
     reason: str
     nothing: tuple[Any, ...] = ()
@@ -47,7 +47,7 @@ M = TypeVar("M")
 class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
     """Fields without effect that both chats and completions may have."""
 
-    # accepted without effect
+    # The fields below have no effect, and no header names them.
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     prompt_cache_key: str | None = None
     spaces_between_special_tokens: bool | None = None
@@ -76,7 +76,7 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Names of the present fields that are dropped."""
+        """Names of the ignored fields that the request has set."""
         found: list[str] = []
         for name, wish in sorted(marked(type(self), Wish).items()):
             value = getattr(self, name)
@@ -87,7 +87,7 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
 
 @cache
 def marked(request: type[FieldsWithoutEffect], mark: type[M]) -> Mapping[str, M]:
-    """Returns the fields of a schema that have such a mark."""
+    """Returns the marks of this type in a request's schema, by field name."""
     hints = get_type_hints(request, include_extras=True)
     return {
         name: found

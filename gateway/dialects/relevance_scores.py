@@ -29,7 +29,7 @@ PAIR_NAMES = (
     ("data_1", "data_2"),
     ("text_1", "text_2"),
 )
-"""Pairs of fields, as in vLLM, that have the texts to compare."""
+"""Pairs of fields that hold the texts to compare, as in vLLM."""
 Instruction = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
@@ -56,13 +56,14 @@ class ScoreRequest(InputFields, frozen=True, kw_only=True):
     """Alias of `queries`, used with `text_2`."""
     text_2: Texts | None = None
     instruction: Instruction | None = None
-    """Criterion of relevance. Default: that of Qwen3-Reranker."""
+    """Criterion of relevance. Default: the criterion of Qwen3-Reranker."""
     user: str | None = None
     """Key by which a canary splits requests. Default: the API key."""
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names of the fields with the texts. Raises InvalidRequest unless one pair is given."""
+        """Names of the two fields that hold the texts. Raises InvalidRequest unless exactly one of
+        PAIR_NAMES is given."""
         given = {name for pair in PAIR_NAMES for name in pair if getattr(self, name) is not None}
         for pair in PAIR_NAMES:
             if given == set(pair):
@@ -143,7 +144,7 @@ def _pairs(
 
 
 def relevance(answer: Answer) -> float:
-    """Returns the probability of `yes` against `no`, from 0 to 1."""
+    """Returns the probability that the model answers `yes` rather than `no`, from 0 to 1."""
     assert answer.vector is not None
     no, yes = np.frombuffer(answer.vector, "<f4").tolist()
     return 1 / (1 + math.exp(min(no - yes, 700.0)))
@@ -174,12 +175,12 @@ class ScoreFormat(BodyFormat):
 
 
 class RerankFormat(BodyFormat):
-    """Response with documents by decreasing relevance. Equal ones keep their order."""
+    """Response with documents by decreasing relevance, and by index if it is equal."""
 
     def __init__(
         self, response_id: str, model: str, texts: list[str] | None, top_n: int | None
     ) -> None:
-        """`texts` are those of the documents, or None if they are not shown."""
+        """`texts`: texts of the documents. None if the response does not include them."""
         self._id = response_id
         self._model = model
         self._texts = texts

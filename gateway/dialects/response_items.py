@@ -30,7 +30,7 @@ ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
     "developer": "system",
 }
 ANSWERED = ("type", "id", "status")
-"""Fields of an answer's items that have no meaning for a model."""
+"""Fields of items in an answer that the prompt does not contain."""
 MESSAGE_FIELDS = frozenset((*ANSWERED, "role", "content"))
 CALL_FIELDS = frozenset(
     (*ANSWERED, "call_id", "name", "namespace", "arguments", "parsed_arguments")
@@ -38,14 +38,14 @@ CALL_FIELDS = frozenset(
 RESULT_FIELDS = frozenset((*ANSWERED, "call_id", "output"))
 REASONING_FIELDS = frozenset((*ANSWERED, "content", "encrypted_content", "summary"))
 ARGUMENTS = ("arguments", "action", "operation")
-"""Fields that have the arguments of a call in items of other kinds."""
+"""Fields that hold the arguments of a call, in items that are not function calls."""
 OTHER_FIELDS = frozenset((*CALL_FIELDS, *RESULT_FIELDS, *ARGUMENTS, "input", "error", "execution"))
 OFFERS = ("additional_tools", "tool_search_output")
 """Kinds of items that offer tools to later turns."""
 
 
 class ItemReading:
-    """Reader of a conversation's items into neutral messages. Collects the tools in them."""
+    """Reader that turns items into neutral messages. Collects the tools that items offer."""
 
     def __init__(self, reader: ConversationReader) -> None:
         self._reader = reader
@@ -115,7 +115,8 @@ class ItemReading:
         return [Message("assistant", calls=calls)] if calls else []
 
     def _other(self, item: Json, kind: str, place: Place) -> list[Message]:
-        """Returns what an item of another kind contains: a call, its result, both or nothing."""
+        """Returns an item of another kind as messages: a text, a call, a result, a call with its
+        result, or nothing."""
         id = item.get("call_id")
         if kind in OFFERS:
             self.tools += map(as_object, as_list(item.get("tools")))
@@ -144,7 +145,7 @@ class ItemReading:
         return messages
 
     def offered(self, given: Sequence[Json]) -> list[Tool]:
-        """Returns the functions of a request's tools and of those that items offer. Raises
+        """Returns the functions of the request's tools and of the tools that items offer. Raises
         InvalidRequest if a tool of the request cannot be read."""
         tools = [
             tool
@@ -160,7 +161,8 @@ class ItemReading:
         return tools
 
     def _offered_later(self, tool: Json) -> list[Tool]:
-        """Returns the functions of a tool in an item, or none if it cannot be read."""
+        """Returns the functions of a tool in an item, except functions with an invalid name.
+        Returns an empty list if the tool cannot be read."""
         try:
             tools = self._functions(tool, "", Place("input"))
         except InvalidRequest:
@@ -190,8 +192,8 @@ class ItemReading:
 
 
 def namespaces(tools: Sequence[Json], items: Any) -> dict[str, tuple[str, str]]:
-    """Returns the namespace and the name within it of each function in a namespace, by the name
-    that a model calls."""
+    """Maps the name by which a model calls a function to its namespace and its name there. Contains
+    only functions that are in a namespace."""
     found: dict[str, tuple[str, str]] = {}
     offered = [
         as_object(tool)
@@ -207,14 +209,14 @@ def namespaces(tools: Sequence[Json], items: Any) -> dict[str, tuple[str, str]]:
 
 
 def names_of(tools: Any) -> list[str]:
-    """Returns the names of tools, without those that have none."""
+    """Returns the names of the tools that have a name."""
     names = [as_object(tool).get("name") for tool in as_list(tools)]
     return [name for name in names if isinstance(name, str)]
 
 
 def reasoning_of(carried: str) -> str:
-    """Returns the reasoning in `encrypted_content`, or an empty string if it is not this
-    server's."""
+    """Returns the reasoning in `encrypted_content`, or an empty string if another server wrote
+    the field."""
     if not carried.startswith(CARRIED):
         return ""
     try:
@@ -224,7 +226,7 @@ def reasoning_of(carried: str) -> str:
 
 
 def _kind(item: Json) -> str:
-    """Returns the kind of an item. A message may lack its type."""
+    """Returns the kind of an item. An item with a role but no type is a message."""
     kind = item.get("type")
     if kind is None and "role" in item:
         return "message"
@@ -242,7 +244,8 @@ def _writer(item: Json) -> Writer:
 
 
 def _is_same_turn(last: Message, message: Message) -> bool:
-    """Returns whether a message continues the turn of the last one: reasoning, text, calls."""
+    """Returns whether `message` continues the turn of `last`. A turn of an assistant has reasoning,
+    then text, then calls."""
     if last.role != "assistant" or message.role != "assistant":
         return False
     return bool(message.calls) or not (last.content or last.calls)

@@ -1,4 +1,4 @@
-"""Fields of a Responses object that repeat its request or report what was used."""
+"""Fields of a Responses object that repeat the request or report the sampling parameters."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 
 
 def echoed(body: ResponsesRequest, used: SamplingParams) -> dict[str, Any]:
-    """Returns the fields that are equal in the whole answer and in each event. `used` are the
-    sampling parameters, including defaults of the adapter and the base model."""
+    """Returns the fields that are the same in the whole answer and in each event. `used`: sampling
+    parameters, including defaults of the adapter and the base model."""
     reasoning = body.reasoning or Reasoning()
     return {
         "background": False,

@@ -1,7 +1,8 @@
 """Schema of OpenAI's Responses, with its bounds.
 
-A field of a struct is supported, unless it follows the comment `dropped`: then it has no effect and
-is named in the answer. Other fields are refused by name. `null` always means absent.
+Fields that have no effect follow a comment that says so. The answer's header `loraplex-dropped`
+names them. All other fields of the structs are supported, and fields that no struct has are refused
+by name. `null` always means absent.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class TextSchemaFormat(
 class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: TextFormat | JsonObjectFormat | TextSchemaFormat | None = None
 
-    # dropped
+    # The fields below have no effect, and the answer's header names them.
     verbosity: Any = None
 
 
@@ -68,12 +69,12 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
     """Variable of the chat template. "none" sets `enable_thinking` to false instead."""
     summary: Summary | None = None
-    """Any value but "none" repeats the text of reasoning items as their summary, which some clients
-    read."""
+    """Any value except "none" repeats the text of reasoning items as their summary, because some
+    clients show only summaries."""
     generate_summary: Summary | None = None
     """Older name of `summary`."""
 
-    # dropped
+    # The fields below have no effect, and the answer's header names them.
     context: Any = None
     mode: Any = None
 
@@ -85,7 +86,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    # dropped
+    # The fields below have no effect, and the answer's header names them.
     include_obfuscation: bool | None = None
 
 
@@ -100,7 +101,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1)]
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    """Text of a user, or items. A message may lack its type."""
+    """Text of a user, or items. An item with a role but no type is a message."""
     instructions: str | None = None
     max_output_tokens: Count | None = None
     stream: bool | None = None
@@ -125,7 +126,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     background: bool | None = None
     previous_response_id: str | None = None
 
-    # dropped
+    # The fields below have no effect, and the answer's header names them.
     client_metadata: Any = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     prompt_cache_key: str | None = None
@@ -138,7 +139,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of likeliest tokens with each token. None if none are requested."""
+        """Number of likeliest tokens reported with each token. None if scores are not requested."""
         is_asked = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
         return (self.top_logprobs or 0) if is_asked else None
 

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses: numbered events of items, or one body."""
+"""Answers of OpenAI's Responses: a stream of numbered events about items, or one body."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from workers.wire.protocol import TokenLogprobs
 
 encode = msgspec.json.encode
 NAMES = {Text: "output_text", Reasoning: "reasoning_text", ToolCall: "function_call_arguments"}
-"""Names of the events with a part's pieces."""
+"""Middle of event names by type of part, as in `response.output_text.delta`."""
 FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-"""Codes of a failed response by the status of its error. Others are `server_error`."""
+"""Codes of a failed response, by HTTP status of the error. Other statuses: `server_error`."""
 CARRIED = "loraplex:"
 """Prefix of the `encrypted_content` that this server writes."""
 
@@ -42,11 +42,15 @@ class ResponsesFormat(AnswerFormat):
         summarises: bool = False,
         namespaces: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
-        """`echoed` are the fields of a response that repeat its request, including `id`. `spelled`
-        has the bytes of each token id. `carries_reasoning` repeats reasoning in
-        `encrypted_content`, the only part that some clients send back, and `summarises` as the
-        summary, the only part that some clients show. `namespaces` has the namespace and the name
-        within it of functions, by the name that the model calls."""
+        """
+        echoed: fields that every response object of the answer repeats, including `id`.
+        spelled: bytes of each token id.
+        carries_reasoning: whether `encrypted_content` repeats the reasoning, because some clients
+            send back only that field.
+        summarises: whether the summary repeats the reasoning, because some clients show only the
+            summary.
+        namespaces: namespace of a function and its name there, by the name that the model calls.
+        """
         self._request_id = request_id
         self._echoed = echoed | {"created_at": int(time.time())}
         self._spelled = spelled
@@ -60,9 +64,9 @@ class ResponsesFormat(AnswerFormat):
         self._part: Part | None = None
         """First piece of the part in progress."""
         self._written: list[str] = []
-        """Pieces of its text so far."""
+        """Pieces of text of the part in progress."""
         self._scores: list[bytes] = []
-        """Log-probabilities of its tokens, as JSON."""
+        """Log-probabilities of the tokens of the part in progress, as JSON."""
         self._finish_reason: str | None = None
 
     def start(self, usage: Usage) -> bytes:
@@ -83,8 +87,8 @@ class ResponsesFormat(AnswerFormat):
 
     def error_event(self, error: Exception) -> bytes:
         """Returns two events. `response.failed` has the response so far. `error` follows because
-        the official client raises it, so that no application mistakes the text for a whole
-        answer."""
+        the official client raises an exception for it, so that no application mistakes the text for
+        a whole answer."""
         failure = to_failure(error)
         body = error_body(failure)
         told = {name: body["error"][name] for name in ("code", "message", "param")}
@@ -139,7 +143,7 @@ class ResponsesFormat(AnswerFormat):
         return added + self._summary_event(part, "part.added", part=summary_part(""))
 
     def _close(self, *, is_last: bool = False) -> bytes:
-        """Returns the events that end the item in progress, or nothing if there is none."""
+        """Returns the events that end the item in progress, or empty bytes if there is none."""
         part = self._part
         if part is None:
             return b""
@@ -179,7 +183,8 @@ class ResponsesFormat(AnswerFormat):
         return place if isinstance(self._part, ToolCall) else place | {"content_index": 0}
 
     def _summary_event(self, part: Part, name: str, /, **fields: Any) -> bytes:
-        """Returns an event of the summary of the reasoning in progress, or nothing."""
+        """Returns an event about the summary of the reasoning in progress. Returns empty bytes if
+        `part` is not reasoning or no summary is requested."""
         if not (self._summarises and isinstance(part, Reasoning)):
             return b""
         place = self._place()
@@ -228,7 +233,7 @@ class ResponsesFormat(AnswerFormat):
         return encode(scored_token(self._spelled, entry))
 
     def _item_status(self, *, is_last: bool) -> str:
-        """Returns an ended item's status. The last item of a truncated answer is incomplete."""
+        """Returns an ended item's status. A truncated answer's last item is `incomplete`."""
         return self._status(self._finish_reason) if is_last else "completed"
 
     def _status(self, finish_reason: str | None) -> str:
@@ -268,7 +273,8 @@ def _array(written: Sequence[bytes]) -> msgspec.Raw:
 
 
 def carried(reasoning: str) -> str:
-    """Returns reasoning as `encrypted_content`. It is not secret, because its text is shown too."""
+    """Encodes reasoning for `encrypted_content`. Does not encrypt it, because the answer contains
+    the text anyway."""
     return CARRIED + base64.b64encode(reasoning.encode()).decode()
 
 

@@ -1,4 +1,4 @@
-"""Fields for sampling and for the end of an answer, in OpenAI's dialects and under vLLM's names."""
+"""Request fields for sampling and for ending an answer, as in OpenAI's APIs and vLLM."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         }
 
     def check_min_tokens(self, max_tokens: int | None, name: str = "max_tokens") -> None:
-        """Raises InvalidRequest if `min_tokens` exceeds `max_tokens`, the field called `name`."""
+        """Raises InvalidRequest if `min_tokens` exceeds `max_tokens`. `name`: the request's field
+        that `max_tokens` came from."""
         if max_tokens is not None and (self.min_tokens or 0) > max_tokens:
             raise InvalidRequest(
                 f"'min_tokens' is {self.min_tokens}, and '{name}' only {max_tokens}.",
