@@ -1,4 +1,4 @@
-"""The data plane as an ASGI application."""
+"""Creates the data plane, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -58,13 +58,15 @@ ROUTES = [
 ]
 
 START_WAIT_S = 2.0
-"""Maximum seconds that the start waits for a catalog. Then probes are answered without one."""
+"""Maximum seconds that the start waits for the first catalog. After that, the health routes are
+answered without a catalog."""
 WAL_CHECK_S = 5.0
-"""Seconds between checks whether usage can be written."""
+"""Seconds between checks that the usage log can be written."""
 
 
 class _Tasks:
-    """Background tasks of a gateway: discovery, connections, the catalog, and the control tasks."""
+    """Background tasks of a gateway: worker discovery, worker connections, the catalog, and the
+    control tasks."""
 
     def __init__(self, gateway: Gateway, database: Database | None) -> None:
         self._gateway = gateway
@@ -83,12 +85,12 @@ class _Tasks:
 
     @asynccontextmanager
     async def running(self, app: Litestar) -> AsyncGenerator[None, None]:
-        """Runs the tasks while the application serves. Waits for the first catalog, so that clients
-        that wait for the port are not refused."""
+        """Runs the tasks while the application serves requests. Waits for the first catalog before
+        the port is opened, so that clients that wait for the port are not refused."""
         gateway, control = self._gateway, self._control
         await gateway.wal.open()
-        # Generated here, because all other requests would wait while the first request generates
-        # it.
+        # The OpenAPI documents are written here, because otherwise the first request for one would
+        # write it and delay all other requests.
         await asyncio.to_thread(reference.write_documents, app)
         telemetry.show(lambda: gateway.standing)
         async with asyncio.TaskGroup() as tasks:
@@ -113,8 +115,8 @@ class _Tasks:
         await gateway.wal.close()
 
     async def _follow_catalog(self) -> None:
-        """Follows the catalog once the first heartbeat is written, which must come before any use
-        of a version."""
+        """Follows the catalog once the first heartbeat is written. The heartbeat must be written
+        before this gateway uses any adapter version."""
         if self._control is not None:
             await self._control.has_joined.wait()
         await self._gateway.catalog.run()
@@ -128,11 +130,11 @@ def create_app(
     database: Database | None = None,
     document_beside: Json | None = None,
 ) -> Litestar:
-    """Creates the data plane. `source` yields the catalog's snapshots, and `clients` are those of
-    the workers in the settings, not yet connected; registered workers are found in the catalog.
-    Without a database nothing is reported or verified, no canary is judged, and usage stays in the
-    write-ahead log. `document_beside` is the OpenAPI document of routes that another application
-    answers on the same port."""
+    """Creates the data plane. `source` yields the catalog's snapshots. `clients` are the clients of
+    the workers in the settings, which are not connected yet. Registered workers are found in the
+    catalog. Without a database, no report is written, no adapter is verified, no canary is rolled
+    back, and usage stays in the write-ahead log. `document_beside` is the OpenAPI document of
+    routes that another application serves on the same port."""
     gateway = Gateway(config, source, clients, database)
     return DataPlane(
         cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,

@@ -20,42 +20,45 @@ def new_instance_id() -> str:
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_folder: Callable[[str], Path]
-    """Returns the folder with a model's tokenizer and configs by digest. May have to fetch them."""
+    """Returns the folder with the tokenizer and configs of the model with a digest. May have to
+    fetch them."""
     instance_id: str = msgspec.field(default_factory=new_instance_id)
     """Unique id of this gateway process."""
     security: Security = Security()
     """Security of TCP connections to workers."""
     pepper: bytes
-    """Secret of the keyed hash of API keys."""
+    """Secret key of the hash by which API keys are stored."""
     clock: Callable[[], float] = time.time
     """Returns this machine's time in seconds since 1970."""
     wal: Path
-    """Folder of the write-ahead log of usage, which gateways may share."""
+    """Folder of the write-ahead log of usage. Several gateways may share it."""
     max_wal_bytes: int = 256 << 20
-    """Maximum bytes of usage that is not loaded yet. Beyond it, new requests are refused."""
+    """Maximum bytes of usage that is not loaded into the database yet. If there is more, new
+    requests are refused."""
     catalog_stale_s: float = 300.0
     """Seconds for which known keys and models are served while the database is unavailable."""
     default_chat_tokens: int = 4096
-    """Default of `max_tokens` for a chat, if the context has room."""
+    """Default of `max_tokens` for chats. It is cut to the room in the context."""
     default_completion_tokens: int = 16
     request_timeout_s: float = 600.0
-    """Default seconds of a request until its first token."""
+    """Default seconds that a request may take until its first token."""
     limits_wait_s: float = 1.0
-    """Maximum seconds that a request waits for the database or other gateways to grant limits."""
+    """Maximum seconds that a request waits for the database or other gateways to grant it a lease
+    of limits."""
     tenant_refusals_per_minute: int = 1200
-    """Requests per minute of a tenant that may be refused after their bodies were read. One counts
-    as one more for each 16 KiB."""
+    """Maximum requests per minute of a tenant that are refused after their bodies were read. A
+    request counts as one, plus one for each 16 KiB of its body."""
     failover_wait_s: float = 30.0
-    """Maximum seconds that a request whose worker was lost waits for another."""
+    """Maximum seconds that a request whose worker was lost waits for another worker."""
     tracing: Tracing = Tracing()
-    """Off by default."""
+    """Tracing of requests, off by default."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may call from a browser, or `*` for all."""
+    """Origins of web pages that may send requests from a browser, or `*` for all."""
     ping_interval_s: float = 15.0
-    """Seconds of silence after which a stream sends `: ping`."""
+    """Seconds without an event after which a stream sends the comment `: ping`."""
     slow_client_s: float = 30.0
-    """Seconds after which a client that reads nothing is disconnected."""
+    """Seconds without reading after which a client is disconnected."""
 
     def default_tokens(self, *, is_chat: bool) -> int:
-        """Returns the default of `max_tokens`."""
+        """Returns the default of `max_tokens` for a chat or a completion."""
         return self.default_chat_tokens if is_chat else self.default_completion_tokens

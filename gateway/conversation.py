@@ -1,4 +1,4 @@
-"""Input of a chat template: messages, tools, and how its text is to end."""
+"""Defines the input of a chat template: messages, tools, and how the rendered text must end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Conversation(msgspec.Struct, frozen=True):
 
     @property
     def num_chars(self) -> int:
-        """Characters that a template may show: contents, and everything else as JSON."""
+        """Number of characters that a template may render: the contents of messages, and everything
+        else as JSON."""
         total = sum([message.num_chars for message in self.messages])
         for message in self.messages:
             if message.calls or message.reasoning:
@@ -33,7 +34,8 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 def conversation_of(asked: GenerationRequest, messages: list[Message]) -> Conversation:
-    """Returns the conversation of a request, without tools that must not be called."""
+    """Returns the conversation of a request. It has no tools if the request's `tool_choice` is
+    `none`."""
     return Conversation(
         messages,
         shown_tools(asked),

@@ -1,4 +1,4 @@
-"""Meaning of each error `code` for clients, for the API reference of the data plane."""
+"""Describes each error `code` for the API reference of the data plane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Failures of the gateway with an answer, and those that workers' codes stand for."""
+"""Defines the gateway's errors that are answered to clients, and maps workers' error codes to
+them."""
 
 from __future__ import annotations
 
@@ -12,19 +13,20 @@ from workers.wire.protocol import ErrorCode
 
 
 class InvalidRequest(Invalid):
-    """Request for something impossible or unsupported."""
+    """Error for a request that is invalid or asks for something unsupported."""
 
     code = None
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and answer that together exceed the model's context."""
+    """Error for a prompt and an answer that together exceed the model's context."""
 
     code = "context_length_exceeded"
 
 
 class TooManyRefusals(TooMany):
-    """Too many refused requests of the tenant, or bytes of them, that had been read."""
+    """Error for a tenant of which too many requests, or too many bytes of them, were refused after
+    they were read."""
 
     code = "too_many_refusals"
 
@@ -38,7 +40,8 @@ class TooManyRefusals(TooMany):
 
 
 class ModelNotFound(NotFound):
-    """Model that the tenant does not have. The message is the same if another tenant has it."""
+    """Error for a model that the tenant does not have. The message is the same whether or not
+    another tenant has it."""
 
     code = "model_not_found"
 
@@ -50,13 +53,14 @@ class ModelNotFound(NotFound):
 
 
 class TemplateNotApproved(Conflict):
-    """Adapter version with a chat template that no admin has approved."""
+    """Error for an adapter version whose chat template no admin has approved."""
 
     code = "template_not_approved"
 
 
 class CatalogStale(Overloaded):
-    """Catalog that may be too old to use."""
+    """Error for a gateway whose catalog was not confirmed for so long that it may be too old to
+    use."""
 
     code = "catalog_stale"
     retry_after_s = 5
@@ -64,7 +68,7 @@ class CatalogStale(Overloaded):
 
 
 class QuotaExceeded(ApiError):
-    """Limit of the tenant or key without room for the request."""
+    """Error for a request that exceeds what is left of a limit of its tenant or key."""
 
     status = 429
     type = "rate_limit_error"
@@ -79,21 +83,22 @@ class QuotaExceeded(ApiError):
         frees_in_s: float | None,
         is_worth_a_retry: bool,
     ) -> None:
-        """`frees_in_s` is None if a request like this never fits."""
+        """`frees_in_s` is the number of seconds until the limit has room again. None if the request
+        can never fit."""
         super().__init__(message, code, param)
         self.retry_after_s = frees_in_s
         self.should_retry = None if is_worth_a_retry else False
 
 
 class QuotaUnavailable(Overloaded):
-    """Limit that cannot be checked."""
+    """Error for a limit that cannot be checked now."""
 
     code = "quota_unavailable"
     is_ours = True
 
 
 class ModelUnavailable(ApiError):
-    """Base model that is unloaded or could not be loaded."""
+    """Error for a base model that is unloaded or could not be loaded."""
 
     status = 503
     code = "model_unavailable"
@@ -102,13 +107,13 @@ class ModelUnavailable(ApiError):
 
 
 class TokenizerUnavailable(ModelUnavailable):
-    """Tokenizer of a base model that could not be loaded."""
+    """Error for a base model whose tokenizer could not be loaded."""
 
     retry_after_s = 1
 
 
 class AdapterUnavailable(ApiError):
-    """Adapter that a worker cannot load now."""
+    """Error for an adapter that a worker cannot load now."""
 
     status = 503
     code = "adapter_unavailable"
@@ -117,7 +122,7 @@ class AdapterUnavailable(ApiError):
 
 
 class NoWorker(Overloaded):
-    """Model that no ready worker has."""
+    """Error for a model that no ready worker has."""
 
     code = "no_worker"
     retry_after_s = 2
@@ -125,7 +130,7 @@ class NoWorker(Overloaded):
 
 
 class ModelUnsatisfiable(NoWorker):
-    """Model that no worker can serve with its settings."""
+    """Error for a model that no worker can serve with its settings."""
 
     code = "model_unsatisfiable"
     retry_after_s = None
@@ -133,14 +138,14 @@ class ModelUnsatisfiable(NoWorker):
 
 
 class Draining(Overloaded):
-    """Worker that is being stopped."""
+    """Error of a worker that is shutting down."""
 
     code = "draining"
     is_ours = True
 
 
 class WorkerLost(Overloaded):
-    """Worker whose connection was lost."""
+    """Error for a sequence whose worker was lost."""
 
     code = "worker_lost"
     is_ours = True
@@ -151,21 +156,21 @@ class WorkerFault(ApiError):
 
 
 class NumbersInvalid(ApiError):
-    """Computed numbers that are not finite."""
+    """Error for logits that are not finite numbers."""
 
     code = "logits_nan"
     should_retry = False
 
 
 class PoisonRequest(ApiError):
-    """Request that is presumed to have crashed the workers that ran it."""
+    """Error for a request that is presumed to have crashed the workers that ran it."""
 
     code = "poison_request"
     should_retry = False
 
 
 class DeadlineExceeded(ApiError):
-    """Request whose answer did not begin in time."""
+    """Error for a request whose answer did not begin in time."""
 
     status = 504
     code = "deadline_exceeded"
@@ -173,7 +178,7 @@ class DeadlineExceeded(ApiError):
 
 
 class UsageUnavailable(Overloaded):
-    """Request whose usage could not be recorded."""
+    """Error for a request whose usage could not be recorded."""
 
     code = "usage_unavailable"
     retry_after_s = 5
@@ -196,8 +201,8 @@ FAILURES: Mapping[ErrorCode, type[ApiError]] = {
 
 
 def of_worker(error: Exception) -> Exception:
-    """Returns the failure that a worker's code stands for, or the error itself if it is none of a
-    worker."""
+    """Returns the API error for a worker's error code, or the error itself if it is not a
+    WorkerFailed."""
     if not isinstance(error, WorkerFailed):
         return error
     failure = FAILURES[error.code](error.message)
@@ -207,17 +212,18 @@ def of_worker(error: Exception) -> Exception:
 
 
 def to_failure(error: Exception) -> ApiError:
-    """Returns the failure with an answer that an exception is. Logs unforeseen ones."""
+    """Returns the API error with which an exception is answered. Logs unforeseen exceptions."""
     return to_api_error(of_worker(error))
 
 
 def is_our_fault(error: Exception) -> bool:
-    """Returns whether the server is at fault: a status of 500 or above, or an unforeseen error."""
+    """Returns whether the server caused the error. This is so if its status is 500 or above, or if
+    it is unforeseen."""
     return _failure_of(error).status >= 500
 
 
 def error_type(error: Exception) -> str:
-    """Returns the kind of failure for telemetry, from a fixed set of words."""
+    """Returns the error's code or type for telemetry. It is one of a fixed set of words."""
     failure = _failure_of(error)
     return failure.code or failure.type
 
@@ -227,10 +233,11 @@ def _failure_of(error: Exception) -> ApiError:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Clears the tracebacks of a handled error and of those that led to it.
+    """Clears the tracebacks of a handled error and of the errors that led to it.
 
-    Tracebacks keep the request alive, and the request keeps the error: a reference cycle that stays
-    until the garbage collector runs, whose pauses grow with the number of cycles.
+    A traceback refers to the request, and the request refers to the error. This reference cycle
+    would stay in memory until the garbage collector runs, and the collector's pauses grow with the
+    number of cycles.
     """
     each: BaseException | None = error
     while each is not None:

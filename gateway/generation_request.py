@@ -1,4 +1,4 @@
-"""Neutral request for a model, the same for every dialect."""
+"""Defines the request for a model into which the request of every API dialect is translated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
-    """JSON Schema of the arguments, an object."""
+    """JSON Schema of the arguments. The arguments are an object."""
     strict: bool = False
     """Whether arguments are constrained to the schema during generation."""
 
@@ -29,44 +29,46 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedTool(msgspec.Struct, frozen=True):
-    """Choice of tools that requires a call of this one."""
+    """Choice of tools that requires a call of the tool `name`."""
 
     name: str
 
 
 class AllowedTools(msgspec.Struct, frozen=True):
-    """Choice of tools that allows calls of only some of those that are shown."""
+    """Choice of tools that shows the model all of the request's tools, but allows calls of only
+    some."""
 
     names: tuple[str, ...]
     must_call: bool
-    """Whether the answer must call one of them."""
+    """Whether the answer must call one of the tools `names`."""
 
 
 ToolChoice = Literal["auto", "none", "required"] | NamedTool | AllowedTools
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """Constraint of the answer's text during generation."""
+    """Constraint on the answer's text that is enforced during generation."""
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
     """Schema as JSON, regular expression, or grammar in llguidance's Lark syntax."""
     param: str
-    """Field that a refusal names."""
+    """Field of the request's body, for errors."""
     strict: bool = False
-    """Whether a JSON Schema's keyword that cannot be enforced is refused instead of dropped."""
+    """Whether a JSON Schema with a keyword that cannot be enforced is refused. Otherwise the
+    keyword is dropped."""
 
 
 class Truncation(msgspec.Struct, frozen=True):
     """Truncation of a long prompt."""
 
     max_tokens: int
-    """Maximum tokens kept, including the tokenizer's special tokens. -1 keeps as many as the
-    context has room for."""
+    """Maximum number of tokens kept, including the tokenizer's special tokens. -1 keeps as many
+    tokens as the context has room for."""
     side: Literal["left", "right"]
-    """Side at which tokens are cut. For a pair, those of the document."""
+    """Side at which tokens are removed. For a pair, tokens are removed from the document."""
     param: str = "truncate_prompt_tokens"
-    """Field that a refusal names."""
+    """Field of the request's body, for errors."""
 
 
 class ThoughtBudget(msgspec.Struct, frozen=True):
@@ -74,27 +76,29 @@ class ThoughtBudget(msgspec.Struct, frozen=True):
 
     max_tokens: int
     param: str
-    """Field that a refusal names."""
+    """Field of the request's body, for errors."""
     is_wish: bool = False
-    """Whether the budget is dropped, and named, if the model's thoughts cannot be limited."""
+    """Whether a budget that cannot be enforced for the model is dropped and reported in the header
+    `loraplex-dropped`. Otherwise such a request is refused."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Checked request for generated text. A field that is None takes the default of the adapter,
-    the model or the gateway. Either `messages` is set, or `prompts` has one entry for each prompt,
-    as text or token ids."""
+    """Checked request for generated text or vectors. A sampling field that is None takes the
+    default of the adapter, the base model or the gateway. Either `messages` is set, or `prompts`
+    has one entry for each prompt, as text or token ids, or `pairs` is set."""
 
     model: str
     messages: list[Message] | None = None
     prompts: list[str | list[int]] = []
     kind: OutputKind = OutputKind.GENERATE
-    """`generate`: text and, with `echo`, scores of the prompts. `embed`: a vector of each prompt,
-    with `max_tokens` 0."""
+    """Kind of output. `generate` returns text and, with `echo`, scores of the prompts. `embed`
+    returns a vector for each prompt, and needs `max_tokens` 0."""
     pairs: list[Pair] = []
-    """Alternative to prompts for kind `embed`: each pair is a question for the chat template, and
-    its vector has the logits of the answers no and yes."""
+    """Pairs of a query and a document, instead of prompts for kind `embed`. The chat template
+    renders each pair as a question, and its vector has the logits of the answers "no" and "yes"."""
     dimensions: int | None = None
-    """Number of leading dimensions kept of each vector, for kind `embed`. None keeps all."""
+    """For kind `embed`, the number of leading dimensions of each vector that are kept. None keeps
+    all."""
     dimensions_param: str = "dimensions"
     """Field of the body that `dimensions` came from, for errors."""
     prompts_param: str = "prompt"
@@ -103,22 +107,24 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each prompt is shown before its answer, and scored if log-probabilities are
     requested. With `messages`, whether the content that the answer continues is shown."""
     num_prompt_logprobs: int | None = None
-    """Number of likeliest tokens returned with each prompt token, apart from the answer. None:
-    none."""
+    """Number of most likely tokens that are returned with each prompt token, apart from the answer.
+    None returns no prompt tokens."""
     truncation: Truncation | None = None
-    """None refuses long prompts."""
+    """Truncation of long prompts. None refuses them."""
     max_document_tokens: int | None = None
-    """Maximum tokens kept from the beginning of each document of a pair. None keeps all."""
+    """Maximum number of tokens kept from the beginning of the document of each pair. None keeps
+    all."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds its special tokens. None adds them to texts, but not to a chat
-    template's output."""
+    """Whether the tokenizer adds its special tokens to prompts. None adds them to texts, but not to
+    the output of a chat template."""
     stream: bool = False
     num_choices: int = 1
     """Number of answers to each prompt."""
     max_tokens: int | None = None
-    """Cut to the room that the prompt leaves in the context."""
+    """Maximum number of generated tokens. It is cut to the room that the prompt leaves in the
+    context."""
     max_tokens_param: str = "max_tokens"
-    """Field of the body that `max_tokens` came from."""
+    """Field of the body that `max_tokens` came from, for errors."""
     min_tokens: int = 0
     stop: list[str] = []
     stop_token_ids: tuple[int, ...] = ()
@@ -132,49 +138,51 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: tuple[int, ...] = ()
-    """Only these tokens are generated. Empty allows all."""
+    """Ids of the only tokens that may be generated. Empty allows all."""
     bad_words: list[str] = []
     thought_budget: ThoughtBudget | None = None
     seed: int | None = None
     num_logprobs: int | None = None
-    """Number of likeliest tokens shown with each token. 0 shows only the token's own
-    log-probability, `ALL_TOKENS` the whole vocabulary, None none."""
+    """Number of most likely tokens that are shown with each token. 0 shows only the token's own
+    log-probability, `ALL_TOKENS` shows the whole vocabulary, and None shows no
+    log-probabilities."""
     logprob_token_ids: tuple[int, ...] = ()
-    """Tokens shown with each token instead of the likeliest, if `num_logprobs` is set."""
+    """Ids of the tokens that are shown with each token instead of the most likely ones, if
+    `num_logprobs` is set."""
     scores_texts: bool = False
-    """Whether each piece of the answer's text has its tokens' log-probabilities, which the end of a
-    stream repeats."""
+    """Whether each piece of the answer's text is returned with the log-probabilities of its tokens.
+    The end of a stream repeats them."""
     priority: int = 0
     cache_salt: str = ""
     tools: list[Tool] = []
     tool_choice: ToolChoice = "auto"
-    """Whether the answer may, may not or must call one of the `tools`."""
+    """Choice whether the answer may, must not or must call one of the `tools`."""
     is_parallel: bool = True
-    """Whether an answer may have several calls."""
+    """Whether an answer may have several tool calls."""
     constraint: Constraint | None = None
     add_generation_prompt: bool = True
     """Whether the prompt of `messages` ends with the beginning of an answer."""
     continue_final_message: bool = False
     """Whether the answer continues the content of the last of the `messages`."""
     template_arguments: dict[str, Any] = {}
-    """Further variables of the chat template."""
+    """Additional variables for the chat template."""
     skip_special_tokens: bool = True
     """Whether the text omits special tokens."""
     shows_stop: bool = False
     """Whether the text includes the stop string that ended the answer."""
     user: str | None = None
-    """Key by which a canary splits requests. None uses the API key."""
+    """Id of the caller's end user, by which a canary splits requests. None splits by API key."""
     dropped: tuple[str, ...] = ()
-    """Fields without effect, which the answer's header `loraplex-dropped` names."""
+    """Names of fields without effect. The answer's header `loraplex-dropped` lists them."""
 
     @property
     def scores_echo(self) -> bool:
-        """Whether the shown prompts have log-probabilities."""
+        """Whether the prompts that are shown before answers have log-probabilities."""
         return self.echo and self.messages is None and self.num_logprobs is not None
 
 
 def shown_tools(asked: GenerationRequest) -> list[Tool]:
-    """Returns the tools that the chat template gets."""
+    """Returns the tools that are passed to the chat template."""
     return [] if asked.tool_choice == "none" else asked.tools
 
 

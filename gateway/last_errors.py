@@ -1,4 +1,4 @@
-"""Last failures of a gateway that its clients did not cause, one for each code."""
+"""Remembers the last failure of each error code that clients did not cause."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ MAX_CODES = 16
 
 
 class LastErrors:
-    """Last failure of each code. Used only on the event loop."""
+    """Last failure of each error code, for at most `MAX_CODES` codes. Used only on the event
+    loop."""
 
     def __init__(self) -> None:
         self._by_code: dict[str, LastError] = {}
-        """Newest last."""
+        """Last failures by code, the newest one at the end."""
 
     def note(self, code: str, request_id: str) -> None:
         earlier = self._by_code.pop(code, None)

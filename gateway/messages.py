@@ -1,4 +1,5 @@
-"""Messages of a conversation, in the form in which every dialect passes them to a chat template."""
+"""Defines the messages of a conversation, into which every API dialect translates its own
+messages."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ class MadeCall(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
 
     def for_template(self) -> dict[str, Any]:
-        """Returns the call as chat templates expect it: its arguments are an object, not text."""
+        """Returns the call in the form that chat templates expect. Its arguments are an object, not
+        JSON text."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class Message(msgspec.Struct, frozen=True):
-    """Turn of a conversation. Only an assistant's has reasoning and calls, only a tool's a call's
-    id."""
+    """Turn of a conversation. Only a turn of the assistant has `reasoning` and `calls`, and only a
+    turn of a tool has a `call_id`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -33,7 +35,7 @@ class Message(msgspec.Struct, frozen=True):
     """Text that the model wrote before this answer."""
     calls: list[MadeCall] = []
     call_id: str | None = None
-    """Id of the call whose result this is."""
+    """Id of the call whose result this message is."""
 
     @property
     def num_chars(self) -> int:
@@ -57,7 +59,8 @@ class Message(msgspec.Struct, frozen=True):
 def in_turns(
     messages: Iterable[Message], goes_on: Callable[[Message, Message], bool]
 ) -> list[Message]:
-    """Joins each message to the previous one if `goes_on` says that it continues its turn."""
+    """Returns the messages, each joined to the previous one if `goes_on(previous, message)` says
+    that it continues the same turn."""
     turns: list[list[Message]] = []
     for message in messages:
         if turns and goes_on(turns[-1][-1], message):
@@ -68,7 +71,7 @@ def in_turns(
 
 
 def _joined(turns: Sequence[Message]) -> Message:
-    """Joins neighbouring messages of one role."""
+    """Joins consecutive messages of one role."""
     if len(turns) == 1:
         return turns[0]
     return Message(

@@ -1,4 +1,4 @@
-"""Kinds of limits, their windows of time, and what a request takes from each."""
+"""Defines the kinds of limits, their windows of time, and how much a request takes from each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FREE = Price(model="", input=0, cached_input=0, output=0)
 
 
 class Span(Enum):
-    """Length of a limit's window. Minutes, days and months are those of UTC."""
+    """Length of a limit's window. Minutes, days and months begin by the UTC clock."""
 
     MINUTE = "minute"
     DAY = "day"
@@ -24,7 +24,7 @@ class Span(Enum):
 
 
 class Kind(StrEnum):
-    """Limits, by their names in store.records.Quota."""
+    """Kind of a limit, by its name in store.records.Quota."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
     @property
     def counts_requests(self) -> bool:
-        """Whether each request counts as one."""
+        """Whether the limit counts requests, so that each request counts as one."""
         return self in (Kind.REQUESTS_PER_MINUTE, Kind.CONCURRENT_REQUESTS)
 
     @property
@@ -50,7 +50,8 @@ class Kind(StrEnum):
 
 _SPANS = {kind: Span(kind.partition("_per_")[2] or "always") for kind in Kind}
 BUDGETS = tuple(kind for kind in Kind if kind.span in (Span.DAY, Span.MONTH))
-"""Limits whose use is counted from loaded usage, in the order of the bits of UsageRecord.leased."""
+"""Kinds of limits for a day or a month. The database counts their use from usage records. Their
+order is the order of the bits of UsageRecord.leased."""
 
 
 class Window(NamedTuple):
@@ -64,7 +65,7 @@ class Window(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Start of the window in the form of the database."""
+        """Start of the window, in the form that the database uses as the window's name."""
         if self.start == -math.inf:
             return "-infinity"
         return datetime.fromtimestamp(self.start, UTC).isoformat()
@@ -93,7 +94,7 @@ class Limit(NamedTuple):
 
 
 def limits_of(quota: Quota) -> tuple[Limit, ...]:
-    """Returns the limits that a gateway enforces."""
+    """Returns the limits that a quota sets."""
     found: list[Limit] = []
     for kind in Kind:
         amount: int | None = getattr(quota, kind.value)
@@ -103,7 +104,7 @@ def limits_of(quota: Quota) -> tuple[Limit, ...]:
 
 
 class Service(NamedTuple):
-    """Share of a busy worker that a tenant gets."""
+    """Weight and service class of a tenant, which determine its share of a busy worker."""
 
     weight: int = 1
     service_class: ServiceClass = ServiceClass.STANDARD
@@ -113,23 +114,24 @@ ORDINARY = Service()
 
 
 class Cost(NamedTuple):
-    """Pico-dollars by kind of token."""
+    """Cost of a request in pico-dollars, by kind of token."""
 
     input: int
-    """Cost of computed prompt tokens."""
+    """Cost of the prompt tokens that were not cached."""
     cached_input: int
     output: int
 
 
 class Tariff(NamedTuple):
-    """Prices of tokens, and the weight of cached ones in quotas."""
+    """Prices of tokens, and the weight at which cached prompt tokens count in quotas."""
 
     price: Price = FREE
     cached_weight: int = 100
-    """Percent."""
+    """Weight in percent."""
 
     def promise(self, kind: Kind, prompt_tokens: int, completion_tokens: int) -> int:
-        """Returns the most that the tokens take from a token or money limit, if none are cached."""
+        """Returns the maximum amount that the tokens can take from a limit of tokens or money,
+        assuming that none are cached."""
         if kind.counts_money:
             return prompt_tokens * self.price.input + completion_tokens * self.price.output
         return prompt_tokens + completion_tokens
@@ -149,7 +151,8 @@ class Tariff(NamedTuple):
 
 
 def leased_bits(tenant_id: str, limits: Iterable[Limit]) -> int:
-    """Returns bits: n for the tenant's nth budget, 4 + n for the key's."""
+    """Returns the budgets among the limits as bits: bit n for the tenant's budget `BUDGETS[n]`, and
+    bit 4 + n for the key's."""
     bits = 0
     for limit in limits:
         if limit.kind in BUDGETS:

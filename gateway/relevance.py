@@ -1,4 +1,5 @@
-"""Question that a causal reranker answers with yes or no, in the words of Qwen3-Reranker."""
+"""Defines the question that a causal reranker answers with yes or no, in the wording of
+Qwen3-Reranker."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ JUDGE = (
 )
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 VERDICTS = ("no", "yes")
-"""Answers, in the order of their logits."""
+"""Possible answers, in the order of their logits in the vector of a pair."""
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """Query and document, whose relevance to it is judged."""
+    """Query, and a document whose relevance to the query is judged."""
 
     query: str
     document: str
@@ -25,11 +26,12 @@ class Pair(msgspec.Struct, frozen=True):
 
     @property
     def num_chars(self) -> int:
-        """Number of characters of the caller's texts."""
+        """Number of characters of query, document and instruction."""
         return len(self.query) + len(self.document) + len(self.instruction)
 
     def with_document(self, document: str) -> Pair:
-        """Returns the pair with a shorter document, without a character that was cut in two."""
+        """Returns the pair with another document, which was shortened. Removes the replacement
+        characters that are left at its ends where a character was cut in two."""
         return msgspec.structs.replace(self, document=document.strip("\ufffd"))
 
     def messages(self) -> list[Message]:

@@ -1,7 +1,8 @@
-"""Format of a write-ahead log segment: records, each preceded by its length and CRC-32.
+"""Defines the format of a write-ahead log segment: records, each preceded by its length and CRC-32.
 
-A writer that dies leaves at most one torn batch of records at the end, and has answered none of its
-requests. A file that was truncated later looks the same, so that no fragment is dropped.
+A writer that crashes leaves at most one incomplete batch of records at the end, and has not ended
+the answers of the batch's requests. A file that was truncated later looks the same, so incomplete
+records are reported instead of dropped.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import zlib
 
 _HEAD = struct.Struct("<II")
 MAX_RECORD_BYTES = 1 << 20
-"""Longer records are invalid."""
+"""Maximum size of a record. A longer one is treated as damaged."""
 
 
 def frame(record: bytes) -> bytes:
-    """Returns the bytes that a file contains for a record, which must not be empty."""
+    """Returns the bytes that are written to a segment for a record. The record must not be
+    empty."""
     return _HEAD.pack(len(record), zlib.crc32(record)) + record
 
 
 def read_frames(data: bytes) -> tuple[list[bytes], int]:
-    """Returns the records before the first torn or damaged one, and their size in bytes."""
+    """Returns the records before the first incomplete or damaged one, and the size in bytes of
+    their frames."""
     records: list[bytes] = []
     at = 0
     while record := _record_at(data, at):
@@ -33,7 +36,7 @@ def split_damaged(data: bytes) -> tuple[list[bytes], list[bytes]]:
     """Returns the intact records of a file, and the damaged fragments between and after them.
 
     After a damaged record, searches byte by byte for the next intact one. Zeros, which a file
-    system may leave at the end, are not a fragment.
+    system may leave at the end, do not count as a fragment.
     """
     records, at = read_frames(data)
     fragments: list[bytes] = []
@@ -53,8 +56,8 @@ def split_damaged(data: bytes) -> tuple[list[bytes], list[bytes]]:
 
 
 def _record_at(data: bytes, at: int) -> bytes:
-    """Returns the record that begins at `at`. Returns an empty one if it is torn, damaged or zeros,
-    which a file system may leave at the end."""
+    """Returns the record that begins at position `at`. Returns an empty record if it is incomplete,
+    damaged, or consists of zeros, which a file system may leave at the end."""
     if at + _HEAD.size > len(data):
         return b""
     length, crc = _HEAD.unpack_from(data, at)

@@ -1,4 +1,4 @@
-"""Metrics of a gateway. Their readers are set up elsewhere."""
+"""Defines the metrics of a gateway. The readers that export them are set up elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from store.records import Tenant
 from telemetry.tallies import Counter, Histogram
 
 REQUEST = ("model_name", "class")
-"""Base model and class of service."""
+"""Labels of metrics of requests: the base model's name and the service class."""
 LATENCY_BUCKETS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5),
     *(10, 20, 40, 80, 160, 320, 640),
@@ -102,11 +102,12 @@ server_per_token = Histogram(
     GEN_AI,
     "s",
 )
-"""The three of the GenAI conventions, which go over OTLP alone: /metrics has the same by class.
+"""The histograms `server_*` follow the GenAI conventions, and are exported only over OTLP.
+`/metrics` has the same values in loraplex's own histograms, by service class.
 
 https://github.com/open-telemetry/semantic-conventions-genai"""
 LATENCIES = (request_duration, time_to_first_token, time_per_output_token)
-"""Histograms whose values have traces."""
+"""Histograms whose values link to traces."""
 lease_renewal = Histogram(
     _meter,
     "loraplex_lease_renewal_seconds",
@@ -166,9 +167,10 @@ class Standing(NamedTuple):
     max_usage_log_bytes: int
     clock_difference_s: float
     workers: dict[str, int]
-    """Number of workers by state, connected or not."""
+    """Number of workers by state. Workers that are not connected are included."""
     moves: dict[str, int]
-    """Number of sequences moved to another worker since the start, by outcome."""
+    """Number of sequences since the start of the process by kind of move: retried, resumed or
+    poisonous."""
     tenants: Mapping[str, Tenant]
     """Tenants of the catalog by id."""
 
@@ -177,7 +179,7 @@ _standing: Callable[[], Standing] | None = None
 
 
 def show(standing: Callable[[], Standing]) -> None:
-    """Sets the function that returns the state for the gauges: that of the process's gateway."""
+    """Sets the function from which the gauges read the state of the process's gateway."""
     global _standing
     _standing = standing
 
@@ -235,7 +237,7 @@ _meter.create_observable_gauge(
 
 
 def _names(standing: Standing) -> Iterator[Observation]:
-    """Yields the names of tenants that `tenant_use` has a series of."""
+    """Yields the name of each tenant that has a series in `tenant_use`."""
     for (tenant_id,) in tenant_use.totals():
         if (tenant := standing.tenants.get(tenant_id)) is not None:
             yield Observation(1, {"tenant": tenant_id, "name": tenant.name})

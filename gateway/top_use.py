@@ -1,4 +1,4 @@
-"""Sums for the tenants or adapters with the most use, by name. All others share one series."""
+"""Counts use by name for the tenants or adapters with the most use. All others share one series."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from telemetry.tallies import Totals
 OTHER = "other"
 MAX_NAMED = 100
 MAX_KNOWN = 10 * MAX_NAMED
-"""Maximum candidates for a name. Beyond it, those with the least recent use are forgotten."""
+"""Maximum number of tenants or adapters whose recent use is remembered. If there are more, the half
+with the lowest recent use is forgotten."""
 RANK_S = 60.0
-"""Seconds between rankings. Each halves earlier use."""
+"""Seconds between rankings. Each ranking halves the remembered use."""
 
 
 class TopUse:
-    """Counters with a bounded number of series: `MAX_NAMED` with a name, and `other`.
+    """Counters with a bounded number of series: up to `MAX_NAMED` with the name of a tenant or an
+    adapter, and one with the name `other`.
 
-    Use counts for the name if it has a series at that moment, otherwise for `other`, so that rates
-    sum to the total. A name loses its series only to one with more than twice its use, so that
-    similar ones do not alternate. Its series then ends, and begins at 0 if it returns.
+    Use counts for the name if the name has a series at that moment. Otherwise it counts for
+    `other`, so that rates sum to the total. A name loses its series only to a name with more than
+    twice its use, so that names with similar use do not alternate. Its series then ends, and begins
+    at 0 if the name gets a series again.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class TopUse:
         labels: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`counters` are the name and description of each amount of `add`, in their order. Names
-        are ranked by the sum of all amounts, so mostly by tokens if one of them is tokens."""
+        """`counters` are the metric name and description for each of the amounts passed to `add`,
+        in the same order. Names are ranked by the sum of all their amounts, which is mostly tokens
+        if one of the amounts counts tokens."""
         self._labels = tuple(labels)
         self._clock = clock
         self._lock = Lock()
@@ -49,7 +53,7 @@ class TopUse:
             meter.create_observable_counter(name, [callback], description=description)
 
     def add(self, key: tuple[str, ...], *amounts: float) -> None:
-        """Adds amounts for the values of the labels."""
+        """Adds amounts to the counters of one name. `key` has the values of the labels."""
         with self._lock:
             self._use[key] = self._use.get(key, 0.0) + sum(amounts)
             totals = self._named.get(key)
@@ -67,7 +71,7 @@ class TopUse:
             return
         self._ranked_s = self._clock()
         use = self._use
-        # A name that has a series keeps it until another has twice its use: series must not
+        # A name keeps its series until another name has twice its use, so that names do not
         # alternate.
         weighted = {key: (2 if key in self._named else 1) * value for key, value in use.items()}
         named = nlargest(MAX_NAMED, weighted, key=weighted.__getitem__)
@@ -75,7 +79,7 @@ class TopUse:
         self._use = {key: value / 2 for key, value in use.items() if value >= 1e-3}
 
     def totals(self) -> Totals:
-        """Returns the amounts by name, and those of `other`."""
+        """Returns the sums of all amounts by name, including `other`."""
         with self._lock:
             self._rank()
             found = {key: tuple(sums) for key, sums in self._named.items()}

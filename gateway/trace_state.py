@@ -1,4 +1,4 @@
-"""The client's `tracestate`, for spans."""
+"""Reads the client's `tracestate` header for spans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from opentelemetry.trace import TraceState
 
 MAX_CHARS = 512
-"""Minimum length of the header that W3C asks to be passed on. Longer ones are dropped."""
+"""Maximum length of the header. It is the length up to which W3C asks that headers are passed on.
+Longer headers are dropped."""
 MAX_MEMBERS = 32
 
 _MEMBER = re.compile(
@@ -19,8 +20,8 @@ _MULTI_TENANT = re.compile(r"[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}
 
 
 def read_trace_state(headers: Sequence[str]) -> TraceState:
-    """Returns the contents of a request's `tracestate` headers. Returns none if they are too long
-    or invalid. Never logs them."""
+    """Returns the contents of a request's `tracestate` headers. Returns an empty state if they are
+    too long or invalid. The contents are never logged."""
     joined = ",".join(headers)
     members = [each.strip(" \t") for each in joined.split(",")]
     found = [_MEMBER.fullmatch(each) for each in members if each]

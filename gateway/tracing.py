@@ -1,7 +1,9 @@
-"""Creates one trace for each request when it has ended, from times recorded on its way.
+"""Creates the spans of a request when the request has ended, from times that were recorded while it
+ran.
 
-So errors and slow requests are kept whatever the sampler decides, and a dropped request costs only
-the recording. Uses only the OpenTelemetry API; the composition root sets up the SDK.
+So failed and slow requests can be kept even if the sampler would drop them, and a dropped request
+costs only the recording of times. Uses only the OpenTelemetry API. The code that starts the process
+sets up the SDK.
 """
 
 from __future__ import annotations
@@ -31,20 +33,21 @@ from store.records import Tenant
 from web.headers import find_header, find_headers
 
 REQUEST_IDS = "loraplex-request-ids"
-"""Key in the current context while a request's span is created: the (trace id, span id) that the
-SDK's generator of ids returns for it."""
+"""Key in the OpenTelemetry context, set while a request's span is created. Its value is the (trace
+id, span id) that the SDK's id generator must return for the span."""
 KEPT = "loraplex.kept"
-"""Attribute of a request's span that tells the sampler to keep it, and why."""
+"""Attribute of a request's span that makes the sampler keep the span. Its value is the reason."""
 MAX_KEPT_PER_S = 10
-"""Maximum requests per second kept for an error or their time, as all would be in an overload."""
+"""Maximum requests per second that are kept because they failed or were slow. In an overload, all
+requests may be slow."""
 MAX_EVENTS = 32
-"""Maximum events of one request."""
+"""Maximum number of events of one request's span."""
 OLDER_LATENCIES = {
     "queue": "gen_ai.latency.time_in_queue",
     "prefill": "gen_ai.latency.time_in_model_prefill",
     "decode": "gen_ai.latency.time_in_model_decode",
 }
-"""Attributes of vLLM's request spans with the same times, by stage."""
+"""Names of the attributes with which vLLM's request spans report the duration of each stage."""
 
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
@@ -56,7 +59,7 @@ Attributes = Mapping[str, Value]
 
 
 class Stage(NamedTuple):
-    """Stage of a request, as reported by a worker. Times are of time.perf_counter()."""
+    """Stage of a request, as reported by a worker. Times are times of time.perf_counter()."""
 
     name: str
     begun_at: float
@@ -71,29 +74,30 @@ class Event(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """Contents of a recorded request's spans apart from its phases."""
+    """Contents of a recorded request's spans, without the phases."""
 
     attributes: Attributes
     events: list[Event]
     stages: list[Stage]
-    """Shown below the phase `stream`."""
+    """Stages at the worker, whose spans are children of the phase `stream`."""
 
 
 NO_DETAIL = Detail({}, [], [])
 
 
 class Untraced:
-    """Trace of a request if tracing is off. Has only the client's trace id."""
+    """Trace of a request if tracing is off. It records nothing, and has only the client's trace
+    id."""
 
     traceparent: str | None = None
-    """Header for the worker."""
+    """Value of the header `traceparent` that is sent to the worker. None if tracing is off."""
 
     def __init__(self, client_trace_id: str | None = None) -> None:
         self.trace_id = client_trace_id
         self.tenant: Tenant | None = None
-        """None if the request is not admitted, and so not traced."""
+        """Tenant of the request. None if the request was not admitted. It is then not traced."""
         self.model = ""
-        """Name in the request, set once the model is resolved."""
+        """Model name in the request, set once the model is resolved."""
         self.first_output_at: float | None = None
         """Time of time.perf_counter()."""
 
@@ -101,33 +105,38 @@ class Untraced:
         """Begins a phase, which ends the previous one."""
 
     def annotate(self, attributes: Callable[[], Attributes]) -> None:
-        """Adds attributes to the phase, which are created only if the request is recorded."""
+        """Adds attributes to the current phase. The function is called only if the request is
+        recorded."""
 
     def leave(self) -> None:
-        """Ends the phase without another."""
+        """Ends the current phase without beginning another."""
 
     def drop_phases(self) -> None:
-        """Drops the phases of a request that no worker runs."""
+        """Drops the phases recorded so far. Called for a request that no worker runs."""
 
     def event(self, name: str) -> None:
-        """Adds an event."""
+        """Adds an event with the current time to the request's span."""
 
     def fail(self, code: str) -> None:
-        """Records a failure. `code` is that of the error's answer."""
+        """Records that the request failed. `code` is the code of the error that is answered. Only
+        the first failure counts."""
 
     def detail(self, make: Callable[[], Detail]) -> None:
-        """Sets the function that returns the details at the end, if the request is recorded."""
+        """Sets the function that returns the span's details. `end` calls it if the request is
+        recorded."""
 
     def when_kept(self, tell: Callable[[int, int], None]) -> None:
-        """Sets the function that is called with the ids of trace and span at the end, if the
-        request is recorded."""
+        """Sets the function that `end` calls with the trace id and the span id if the request is
+        recorded."""
 
     def end(self, status: int | None) -> None:
-        """Ends the trace. `status` is that of the answer, or None if there was none."""
+        """Ends the trace. `status` is the HTTP status of the answer, or None if there was no
+        answer."""
 
 
 class Tracing:
-    """Tracing of one gateway. Begins traces and decides which are kept."""
+    """Tracing of one gateway. Begins traces, and limits how many are kept in spite of the
+    sampler."""
 
     def __init__(
         self,
@@ -136,19 +145,20 @@ class Tracing:
         slow_s: float = 10.0,
         has_older_names: bool = True,
     ) -> None:
-        """`tracer` is None if tracing is off. `slow_s` is the number of seconds to the first token,
-        or to the end without one, above which a request is kept. `has_older_names` adds the
-        attribute names of older conventions."""
+        """`tracer` is None if tracing is off. A request is kept if it took `slow_s` seconds or more
+        to its first token, or to its end if it has no token. `has_older_names` adds attributes with
+        the names of older conventions."""
         self.tracer = tracer
         self.slow_s = slow_s
         self.has_older_names = has_older_names
         self._kept_since = 0.0
         self._num_kept = 0
-        """Number kept in the second that began at `_kept_since`."""
+        """Number of requests that `may_keep` was asked about in the second that began at
+        `_kept_since`."""
 
     def begin(self, scope: Scope) -> Untraced:
-        """Begins the trace of a request that has an id. Without a client's trace, its hex digits
-        are the trace id."""
+        """Begins the trace of a request, which must have a request id. If the client sent no valid
+        `traceparent`, the hex digits of the request id are the trace id."""
         traceparent = find_header(scope, b"traceparent")
         client = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
         if self.tracer is None:
@@ -156,7 +166,7 @@ class Tracing:
         return RequestTrace(self, self.tracer, scope, client)
 
     def may_keep(self, now: float) -> bool:
-        """Returns whether one more request may be kept whatever the sampler decides."""
+        """Returns whether one more request may be kept now regardless of the sampler."""
         if now - self._kept_since >= 1.0:
             self._kept_since, self._num_kept = now, 0
         self._num_kept += 1
@@ -164,7 +174,7 @@ class Tracing:
 
 
 class RequestTrace(Untraced):
-    """Recorder of a request. `end` creates its spans.
+    """Recorder of one request's phases and events. `end` creates the spans.
 
     POST /v1/... = catalog | tokenise | routing | limits | stream ................... | usage |
                                                          | queue | prefill | decode |
@@ -177,7 +187,7 @@ class RequestTrace(Untraced):
         scope: Scope,
         client: re.Match[str] | None,
     ) -> None:
-        """`client` is the match of its `traceparent`."""
+        """`client` is the match of the client's `traceparent`. None if there is none."""
         state: Mapping[str, Any] = scope["state"]
         trace_id: str = state["request_id"][-32:] if client is None else client[1]
         super().__init__(trace_id)
@@ -189,7 +199,8 @@ class RequestTrace(Untraced):
         self.traceparent = f"00-{'-'.join(self._ids)}-{'00' if client is None else client[3]}"
         self._started_at: float = state["started_at"]
         self._phases: list[tuple[str, float]] = [("catalog", self._started_at)]
-        """Phases with their beginnings. An empty name is no phase."""
+        """Name of each phase and the time of time.perf_counter() at which it began. An empty name
+        is a gap between two phases."""
         self._annotations: dict[str, Callable[[], Attributes]] = {}
         self._events: list[Event] = []
         self._epoch_ns = 0
@@ -301,8 +312,8 @@ class RequestTrace(Untraced):
         return trace_api.set_span_in_context(NonRecordingSpan(span), Context())
 
     def _latencies(self, stages: list[Stage], ended_at: float) -> Attributes:
-        """Returns seconds under the names of the GenAI conventions and, if wanted, those of vLLM's
-        traces."""
+        """Returns latencies in seconds, with the attribute names of the GenAI conventions and, if
+        `has_older_names` is set, with the names in vLLM's traces."""
         found: dict[str, Value] = {}
         is_older = self._tracing.has_older_names
         if self.first_output_at is not None:
@@ -320,7 +331,7 @@ class RequestTrace(Untraced):
 
     def _make_children(self, within: Context, stages: list[Stage], ended_at: float) -> None:
         ends = [begun_at for _, begun_at in self._phases[1:]] + [ended_at]
-        # There is no phase in a request that no worker runs.
+        # A request that no worker runs has no phases, but `ends` has one entry.
         for (name, begun_at), end in zip(self._phases, ends, strict=False):
             if not name:
                 continue

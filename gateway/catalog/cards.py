@@ -12,7 +12,7 @@ class AdapterCard(ServingFields, frozen=True, kw_only=True):
 
     version: int
     canary: dict[int, int] | None
-    """Weight of each version if the name is a canary. None otherwise."""
+    """Weight by version if the name is a canary. The stable version gets the rest."""
     has_chat_template: bool
     is_chat_template_approved: bool
     """Otherwise chats are refused and completions served. True without a template."""

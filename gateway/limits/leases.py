@@ -65,8 +65,8 @@ class LeaseRenewal(Protocol):
     async def upkeep(self) -> None: ...
 
     async def release(self, holders: Sequence[str]) -> None:
-        """Removes the leases of gateways that have ended and whose usage is loaded. Leases of the
-        current minute stay counted until the minute ends. Raises ApiError."""
+        """Removes gateways that have ended and whose usage is loaded from the database. Their
+        leases of the current minute stay counted until the minute ends. Raises ApiError."""
         ...
 
 
@@ -247,7 +247,7 @@ class Leases:
                             await self._wake.wait()
 
     async def release(self, gateways: Sequence[str]) -> None:
-        """Removes the leases of gateways that have ended and whose usage is loaded. Raises
+        """Removes gateways that have ended and whose usage is loaded from the database. Raises
         ApiError."""
         await self._renewal.release(gateways)
 
