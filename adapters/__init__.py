@@ -1,1 +1,1 @@
-"""A LoRA from files to a batched `y += x A B`."""
+"""LoRA adapters: file format, validation, store, and the pool that loads them to the device."""

@@ -1,4 +1,4 @@
-"""Why an adapter was refused, and why one cannot be served now. Torch-free."""
+"""Errors for refused adapters, and for adapters that cannot be served at the moment. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from adapters.hints import hint_for
 
 
 class AdapterRejected(Exception):
-    """An uploaded adapter breaks a rule.
+    """Refusal of an uploaded adapter that breaks a rule.
 
-    `code` is stable; `field` names the config key, tensor or file; `got` and
-    `allowed` are JSON values, what came from the uploader cut to a few hundred characters. `hint`
-    says what to change in the training script, by default what is known for the code.
+    `code` is a stable identifier. `field` names the config key, tensor or file. `got` and `allowed`
+    are JSON values; text from the uploader is cut to about 200 characters. `hint` says what to
+    change in the training script. By default it is the hint for the code.
     """
 
     def __init__(
@@ -26,13 +26,15 @@ class AdapterRejected(Exception):
         super().__init__(f"{code} ({self.field}): got {self.got!r}. {self.hint}".rstrip())
 
     def to_dict(self) -> dict[str, Any]:
-        """The object the upload route answers with, and the `rejected` row keeps."""
+        """Returns the object that the upload route answers with and that the `rejected` row
+        stores."""
         names = ("code", "field", "got", "allowed", "hint")
         return {name: getattr(self, name) for name in names}
 
 
 class AdapterUnavailable(Exception):
-    """An adapter version cannot be brought to the device: missing, corrupt or too large."""
+    """Failure to load an adapter version, for example because it is missing, corrupt or too
+    large."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
@@ -46,12 +48,12 @@ def _shorten(value: Any, limit: int = 200) -> Any:
         return value
     text = value if isinstance(value, str) else _render(value)
     shown = text if len(text) <= limit else text[:limit] + "..."
-    # Neither a half of a surrogate pair nor U+0000 can be stored.
+    # Neither lone surrogates nor U+0000 can be stored.
     return shown.encode("utf-8", "replace").decode().replace("\0", r"\x00")
 
 
 def _render(value: object) -> str:
-    """repr, of the head alone where the whole could be large."""
+    """Returns the value's repr, or a summary if the repr could be large."""
     if isinstance(value, int):
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, dict | list | tuple | set) and len(value) > 20:

@@ -1,7 +1,8 @@
-"""How families lay out their projections where they differ from Llama. Torch-free.
+"""Layouts of the projections of model families that differ from Llama. Torch-free.
 
-In a canonical folder and in a packed adapter, every family is laid out as Llama: q, k, v, gate and
-up are matrices of their own, and row j of a head of q or k is rotated with row j + D / 2.
+In a canonical folder and in a packed adapter, every family has Llama's layout: q, k, v, gate and up
+are separate matrices, and row j of a head of q or k is rotated together with row j + D / 2 (D is
+the head size).
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ JOINED: dict[str, dict[str, tuple[str, ...]]] = {
 """Joined modules of each family, with the projections whose rows they contain, in order."""
 
 NEIGHBOURS = ("glm", "glm4")
-"""Families that rotate row 2 j with row 2 j + 1."""
+"""Families that rotate row 2 j of a head together with row 2 j + 1."""
 
 
 @lru_cache(maxsize=64)
 def head_order(head_dim: int, rotary_dim: int, are_neighbours: bool) -> tuple[int, ...] | None:
-    """Returns the family's row of a head for each canonical row; None if all are the same.
+    """Returns, for each canonical row of a head, the index of this row in the family's layout.
+    Returns None if both layouts are equal.
 
-    rotary_dim: rows that are rotated, the family's first ones. The others are pairs whose angle is
-    0, see `workers.layers.rotary`.
+    rotary_dim: number of rows that are rotated, which are the first ones in the family's layout.
+    The other rows form pairs whose rotation angle is 0, see `workers.layers.rotary`.
     """
     half = rotary_dim // 2
     if are_neighbours:

@@ -1,4 +1,4 @@
-"""What to change in the training script, by the code of a refusal. Torch-free."""
+"""Hints on what to change in the training script, by error code. Torch-free."""
 
 from __future__ import annotations
 
@@ -177,7 +177,8 @@ _HINTS = {
 
 
 def hint_for(code: str) -> str:
-    """That of the code, else of the family it belongs to; empty for a code of no known family."""
+    """Returns the hint for the code, or for the longest of its dotted prefixes that has a hint.
+    Returns an empty string if there is none."""
     while code:
         if code in _HINTS:
             return _HINTS[code]

@@ -1,4 +1,4 @@
-"""What an adapter and its base declare about themselves. Torch-free."""
+"""Descriptions of a base model's modules and of a validated adapter. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 from adapters.family_layout import JOINED, NEIGHBOURS, head_order
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Projections of a native family."""
+"""Projections in each layer of a native family, that is, a family that our own code computes."""
 OUTER = ("embed_tokens", "lm_head")
-"""Modules outside of the layers of a native family that an adapter may touch."""
+"""Modules outside of the layers of a native family that an adapter may change."""
 RECORDED = "loraplex"
-"""Field of a canonical config.json with what the import of a model that transformers computes
-found out about it."""
+"""Field of a canonical config.json that describes a model computed by transformers. It is written
+when the model is imported."""
 
 
 class ModelLinear(msgspec.Struct, frozen=True, array_like=True):
-    """Linear of a model that transformers computes, to which adapters add.
+    """Linear module, which adapters can change, of a model computed by transformers.
 
-    path: of the module, in a causal language model. layer: index of its decoder layer, or the
-    number of layers if it is outside of them.
+    path: path of the module in a causal language model. layer: index of its decoder layer, or the
+    number of layers if the module is outside of the layers.
     """
 
     path: str
@@ -32,7 +32,7 @@ class ModelLinear(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> str:
-        """The path within the layer."""
+        """Path of the module within its layer."""
         _, separator, name = self.path.partition(f".{self.layer}.")
         return name if separator else self.path
 
@@ -51,16 +51,16 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
     vocab_size: int
     tie_word_embeddings: bool
     rotary_dim: int = 0
-    """Rows of each head that are rotated; 0 = all."""
+    """Number of rows of each head that are rotated. 0 means all rows."""
     linears: tuple[ModelLinear, ...] = ()
-    """Linears of a model that transformers computes; empty for a native family."""
+    """Linear modules of a model computed by transformers. Empty for a native family."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], digest: str) -> BaseModelShape:
         """Returns the shape that a canonical config.json describes.
 
-        config: of a native family, or with the shape that was recorded when transformers' model was
-        imported.
+        config: config.json of a native family, or a config.json with the shape that was recorded
+        when a model computed by transformers was imported.
         """
         if (recorded := config.get(RECORDED)) is not None:
             return msgspec.convert({**recorded["shape"], "digest": digest}, cls)
@@ -82,7 +82,8 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def served_by(self) -> str:
-        """Code that computes the model: `native`, or `transformers` for its modelling file."""
+        """Code that computes the model: `native`, or `transformers` for transformers' modelling
+        code."""
         return "transformers" if self.linears else "native"
 
     @property
@@ -93,14 +94,14 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(linear.name for linear in self.linears))
 
     def modules(self, layer: int) -> tuple[str, ...]:
-        """Returns the names on the `projection` axis of a layer of the adapter tables. Modules
-        outside of the layers of a native family count as a layer after the last one."""
+        """Returns the names on the `projection` axis of the adapter tables for a layer. The modules
+        outside of the layers of a native family form one more layer, after the last one."""
         is_outer = layer == self.num_layers and not self.linears
         return OUTER if is_outer else self.projections
 
     def projection_shape(self, layer: int, projection: str) -> tuple[int, int]:
-        """Returns (in_features, out_features) of a module that the layer has. The embedding has an
-        input feature for each token."""
+        """Returns (in_features, out_features) of a module in the layer. The embedding has one input
+        feature per token of the vocabulary."""
         if self.linears:
             linear = self._by_site[layer, projection]
             return linear.in_features, linear.out_features
@@ -119,8 +120,8 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
         }[projection]
 
     def module_path(self, layer: int, projection: str) -> str:
-        """The module's name in a canonical folder: that of transformers, unless the family joins
-        projections."""
+        """Returns the module's path in a canonical folder. It is the path that transformers uses,
+        unless the family joins several projections into one module."""
         if self.linears:
             return self._by_site[layer, projection].path
         if projection in OUTER:
@@ -128,7 +129,7 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
         return f"model.layers.{layer}.{_block(projection)}.{projection}"
 
     def trained_modules(self, layer: int) -> dict[str, tuple[str, ...]]:
-        """Returns the projections of each module of a layer, by the module's name in transformers
+        """Returns the projections in each module of a layer, by the module's path in transformers
         and peft."""
         if self.linears:
             return {each.path: (each.name,) for each in self.linears if each.layer == layer}
@@ -145,8 +146,8 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
         }
 
     def row_order(self, projection: str) -> list[int] | None:
-        """Returns the family's row of a projection for each canonical row; None if all are the
-        same."""
+        """Returns, for each canonical row of a projection, the index of this row in the family's
+        layout. Returns None if both layouts are equal."""
         if projection not in ("q_proj", "k_proj"):
             return None
         are_neighbours = self.model_type in NEIGHBOURS
@@ -167,7 +168,7 @@ def _block(projection: str) -> str:
 
 
 class AdapterManifest(msgspec.Struct, frozen=True):
-    """A validated adapter version: what it is and what it touches."""
+    """Description of a validated adapter version and of the modules that it changes."""
 
     digest: str
     """SHA-256 (hex) over the tagged, length-prefixed bytes of both files."""
@@ -179,7 +180,9 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     layers: tuple[int, ...]
     warnings: tuple[str, ...] = ()
     equals_base: bool = False
-    """The adapter changes nothing, so no alias is pointed to it unless someone asks for that."""
+    """Whether the adapter has no effect. If so, no alias is pointed to it unless this is
+    requested."""
     invocation_tokens: tuple[int, ...] = ()
-    """Token ids of an activated LoRA: it acts from the start of their last occurrence in the prompt
-    on, or not at all."""
+    """Token ids that activate the adapter, if it is an activated LoRA (aLoRA). The adapter acts
+    from the start of their last occurrence in the prompt on. Without an occurrence it does not
+    act."""

@@ -1,6 +1,6 @@
-"""Which modules of a base an adapter touches, with what rank and scale. Torch-free.
+"""Binding of an adapter's tensors to modules of a base model, with rank and scale. Torch-free.
 
-Decided from the tensors' names; the config must agree.
+The tensor names decide which modules an adapter changes, and the config must agree.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from adapters.manifest import OUTER, BaseModelShape
 
 
 class BoundModule(msgspec.Struct, frozen=True):
-    """Module that an adapter changes: the one at `projection` of `BaseModelShape.modules(layer)`.
+    """Module that an adapter changes. projection: index of the module in
+    `BaseModelShape.modules(layer)`.
 
-    a, b: entries in the file of A [rank, in] and B [out, rank], in the family's layout. first_row:
-    row of B at which the projection's rows begin. scale: factor of the product B A.
+    a, b: header entries of the tensors A [rank, in] and B [out, rank], in the family's layout.
+    first_row: row of B at which the projection's rows begin. scale: factor of the product B A.
     """
 
     layer: int
@@ -38,7 +39,8 @@ class BoundModule(msgspec.Struct, frozen=True):
 
 
 class BaseCopy(msgspec.Struct, frozen=True):
-    """Weight of the base model that an adapter's file repeats. module: its name in OUTER."""
+    """Copy of a base model weight in an adapter's file. module: name of the weight's module in
+    OUTER. name: name of the tensor."""
 
     module: str
     name: str
@@ -46,10 +48,10 @@ class BaseCopy(msgspec.Struct, frozen=True):
 
 
 class BoundRows(msgspec.Struct, frozen=True):
-    """Rows that replace those of the embedding or of the output matrix, one for each token.
+    """Rows that replace rows of the embedding or of the output matrix, one for each token.
 
-    module: index in OUTER. entry: tensor [rows, hidden size] of the file. tokens: id of each row,
-    in any order; None = row n is of token n.
+    module: index of the replaced matrix in OUTER. entry: header entry of the tensor [rows, hidden
+    size]. tokens: token id of each row, in any order. If it is None, row n belongs to token n.
     """
 
     module: int
@@ -63,8 +65,9 @@ class BoundRows(msgspec.Struct, frozen=True):
 
 
 class BoundAdapter(msgspec.Struct, frozen=True):
-    """modules: by layer, then projection. rows: by module. invocation_tokens: of an activated
-    LoRA."""
+    """Adapter whose tensors are bound to modules of a base model. modules: sorted by layer, then
+    projection. rows: sorted by module. invocation_tokens: tokens that activate the adapter, if it
+    is an activated LoRA (aLoRA)."""
 
     base: BaseModelShape
     modules: tuple[BoundModule, ...]
@@ -76,7 +79,8 @@ class BoundAdapter(msgspec.Struct, frozen=True):
 def bind(
     config: LoRAConfig, tensors: dict[str, TensorEntry], base: BaseModelShape, max_rank: int
 ) -> BoundAdapter:
-    """Every tensor finds its module and every touched module its pair, or AdapterRejected."""
+    """Binds each tensor to its module. Raises AdapterRejected if a tensor has no module, a module
+    lacks a factor, or the config does not agree with the tensors."""
     _check_vocabulary(config.alora_invocation_tokens or (), base.vocab_size)
     names = read_names(tensors)
     sites = _sites(base, names.root)
@@ -107,7 +111,8 @@ def bind(
 def bind_listed(
     modules: Sequence[ListedModule], tensors: dict[str, TensorEntry], base: BaseModelShape
 ) -> tuple[BoundModule, ...]:
-    """Binds the tensors of a stored adapter by its list of modules. Matches no pattern.
+    """Binds the tensors of a stored adapter according to its list of modules, without matching
+    patterns.
 
     Raises AdapterRejected if the list, the tensors and the base do not agree.
     """
@@ -134,7 +139,8 @@ def bind_listed(
 
 
 def replaces_weights(tensors: dict[str, TensorEntry]) -> bool:
-    """Whether weights of the file replace the base's. Raises AdapterRejected."""
+    """Whether tensors of the file replace weights of the base model. Raises AdapterRejected for
+    names that `read_names` refuses."""
     names = read_names(tensors)
     return bool(names.tables or names.tokens)
 
@@ -142,7 +148,8 @@ def replaces_weights(tensors: dict[str, TensorEntry]) -> bool:
 def bind_rows(
     config: LoRAConfig, tensors: dict[str, TensorEntry], base: BaseModelShape
 ) -> tuple[BoundRows, ...]:
-    """Binds the weights that replace the base's: whole ones, and rows of single tokens.
+    """Binds the tensors that replace weights of the base model: whole weights, and rows of single
+    tokens.
 
     As in peft, new rows of an embedding that is tied to the output matrix are rows of both, while a
     whole new embedding leaves the output matrix alone. Raises AdapterRejected if the weights do not
@@ -169,7 +176,7 @@ def bind_rows(
 
 
 def find_copies(tensors: dict[str, TensorEntry], base: BaseModelShape) -> tuple[BaseCopy, ...]:
-    """Returns the weights of the base model that the file repeats. Raises AdapterRejected."""
+    """Returns the copies of base model weights in the file. Raises AdapterRejected."""
     names = read_names(tensors)
     return _find_copies(names, _sites(base, names.root), tensors, base)
 
@@ -180,10 +187,10 @@ def bind_any(
     bases: Sequence[BaseModelShape],
     max_rank: int,
 ) -> BoundAdapter:
-    """Binds to the one base that takes every tensor.
+    """Binds the adapter to the only base that fits all tensors.
 
-    Raises AdapterRejected: adapter.base.ambiguous (several do), adapter.base.mismatch (none
-    does, each for its own reason), or the reason that all of them share.
+    Raises AdapterRejected with adapter.base.ambiguous if several bases fit. If none fits, raises
+    the error of the bases if all have the same code and field, else adapter.base.mismatch.
     """
     bound: list[BoundAdapter] = []
     reasons: list[AdapterRejected] = []
@@ -210,10 +217,11 @@ def bind_any(
 
 @lru_cache(maxsize=16)
 def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """Path of each module an adapter can touch -> (layer, its projections), by layer.
+    """Returns (layer, projections) of each module that an adapter can change, by path, in the order
+    of the layers.
 
-    The paths begin with `root`, as in the model that was trained, because the config's patterns are
-    of those. A model without an output matrix has no module of that name.
+    The paths begin with `root`, as in the model that was trained, because the config's patterns
+    match such paths. lm_head is left out if the trained model has no output matrix.
     """
     return {
         trained: (layer, projections)
@@ -224,12 +232,13 @@ def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, tuple[str, .
 
 
 def _numbered(layer: int, base: BaseModelShape) -> int | None:
-    """Returns the layer's number as a pattern sees it: modules outside of the layers have none."""
+    """Returns the layer's number as patterns see it, or None for modules outside of the layers."""
     return None if layer == base.num_layers else layer
 
 
 def _under(root: str, path: str) -> str | None:
-    """Returns the module's path in the model that was trained, None if that has no such module."""
+    """Returns the module's path in the model that was trained, or None if that model has no such
+    module."""
     if path == "lm_head":
         return HEADS.get(root)
     inner = path.removeprefix(ROOTS[0])
@@ -296,9 +305,10 @@ def _bind_factors(
     tensors: dict[str, TensorEntry],
     base: BaseModelShape,
 ) -> list[BoundModule]:
-    """Binds the projections of a module. Raises AdapterRejected for factors of other shapes.
+    """Binds the projections of a module. Raises AdapterRejected if the factors have other shapes
+    than the module requires.
 
-    scales: by layer and projection.
+    scales: factors of the product B A by (layer, projection).
     """
     layer, projections = site
     a_name, b_name = names["A"], names["B"]
@@ -338,11 +348,11 @@ def _find_weights(
     *,
     tied: bool = False,
 ) -> dict[str, str]:
-    """Returns the names of tensors by the module in OUTER that each is of.
+    """Returns tensor names by the name of their module in OUTER.
 
-    names: by path. wanted: the modules that the configuration names. tied: whether the output
-    matrix has the tensor of the embedding if it has none of its own. Raises AdapterRejected unless
-    each of them has a tensor, and no other module has one.
+    names: tensor names by module path. wanted: modules that the configuration names. tied: whether
+    the output matrix uses the embedding's tensor if it has none of its own. Raises AdapterRejected
+    unless each wanted module has a tensor and no other module has one.
     """
     found: dict[str, str] = {}
     for path, name in names.items():
@@ -365,8 +375,8 @@ def _check_changed_once(
     saved: dict[str, str],
     trained: dict[str, str],
 ) -> None:
-    """Raises AdapterRejected for a module that the adapter changes in two ways. Factors may add to
-    an output matrix with rows of its own, as they do in peft."""
+    """Raises AdapterRejected for a module that the adapter changes in two ways. As in peft, an
+    output matrix may have both factors and replaced rows of single tokens."""
     adapted = {sites[path][1][0]: next(iter(each.values())) for path, each in names.modules.items()}
     factors = {module: adapted[module] for module in OUTER if module in adapted}
     embedding = {module: name for module, name in trained.items() if module == "embed_tokens"}
@@ -380,7 +390,8 @@ def _check_changed_once(
 def _check_rows(
     name: str, entry: TensorEntry, tokens: tuple[int, ...] | None, base: BaseModelShape
 ) -> None:
-    """Raises AdapterRejected unless there is one row for each token. tokens: None = all."""
+    """Raises AdapterRejected unless there is one row for each token. If `tokens` is None, there
+    must be one for each token of the vocabulary."""
     for token in tokens or ():
         if not 0 <= token < base.vocab_size:
             field, allowed = "trainable_token_indices", f"0 to {base.vocab_size - 1}"
@@ -404,7 +415,8 @@ def _check_rows(
 
 
 def _explain_missing(missing: list[str], config: LoRAConfig) -> tuple[str, ...]:
-    """peft starts a targeted module without tensors from `init_lora_weights`: a no-op, or noise."""
+    """Returns a warning about targeted modules without tensors. Raises AdapterRejected if peft
+    would initialise such modules (see `init_lora_weights`) with values that have an effect."""
     if not missing:
         return ()
     if config.init_lora_weights not in ZERO_INITS:
@@ -418,8 +430,8 @@ def _check_activation(
     rows: tuple[BoundRows, ...],
     base: BaseModelShape,
 ) -> None:
-    """Raises AdapterRejected for an activated LoRA of the embedding, which peft refuses, too, and
-    for one that replaces weights, which peft does for all tokens of a prompt."""
+    """Raises AdapterRejected if an activated LoRA changes the embedding, which peft refuses as
+    well, or replaces weights, which peft does for all tokens of a prompt."""
     touched = [m.a_name for m in modules if base.modules(m.layer)[m.projection] == "embed_tokens"]
     if config.alora_invocation_tokens and (names := touched + [each.name for each in rows]):
         raise AdapterRejected("adapter.unsupported.activated_embedding", names[0])

@@ -1,4 +1,5 @@
-"""adapter_config.json as peft 0.10 to 0.21 writes it: each key supported, harmless or refused.
+"""Parser of adapter_config.json as peft 0.10 to 0.21 writes it. Each key is supported, harmless or
+refused.
 
 Semantics follow peft's tuners/lora/model.py, tuners/tuners_utils.py and utils/other.py. Torch-free.
 """
@@ -41,7 +42,8 @@ REFUSED = {
     "monteclora_config": "monteclora",
     "ensure_weight_tying": "weight_tying",
 }
-"""Keys whose features change what is computed; null, false, {} and [] turn them off."""
+"""Keys of unsupported features that change the computation, with the last part of their error code.
+A feature is off if its key is null, false, {} or []."""
 
 HARMLESS = {
     "base_model_name_or_path",
@@ -57,21 +59,22 @@ HARMLESS = {
     "lorap_lr_ratio",
     "lorap_emb_lr",
 }
-"""Keys that say nothing about the forward pass; the base's name is for people, never opened. The
-last three are ms-swift's, of training."""
+"""Keys that do not affect the forward pass. The base's name is for people and is never opened. The
+last three keys are training options of ms-swift."""
 
 TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")
-"""Task types that are served: with the output matrix of the base, and without it."""
+"""Task types that are served: with (CAUSAL_LM) and without the output matrix of the base."""
 
 ZERO_INITS = (True, "gaussian", "eva")
-"""`init_lora_weights` values under which B starts at zero: a module without tensors is a no-op."""
+"""`init_lora_weights` values with which B starts at zero, so that a targeted module without tensors
+has no effect."""
 
 PLAIN_INITS = (True, False, "gaussian", "orthogonal", "eva")
 """`init_lora_weights` values that leave the base weights as they are."""
 
 
 class LoRAConfig(msgspec.Struct, frozen=True):
-    """The part of the config that decides what is computed. Names are peft's own."""
+    """Part of the config that affects the computation. Fields are named as in peft."""
 
     r: int
     lora_alpha: float
@@ -89,12 +92,13 @@ class LoRAConfig(msgspec.Struct, frozen=True):
 
     @property
     def saved_modules(self) -> set[str]:
-        """Names in OUTER of the modules whose whole weight the adapter replaces."""
+        """Names (last part of the path) of the modules whose whole weight the adapter replaces."""
         return {_last_part(name) for name in self.modules_to_save or ()}
 
     @property
     def trained_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Tokens whose rows the adapter replaces, by the module's name in OUTER."""
+        """Ids of the tokens whose rows the adapter replaces, by name (last part of the path) of the
+        module."""
         tokens = self.trainable_token_indices or {}
         if not isinstance(tokens, dict):
             return {"embed_tokens": tokens}
@@ -104,13 +108,13 @@ class LoRAConfig(msgspec.Struct, frozen=True):
         return _lookup(self.rank_pattern, module, self.r, matcher)
 
     def scale(self, module: str, rank: int, matcher: PatternMatcher) -> float:
-        """alpha / rank, or alpha / sqrt(rank) with rsLoRA, of the module's own alpha."""
+        """Returns alpha / rank, or alpha / sqrt(rank) with rsLoRA, with the module's own alpha."""
         alpha = _lookup(self.alpha_pattern, module, self.lora_alpha, matcher)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str, layer: int | None, matcher: PatternMatcher) -> bool:
-        """Whether peft would put an adapter on this module of layer number `layer`, or outside of
-        the layers (None)."""
+        """Whether peft would adapt this module. layer: number of the module's layer, or None if it
+        is outside of the layers."""
         if self.exclude_modules and _is_named(self.exclude_modules, module, matcher):
             return False
         if isinstance(self.target_modules, str) and self.target_modules.lower() == "all-linear":
@@ -135,7 +139,8 @@ class LoRAConfig(msgspec.Struct, frozen=True):
 
 
 def parse_config(raw: bytes) -> LoRAConfig:
-    """Raises AdapterRejected: adapter.config.* (invalid) or adapter.unsupported.* (refused)."""
+    """Parses an adapter_config.json. Raises AdapterRejected with a code adapter.config.* (invalid),
+    adapter.unsupported.* (unsupported) or adapter.file.git_lfs."""
     if raw.startswith(b"version https://git-lfs"):
         raise AdapterRejected("adapter.file.git_lfs", "adapter_config.json", "a Git LFS pointer")
     values = decode_object(raw, "adapter.config.invalid", "adapter_config.json")
@@ -172,7 +177,7 @@ SERVED_CLASSES = ("ForCausalLM", "ForConditionalGeneration", "Model")
 
 
 class AutoMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The class of the base that an adapter was trained on."""
+    """Class of the base model that an adapter was trained on."""
 
     base_model_class: str
     parent_library: str | None = None
@@ -180,8 +185,8 @@ class AutoMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _is_served_class(mapping: Any) -> bool:
-    """Whether the class of the base is a decoder, with or without its output matrix. peft writes it
-    when no task type was given, Unsloth always. Nothing of it is imported."""
+    """Whether the base model's class is a decoder, with or without its output matrix. peft writes
+    the class if no task type was given, Unsloth always writes it. The class is not imported."""
     try:
         known = msgspec.convert(mapping, AutoMapping)
     except msgspec.ValidationError:
@@ -240,7 +245,8 @@ def _check_values(config: LoRAConfig) -> None:
 
 
 def _check_tables(config: LoRAConfig) -> None:
-    """Raises AdapterRejected unless the weights that are replaced are of modules in OUTER."""
+    """Raises AdapterRejected unless all replaced weights belong to modules in OUTER and no token is
+    named twice."""
     if not config.saved_modules <= {*OUTER}:
         got = list(config.modules_to_save or ())
         code = "adapter.unsupported.modules_to_save"
@@ -274,7 +280,8 @@ def _check_invocation(tokens: tuple[int, ...], task: Any) -> None:
 
 
 def _is_named(names: list[str] | str, module: str, matcher: PatternMatcher) -> bool:
-    """A string is a regular expression of the whole path, a list holds paths or their endings."""
+    """Whether `names` contains the module. A string is a regular expression for the whole path, a
+    list contains paths or their endings."""
     if isinstance(names, str):
         return matcher.fullmatch(names, module)
     return any(module == name or module.endswith(f".{name}") for name in names)
@@ -285,7 +292,8 @@ def _last_part(path: str) -> str:
 
 
 def _lookup(patterns: dict[str, T] | None, module: str, default: T, matcher: PatternMatcher) -> T:
-    """The first pattern to match an ending of the path wins (peft's get_pattern_key)."""
+    """Returns the value of the first pattern that matches an ending of the path, or the default, as
+    peft's get_pattern_key does."""
     for key, value in (patterns or {}).items():
         if matcher.ends_with(key, module):
             return value
@@ -293,7 +301,7 @@ def _lookup(patterns: dict[str, T] | None, module: str, default: T, matcher: Pat
 
 
 def _locate(message: str) -> tuple[str, str]:
-    """(field, reason) of a msgspec error such as 'Expected `int`, got `str` - at `$.r`'."""
+    """Returns (field, reason) of a msgspec error such as 'Expected `int`, got `str` - at `$.r`'."""
     reason, _, path = message.partition(" - at `$")
     return path.strip("`.") or "adapter_config.json", reason
 

@@ -1,7 +1,7 @@
-"""The list of the modules that an adapter touches, stored with its two files. Torch-free.
+"""List of the modules that an adapter changes, stored with the adapter's two files. Torch-free.
 
-It is made once, when an adapter is uploaded, so that workers match no pattern of a stranger. The
-files alone decide it, so adapters of equal content have equal lists.
+The list is made once, when the adapter is uploaded, so that workers match no untrusted patterns. It
+depends only on the files, so adapters with equal content have equal lists.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_BYTES = 1 << 20
 
 
 class ListedModule(msgspec.Struct, frozen=True, array_like=True):
-    """An adapted module: its layer, its index in `BaseModelShape.modules(layer)`, and the factor of
-    its product."""
+    """Module that an adapter changes. projection: index of the module in
+    `BaseModelShape.modules(layer)`. scale: factor of the product B A."""
 
     layer: int
     projection: int
@@ -34,9 +34,9 @@ def write_module_list(folder: Path, modules: Sequence[ListedModule]) -> None:
 
 
 def read_module_list(folder: Path) -> list[ListedModule] | None:
-    """Returns the list, or None for an adapter that was stored before lists were.
+    """Returns the stored list, or None if the adapter was stored before lists were introduced.
 
-    Raises AdapterRejected if it cannot be read as one.
+    Raises AdapterRejected if the list is damaged or too large.
     """
     try:
         with (folder / MODULES_NAME).open("rb") as file:
@@ -47,5 +47,5 @@ def read_module_list(folder: Path) -> list[ListedModule] | None:
         if len(raw) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")
         return _decoder.decode(raw)
-    except ValueError as error:  # as all of msgspec's
+    except ValueError as error:  # base class of msgspec's errors
         raise AdapterRejected("adapter.store.modules", MODULES_NAME, str(error)) from error

@@ -1,4 +1,4 @@
-"""Lists the modules of a stored adapter, as a sandbox:
+"""Program that lists the modules of a stored adapter in a sandbox:
 
 python -m adapters.format.module_lister
 """
@@ -28,7 +28,7 @@ class Listed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """An AdapterRejected."""
+    """Fields of the AdapterRejected that ended the listing."""
 
     code: str
     field: str

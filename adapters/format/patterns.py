@@ -1,7 +1,7 @@
-"""A stranger's regular expressions, matched by Python's own engine as peft does. Torch-free.
+"""Matching of untrusted regular expressions with Python's own engine, as in peft. Torch-free.
 
-That engine backtracks, so that a short pattern can take hours. `cpu_limit` bounds it, and patterns
-of strangers are matched only in processes with limits (`sandbox/`).
+Python's engine backtracks, so a short pattern can take hours. `cpu_limit` bounds the time, and
+untrusted patterns are matched only in processes with resource limits (see `sandbox/`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from adapters.errors import AdapterRejected
 
 MAX_PATTERN_LENGTH = 2048
 CPU_S = 2.0
-"""Seconds of CPU time to match all patterns of an adapter in a sandbox."""
+"""Maximum seconds of CPU time to match all patterns of an adapter in a sandbox."""
 
 
 class _OutOfTime(Exception):
-    """Ends all matching, unlike AdapterRejected, after which the next base model is tried."""
+    """Raised when the CPU time is used up. It ends all matching, whereas an AdapterRejected only
+    ends the attempt with one base model."""
 
 
 @contextmanager
 def cpu_limit(seconds: float | None) -> Iterator[None]:
-    """Raises AdapterRejected in the middle of a match once so much CPU time has been spent.
+    """Raises AdapterRejected as soon as the block has used `seconds` of CPU time, even during a
+    match.
 
-    Only for the main thread of a process. None is no limit.
+    Works only in the main thread of a process. If `seconds` is None, there is no limit.
     """
     if seconds is None:
         yield
@@ -53,7 +55,7 @@ class PatternMatcher:
     """Matches patterns against module names.
 
     All methods raise AdapterRejected(adapter.config.pattern*) for a pattern that is invalid or too
-    long; `field` says where it came from.
+    long. field: config key of the patterns, which the error names.
     """
 
     def __init__(self, field: str) -> None:

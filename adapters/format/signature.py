@@ -15,13 +15,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 TAG = b"loraplex adapter signature 1\0"
-"""First bytes of what is signed, so that a signature has no other meaning."""
+"""Prefix of the signed bytes, so that no other kind of signed message can be mistaken for this
+one."""
 SIGNATURE_BYTES = 64
 MAX_KEY_BYTES = 16 << 10
 
 
 class KeyRefused(ValueError):
-    """Text that is not an ed25519 key of the kind that is needed."""
+    """Error for text that is not an ed25519 key of the required kind (private or public)."""
 
 
 def sign(private: Ed25519PrivateKey, digest: str) -> bytes:
@@ -42,8 +43,8 @@ def is_signed(public: bytes, signature: bytes, digest: str) -> bool:
 
 
 def read_private_key(text: bytes) -> Ed25519PrivateKey:
-    """Reads a private key in PEM (PKCS 8) or in OpenSSH's form. Raises KeyRefused, also for one
-    with a passphrase."""
+    """Reads a private key in PEM (PKCS 8) or in OpenSSH's format. Raises KeyRefused for other text
+    and for a key with a passphrase."""
     is_ssh = b"BEGIN OPENSSH PRIVATE KEY" in text
     load = load_ssh_private_key if is_ssh else load_pem_private_key
     try:
@@ -59,7 +60,7 @@ def read_private_key(text: bytes) -> Ed25519PrivateKey:
 
 def read_public_key(text: str) -> bytes:
     """Reads a public key in PEM, or as `ssh-ed25519 ...`, and returns its 32 raw bytes. Raises
-    KeyRefused."""
+    KeyRefused for other text."""
     raw = text.strip().encode("ascii", "replace")
     if b"PRIVATE KEY" in raw:
         raise KeyRefused("this is a private key: keep it, and register the public one")

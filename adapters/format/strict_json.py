@@ -1,4 +1,4 @@
-"""JSON from strangers: no duplicate keys, no NaN, no depth bombs."""
+"""Decoder of untrusted JSON, which refuses duplicate keys, NaN and nesting that is too deep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ Json = dict[str, "Json"] | list["Json"] | str | float | None
 
 
 def decode_object(raw: bytes, code: str, field: str) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises AdapterRejected(`code`, `field`) for anything else."""
+    """Returns the JSON object in `raw`. Raises AdapterRejected(`code`, `field`) for anything
+    else."""
 
     def reject(reason: str) -> NoReturn:
         raise AdapterRejected(code, field, reason, "one JSON object without duplicate keys")
@@ -39,9 +40,9 @@ def decode_object(raw: bytes, code: str, field: str) -> dict[str, Any]:
 
 
 def find_nul(value: Json) -> str | None:
-    """Returns the path of a text, or of an object with a key, that has the character U+0000, which
-    neither a database nor a C library takes. Returns None if there is none."""
-    # Python's stack would not be enough for every depth that decoders take.
+    """Returns the path of a string with the character U+0000, or of an object with such a key.
+    Neither a database nor a C library accepts this character. Returns None if there is none."""
+    # Not recursive, because decoders accept deeper nesting than Python's call stack allows.
     waiting = [("", value)]
     while waiting:
         path, each = waiting.pop()

@@ -1,4 +1,5 @@
-"""The safetensors header, checked against the file before a byte of data is read. Torch-free.
+"""Reader of the safetensors header, which checks it against the file size before any data is read.
+Torch-free.
 
 Format: https://huggingface.co/docs/safetensors/index#format (u64 length, JSON header, data).
 """
@@ -23,7 +24,8 @@ PICKLE_MAGICS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x0
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of the file. data_offsets: its bytes, counted from the end of the header."""
+    """Header entry of one tensor. data_offsets: begin and end of its bytes, counted from the end of
+    the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,16 +33,19 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TensorHeader(msgspec.Struct, frozen=True):
-    """tensors: in byte order, filling the data without a gap; data_start: offset of the data."""
+    """Checked header of a file. tensors: entries by name, in byte order; they cover the data
+    without gaps. data_start: offset of the data in the file."""
 
     tensors: dict[str, TensorEntry]
     data_start: int
 
 
 def read_header(file: BinaryIO, file_bytes: int) -> TensorHeader:
-    """Reads the header at the start of `file`; leaves the position at the first byte of data.
+    """Reads the header at the start of `file` and leaves the file's position at the first byte of
+    data.
 
-    Raises AdapterRejected with a code adapter.file.*, adapter.header.* or adapter.tensor.*.
+    Raises AdapterRejected with a code adapter.file.*, adapter.header.*, adapter.tensor.* or
+    adapter.unsupported.* (a pickle or GGUF file).
     """
     prefix = file.read(8)
     if prefix.startswith(PICKLE_MAGICS):
@@ -73,7 +78,7 @@ def read_header(file: BinaryIO, file_bytes: int) -> TensorHeader:
 
 def _check_metadata(value: object) -> None:
     try:
-        # MLX writes null where there is none, which safetensors' own reader takes.
+        # MLX writes null if there is no metadata, which safetensors' own reader accepts.
         msgspec.convert(value, dict[str, str] | None)
     except msgspec.ValidationError as error:
         raise AdapterRejected("adapter.header.invalid", "__metadata__", str(error)) from None
@@ -98,7 +103,8 @@ def _parse_entry(name: str, value: object) -> TensorEntry:
 
 
 def _lay_out(tensors: dict[str, TensorEntry], data_bytes: int) -> dict[str, TensorEntry]:
-    """In byte order, proved to tile [0, data_bytes) exactly."""
+    """Returns the tensors in byte order. Raises AdapterRejected unless they cover [0, data_bytes)
+    exactly, without overlap."""
     ordered = dict(sorted(tensors.items(), key=lambda item: item[1].data_offsets))
     bounds = [(0, 0), *(entry.data_offsets for entry in ordered.values())]
     for name, (before, after) in zip(ordered, pairwise(bounds), strict=True):

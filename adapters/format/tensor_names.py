@@ -1,4 +1,4 @@
-"""Which module and which factor the name of a tensor means. Torch-free."""
+"""Parser of tensor names, each of which identifies a module and a factor. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from adapters.errors import AdapterRejected
 
 PREFIX = "base_model.model."
 ROOTS = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
-"""Paths of the module that has the decoder's layers: in a causal language model, in a model of text
-and images (two generations of transformers, then as AutoModel loads it), and in a language model
-without its output matrix, as AutoModel loads it."""
+"""Path prefixes of the module that contains the decoder layers. The first is the prefix in a causal
+language model. The next three occur in models of text and images: in two generations of
+transformers, and as loaded by AutoModel. The last is the prefix in a language model that AutoModel
+loads without its output matrix."""
 
 HEADS = {"model.": "lm_head", "model.language_model.": "lm_head"} | {
     "language_model.model.": "language_model.lm_head"
 }
-"""Path of the output matrix, by the root of a model that has one."""
+"""Path of the output matrix by root (element of ROOTS). Other roots have no output matrix."""
 
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Parts that torch.compile, DistributedDataParallel, FSDP and activation checkpointing add."""
+"""Path parts that torch.compile, DistributedDataParallel, FSDP and activation checkpointing add."""
 
 DOUBLED = ((PREFIX, ""), ("model.model.", "model."))
-"""Beginnings of a module's path that show that a prefix was added twice, and what is meant."""
+"""Beginnings of module paths that show that a prefix was added twice, each with its correction."""
 
 UNSUPPORTED = (
     ("lora_unet_", "kohya"),
@@ -49,8 +50,8 @@ UNSUPPORTED = (
     (".experts.", "experts"),
     (".bias", "bias"),
 )
-"""Parts of names by which unsupported features and formats are recognised. The first match counts,
-whatever the config says."""
+"""Parts of tensor names that identify unsupported features and formats, with the last part of the
+error code. The first match counts, regardless of the config."""
 
 _NAME = re.compile(
     r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])(?:\.(?P<adapter>[^.]+))?\.weight",
@@ -64,19 +65,19 @@ _EMBEDDING = re.compile(
 _COPY = re.compile(
     r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))\.base_layer\.weight", re.DOTALL
 )
-"""Weight of the base model that peft saves with the factors of these modules."""
+"""Name of a base model weight that peft saves together with the factors of these modules."""
 _TABLE = re.compile(
     r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))"
     r"(?:\.modules_to_save(?:\.[^.]+)?)?\.weight",
     re.DOTALL,
 )
-"""Weight of a module in `modules_to_save`, which replaces the base's."""
+"""Name of a weight of a module in `modules_to_save`, which replaces the base model's weight."""
 _TOKENS = re.compile(
     r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))"
     r"\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?",
     re.DOTALL,
 )
-"""Rows that replace the base's of the tokens in `trainable_token_indices`."""
+"""Name of the rows that replace the base model's rows for `trainable_token_indices`."""
 
 Factor = Literal["A", "B"]
 
@@ -84,9 +85,10 @@ Factor = Literal["A", "B"]
 class TensorNames(msgspec.Struct, frozen=True):
     """Names of an adapter's tensors by module and factor.
 
-    root: the one of ROOTS that all paths begin with. modules: path -> factor -> name in the file.
-    copies: path -> name in the file, of weights of the base model that the file repeats. tables,
-    tokens: the same of weights that replace the base's, and of those of single tokens.
+    root: element of ROOTS with which all paths begin. modules: module path -> factor -> tensor
+    name. The other fields map a module path to a tensor name: copies to repeated weights of the
+    base model, tables to weights that replace whole weights of the base model, tokens to rows that
+    replace its rows of single tokens.
     """
 
     root: str
@@ -97,7 +99,7 @@ class TensorNames(msgspec.Struct, frozen=True):
 
 
 def read_names(names: Iterable[str]) -> TensorNames:
-    """Finds each tensor's module and factor.
+    """Returns the module and the factor of each tensor name.
 
     Raises AdapterRejected for a name that is unknown or of an unsupported feature or format, and
     for names that contradict each other.
@@ -135,7 +137,7 @@ def read_names(names: Iterable[str]) -> TensorNames:
 
 
 def _parse(name: str) -> tuple[str, Factor, str | None]:
-    """(module's path, factor, adapter's name or None) of a tensor's name."""
+    """Returns (module path, factor, adapter name or None) for a tensor name."""
     for part, feature in UNSUPPORTED:
         if part in name:
             raise AdapterRejected(f"adapter.unsupported.{feature}", name)
@@ -159,8 +161,8 @@ def _unwrap(name: str) -> str:
 
 
 def _root(path: str) -> str | None:
-    """The one of ROOTS that the path begins with, or None if it is of no decoder layer and not the
-    embedding."""
+    """Returns the element of ROOTS that the path begins with. Returns None if there is none, or if
+    the path is neither in a decoder layer nor the embedding."""
     embedding = path.removesuffix("embed_tokens")
     root, separator, _ = (embedding, True, "") if embedding != path else path.partition("layers.")
     return root if separator and root in ROOTS else None

@@ -1,4 +1,5 @@
-"""Accepts what peft writes and can be served exactly; refuses the rest by name. Torch-free.
+"""Validation of adapters. Accepts an adapter that peft has written if it can be served exactly, and
+otherwise names what is refused. Torch-free.
 
 Reads both files once, in bounded memory. Nothing in them is executed, imported or used as a path.
 """
@@ -42,12 +43,13 @@ if TYPE_CHECKING:
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PICKLE_NAMES = ("adapter_model.bin", "adapter_model.pt")
-"""What older versions of peft wrote: refused by name."""
+"""Files that older versions of peft wrote, in pickle format. They are refused by name."""
 CHUNK_BYTES = 4 << 20
 DIGEST_TAG = b"loraplex adapter 1\0"
 
 LARGEST = 65504
-"""Largest magnitude of a factor: the largest float16. Beyond it lie the wrecks of training runs."""
+"""Largest magnitude of a value: the largest float16. Larger values occur after diverged
+training."""
 LARGEST_BITS = {
     "F32": int(np.float32(LARGEST).view(np.uint32)),
     "F16": int(np.float16(LARGEST).view(np.uint16)),
@@ -69,14 +71,15 @@ class AdapterFiles:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an upload may be at most."""
+    """Limits of an uploaded adapter."""
 
     max_rank: int = 128
     max_file_bytes: int = 1 << 30
     max_image_bytes: int = 1 << 30
-    """Of the packed image in bfloat16."""
+    """Maximum bytes of the packed image in bfloat16."""
     matching_cpu_s: float | None = None
-    """Seconds of CPU time to match the patterns of its configuration; only for a main thread."""
+    """Maximum seconds of CPU time to match the patterns of its configuration. None means no limit.
+    Works only in the main thread of a process."""
 
 
 STORED = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
@@ -102,7 +105,7 @@ def validate(
 ) -> AdapterManifest:
     """Returns the manifest of a servable adapter. Raises AdapterRejected for anything else.
 
-    bases: the base the adapter is for, or the candidates among which its tensors decide.
+    bases: base model of the adapter, or several candidates from which its tensors select one.
     """
     return validate_and_list(files, bases, limits).manifest
 
@@ -112,7 +115,8 @@ def validate_and_list(
     bases: BaseModelShape | Sequence[BaseModelShape],
     limits: Limits | None = None,
 ) -> Validated:
-    """Validates as `validate` does, and returns also the list of modules to store."""
+    """Validates an adapter as `validate` does. Returns its manifest and the list of modules to
+    store."""
     limits = limits or Limits()
     candidates = [bases] if isinstance(bases, BaseModelShape) else bases
     raw_config = _read_config(files.config)
@@ -133,7 +137,8 @@ def validate_and_list(
 def list_modules(
     files: AdapterFiles, base: BaseModelShape, matching_cpu_s: float
 ) -> tuple[ListedModule, ...]:
-    """Returns the modules of an adapter that was stored before lists were. Matches its patterns.
+    """Returns the modules of an adapter that was stored before lists were introduced, by matching
+    its patterns.
 
     Raises AdapterRejected.
     """
@@ -148,7 +153,7 @@ def _listed(bound: BoundAdapter) -> tuple[ListedModule, ...]:
 
 
 class StoredAdapter(msgspec.Struct, frozen=True):
-    """Stored adapter, bound again. modules, rows: as in BoundAdapter."""
+    """Stored adapter whose tensors are bound again. modules, rows: as in BoundAdapter."""
 
     modules: tuple[BoundModule, ...]
     rows: tuple[BoundRows, ...]
@@ -158,9 +163,10 @@ class StoredAdapter(msgspec.Struct, frozen=True):
 def read_adapter(
     files: AdapterFiles, base: BaseModelShape, modules: Sequence[ListedModule]
 ) -> StoredAdapter:
-    """Checks the header of a stored adapter again and binds it by its list of modules.
+    """Checks the header of a stored adapter again and binds its tensors according to its list of
+    modules.
 
-    The data is left unread. Raises AdapterRejected.
+    Does not read the data. Raises AdapterRejected.
     """
     header = _read_header(files, STORED.max_file_bytes)
     bound = bind_listed(modules, header.tensors, base)
@@ -178,7 +184,7 @@ def image_bytes(bound: BoundAdapter, item_bytes: int) -> int:
         widths = bound.base.projection_shape(module.layer, name)
         sizes += (width * module.rank * item_bytes for width in widths)
     sizes += (each.count * ID_BYTES for each in bound.rows)
-    # Rows of two modules that are one tensor of the file are stored once.
+    # A tensor that has the rows of two modules is stored once.
     counts = {each.name: each.count for each in bound.rows}
     sizes += (count * bound.base.hidden_size * item_bytes for count in counts.values())
     return sum(-(-size // IMAGE_ALIGNMENT) * IMAGE_ALIGNMENT for size in sizes)
@@ -205,13 +211,14 @@ def _read_header(files: AdapterFiles, max_bytes: int) -> TensorHeader:
 
 
 def content_digest(files: AdapterFiles) -> str:
-    """SHA-256 (hex) over the tagged, length-prefixed bytes of both files."""
+    """Returns the SHA-256 (hex) over the tagged, length-prefixed bytes of both files."""
     with files.weights.open("rb") as file:
         return digest_streams(_read_config(files.config), file, files.weights.stat().st_size)
 
 
 def digest_streams(raw_config: bytes, weights: SupportsRead[bytes], file_bytes: int) -> str:
-    """`content_digest` of a configuration and of weights that have so many bytes."""
+    """Returns the `content_digest` of a configuration and a stream of weights. file_bytes: size of
+    the weights."""
     digest = _start_digest(raw_config, file_bytes)
     while chunk := weights.read(CHUNK_BYTES):
         digest.update(chunk)
@@ -235,7 +242,8 @@ def _read_config(path: Path) -> bytes:
 
 @contextmanager
 def _open(path: Path, max_bytes: int) -> Generator[tuple[BinaryIO, int]]:
-    """The regular file at `path` and its size. A symbolic link is not followed."""
+    """Opens the regular file at `path` and yields the file and its size in bytes. Does not follow a
+    symbolic link."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -258,7 +266,7 @@ def _explain_absence(path: Path, error: OSError) -> AdapterRejected:
 
 
 def _scan(file: BinaryIO, header: TensorHeader, digest: Any) -> set[str]:
-    """Hashes and checks the data in the order it lies. Returns the names of all-zero tensors."""
+    """Hashes and checks the tensors' data in file order. Returns the names of all-zero tensors."""
     zeros: set[str] = set()
     for name, entry in header.tensors.items():
         left = entry.data_offsets[1] - entry.data_offsets[0]
@@ -280,7 +288,8 @@ def _scan(file: BinaryIO, header: TensorHeader, digest: Any) -> set[str]:
 
 
 def _largest_bits(chunk: bytes, dtype: str) -> int:
-    """The largest bit pattern without signs: floats by magnitude, then infinity, then NaN."""
+    """Returns the largest bit pattern of the values without sign bits. These patterns order finite
+    values by magnitude; infinity and then NaN follow."""
     width = ITEM_BYTES[dtype]
     unsigned: NDArray[np.unsignedinteger[Any]] = np.frombuffer(chunk, f"<u{width}")
     return int((unsigned & ((1 << (8 * width - 1)) - 1)).max())
@@ -332,7 +341,7 @@ def _summarise(
 
 
 def _reason_for_no_effect(module: BoundModule, zeros: set[str]) -> str | None:
-    """Why the module's product is zero, or None if it is not."""
+    """Returns the reason why the product B A of the module is zero, or None if it is not zero."""
     if module.scale == 0:
         return "lora_alpha (or its alpha_pattern) is 0"
     if module.b_name in zeros:

@@ -16,7 +16,7 @@ COPY_BYTES = 16 << 20
 
 
 class Factors:
-    """Reader of the factors. Raises AdapterRejected unless the files fit the base."""
+    """Reader of an adapter's factors. Raises AdapterRejected unless the files fit the base."""
 
     def __init__(self, files: AdapterFiles, base: BaseModelShape) -> None:
         adapter = read_adapter(files, base, stored_modules(files, base))
@@ -26,7 +26,7 @@ class Factors:
         self._modules = {(module.layer, module.projection): module for module in adapter.modules}
         self._rows = {bound.module: bound for bound in adapter.rows}
         self.copies: tuple[BaseCopy, ...] = find_copies(adapter.header.tensors, base)
-        """Weights of the base model that the file repeats."""
+        """Copies of base model weights in the adapter's file."""
 
     def read(self, layer: int, projection: int) -> tuple[Tensor, Tensor] | None:
         """Returns the factors as `read_factors` does, or None if the adapter does not touch the
@@ -38,8 +38,8 @@ class Factors:
             return read_factors(file, self._data_start, module, self._base)
 
     def read_rows(self, module: int, first: int, end: int) -> tuple[Tensor, Tensor] | None:
-        """Returns the rows that the adapter replaces of the table `module`, of the tokens
-        first..end - 1, as `read_replaced` does. Raises OSError."""
+        """Returns the rows that replace rows of the table `module` for the tokens first..end - 1,
+        as `read_replaced` does. Returns None if there are none. Raises OSError."""
         bound = self._rows.get(module)
         if bound is None:
             return None
@@ -52,8 +52,8 @@ class Factors:
         return not any(bool(a.any() and b.any()) for a, b in filter(None, found))
 
     def read_copy(self, copy: BaseCopy) -> Iterator[tuple[int, Tensor]]:
-        """Yields parts of a copy: the number of the first row, and the rows in the file's dtype, up
-        to `COPY_BYTES`. Raises OSError."""
+        """Yields the rows of a copy in parts of up to `COPY_BYTES`: number of the first row, and
+        rows in the file's dtype. Raises OSError."""
         num_rows, width = copy.entry.shape
         step = max(COPY_BYTES // (4 * width), 1)
         with self._weights.open("rb") as file:

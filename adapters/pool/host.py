@@ -11,7 +11,7 @@ from memory.eviction.tier import Tier
 
 
 class HostTier:
-    """Owner of `AdapterEntry.image`; no other class sets it."""
+    """Images in host memory. Owns `AdapterEntry.image`, which no other class sets."""
 
     def __init__(self, max_bytes: int, accounts: Accounts) -> None:
         self._accounts = accounts
@@ -33,9 +33,9 @@ class HostTier:
         entry.image = None
 
     def victims(self, entry: AdapterEntry) -> list[AdapterEntry] | None:
-        """Returns the entries whose images must be dropped to fit this one of `image_bytes`.
-        Chooses only images that are not being copied, are worth no more and belong to an account
-        that must yield. Returns None if these are too few."""
+        """Returns the entries whose images must be dropped so that the image of `entry` fits.
+        Chooses only images that are not being copied, are worth no more than the entry's image, and
+        may be evicted for the entry's account. Returns None if they free too few bytes."""
         if self._tier.has_room(entry.image_bytes):
             return []
         ask = self._ask(entry)
@@ -49,8 +49,8 @@ class HostTier:
         )
 
     def _ask(self, entry: AdapterEntry) -> Ask:
-        """Returns the entry's request. An awaited image may displace any other, unless another
-        image of the account is awaited or loading."""
+        """Returns the account's request for the entry's image. An awaited image may displace any
+        other, unless another image of the account is awaited or loading."""
         bytes_held = BytesHeld(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
         own = (e for e in self._tier if e.account == entry.account and e is not entry)
         is_first = _is_awaited(entry) and not any(e.loading or _is_awaited(e) for e in own)
@@ -61,7 +61,8 @@ class HostTier:
         return is_awaited, ask.priority(entry.account), cost_s / entry.image_bytes
 
     def check_integrity(self, holder: Holder, entries: list[AdapterEntry]) -> None:
-        """Raises IntegrityError unless exactly the holder's images are here, within the bound."""
+        """Raises IntegrityError unless exactly the images of the holder's entries are stored for
+        it, within the bound."""
         on_host = {entry for entry in entries if entry.image is not None}
         here = {entry for entry in self._tier if entry.holder is holder}
         require(on_host == here, f"{len(on_host)} images, {len(here)}")

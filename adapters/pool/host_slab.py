@@ -1,6 +1,7 @@
-"""Pinned host memory for adapter images, registered with the device once and divided among them.
+"""Pinned host memory for adapter images, registered with the device once and divided among the
+images.
 
-An allocator that pins each image separately rounds it up to a power of two, and blocks the device
+Pinning each image separately would round its size up to a power of two, and would block the device
 during the driver call.
 """
 
@@ -20,7 +21,8 @@ UNIT_BYTES = 1 << 16
 
 
 class HostSlab:
-    """Memory for images. Units become free when their arrays are garbage. Thread-safe."""
+    """Allocator of memory for images. An array's units become free when the array is
+    garbage-collected. Thread-safe."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         """memory: uint8 [bytes], pinned."""
@@ -30,8 +32,9 @@ class HostSlab:
         """Free units."""
         self._holes.add(0, len(memory) // UNIT_BYTES)
         self._returned: deque[tuple[int, int]] = deque()
-        """Units of garbage arrays, not in `_holes` yet. The collector frees arrays on any thread at
-        any time, even on one that holds the lock, so the finalizer must not need the lock."""
+        """Units of garbage-collected arrays that are not in `_holes` yet. Arrays may be collected
+        on any thread at any time, even on a thread that holds the lock, so the finalizer must not
+        need the lock."""
 
     def copy(self, payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
         """Returns a copy of the payload in the slab, or None if no hole is large enough."""

@@ -1,8 +1,8 @@
 """Packed images on local disk, as checksummed files that can be rebuilt from the store.
 
 File: magic, u32 header length, SHA-256 of the header, header (msgpack), zeros to a multiple of 64,
-payload. A read checks the payload's CRC-32. Its SHA-256 identifies the image; it is computed only
-when the image is packed, because it would be the slowest part of a load.
+payload. A read checks the payload's CRC-32. The payload's SHA-256 identifies the image. It is
+computed only when the image is packed, because it would be the slowest part of a load.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ MAX_HEADER_BYTES = 16 << 20
 
 
 class ImageCorrupt(Exception):
-    """Bytes that differ from those that were packed."""
+    """Error for an image file that is damaged or contains another image."""
 
 
 class ImageHeader(msgspec.Struct, frozen=True):
-    """Header of an image file. sha256, crc32: of the payload. rank, a_offset, b_offset: the tables,
-    of `num_rows` rows. All arrays are little-endian. replaced: as in ImageTables."""
+    """Header of an image file. sha256, crc32: checksums of the payload. rank, a_offset, b_offset:
+    bytes of the arrays of ImageTables, little-endian, with `num_rows` rows. replaced: as in
+    ImageTables."""
 
     digest: str
     layout: str
@@ -59,10 +60,10 @@ class ImageHeader(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class AdapterImage:
     """Packed adapter on the host. payload: uint8 [num_bytes], in memory. It is not a mapped file,
-    because another process could truncate that and crash this one, and each mapping needs a
-    descriptor.
+    because another process could truncate the file and thereby crash this process, and because each
+    mapping needs a file descriptor.
 
-    sha256: of the payload when it was packed.
+    sha256: SHA-256 of the payload, computed when the image was packed.
     """
 
     digest: str
@@ -93,10 +94,10 @@ class AdapterImage:
 
 
 class ImageCache:
-    """Images of all layouts in `<root>/<layout>/<digest>.img`, at most max_bytes in total.
+    """Image files of all layouts, in `<root>/<layout>/<digest>.img`, at most `max_bytes` in total.
 
-    Evicts the images that take the least time to build per byte, weighted by their expected reuse;
-    of equal ones the oldest. Thread-safe.
+    Evicts the images that take the least time to build per byte, weighted by their expected reuse,
+    and of equal images the oldest. Thread-safe.
     """
 
     def __init__(
@@ -130,19 +131,21 @@ class ImageCache:
 
     @property
     def held(self) -> tuple[int, int]:
-        """(number, bytes) of the images."""
+        """Number and total bytes of the images."""
         return len(self._tier), self._tier.num_bytes
 
     def has(self, layout: str, digest: str) -> bool:
         return (layout, digest) in self._tier
 
     def load(self, layout: str, digest: str) -> AdapterImage | None:
-        """Returns the verified image or None. Removes a file that is damaged or unreadable."""
+        """Returns the verified image, or None if the cache has no valid one. Removes a file that is
+        damaged or unreadable."""
         path = self._path(layout, digest)
         try:
             image = _read(path, digest, layout)
         except FileNotFoundError:
-            # Not deleted, because another worker of this machine may have written it since.
+            # The file is not deleted, because another worker of this machine may have written it
+            # since.
             with self._lock:
                 self._tier.drop((layout, digest))
             return None
@@ -150,14 +153,15 @@ class ImageCache:
             log.warning("removed a cached image: %s", error)
             self.delete(layout, digest)
             return None
-        # The file may be gone by now, and a read-only disk can still be read.
+        # An OSError is ignored, because the file may have been removed since, or the disk may be
+        # read-only.
         with self._lock, suppress(OSError):
             self._tier.put((layout, digest), path.stat().st_size)
             os.utime(path)
         return image
 
     def save(self, layout: str, image: AdapterImage) -> None:
-        """Stores the image if the disk and the bound permit."""
+        """Stores the image, unless it is larger than `max_bytes` or writing it fails."""
         head = _encode_head(image, layout)
         num_bytes = len(head) + image.num_bytes
         with self._lock:
@@ -182,8 +186,8 @@ class ImageCache:
     def remove_deleted(self, is_stored: Callable[[str], bool]) -> None:
         """Removes the images of adapters that are deleted.
 
-        is_stored: whether the store has an adapter, by its digest; may be slow, and raises OSError
-        if the store does not answer.
+        is_stored: returns whether the store has the adapter with this digest. It may be slow, and
+        raises OSError if the store does not answer.
         """
         with self._lock:
             keys = list(self._tier)
@@ -200,7 +204,7 @@ class ImageCache:
             self.delete(*key)
 
     def _worth(self, key: tuple[str, str]) -> float:
-        """Returns the seconds that losing the image costs, per byte."""
+        """Returns the cost of losing the image, in seconds per byte."""
         size = self._tier.size(key)
         return build_s(size) / max(size, 1) * self._expected_reuse(key[1])
 
@@ -210,7 +214,8 @@ def _write(path: Path, head: bytes, image: AdapterImage) -> None:
     temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
-            with suppress(OSError):  # without locks `_remove_unless_written` removes nothing
+            # Without locks, `_remove_unless_written` removes nothing.
+            with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.write(head)
             file.write(image.payload.data)

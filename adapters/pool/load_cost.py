@@ -1,4 +1,5 @@
-"""Estimated seconds to load an adapter from one tier to the next, the cost of evicting it there.
+"""Estimated seconds to load an adapter from one tier to the next. They are the cost of evicting it
+from the second tier.
 
 Measured on one CPU core.
 """
@@ -12,12 +13,12 @@ BUILD_BYTES_PER_S = 1.2e8
 
 
 def copy_s(num_bytes: int) -> float:
-    """Returns the seconds of a copy from host to device."""
+    """Returns the seconds to copy an image from host to device."""
     return OVERHEAD_S + num_bytes / COPY_BYTES_PER_S
 
 
 def fetch_s(num_bytes: int) -> float:
-    """Returns the seconds of a read of a cached image to the host."""
+    """Returns the seconds to read a cached image to the host."""
     return OVERHEAD_S + num_bytes / FETCH_BYTES_PER_S
 
 

@@ -1,4 +1,5 @@
-"""The list of modules of a stored adapter, also of one that was stored before lists were."""
+"""Provides the list of modules of a stored adapter, even if it was stored before lists were
+introduced."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ _decoder = msgspec.json.Decoder(Listed | Refused)
 
 
 def stored_modules(files: AdapterFiles, base: BaseModelShape) -> list[ListedModule]:
-    """Returns the stored list. Of an adapter without one, the patterns are matched in a sandbox.
+    """Returns the stored list of modules. If the adapter has none, matches its patterns in a
+    sandbox.
 
-    Raises AdapterRejected if the adapter does not fit the base, or matching takes too much.
+    Raises AdapterRejected if the adapter does not fit the base, or if matching exceeds its limits.
     """
     stored = read_module_list(files.config.parent)
     if stored is not None:
