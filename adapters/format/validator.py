@@ -78,8 +78,8 @@ class Limits:
     max_image_bytes: int = 1 << 30
     """Maximum bytes of the packed image in bfloat16."""
     matching_cpu_s: float | None = None
-    """Maximum seconds of CPU time to match the patterns of its configuration. None means no limit.
-    Works only in the main thread of a process."""
+    """Maximum seconds of CPU time to match the patterns of the adapter's configuration. None means
+    no limit. Works only in the main thread of a process."""
 
 
 STORED = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)

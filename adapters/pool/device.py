@@ -24,7 +24,7 @@ from ops.base import AdapterTables, Ops
 
 
 class Slots:
-    """Slots of the tables, allocated one by one. A slot without ranks serves no sequence."""
+    """Slots of the adapter tables. A slot whose ranks are all 0 serves no sequence."""
 
     def __init__(self, count: int, num_layers: int, num_projections: int, ops: Ops) -> None:
         size = (count, num_layers + 1, num_projections)
@@ -53,7 +53,7 @@ class Slots:
         self._free.append(slot)
 
     def write(self, slot: int, image: ImageTables, placement: Placement) -> int:
-        """Makes the slot serve the image in the placement. Returns the image's largest rank."""
+        """Writes the slot's tables for an image at the placement. Returns the largest rank."""
         starts = np.array([piece.start for piece in placement.pieces])
         shifts = np.array([piece.offset - piece.start for piece in placement.pieces])
 
@@ -92,8 +92,8 @@ class Slots:
 
 
 class DeviceTier:
-    """Owner of `AdapterEntry.slot` and `AdapterEntry.placement`; no other class sets them. An
-    adapter has both or neither.
+    """Adapters on the device. Owns `AdapterEntry.slot` and `AdapterEntry.placement`, which no other
+    class sets. An adapter has both or neither.
 
     Evicts from the account that holds the most for its weight, and there the adapter with the
     lowest reload time per byte, weighted by its expected reuse.
@@ -110,8 +110,8 @@ class DeviceTier:
         num_slots: int,
         clock: Callable[[], float],
     ) -> None:
-        """memory: uint8, of the device; divided by `placements` and traded by `broker`. The caller
-        adds the tier to the broker."""
+        """memory: uint8 tensor on the device. `placements` divides it, `broker` evicts from it. The
+        caller must add the tier to the broker."""
         self._memory = memory
         self._placements = placements
         self._broker = broker
@@ -149,7 +149,7 @@ class DeviceTier:
         return list(self._resident.values())
 
     def poll(self) -> None:
-        """Permits allocations that have failed to be tried again."""
+        """Allows failed allocations to be tried again."""
         self._refused.clear()
 
     def could_hold(self, image: AdapterImage) -> bool:
@@ -177,7 +177,7 @@ class DeviceTier:
         return True
 
     def copy(self, entry: AdapterEntry, image: AdapterImage) -> Callable[[], AdapterImage]:
-        """Returns the function that copies the image to its placement, which is not read yet."""
+        """Returns a function that copies the image to its placement, which no step reads yet."""
         assert entry.placement is not None
         pieces = entry.placement.pieces
 
@@ -192,13 +192,13 @@ class DeviceTier:
         return work
 
     def serve(self, entry: AdapterEntry, image: AdapterImage) -> None:
-        """Writes the tables of an adapter whose image was copied."""
+        """Writes the tables of an adapter whose image has been copied."""
         assert entry.slot is not None and entry.placement is not None
         entry.max_rank = self._slots.write(entry.slot, image.tables, entry.placement)
         entry.num_unpaid_bytes = image.num_bytes
 
     def charge(self, entry: AdapterEntry) -> None:
-        """Charges the memory to the entry's account."""
+        """Charges the adapter's device memory to the entry's account."""
         if entry.placement is not None:
             self._placements.charge(entry.placement, entry.account)
 
@@ -227,7 +227,7 @@ class DeviceTier:
 
     def free_slot(self, account: str = NO_TENANT.name, *, is_first: bool = True) -> bool:
         """Evicts an idle adapter to free a slot for the account: of the account with the most slots
-        for its weight, the one of least loss per byte. Returns False if there is none."""
+        for its weight, the adapter of least loss per byte. Returns False if none may be evicted."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
             placement: (ask.priority(*lost.accounts), lost.cost_s / placement.num_bytes)
@@ -239,7 +239,7 @@ class DeviceTier:
         return bool(losses)
 
     def may_displace(self, entry: AdapterEntry, other: AdapterEntry) -> bool:
-        """Whether the other adapter would be evicted for the entry's once it is idle."""
+        """Whether the adapter `other` would be evicted for `entry` once `other` is idle."""
         is_first = self._is_first(entry.account)
         asks = [Ask(self._broker.bytes_held, entry.account, entry.image_bytes, is_first=is_first)]
         if not self._slots.num_free:

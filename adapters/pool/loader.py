@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 
 class AdapterLoader:
-    """Loader of adapters. Raises AdapterUnavailable if the store cannot provide the adapter."""
+    """Loader of adapter images to the host. Raises AdapterUnavailable if the store cannot provide
+    the adapter."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class AdapterLoader:
         cache: ImageCache,
         slab: HostSlab | None = None,
     ) -> None:
-        """slab: pinned memory for images, for asynchronous copies to the device."""
+        """slab: pinned memory in which images are placed, for asynchronous copies to the device."""
         self._store = store
         self._base = base
         self._cache = cache
@@ -54,11 +55,12 @@ class AdapterLoader:
         *,
         keeps_file: bool = True,
     ) -> AdapterImage:
-        """Loads an image to the host: the cached one, or one packed from the store.
+        """Loads an image to the host, from the cache if possible, or else by packing it from the
+        store.
 
-        proved: checksum that the image must have, if not empty; a cached one with another is
-        rebuilt. signed: signature that the content must have, if any. keeps_file: whether a packed
-        image is written to the cache.
+        proved: checksum that the image must have, or empty; a cached image with another checksum is
+        rebuilt. signed: signature to verify before loading, if any. keeps_file: whether a newly
+        packed image is written to the cache.
         """
         if not DIGEST.fullmatch(digest):
             raise AdapterUnavailable("adapter.store.missing", "not a digest")
@@ -73,7 +75,8 @@ class AdapterLoader:
         return image if placed is None else replace(image, payload=placed)
 
     def _build(self, digest: str, proved: str, keeps_file: bool) -> AdapterImage:
-        """Packs the image from the store. Replaces the cached one, or removes it on failure."""
+        """Packs the image from the store's files. Deletes the cached image before, and caches the
+        new one if `keeps_file`."""
         self._cache.delete(self.layout.version, digest)
         try:
             files = stored_files(self._store, digest)
@@ -94,7 +97,8 @@ class AdapterLoader:
 
 
 def stored_files(store: Store, digest: str) -> AdapterFiles:
-    """Returns the adapter's files, digest checked. Raises AdapterUnavailable or OSError."""
+    """Returns the adapter's files after checking their digest. Raises AdapterUnavailable or
+    OSError."""
     if not DIGEST.fullmatch(digest):
         raise AdapterUnavailable("adapter.store.missing", "not a digest")
     try:
@@ -107,8 +111,8 @@ def stored_files(store: Store, digest: str) -> AdapterFiles:
 
 
 class LoaderThread(ThreadPoolExecutor):
-    """Executor of one thread without an OpenMP team, to leave the cores to the step. Calls
-    `on_done` after each task."""
+    """Executor with one thread, in which torch uses no further threads, so that the other cores are
+    left to the engine's step. Calls `on_done` after each task."""
 
     def __init__(self, name: str, on_done: Callable[[], None] = lambda: None) -> None:
         super().__init__(1, name, torch.set_num_threads, (1,))

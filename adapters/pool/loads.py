@@ -22,9 +22,9 @@ from memory.eviction.copy_queue import Copy, CopyQueue
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""Seconds between two tries."""
+"""Seconds after a failed load until it may be retried."""
 MAX_FAULTS = 256
-"""Maximum number of remembered failures. They may outlive the adapters' entries."""
+"""Maximum number of remembered failures. A failure may outlive the adapter's entry in the pool."""
 
 
 class ImageLoader(Protocol):
@@ -43,14 +43,15 @@ class ImageLoader(Protocol):
 
 @dataclass(slots=True)
 class LoadCount:
-    """Number of loads, and their total seconds including time in the queue."""
+    """Number of loads, and their total seconds, including the time in the queue."""
 
     number: int = 0
     seconds: float = 0.0
 
 
 class Failures:
-    """Owner of `AdapterEntry.failure`, and of the failures reported until a load succeeds."""
+    """Failed loads. Owns `AdapterEntry.failure`, and keeps the failure of each adapter for status
+    reports until a load of it succeeds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -64,8 +65,8 @@ class Failures:
         return self._faults
 
     def record(self, entry: AdapterEntry, error: BaseException) -> None:
-        # A new error, because the frames of the raised one would keep the files and the image
-        # alive.
+        # A new error is stored, because the frames of the raised one would keep the files and the
+        # image alive.
         if isinstance(error, AdapterUnavailable):
             error = AdapterUnavailable(error.code, str(error))
         else:
@@ -93,11 +94,11 @@ class Failures:
 
 
 class Loads:
-    """Loads of one base model's adapters: `loader` fetches images to the host by digest, and may
-    wait long for the store; then they are copied to the device, which is fast.
+    """Loads of one base model's adapters. `loader` fetches images to the host by digest, which may
+    take long if the store is slow. Then they are copied to the device, which is fast.
 
-    fetcher, copier: executors of one thread each, which `close` shuts down. The threads load
-    without the lock.
+    fetcher, copier: executors with one thread each, which `close` shuts down. The threads do not
+    hold the lock while they load.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Loads:
         disk_bytes: int,
         clock: Callable[[], float],
     ) -> None:
-        """disk_bytes: bound of the images on disk."""
+        """disk_bytes: maximum total bytes of the images on disk."""
         self._loader = loader
         self._host = host
         self._device = device
@@ -149,8 +150,8 @@ class Loads:
             self._copy(entry, entry.image)
 
     def fetch(self, entry: AdapterEntry) -> None:
-        """Starts to load the image to the host, unless it is loading, has just failed or is known
-        to find no room."""
+        """Starts to load the image to the host, unless it is already loading, a recent load failed,
+        or the host is known to have no room for it."""
         if entry.loading is not None or self.failures.recent(entry) is not None:
             return
         if entry.image_bytes and self._host.victims(entry) is None:
@@ -174,7 +175,7 @@ class Loads:
             executor.shutdown()
 
     def check_integrity(self, entries: list[AdapterEntry]) -> None:
-        """Raises IntegrityError unless the queues have exactly the entries' loads."""
+        """Raises IntegrityError unless the queues contain exactly the entries' loads."""
         loading = [entry for entry in entries if entry.loading is not None]
         num_copies = sum(entry.slot is not None for entry in loading)
         require(num_copies == self._copies.num_open, f"{num_copies} copies")
@@ -207,7 +208,7 @@ class Loads:
         try:
             self._store(entry, image)
         except Exception as error:
-            # Otherwise the slot, half written, would be leased.
+            # Otherwise a slot that is only half written would be leased.
             log.exception("loading adapter %s failed", entry.digest)
             self._fail(entry, error)
 
@@ -231,7 +232,8 @@ class Loads:
             self._device.free(entry)
 
     def _store_on_host(self, entry: AdapterEntry, image: AdapterImage) -> None:
-        """Stores a fetched image, or drops it for lack of room; callers retry."""
+        """Stores a fetched image on the host, or drops it if there is no room. Callers then
+        retry."""
         entry.load_times.fetched_s = self._clock()
         victims = self._host.victims(entry)
         if victims is None:

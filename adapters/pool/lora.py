@@ -20,7 +20,7 @@ from ops.base import TableRows
 ALIGNMENT = IMAGE_ALIGNMENT
 
 CHUNK_BYTES = 16 << 20
-"""Bytes of float32 to which a weight is read at a time."""
+"""Maximum bytes of a weight that are read at a time, counted as float32."""
 
 SOURCE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -43,11 +43,12 @@ class ImageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ImageTables:
-    """Locations of the factors in an image. rank 0 = the adapter does not touch this projection.
+    """Locations of the factors in an image. Rank 0 means that the adapter does not change the
+    projection.
 
-    rank int32 [L + 1, P]; a_offset, b_offset int64 [L + 1, P], bytes from the start of the image.
-    The last row has the modules outside of the layers. replaced: rows that the adapter replaces, of
-    the tables EMBEDDING and HEAD.
+    rank: int32 [L + 1, P]. a_offset, b_offset: int64 [L + 1, P], bytes from the start of the image.
+    The last row is for the modules outside of the layers. replaced: rows that the adapter replaces,
+    by table (EMBEDDING or HEAD).
     """
 
     rank: NDArray[np.int32]
@@ -61,7 +62,7 @@ class ImageTables:
         return cls(np.zeros(size, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int64))
 
     def factor_ends(self, num_bytes: int) -> list[int]:
-        """Returns the positions at which the image of `num_bytes` may be cut, its end included."""
+        """Returns the byte positions at which the image of `num_bytes` may be cut, and its end."""
         touched = self.rank > 0
         starts = {*self.a_offset[touched].tolist(), *self.b_offset[touched].tolist()}
         for rows in self.replaced.values():
@@ -72,12 +73,12 @@ class ImageTables:
 def pack(
     files: AdapterFiles, base: BaseModelShape, layout: ImageLayout
 ) -> tuple[ImageTables, Tensor]:
-    """Returns (tables, image uint8 [bytes]): per module A, then scaled B, in the form of
-    `packed_factors`; then token ids and rows that replace those of a table. All are 64-byte
-    aligned.
+    """Returns the tables and the image, uint8 [bytes]. The image contains A and scaled B of each
+    module, in the form of `packed_factors`, then the token ids and rows that replace rows of a
+    table. Each of these parts is 64-byte aligned.
 
-    B is scaled in float32 before its one rounding to the serving dtype. Raises AdapterRejected if
-    the adapter does not fit the base.
+    B is scaled in float32 and then rounded once to the serving dtype. Raises AdapterRejected if the
+    adapter does not fit the base.
     """
     adapter = read_adapter(files, base, stored_modules(files, base))
     start = adapter.header.data_start
@@ -118,8 +119,8 @@ def _place_rows(
 def packed_factors(
     module: str, a: Tensor, b: Tensor, *, b_rank_major: bool
 ) -> tuple[Tensor, Tensor]:
-    """Returns the factors [rank, K] and [N, rank] in the form that ops read: A of the embedding as
-    [K, rank], so that a token's row is contiguous, and B as [rank, N] if `b_rank_major`."""
+    """Returns the factors A [rank, K] and B [N, rank] in the form that ops read: A of the embedding
+    as [K, rank], so that a token's row is contiguous, and B as [rank, N] if `b_rank_major`."""
     return a.T if module == "embed_tokens" else a, b.T if b_rank_major else b
 
 
@@ -179,8 +180,9 @@ def read_rows(file: BinaryIO, data_start: int, entry: TensorEntry, first: int, e
 def read_replaced(
     file: BinaryIO, data_start: int, bound: BoundRows, first: int, end: int
 ) -> tuple[Tensor, Tensor] | None:
-    """Reads the rows of the tokens first..end - 1 that replace a table's: ids int32 [n], ascending,
-    and rows [n, K] in the file's dtype. Returns None if there are none."""
+    """Reads the rows that replace a table's rows for the tokens first..end - 1. Returns the token
+    ids, int32 [n], ascending, and the rows [n, K] in the file's dtype. Returns None if there are
+    none."""
     ids, order = _row_order(bound)
     low, high = np.searchsorted(ids, (first, end)).tolist()
     if low == high:
@@ -194,7 +196,7 @@ def read_replaced(
 
 
 def _row_order(bound: BoundRows) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Returns the token ids of the rows, ascending, and the row of each in the file."""
+    """Returns the token ids of the rows, ascending, and the index of each id's row in the file."""
     if bound.tokens is None:
         return np.arange(bound.count, dtype=np.int32), np.arange(bound.count)
     tokens = np.array(bound.tokens, np.int32)

@@ -2,9 +2,9 @@
 
     store  --fetch-->  host (packed image)  --copy-->  device (memory, a table slot)
 
-Methods are called with the memory lock held: by the engine thread between two steps, by others
-while a step computes. So loads start when a request arrives, even during a step. Adapters that a
-step reads are leased, and stay.
+Methods are called with the memory lock held: by the engine thread between two steps, by other
+threads while a step computes. Hence loads start when a request arrives, even during a step.
+Adapters that a step reads are leased, so that they are not evicted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from memory.reuse import ReuseByKey
 class AdapterPool:
     """`AdapterSource` over disk, host and device, each bounded in bytes.
 
-    An adapter is charged to the tenant that last requested it. An adapter that alone is too large
-    for a tier is refused by name.
+    An adapter is charged to the tenant that last requested it. An adapter that does not fit into a
+    tier even on its own is refused by name.
 
     host, requests, accounts: shared by all base models. All methods except `close` are called with
     the memory lock held.
@@ -89,7 +89,7 @@ class AdapterPool:
     def acquire(
         self, ref: AdapterRef, tenant: Tenant = NO_TENANT
     ) -> AdapterLease | Loading | NoRoom:
-        """Implements `AdapterSource.acquire`. A failed load is retried after a while."""
+        """Implements `AdapterSource.acquire`. A failed load is retried after some seconds."""
         entry = self._entry(ref, tenant)
         if entry.is_proved and ref.checksum not in ("", entry.proved):
             message = f"the image of {ref.digest} is {entry.checksum}, not {ref.checksum}"
@@ -108,12 +108,13 @@ class AdapterPool:
         return Loading()
 
     def is_ready(self, ref: AdapterRef) -> bool:
-        """Whether `acquire` need not load the adapter."""
+        """Whether `acquire` can return the adapter without loading it."""
         entry = self._entries.get(ref.digest)
         return entry is not None and entry.is_ready
 
     def num_missing_bytes(self, ref: AdapterRef) -> int:
-        """Returns the bytes that an adapter on the host alone needs on the device, else 0."""
+        """Returns the bytes that the adapter needs on the device if only the host has it, else
+        0."""
         entry = self._entries.get(ref.digest)
         if entry is None or entry.image is None or entry.slot is not None:
             return 0
@@ -124,9 +125,9 @@ class AdapterPool:
         return self.device.may_displace(self._entry(ref), self._entries[other])
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:
-        """Evicts every idle adapter, including this one, so that it can be placed again in fewer
-        extents. Returns False if no other adapter was idle. Without it, a sequence whose adapter
-        fits alone could fail for lack of memory."""
+        """Evicts every idle adapter, including `ref`, so that it can be placed again in fewer
+        extents. Returns False if no other adapter was idle. Without this method, a sequence whose
+        adapter fits alone could fail for lack of memory."""
         idle = list(self.device.idle(with_awaited=True))
         own = self._entries.get(ref.digest)
         if all(own is not None and placement is own.placement for placement in idle):
@@ -136,8 +137,8 @@ class AdapterPool:
         return True
 
     def keep(self, refs: Iterable[AdapterRef]) -> None:
-        """Loads exactly these adapters to the device and pins them there, as far as they fit into
-        half of the adapters' bytes and slots."""
+        """Makes `refs` the adapters to pin on the device. `poll` loads and pins them, up to half of
+        the pool's share of adapter memory and half of its slots."""
         wanted = {ref.digest: ref for ref in refs}
         for digest in self._pins.keys() - wanted.keys():
             entry = self._pins.pop(digest)
@@ -146,7 +147,7 @@ class AdapterPool:
         self._pins |= {digest: self._entry(ref) for digest, ref in wanted.items()}
 
     def poll(self) -> None:
-        """Re-enables failed loads that are due, and loads pinned adapters. Called at each step."""
+        """Re-enables failed loads after a while, and loads pinned adapters. Called at each step."""
         self.device.poll()
         for entry in self.loads.failures.due():
             self.forget(entry)
@@ -164,8 +165,8 @@ class AdapterPool:
         return is_awaited, entry.host_loss_s(self._clock(), is_cached=is_cached)
 
     def forget(self, entry: AdapterEntry) -> None:
-        """Removes the entry if nothing but its file is left. An entry that was replaced by another
-        of the same digest is left alone."""
+        """Removes the entry if it is empty (see `AdapterEntry.is_empty`). Ignores an entry that
+        another entry of the same digest has replaced."""
         is_known = self._entries.get(entry.digest) is entry
         if is_known and entry.is_empty and entry.digest not in self._pins:
             del self._entries[entry.digest]
@@ -182,8 +183,8 @@ class AdapterPool:
                 self.loads.cancel(entry)
 
     def status(self) -> list[AdapterResidency]:
-        """Returns the adapters nearer than the disk, then those known for a failure. Adapters on
-        disk alone are omitted, because there may be tens of thousands."""
+        """Returns the adapters that are loaded, loading or awaited, then others whose last load
+        failed. Adapters only on disk are omitted, because there may be tens of thousands."""
         faults = self.loads.failures.faults
         near = [
             AdapterResidency(
@@ -198,7 +199,7 @@ class AdapterPool:
         ]
 
     def close(self) -> None:
-        """Waits for running loads and frees all memory. Called without the lock or leases."""
+        """Waits for running loads and frees all memory. Call it without the lock and leases."""
         with self.device.lock:
             self._pins.clear()
             for entry in list(self._entries.values()):
@@ -219,10 +220,10 @@ class AdapterPool:
         self.device.check_integrity(entries)
 
     def _entry(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterEntry:
-        """Returns the entry, creating it, and charges it to the tenant, if any.
+        """Returns the adapter's entry, creating it if needed. Charges it to the tenant, if any.
 
         Records the checksum in `ref` as proved, unless a proved image is loaded or a load is
-        running. Drops an idle image with another checksum; one in use serves no new lease.
+        running. Drops an idle image with another checksum; a leased one gets no new leases.
         """
         entry = self._entries.get(ref.digest)
         if entry is None:
@@ -251,7 +252,7 @@ class AdapterPool:
         self.loads.advance(entry)
 
     def _load_pins(self) -> None:
-        """Pins and loads adapters in the order of pinning, up to half of the bytes and slots."""
+        """Loads and pins adapters in order, up to half of the pool's bytes and of its slots."""
         num_bytes = self.device.capacity_bytes // (2 * self._num_pools())
         num_slots = self.device.num_slots // 2
         for entry in self._pins.values():

@@ -1,5 +1,5 @@
-"""Adapters as the scheduler sees them: leases on slots of the device, and why there is none yet. No
-tensors."""
+"""Interface between scheduler and adapters: leases on slots of the device, or the reason why there
+is no lease yet. No tensors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from adapters.errors import AdapterUnavailable
 from memory.accounts import NO_TENANT, Tenant
 
 Tier = Literal["store", "disk", "host", "device", "loading"]
-"""store: in no nearer tier, known only for the failure of its last load."""
+"""Location of an adapter. The status of a pool lists "store" only for an adapter whose last load
+failed."""
 
 
 class Signed(Protocol):
-    """Signature of a content, and the ed25519 key that made it."""
+    """Signature of an adapter's content, and the ed25519 key that verifies it."""
 
     @property
     def public_key(self) -> bytes: ...
@@ -38,7 +39,7 @@ class AdapterRef(Protocol):
 
     @property
     def checksum(self) -> str:
-        """Checksum of the packed image, as proved; empty if unknown."""
+        """Checksum that the packed image was proved to have; empty if unknown."""
         ...
 
     @property
@@ -54,12 +55,12 @@ class Load(NamedTuple):
     """Load of an adapter to the device. Times in seconds of the source's clock."""
 
     tier: Tier
-    """Tier that it was loaded from."""
+    """Tier that the adapter was loaded from."""
     begun_s: float
     ended_s: float
     copy_begun_s: float
     num_evicted: int
-    """Number of adapters evicted from the device for it."""
+    """Number of adapters evicted from the device to make room for this one."""
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class LoadTimes:
     """Times of an adapter's last loads, in seconds of the source's clock."""
 
     source: Tier = "host"
-    """Tier of the last fetch: disk or store."""
+    """Tier that the last fetch read from: disk or store."""
     fetch_begun_s: float = -math.inf
     fetched_s: float = -math.inf
     copy_begun_s: float = -math.inf
@@ -75,8 +76,8 @@ class LoadTimes:
     num_evicted: int = 0
 
     def since(self, arrival_s: float) -> Load | None:
-        """Returns the load that brought the adapter to the device after `arrival_s`, from the tier
-        where it was then, or None if it was on the device."""
+        """Returns the load that put the adapter on the device after `arrival_s`, starting from the
+        tier where the adapter was at `arrival_s`. Returns None if it was on the device already."""
         if self.copied_s <= arrival_s:
             return None
         tier, begun_s = "host", self.copy_begun_s
@@ -86,7 +87,7 @@ class LoadTimes:
 
 
 class Leased(Protocol):
-    """Adapter on the device, as a lease sees it."""
+    """Adapter on the device, as used by its leases."""
 
     leases: int
     load_times: LoadTimes
@@ -100,7 +101,7 @@ class AdapterLease:
     max_rank: int
     checksum: str
     num_loaded_bytes: int
-    """Bytes copied to the device for the holder of this lease."""
+    """Bytes that were copied to the device for the holder of this lease."""
     _adapter: Leased | None
 
     def load_since(self, arrival_s: float) -> Load | None:
@@ -116,15 +117,16 @@ class AdapterLease:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The adapter is loading. Request it again at the next step."""
+    """Result of `acquire` while the adapter is loading. Call `acquire` again at the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """The adapter is not loading, because too little can be evicted for it."""
+    """Result of `acquire` if the adapter is not loading, because too little can be evicted for
+    it."""
 
     num_bytes: int
-    """Bytes that it needs on the device; 0 if there is no room on the host."""
+    """Bytes that the adapter needs on the device; 0 if it needs room on the host first."""
 
 
 class AdapterSource(Protocol):
@@ -142,7 +144,7 @@ class AdapterSource(Protocol):
         ...
 
     def poll(self) -> None:
-        """Called at the start of each step."""
+        """Called at the start of each step, for work that depends on time."""
         ...
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
@@ -165,11 +167,12 @@ class AdapterSource(Protocol):
         ...
 
     def is_ready(self, ref: AdapterRef) -> bool:
-        """Whether `acquire` need not load the adapter."""
+        """Whether `acquire` can return the adapter without loading it."""
         ...
 
     def num_missing_bytes(self, ref: AdapterRef) -> int:
-        """Returns the bytes that an adapter on the host alone needs on the device, else 0."""
+        """Returns the bytes that the adapter needs on the device if it is only on the host, else
+        0."""
         ...
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
@@ -183,7 +186,7 @@ class AdapterSource(Protocol):
 
 
 class FixedSlot:
-    """Slot that an adapter keeps."""
+    """Slot that permanently belongs to one adapter."""
 
     def __init__(self, slot: int, max_rank: int) -> None:
         self.slot = slot
@@ -193,7 +196,7 @@ class FixedSlot:
 
 
 class FixedAdapters:
-    """Simplest `AdapterSource`: all adapters are on the device, and stay there."""
+    """Simplest `AdapterSource`, in which all adapters are permanently on the device."""
 
     is_loading = False
 

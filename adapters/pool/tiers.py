@@ -17,16 +17,16 @@ from memory.eviction.copy_queue import Copy
 from memory.reuse import Reuse
 
 AWAITED_POLLS = 2
-"""Number of polls after a request during which its caller counts as waiting: one more than it takes
-to repeat the request at the next step."""
+"""Number of polls after a request during which its caller counts as waiting. This is one more than
+needed, because waiting callers repeat the request at the next step."""
 SHADOW = 0.1
-"""Fraction of its value that a host image has while the adapter is also on the device. It then only
+"""Factor on the value of a host image while the adapter is also on the device. The image then only
 speeds up a reload after an eviction."""
 
 
 class AdapterResidency(msgspec.Struct, frozen=True):
-    """Location of an adapter. num_bytes: on the device, else on the host, else 0. fault: of the
-    last load, if it failed."""
+    """Location of an adapter. num_bytes: bytes on the device, or else on the host, or else 0.
+    fault: error of the last load, if it failed."""
 
     digest: str
     tier: Tier
@@ -35,73 +35,72 @@ class AdapterResidency(msgspec.Struct, frozen=True):
     pinned: bool
     fault: AdapterUnavailable | None = None
     name: str = ""
-    """Name in the last request; empty if it had none."""
+    """Name in the last request; empty if the request had none."""
 
 
 class Holder(Protocol):
     """Pool of an entry, as used by other pools that share the host tier."""
 
     def host_worth(self, entry: AdapterEntry) -> tuple[bool, float]:
-        """Returns whether a caller waits for the image to be copied to the device, and the seconds
-        that losing it costs."""
+        """Returns whether a caller waits for the image to be copied to the device, and the cost of
+        losing the image in seconds."""
         ...
 
     def forget(self, entry: AdapterEntry) -> None:
-        """Removes the entry if nothing but its file is left."""
+        """Removes the entry if it is empty (see `AdapterEntry.is_empty`)."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class AdapterEntry:
-    """State of an adapter. placement and slot are both set or both None; they are being filled
-    during `loading`, and serve afterwards."""
+    """State of an adapter. `placement` and `slot` are both set or both None. They are being filled
+    while `loading` is set, and can be leased afterwards."""
 
     digest: str
     holder: Holder
     reuse: Reuse = field(default_factory=Reuse)
-    """Recent requests for it."""
     name: str = ""
     is_ephemeral: bool = False
-    """Whether the last request had it as an ephemeral version."""
+    """Whether the last request was for an ephemeral version."""
     signed: Signed | None = None
     """Signature of the last request's version, which the next fetch checks."""
     account: str = NO_TENANT.name
-    """Tenant that last requested it and is charged for its bytes."""
+    """Tenant that last requested the adapter and is charged for its bytes."""
     image: AdapterImage | None = None
     image_bytes: int = 0
-    """Bytes of its image, once it was loaded."""
+    """Size of the image in bytes; 0 until the image has been loaded once."""
     placement: Placement | None = None
     slot: int | None = None
     max_rank: int = 0
     checksum: str = ""
     """Checksum of the last loaded image."""
     proved: str = ""
-    """Checksum that an image must have to be used, or empty."""
+    """Checksum that an image must have to be used. Empty if none is required."""
     loading: Copy[AdapterImage] | None = None
     load_times: LoadTimes = field(default_factory=LoadTimes)
     failure: tuple[AdapterUnavailable, float] | None = None
-    """Error, and the time from which it may be retried."""
+    """Error of the last load, and the time from which the load may be retried."""
     leases: int = 0
     num_unpaid_bytes: int = 0
-    """Bytes copied to the device since the last lease."""
+    """Bytes copied to the device since the last lease began."""
     is_pinned: bool = False
     awaited_polls: int = 0
-    """Number of coming polls until no caller counts as waiting for it. Waiting sequences repeat
-    their requests each step."""
+    """Number of further polls during which a caller counts as waiting for the adapter. Waiting
+    sequences repeat their requests at each step."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is on the device and can be leased."""
+        """Whether the adapter is on the device and can be leased."""
         return self.slot is not None and self.loading is None
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be evicted from the device."""
+        """Whether the adapter may be evicted from the device."""
         return self.is_ready and not self.leases and not self.is_pinned
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a caller waits for it to be on the device."""
+        """Whether a caller waits for the adapter to be on the device."""
         return self.awaited_polls > 0
 
     @property
@@ -117,7 +116,7 @@ class AdapterEntry:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing but its file is left and no caller waits for it."""
+        """Whether the adapter is not loaded, loading, pinned, awaited or recently failed."""
         here = self.loading or self.image or self.failure or self.is_pinned or self.is_awaited
         return not here and self.slot is None
 
@@ -136,15 +135,15 @@ class AdapterEntry:
         return "disk" if self.image is None else "host"
 
     def device_loss_s(self, now: float) -> float:
-        """Returns the cost of evicting it from the device: reload seconds times expected reuse."""
+        """Returns the cost of an eviction from the device: reload seconds times expected reuse."""
         cost = copy_s(self.image_bytes)
         if self.image is None:
             cost += fetch_s(self.image_bytes)
         return cost * self.reuse.expected(now)
 
     def host_loss_s(self, now: float, *, is_cached: bool) -> float:
-        """Returns the cost of dropping its host image: reload seconds times expected reuse.
-        is_cached: whether it is also on disk."""
+        """Returns the cost of dropping the host image: reload seconds times expected reuse.
+        is_cached: whether the image is also on disk."""
         cost = fetch_s(self.image_bytes)
         if not is_cached:
             cost += build_s(self.image_bytes)

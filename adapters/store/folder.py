@@ -47,11 +47,12 @@ class Store(Protocol):
 
     @property
     def min_free_bytes(self) -> int:
-        """Bytes of the disk of `incoming` that are kept free."""
+        """Bytes that are kept free on the disk of `incoming`."""
         ...
 
     def check_room(self, num_bytes: int = 0) -> None:
-        """Raises OSError (ENOSPC) unless the disk of `incoming` has room besides its reserve."""
+        """Raises OSError (ENOSPC) unless the disk of `incoming` has room for `num_bytes` bytes in
+        addition to its reserve."""
         ...
 
     def stage(self) -> Path:
@@ -60,19 +61,21 @@ class Store(Protocol):
         ...
 
     def sweep(self, max_age_s: float) -> None:
-        """Removes incoming folders not held and not changed for `max_age_s` seconds."""
+        """Removes incoming folders that are not held and were not changed for `max_age_s`
+        seconds."""
         ...
 
     def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:
         """Moves a staged folder into the store atomically. An existing folder is kept.
 
-        durable: whether to wait until the folder is on the disk, even if another writer stored it.
-        Otherwise a power failure may lose or damage it.
+        durable: whether to wait until the folder is on the disk, even if another writer has stored
+        it. If False, a power failure may lose or damage the folder.
         """
         ...
 
     def adapter_folder(self, digest: str) -> Path:
-        """Returns the read-only folder of the two files, named as by peft. Raises NotInStore."""
+        """Returns the read-only folder of the adapter's two files, which are named as by peft.
+        Raises NotInStore."""
         ...
 
     def adapter_sizes(self, digest: str) -> dict[str, int]:
@@ -87,8 +90,8 @@ class Store(Protocol):
         ...
 
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:
-        """Returns the folder of a canonical base model. Read-only. Without `weights` its
-        safetensors may be missing. Raises NotInStore."""
+        """Returns the read-only folder of a canonical base model. If `weights` is False, its
+        safetensors files may be missing. Raises NotInStore."""
         ...
 
     def exists(self, kind: Kind, digest: str) -> bool: ...
@@ -102,7 +105,7 @@ class LocalStore:
     """Store in a folder: adapters/<digest>/, models/<digest>/ and incoming/ (being written)."""
 
     def __init__(self, root: Path, *, min_free_bytes: int = 0) -> None:
-        """min_free_bytes: bytes of the disk that are kept free."""
+        """min_free_bytes: bytes that are kept free on the disk."""
         self._root = root
         self._min_free_bytes = min_free_bytes
         for name in ("adapters", "models", "incoming"):
@@ -124,7 +127,8 @@ class LocalStore:
 
     def sweep(self, max_age_s: float) -> None:
         for folder in self.incoming.iterdir():
-            # It may be gone by now, or on a file system without locks, where the writer is unknown.
+            # Errors are ignored: the folder may be gone by now, or the file system may have no
+            # locks, so that it is unknown whether a writer holds the folder.
             with contextlib.suppress(OSError), _open(folder) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if time.time() - last_touched(folder) > max_age_s:
@@ -167,7 +171,7 @@ class LocalStore:
         return self._locate(kind, digest).is_dir()
 
     def delete(self, kind: Kind, digest: str) -> None:
-        # Renamed first, so that a partly deleted folder is never visible.
+        # The folder is renamed first, so that a partly deleted folder is never visible.
         doomed = self.stage()
         try:
             self._locate(kind, digest).rename(doomed / "deleted")
@@ -205,15 +209,15 @@ def check_address(kind: Kind, digest: str) -> None:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Generator[None]:
-    """Protects an incoming folder from `sweep` and other holders, until this process ends at the
-    latest. Raises BlockingIOError if it is held, FileNotFoundError if it is gone."""
+    """Protects an incoming folder from `sweep` and other holders, at most until this process ends.
+    Raises BlockingIOError if the folder is held, FileNotFoundError if it is gone."""
     with _open(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
         except OSError:
-            pass  # a file system without locks, where `sweep` removes nothing either
+            pass  # without locks in the file system, `sweep` removes nothing
         folder.stat()
         yield
 

@@ -12,10 +12,10 @@ S3_SCHEME = "s3://"
 def open_store(
     location: str, cache: Path, *, min_free_bytes: int = 0, cache_bytes: int = 4 << 30
 ) -> Store:
-    """Opens the store of a location. cache: folder for copies from a remote store, adapters up to
-    `cache_bytes`.
+    """Opens the store of a location. cache: folder for copies from a remote store, in which
+    adapters take up to `cache_bytes`.
 
-    Raises ValueError for any other location, or if the needed library is not installed.
+    Raises ValueError if the location is invalid, or if the needed library is not installed.
     """
     if not location.startswith(S3_SCHEME):
         if "://" in location:

@@ -4,8 +4,7 @@
 <prefix>/index/<kind>/<digest>           written last: names the put and its files; exists = stored
 """
 
-# boto3 carries no types.
-# pyright: reportMissingTypeStubs=false, reportMissingImports=false
+# boto3 has no type annotations.
 
 from __future__ import annotations
 
@@ -40,14 +39,14 @@ CONFIG = Config(
     connect_timeout=3,
     read_timeout=10,
     retries={"mode": "standard", "total_max_attempts": 3},
-    # Supported by every server with this interface, whatever its host name.
+    # This style is supported by every server with S3's interface, whatever its host name.
     s3={"addressing_style": "path"},
 )
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
 UNFINISHED_S = 24 * 3600.0
-"""Age in seconds at which files of no entry count as left by a writer that died."""
+"""Age in seconds from which files that no index entry names count as left by a crashed writer."""
 SWEEP_S = 3600.0
 
 logging.getLogger("botocore").setLevel(logging.WARNING)
@@ -56,7 +55,8 @@ FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """Content of an index object: the put that has this digest, and the bytes of each file."""
+    """Content of an index object. put: name of the put that stored the digest's files. files: bytes
+    of each file, by name."""
 
     put: FileName
     files: dict[FileName, int]
@@ -67,8 +67,8 @@ Target = tuple[LocalStore, Kind, str]
 
 
 class ObjectStore:
-    """Store in S3. boto3's own chain finds credentials, region and endpoint (AWS_ENDPOINT_URL,
-    ...).
+    """Store in S3. boto3 finds credentials, region and endpoint in its usual ways (such as
+    AWS_ENDPOINT_URL).
 
     Downloads a folder once and then reads it from the cache, which keeps adapters up to
     `cache_bytes`.
@@ -80,7 +80,7 @@ class ObjectStore:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/".lstrip("/")
         self._cache = LocalStore(cache, min_free_bytes=min_free_bytes)
-        # Tokenizers and configs without weights.
+        # Cache of model folders without weights, that is, with tokenizer and config only.
         self._heads = LocalStore(cache / "heads", min_free_bytes=min_free_bytes)
         self._cache_root = cache / "adapters"
         self._cache_bytes = cache_bytes
@@ -181,7 +181,8 @@ class ObjectStore:
             self._heads.delete(kind, digest)
 
     def sweep(self, max_age_s: float) -> None:
-        """Sweeps the cache, and once an hour the bucket, where it removes leftovers a day old."""
+        """Sweeps the cache, and once an hour the bucket, where it removes leftovers that are a day
+        old."""
         self._cache.sweep(max_age_s)
         self._heads.sweep(max_age_s)
         if time.monotonic() - self._swept_at > SWEEP_S:
@@ -189,7 +190,8 @@ class ObjectStore:
             self.sweep_bucket(UNFINISHED_S)
 
     def sweep_bucket(self, max_age_s: float) -> None:
-        """Removes files of puts that no entry names, and parts of unfinished uploads."""
+        """Removes files of puts that no index entry names, and parts of unfinished uploads, if they
+        are older than `max_age_s` seconds."""
         before = datetime.now(UTC) - timedelta(seconds=max_age_s)
         kinds: tuple[Kind, ...] = ("adapters", "models")
         with _translated_errors():
@@ -226,14 +228,16 @@ class ObjectStore:
                     self._trim()
             is_adapter = kind == "adapters"
             folder = cache.adapter_folder(digest) if is_adapter else cache.model_folder(digest)
-            # Marked as used now, before another thread may trim it. The disk may be read-only.
+            # The folder is marked as used now, before another thread may trim it. The disk may be
+            # read-only.
             with contextlib.suppress(OSError):
                 os.utime(folder)
             return folder
 
     @contextlib.contextmanager
     def _alone(self, target: Target) -> Generator[None]:
-        """Waits for a thread that works on the same target, but for no other."""
+        """Lets only one thread at a time work on a target. Threads with other targets do not
+        wait."""
         with self._brought:
             self._brought.wait_for(lambda: target not in self._bringing)
             self._bringing.add(target)
@@ -268,12 +272,12 @@ class ObjectStore:
             shutil.rmtree(staged, ignore_errors=True)
 
     def _trim(self) -> None:
-        """Removes the least recently used adapters until the cache keeps its bound, except those
-        that a caller is about to use."""
+        """Removes the least recently used adapters until the cached ones fit into `cache_bytes`.
+        Keeps adapters that a caller is about to use."""
         with self._brought:
             found: list[tuple[float, int, Path]] = []
             for folder in self._cache_root.iterdir():
-                # Gone by now if another process of this machine trims the same cache.
+                # The folder is gone by now if another process of this machine trims the same cache.
                 with contextlib.suppress(FileNotFoundError):
                     num_bytes = sum(file.stat().st_size for file in folder.iterdir())
                     found.append((folder.stat().st_mtime, num_bytes, folder))
