@@ -42,8 +42,8 @@ class Grammars:
         end_tokens: frozenset[int],
         threads: GrammarThreads,
     ) -> None:
-        """tokenizer: the model's tokenizer.json. vocab_size: columns of its logits. Raises
-        ValueError if grammars cannot be compiled for the tokenizer."""
+        """tokenizer: path of the model's tokenizer.json. vocab_size: number of columns of the
+        model's logits. Raises ValueError if grammars cannot be compiled for the tokenizer."""
         ends = sorted(end_tokens)
         self._tokenizer = grammars.read_tokenizer(str(tokenizer), vocab_size, ends)
         self._checks = GrammarChecks(str(tokenizer.absolute()), str(vocab_size), *map(str, ends))
@@ -52,11 +52,11 @@ class Grammars:
         self._lock = Lock()
         """Guards all attributes below."""
         self._waiting: OrderedDict[str, dict[SequenceGrammar, str]] = OrderedDict()
-        """Queued grammars with their request ids, by tenant, the next tenant first."""
+        """Queued grammars with their request ids, by tenant. The tenant to serve next is first."""
         self._compiling: set[str] = set()
-        """Tenants that a thread compiles a grammar for."""
+        """Tenants for which a thread is compiling a grammar."""
         self._num_submitted = 0
-        """Calls of `_prepare_next` that the threads were given and have not finished."""
+        """Number of calls of `_prepare_next` that were submitted and have not finished."""
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
         """Compiled grammars by digest, the least recently used first."""
         self._sizes: dict[bytes, int] = {}
@@ -70,8 +70,8 @@ class Grammars:
         *,
         forces: bool = True,
     ) -> SequenceGrammar:
-        """Queues a sequence's grammar for compilation and returns it. It becomes ready later,
-        unless it is closed before."""
+        """Queues a sequence's grammar for compilation and returns it. The grammar becomes ready
+        later, unless it is closed before."""
         opened = SequenceGrammar(
             *(grammar, generated, self._tokenizer, self._threads),
             forces=forces,
@@ -101,12 +101,12 @@ class Grammars:
                 self._waiting.pop(tenant, None)
 
     def _submit(self) -> None:
-        """Has a thread prepare one more grammar. Called with the lock held."""
+        """Submits one more call of `_prepare_next` to the threads. Called with the lock held."""
         self._num_submitted += 1
         self._threads.compiling.submit(self._prepare_next)
 
     def _prepare_next(self) -> None:
-        """Prepares the first grammar of the next tenant that no other thread works for."""
+        """Prepares the first grammar of the next tenant for which no thread is compiling."""
         with self._lock:
             tenant = next((each for each in self._waiting if each not in self._compiling), None)
             if tenant is None:
@@ -144,7 +144,7 @@ class Grammars:
                 opened.fail(compiled)
             else:
                 opened.begin(compiled)
-        except BaseException as error:  # a panic of the library is no Exception
+        except BaseException as error:  # llguidance's panics are not derived from Exception
             log.exception("compiling a grammar failed")
             opened.fail(type(error).__name__)
 

@@ -1,4 +1,4 @@
-"""Constraints of a model's requests, by their grammars and token rules."""
+"""Constraints of a model's requests, made from the requests' grammars and token rules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from workers.wire.protocol import Generate
 
 
 class RequestConstraints:
-    """`ConstraintSource` of grammars and token rules."""
+    """Implementation of `ConstraintSource` for grammars and token rules."""
 
     def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
-        """grammars: None refuses requests with a grammar."""
+        """grammars: compiler of the model's grammars; None refuses requests with a grammar."""
         self._vocab_size = vocab_size
         self._grammars = grammars
 
@@ -34,7 +34,7 @@ class RequestConstraints:
         if request.grammar and self._grammars is not None:
             grammar = self._grammars.open(
                 *(request.grammar, request.tenant, request.request_id, list(generated)),
-                # A forced token has no log-probability.
+                # A forced token is not drawn, so it would have no log-probability.
                 forces=params.logprobs is None,
             )
         if grammar is not None and limits is not None:
@@ -43,8 +43,9 @@ class RequestConstraints:
 
 
 class LimitedGrammar:
-    """`Constraint` by a grammar and by token rules, which ban tokens and end a thought. The grammar
-    of every answer with a thought allows the end of that thought."""
+    """Implementation of `Constraint` for a grammar and token rules, which ban tokens and end a
+    thought. When the thought must end, the mask of the rules replaces the grammar's mask. Every
+    grammar of an answer with a thought allows the token that ends it."""
 
     needs_host_token = True
 

@@ -1,4 +1,4 @@
-"""Tokens that a sequence may draw by the `TokenRules` of its request."""
+"""Limits on the tokens that a sequence may draw, by the `TokenRules` of its request."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from numpy.typing import NDArray
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 MAX_BEFORE_THOUGHT = 4
-"""Maximum number of tokens, such as white space, before the token that begins a thought. An answer
-that begins otherwise has no thought."""
+"""Number of generated tokens, one of which must begin the thought. An answer with this many other
+tokens at its beginning, such as white space, has no thought."""
 
 
 class TokenLimits:
-    """`Constraint` by the rules of one request."""
+    """Implementation of `Constraint` for the token rules of one request."""
 
     is_ready = True
     failure = None
 
     def __init__(self, rules: TokenRules, vocab_size: int, generated: Sequence[int]) -> None:
-        """generated: tokens that another worker generated."""
+        """generated: tokens of the sequence that another worker generated."""
         self._vocab_size = vocab_size
         self._allowed = self._mask(rules.allowed) if rules.allowed else None
         self._always = frozenset(banned[0] for banned in rules.banned if len(banned) == 1)
         self._endings: dict[int, list[list[int]]] = defaultdict(list)
-        """Banned sequences of several tokens, by the token before their last."""
+        """Banned sequences of two or more tokens, by their second-to-last token."""
         for banned in rules.banned:
             if len(banned) > 1:
                 self._endings[banned[-2]].append(list(banned))
         self._num_kept = max(map(len, rules.banned), default=0) - 1
         self._last: list[int] = []
-        """The last generated tokens, as many as a banned sequence may begin with."""
+        """Last generated tokens, at most one less than the longest banned sequence has."""
         self._thought: ThoughtBound | None = rules.thought
-        """None if there is no thought, or it has ended."""
+        """None if the answer has no thought, or the thought has ended."""
         self._is_thinking = rules.thought is not None and rules.thought.is_begun
         self._num_before = 0
         self._num_thought = 0
@@ -48,7 +48,8 @@ class TokenLimits:
 
     @property
     def mask(self) -> NDArray[Any] | None:
-        """Mask of the allowed tokens, or of the end of a thought that has its maximum length."""
+        """Mask of the allowed tokens; None allows all. Once a thought has its maximum length, the
+        mask allows only the token that ends the thought."""
         thought = self._thought
         if thought is None or not self._is_thinking or self._num_thought < thought.max_tokens:
             return self._allowed
@@ -56,7 +57,7 @@ class TokenLimits:
 
     @property
     def banned(self) -> frozenset[int]:
-        """Tokens that would complete a banned sequence of generated tokens."""
+        """Tokens that would complete a banned sequence as the next token."""
         if not self._endings or not self._last:
             return self._always
         found = [

@@ -1,10 +1,11 @@
 """Pending sequences in fair order: service classes with guaranteed shares, and in each class
 tenants by weighted virtual token counters (VTC, arXiv:2401.00588). No tensors and no clock.
 
-Work is charged to its class and to its tenant in that class, in tokens divided by share or weight.
-The class with the least charge is next, and in it the tenant with the least charge. Unused shares
-go to the others. A tenant that returns is raised to the lowest counter of those that stayed, so
-idleness earns no credit.
+Work is charged to its class, in tokens divided by the class's share, and to its tenant in that
+class, in tokens divided by the tenant's weight. The class with the least charge is next, and in it
+the tenant with the least charge. Unused shares go to the other classes and tenants. When an idle
+tenant has pending sequences again, its counter is raised to the lowest counter of the other tenants
+with pending sequences, so that idleness earns no credit.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from workers.scheduling.tenant_queue import NO_LOAD, TERMS, Load, Turn
 from workers.wire.protocol import ServiceClass
 
 MAX_PASSED = 64
-"""Consecutive sequences of one tenant that may be tried without success before the rest of them
-wait for the next step. Bounds the cost of a step."""
+"""Number of consecutive sequences of one tenant that may get no tokens before the tenant's other
+sequences are left to the next step. Bounds the time that scheduling takes."""
 
 TenantQueue = tenant_queue.TenantQueue[Sequence]
 ClassQueue = tenant_queue.ClassQueue[Sequence]
@@ -39,14 +40,15 @@ class FairQueue:
         self.classes = {service_class: ClassQueue(terms) for service_class, terms in TERMS.items()}
         self.waiting = NO_LOAD
         self._floor = 0.0
-        """Counter of the last class that had pending sequences."""
+        """Counter of the class that was the last to have pending sequences."""
         self._of_prompt: dict[bytes, dict[Sequence, None]] = {}
-        """Pending sequences with the same prompt, by its key, in the order in which they were
-        queued. The prompt is computed for the first; the others find it in the prefix cache."""
+        """Pending sequences by the key of their prompt, in the order in which they were queued. A
+        prompt is computed for the first sequence; the others find it in the prefix cache."""
         self._num_activations = 0
 
     def tenant(self, service_class: ServiceClass, tenant: str, weight: int) -> TenantQueue:
-        """Returns the tenant's queue. A new one is kept only once it has a sequence."""
+        """Returns the tenant's queue in the class, or a new queue. A new queue is kept only once a
+        sequence is added to it."""
         class_queue = self.classes[service_class]
         return class_queue.tenants.get(tenant) or TenantQueue(class_queue, tenant, weight)
 
@@ -68,7 +70,7 @@ class FairQueue:
         return sum(each.weight for each in self.classes.values())
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a waiting sequence, and sets its tenant's weight to that of the request."""
+        """Queues a waiting sequence, and sets its tenant's weight to the request's weight."""
         request = sequence.request
         tenant = self.tenant(request.service_class, request.tenant, request.weight)
         class_queue = tenant.class_queue
@@ -82,7 +84,7 @@ class FairQueue:
         self._insert(sequence)
 
     def start(self, sequence: Sequence) -> None:
-        """Records that the sequence runs. The scheduler has changed its status already."""
+        """Records that the sequence runs. Called after its status has changed."""
         tenant = sequence.place.tenant_queue
         tenant.pending.remove(sequence)
         insort(tenant.pending, sequence, key=_turn)
@@ -90,7 +92,7 @@ class FairQueue:
         self._count(tenant, -1, sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Records that the sequence waits again. The scheduler has changed its status already."""
+        """Records that the sequence waits again. Called after its status has changed."""
         tenant = sequence.place.tenant_queue
         if sequence.place.is_pending:
             tenant.pending.remove(sequence)
@@ -98,7 +100,7 @@ class FairQueue:
         self._insert(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Removes a sequence whose prompt is computed, which needs no turn any longer."""
+        """Removes a sequence whose prompt is computed, because it needs no more turns."""
         sequence.place.tenant_queue.num_started -= 1
         self._take_out(sequence)
 
@@ -130,14 +132,14 @@ class FairQueue:
 
     @property
     def _least(self) -> float:
-        """Counter that a returning class is raised to."""
+        """Counter to which a class is raised when it has pending sequences again."""
         counters = (each.counter for each in self.classes.values() if each.active)
         return min(counters, default=self._floor)
 
     def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
-        """Returns the waiting work that is done once the tenant's load `own` is done, including it,
-        if no more is queued. Each other tenant and class gets work done until it is charged as much
-        as this one."""
+        """Returns the waiting work that is done by the time when the tenant's load `own` is done,
+        including `own`, if no more work is queued. The work of every other tenant and class is done
+        up to the charge that this tenant or class then has."""
         ours = tenant.class_queue
         counter = tenant.counter if tenant.pending else max(tenant.counter, ours.least)
         end = counter + own.num_tokens / tenant.weight
@@ -160,9 +162,10 @@ class FairQueue:
         return load.with_parts(classes)
 
     def in_turn(self, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
-        """Yields each pending sequence once, in fair order. Waiting ones are omitted once their
-        tenant is closed. The next is chosen when it is requested, so that charges in between count.
-        Sequences may start, leave or be put back between two of them."""
+        """Yields each pending sequence once, in fair order. Omits the waiting sequences of tenants
+        for which `is_closed` is true. Chooses the next sequence only when it is requested, so that
+        charges in the meantime count. The caller may start, remove and put back sequences during
+        the iteration."""
         heaps: dict[ClassQueue, list[tuple[Turn, TenantQueue]]] = {}
         for class_queue in self.classes.values():
             active = class_queue.active.values()
@@ -219,8 +222,8 @@ class FairQueue:
             self._forget_prompt(key, sequence)
 
     def _forget_prompt(self, key: bytes, sequence: Sequence) -> None:
-        """Removes a sequence that is no longer pending. If it was the first with this prompt, the
-        next one counts with all tokens that are still to be computed."""
+        """Removes a sequence that is no longer pending from the sequences with its prompt. If it
+        was the first, the prompt is computed for the next sequence, whose load is counted again."""
         same = self._of_prompt[key]
         was_first = next(iter(same)) is sequence
         del same[sequence]
@@ -234,8 +237,8 @@ class FairQueue:
             self._count(following.place.tenant_queue, 1, following)
 
     def _num_shared(self, sequence: Sequence) -> int:
-        """Returns the number of the sequence's tokens that are cached, or are computed for the
-        first pending sequence with its prompt."""
+        """Returns the number of the sequence's tokens that are cached, or that are computed for the
+        first pending sequence with the same prompt."""
         num_found = sequence.num_found()
         key = sequence.prompt_key
         is_first = key is None or next(iter(self._of_prompt[key])) is sequence
@@ -258,8 +261,8 @@ def load_of(sequence: Sequence) -> Load:
 
 
 def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
-    """Returns the sequence to preempt when memory is short: a batch sequence if any, then of the
-    most charged class and tenant, the newest."""
+    """Returns the sequence to preempt when memory is short: a batch sequence if there is any, from
+    the most charged class and in it the most charged tenant, and there the newest sequence."""
 
     def key(sequence: Sequence) -> tuple[bool, float, float, float]:
         tenant = sequence.place.tenant_queue
@@ -270,8 +273,8 @@ def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
 
 
 def _turn(sequence: Sequence) -> tuple[bool, int, float, float]:
-    """Returns the sort key of a tenant's sequences: running ones first, then higher priority, then
-    the earlier deadline, then the earlier arrival."""
+    """Returns the key by which a tenant's sequences are sorted: running sequences first, then by
+    higher priority, earlier deadline and earlier arrival."""
     request, arrival_s = sequence.request, sequence.arrival_s
     patience_s = sequence.terms.ttft_s
     if request.timeout_s is not None:
@@ -284,8 +287,8 @@ def _counter(class_queue: ClassQueue) -> float:
 
 
 def _in_order(tenant: TenantQueue, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
-    """Yields pending sequences of one tenant, until `MAX_PASSED` in a row were charged nothing, or
-    only waiting ones are left and the tenant is closed."""
+    """Yields pending sequences of one tenant. Ends when `MAX_PASSED` consecutive sequences were
+    charged nothing, or when only waiting sequences are left and the tenant is closed."""
     num_passed = 0
     for sequence in tenant.pending.copy():
         if num_passed == MAX_PASSED or (sequence.is_waiting and is_closed(tenant)):

@@ -22,8 +22,9 @@ def fair_scheduler(
     max_pages: int | None = None,
     bounds: QueueBounds = QueueBounds(),  # noqa: B008
 ) -> Scheduler:
-    """Returns a scheduler. max_token_gap_s: maximum seconds of a step while streams run. max_pages:
-    maximum pages of one sequence; None: all pages of the arena."""
+    """Returns a scheduler with a `FairnessPolicy` and `QueueLimits`. max_token_gap_s: maximum
+    seconds of a step that has generating sequences. max_pages: maximum number of KV pages of one
+    sequence; None allows all pages of the arena."""
     policy = FairnessPolicy(
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,

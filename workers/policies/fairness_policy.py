@@ -28,9 +28,10 @@ MAX_TOKEN_GAP_S = 0.25
 PREFILL_COST = 1.0
 DECODE_COST = 2.0
 CACHED_COST = 0.1
-"""Charge per token: computed in the prompt, generated, or taken from the prefix cache."""
+"""Charges per token: for a computed prompt token, a generated token, and a prompt token that is
+found in the prefix cache."""
 MIN_KEPT = 64
-"""Number of entries below which ended sequences are kept until their deadline."""
+"""Number of entries up to which `Deadlines` keeps ended sequences until their deadline."""
 
 
 class FairnessPolicy:
@@ -43,7 +44,8 @@ class FairnessPolicy:
         max_batched_tokens: int,
         max_token_gap_s: float = MAX_TOKEN_GAP_S,
     ) -> None:
-        """max_token_gap_s: see `_max_gap_s`."""
+        """max_token_gap_s: maximum seconds of a step that has generating sequences, which is
+        multiplied by the `gap_factor` of their class."""
         self.queue = FairQueue()
         self.over_share = OverShare(self.queue, max_num_seqs)
         self._max_batched_tokens = max_batched_tokens
@@ -52,9 +54,10 @@ class FairnessPolicy:
         self._deadlines = Deadlines()
         self._budget = self._new_budget(Schedule(), frozenset())
         self._closed_by: BlockReason | None = None
-        """Reason why no more sequences start in this step; None if they may."""
+        """Reason why no more sequences may start in this step; None if sequences may start."""
         self._is_spent = False
-        """Whether the sequence whose turn it is gets no tokens, which ends the round."""
+        """Whether the budget had no tokens for the sequence whose turn it was, so that no other
+        sequence gets tokens in this step."""
 
     @property
     def num_waiting(self) -> int:
@@ -129,15 +132,16 @@ class FairnessPolicy:
 
     def in_turn(self) -> Iterator[Sequence]:
         """Yields pending sequences in the order in which they get tokens, until one is blocked by
-        the budget. Waiting ones are omitted once they may not start."""
+        the budget. Omits the waiting sequences of a tenant that may start no more sequences."""
         for sequence in self.queue.in_turn(self._is_closed_to):
             yield sequence
             if self._is_spent:
                 return
 
     def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
-        """Reserves for the sequence what it lacks, by keeping later sequences from starting. An
-        over-share tenant's sequence holds up only over-share tenants; no sequence, all."""
+        """Keeps later sequences from starting, so that the resource that the sequence lacks becomes
+        free for it. A waiting sequence of an over-share tenant holds up only over-share tenants. If
+        the sequence is None, no sequence may start."""
         if reason is BlockReason.BUDGET:
             self._is_spent = True
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.CONSTRAINT):
@@ -173,8 +177,8 @@ class FairnessPolicy:
         return self.over_share.victim(sequence, running)
 
     def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
-        """Deducts prompt tokens from the budget and charges them, because the next turn depends on
-        it. Tokens computed again after a preemption are not charged."""
+        """Deducts prompt tokens from the budget, and charges them at once, because the next turn
+        depends on the charges. Tokens computed again after a preemption are not charged."""
         self._budget.deduct(num_tokens, sequence.num_computed)
         end = sequence.num_computed + num_tokens
         num_new = end - max(sequence.place.num_charged, sequence.num_computed)
@@ -189,13 +193,15 @@ class FairnessPolicy:
             self._charge(sequence, CACHED_COST * num_cached)
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:
-        """Charges all generated tokens of `num_known` except the last, each once."""
+        """Charges the generated tokens among the sequence's first `num_known` tokens that have not
+        been charged yet."""
         if num_known > sequence.place.num_charged:
             self._charge(sequence, DECODE_COST * (num_known - sequence.place.num_charged))
             sequence.place.num_charged = num_known
 
     def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
-        """Charges an adapter's load. num_tokens: tokens that could be prefilled in its time."""
+        """Charges the load of the sequence's adapter. num_tokens: number of prompt tokens that
+        could be computed in the time of the load."""
         self._charge(sequence, PREFILL_COST * num_tokens)
 
     def _charge(self, sequence: Sequence, cost: float) -> None:
@@ -235,15 +241,17 @@ class FairnessPolicy:
 
 
 class Deadlines:
-    """Heap of deadlines. Sequences that have started or ended are dropped at their deadline."""
+    """Heap of the deadlines of sequences. A sequence that has started or ended stays in the heap
+    until its deadline, unless there are many entries."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
         self._num_added = 0
 
     def add(self, sequence: Sequence, num_live: int) -> None:
-        """Adds the deadline of a sequence that has a timeout. num_live: upper bound of the
-        unfinished sequences here; the heap has at most about twice as many entries."""
+        """Adds the deadline of the sequence if it has a timeout. num_live: upper bound of the
+        number of unfinished sequences. If the heap has more than about twice this number of
+        entries, ended sequences are removed."""
         if sequence.request.timeout_s is None:
             return
         self._num_added += 1
@@ -253,7 +261,8 @@ class Deadlines:
             heapify(self._heap)
 
     def pop_passed(self, now: float) -> list[Sequence]:
-        """Removes and returns sequences whose deadline for the first token has passed."""
+        """Removes the entries whose deadline has passed. Returns the sequences among them that are
+        waiting and have no generated token."""
         passed: list[Sequence] = []
         while self._heap and self._heap[0][0] <= now:
             sequence = heappop(self._heap)[2]
@@ -263,8 +272,9 @@ class Deadlines:
 
 
 def due_s(sequence: Sequence) -> float:
-    """Returns the time when the token after those in flight is due: `tpot_s` after the one before
-    was due. A late first token is forgiven."""
+    """Returns the time when the sequence's next token, after the tokens in flight, is due. Each
+    token is due `tpot_s` after the previous token was due. If the first token was late, the later
+    tokens are due relative to the time when it was generated."""
     times, terms = sequence.times, sequence.terms
     num_ahead = sequence.num_inflight_tokens
     first_s = times.arrival_s + terms.ttft_s

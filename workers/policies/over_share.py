@@ -1,11 +1,11 @@
 """Tenants over their share: which tenants they are, and the limits on them.
 
-A tenant is over its share if it recently had more than its share and `LEEWAY` of what the other
-tenants with work are entitled to. Four rules protect the others:
+A tenant is over its share if it recently used more than its share plus the fraction `LEEWAY` of the
+shares of all other tenants with work. Four rules protect the other tenants:
 
 - time: prompts and tokens of over-share tenants lengthen a step by at most `ADDED_PART`;
 - room: a blocked sequence of an over-share tenant holds up only over-share tenants;
-- free slots: some sequence slots are kept for tenants within their share that hold few of them;
+- free slots: some sequence slots are reserved for tenants within their share that hold few slots;
 - taken slots: if no slot is free, an over-share tenant gives one up to a tenant within its share.
 """
 
@@ -18,14 +18,16 @@ from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn
 from workers.scheduling.sequence import Sequence
 
 RECENT_TOKENS = 4096.0
-"""Decay constant of a tenant's recent part, in tokens charged to all tenants."""
+"""Number of tokens charged to all tenants after which the weight of an earlier charge has fallen to
+1/e in a tenant's recent part."""
 LEEWAY = 0.25
-"""Fraction of the others' share that a tenant may recently have used beyond its own."""
+"""Fraction of the other tenants' shares that a tenant may use beyond its own share before it counts
+as over its share."""
 ADDED_PART = 0.4
 """Time that over-share tenants may add to a step with their tokens and prompts, as a fraction of
-the step's time without either."""
+the step's time without them."""
 LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
-"""Bounds of the fraction of slots that is kept for tenants with few of them."""
+"""Minimum and maximum fraction of the slots that is reserved for tenants with few slots."""
 
 
 class OverShare:
@@ -57,15 +59,15 @@ class OverShare:
 
     def max_step_s(self, within_share_s: float) -> float:
         """Returns the maximum seconds of a step with over-share tenants. within_share_s: predicted
-        seconds without them."""
+        seconds of the step without over-share tenants."""
         return (1 + ADDED_PART) * within_share_s
 
     def may_have_slot(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         """Whether the sequence's tenant may have one more slot.
 
-        About one slot for each other tenant with work is kept for tenants that are within their
-        share and hold few slots. Without a free slot, a tenant may have one only if an over-share
-        tenant must give one up for it.
+        About one slot for each other tenant with work is reserved for tenants that are within their
+        share and hold few slots. If no slot is free, or the free slots are reserved and the tenant
+        may not use them, it gets a slot only if an over-share tenant must give one up.
         """
         tenant = sequence.place.tenant_queue
         share = self._queue.share(tenant)
@@ -78,9 +80,10 @@ class OverShare:
         return self.victim(sequence, running) is not None
 
     def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the sequence that gives up its slot: the newest of the over-share tenant with the
-        most slots for its share, if that tenant then still has no less than the other. Returns None
-        if there is none, or if the sequence's tenant itself is over its share."""
+        """Returns the running sequence that must give up its slot to the sequence: the newest
+        sequence of the over-share tenant that holds the most slots for its share. A tenant gives up
+        no slot if it would then hold fewer for its share than the sequence's tenant. Returns None
+        if no tenant must give up a slot, or if the sequence's tenant is itself over its share."""
         tenant = sequence.place.tenant_queue
         if self.includes(tenant):
             return None
@@ -96,11 +99,11 @@ class OverShare:
         return last_in_turn(each for each in running if each.place.tenant_queue is most)
 
     def _recent_part(self, tenant: TenantQueue) -> float:
-        """Returns the fraction of the recently charged tokens that were the tenant's."""
+        """Returns the fraction of the recently charged tokens that was charged to the tenant."""
         num_since = self._num_charged - tenant.recent_at
         return tenant.recent_part * math.exp(-num_since / RECENT_TOKENS)
 
 
 def _with_leeway(share: float) -> float:
-    """Returns the share plus `LEEWAY` of the others' share."""
+    """Returns the share plus the fraction `LEEWAY` of all other tenants' shares."""
     return share + LEEWAY * (1.0 - share)

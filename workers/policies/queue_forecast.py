@@ -1,10 +1,11 @@
 """Forecast of the time until a waiting sequence has its first token.
 
-A fluid model of the scheduler: while sequences wait, each step has one token of every generating
-sequence and as many prompt tokens as the step budget permits. A sequence gets its first token once
-a slot is free for it, the prompts before it are computed, and its own is. Measured inputs are the
-seconds of a step, the length of an answer, the fraction of the expected prompt tokens that are
-computed, and how much longer than predicted a backlogged queue takes.
+The forecast models the scheduler with mean requests and fractions of sequences. While sequences
+wait, each step has one token of every generating sequence and as many prompt tokens as the step
+budget permits. A sequence gets its first token once a slot is free for it, and all prompts before
+it and its own are computed. Measured inputs are the seconds of a step, the length of an answer, the
+fraction of the expected prompt tokens that are computed, and the factor by which a backlogged queue
+takes longer than predicted.
 """
 
 from __future__ import annotations
@@ -20,23 +21,27 @@ from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import Load, Terms
 
 ASSUMED_ANSWER = 64.0
-"""Assumed tokens of an answer, weighted as `ASSUMED_ANSWERS` measured answers."""
+"""Assumed number of tokens of an answer. It counts as much as `ASSUMED_ANSWERS` measured
+answers."""
 ASSUMED_ANSWERS = 4.0
 KEPT = 0.97
-"""Factor by which each answer and each prompt reduces the weight of earlier ones."""
+"""Factor by which each new answer reduces the weight of earlier answers, and each new prompt the
+weight of earlier prompts."""
 SLOWDOWN_MEMORY_S = 10.0
 """Decay time constant of the slowdown, in seconds."""
 ASSUMED_S = 0.25
-"""Seconds of backlog without slowdown that count as measured."""
+"""Seconds of backlog without slowdown that are added to the measured seconds, so that a short
+measurement has little effect."""
 NUM_HALVINGS = 6
-"""Iterations of the search for the number of generating sequences."""
+"""Iterations of the bisection that finds the number of generating sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningWork:
-    """Remaining work of running sequences. releases: steps until each frees its slot, ascending.
-    answer: expected tokens of an answer, at least as long as the running ones suggest. tpot_s:
-    promised seconds between two tokens of their streams. gap_factor: see `Terms`."""
+    """Remaining work of running sequences. releases: number of steps until each sequence frees its
+    slot, in ascending order. answer: expected number of tokens of an answer, which is raised if the
+    running answers are longer than earlier answers. tpot_s: shortest of the sequences' promised
+    seconds per token. gap_factor: smallest of the sequences' factors (see `Terms`)."""
 
     releases: list[float]
     answer: float
@@ -45,7 +50,8 @@ class RunningWork:
 
 
 class _Request(NamedTuple):
-    """Mean waiting request in tokens. prompt: computed part. length: prompt and answer."""
+    """Mean waiting request, in tokens. prompt: prompt tokens that will be computed, because they
+    are not cached. length: queued prompt tokens plus `answer`."""
 
     prompt: float
     answer: float
@@ -53,8 +59,9 @@ class _Request(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """Steps of a backlogged queue. num_joining: prompt tokens per step. seconds: of such a step.
-    slot_s: seconds of a step while all slots are taken, so that few prompts join."""
+    """Mean step while the queue is backlogged. num_joining: prompt tokens in the step. seconds:
+    duration of the step. slot_s: duration of a step while all slots are taken, which has fewer
+    prompt tokens."""
 
     num_joining: float
     seconds: float
@@ -80,9 +87,11 @@ class QueueForecast:
         self._num_answer_tokens = ASSUMED_ANSWERS * ASSUMED_ANSWER
         self._num_expected_tokens = self._num_computed_tokens = 1.0
         self._backlog = [0.0] * 4
-        """Recent seconds of backlog, and the steps, tokens and attended positions in them."""
+        """Recent seconds of backlog, and the numbers of steps, tokens and attended positions in
+        these seconds."""
         self._is_backlogged = False
-        """Whether sequences waited when the last step ended, so that the next one counts."""
+        """Whether sequences waited when the last step ended, so that the next step counts as
+        backlog."""
         self._ended_s = 0.0
 
     def record_start(self, num_expected: float, num_computed: int) -> None:
@@ -114,7 +123,7 @@ class QueueForecast:
         self._is_backlogged = False
 
     def forget(self) -> None:
-        """Forgets all measurements, such as those of a warm-up."""
+        """Forgets the measured slowdown, for example after a warm-up."""
         self._backlog = [0.0] * 4
         self.pause()
 
@@ -147,9 +156,10 @@ class QueueForecast:
         terms: Terms,
         memory_tokens: float,
     ) -> float:
-        """Returns the seconds until a sequence with these terms has its first token, or 0 without
-        measured steps. ahead: waiting work until then, including its own. num_begun: prompt tokens
-        that running sequences still compute. memory_tokens: tokens that fit into memory."""
+        """Returns the predicted seconds until a waiting sequence with these terms has its first
+        token, or 0 if no steps were measured. ahead: waiting work that is done until then,
+        including the sequence's own. num_begun: prompt tokens that running sequences have yet to
+        compute. memory_tokens: number of tokens whose KV fits into memory."""
         request = self._mean_request(ahead, running.answer)
         num_running = len(running.releases)
         num_fitting = memory_tokens / max(request.length, 1.0)
@@ -189,8 +199,9 @@ class QueueForecast:
         running: RunningWork,
         terms: Terms,
     ) -> _Steps:
-        """Finds the number of generating sequences at which as many start as end: the more there
-        are, the fewer prompt tokens join a step. num_most: upper bound of the number."""
+        """Returns the steps with the number of generating sequences at which as many sequences
+        start as end. More generating sequences leave room for fewer prompt tokens in a step, so
+        that fewer sequences start. num_most: upper bound of the number of generating sequences."""
         step_time, context = self._step_time, request.prompt / 2
         gap_s = self._max_token_gap_s * min(running.gap_factor, terms.gap_factor)
         tpot_s = min(running.tpot_s, terms.tpot_s, gap_s)
@@ -219,7 +230,8 @@ class QueueForecast:
     def _num_joining(
         self, num_rows: float, num_attended: float, tpot_s: float, gap_s: float, context: float = 0
     ) -> float:
-        """Returns the prompt tokens that join a step of `num_rows` sequences, by `StepBudget`."""
+        """Returns the number of prompt tokens that `StepBudget` permits in a step with `num_rows`
+        generating sequences."""
         is_alone = num_rows < 1
         budget = StepBudget(
             self._step_time,

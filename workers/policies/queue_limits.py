@@ -1,4 +1,4 @@
-"""Bounds of a scheduler's queue: which requests are refused when it is full, and when to retry.
+"""Bounds of a scheduler's queue: which requests it refuses, and when refused clients may retry.
 
 The queue is bounded in requests, in prompt tokens and in the time until a request's first token.
 Each tenant may fill its share. When the queue is full, a newcomer of a tenant within its share
@@ -23,19 +23,21 @@ from workers.wire.protocol import MAX_RETRY_S, ServiceClass
 CHECK_S = 0.25
 """Seconds between checks whether waiting sequences are still in time."""
 MAX_CHECKED = 8
-"""Maximum number of tenants per check: those with the most waiting tokens."""
+"""Maximum number of tenants per check. Only tenants with the most waiting tokens are checked."""
 ADMITTED_PART = 0.85
-"""Fraction of the maximum wait up to which a newcomer is admitted; forecasts are inexact."""
+"""Fraction of the maximum wait up to which a newcomer is admitted. It is below 1, because forecasts
+are inexact."""
 LATE_PART = 0.95
 """Fraction of the maximum wait beyond which a waiting sequence is refused."""
 SPARED_PART = 0.05
-"""Fraction of the maximum wait. A sequence predicted to need less is no longer refused."""
+"""Fraction of the maximum wait. A waiting sequence whose first token is predicted within this time
+is not refused, even if it is late."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """Bounds of a queue. max_wait_s: until the first token of an interactive request. The limit of
-    other classes is longer, in proportion to their promised time to first token."""
+    """Bounds of a queue. max_wait_s: maximum seconds until the first token of an interactive
+    request. Other classes may wait longer, in proportion to their `Terms.ttft_s`."""
 
     max_requests: int = 1024
     max_tokens: int = 1 << 20
@@ -52,7 +54,7 @@ class QueueLimits:
         bounds: QueueBounds,
         memory_tokens: Callable[[], int],
     ) -> None:
-        """memory_tokens: returns the tokens of running sequences that fit into memory."""
+        """memory_tokens: function that returns the number of tokens whose KV fits into memory."""
         self._queue = queue
         self._running: dict[Sequence, None] = {}
         """Running sequences, in the order in which they started."""
@@ -61,7 +63,7 @@ class QueueLimits:
         self._memory_tokens = memory_tokens
         self._next_check_s = 0.0
         self._next_retry_s: dict[tuple[ClassQueue, str], float] = {}
-        """Time of the last retry that was proposed to each refused tenant, by class and tenant."""
+        """Latest retry time that was proposed to a refused tenant, by class and tenant."""
         self._max_retries = MAX_TENANTS
 
     @property
@@ -103,7 +105,7 @@ class QueueLimits:
             is_full = wait_s > ADMITTED_PART * max_wait_s
             return [self._refusal(newcomer, tenant, message, now, wait_s, is_full=is_full)]
         if self._queue.num_waiting == 0:
-            return []  # a prompt longer than the queue could otherwise never enter it
+            return []  # otherwise a prompt longer than the queue could never be queued
         return self._push_out(newcomer, tenant, now)
 
     def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
@@ -121,7 +123,8 @@ class QueueLimits:
     def _late(
         self, tenant: TenantQueue, now: float, able_s: float, work: RunningWork
     ) -> list[Sequence]:
-        """Returns the tenant's last sequences, as many as would be late."""
+        """Returns the sequences at the end of the tenant's queue that are predicted to be late.
+        work: remaining work of all running sequences."""
         late: list[Sequence] = []
         waiting = tenant.waiting
         for sequence in reversed(tenant.pending[tenant.num_started :]):
@@ -137,15 +140,16 @@ class QueueLimits:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether a newcomer starts at once, and no other prompt is being computed."""
+        """Whether a slot is free, and no prompt waits or is being computed."""
         return not self._queue.has_pending and len(self._running) < self._forecast.max_num_seqs
 
     def _max_wait_s(self, sequence: Sequence) -> float:
         return self._bounds.max_wait_s * sequence.terms.ttft_s / _INTERACTIVE.ttft_s
 
     def _wait_with_s(self, newcomer: Sequence, tenant: TenantQueue) -> float:
-        """Returns the seconds until a newcomer has its first token. Its own prompt counts at most
-        as the mean of those that wait, so that long prompts find room as often as short ones."""
+        """Returns the predicted seconds until a newcomer has its first token. Its prompt counts no
+        more tokens than the mean waiting prompt, so that long prompts are admitted as often as
+        short prompts."""
         num_requests, num_tokens, _ = self._queue.waiting
         load = load_of(newcomer)
         num_own = min(load.num_tokens, num_tokens / max(num_requests, 1))
@@ -153,14 +157,16 @@ class QueueLimits:
         return self._wait_s(tenant, own, self._forecast.running_work(self._running))
 
     def _wait_s(self, tenant: TenantQueue, own: Load, work: RunningWork) -> float:
-        """Returns the seconds until each request of the load `own` has its first token."""
+        """Returns the predicted seconds until all requests of the tenant's load `own` have their
+        first token. work: remaining work of all running sequences."""
         ahead = self._queue.ahead_of(tenant, own)
         num_begun = sum(each.num_uncomputed for each in self._running if each.is_prefilling)
         terms, memory_tokens = tenant.class_queue.terms, self._memory_tokens()
         return self._forecast.seconds(ahead, num_begun, work, terms, memory_tokens)
 
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
-        """Returns refusals of fuller tenants' requests that make room, or the newcomer's."""
+        """Returns refusals that make room for the newcomer, of requests of tenants that fill more
+        of their shares. Returns a refusal of the newcomer if they do not make enough room."""
         num_requests, num_tokens = 1, load_of(newcomer).num_tokens
         own = self._fullness(tenant, num_requests, num_tokens)
         victims: list[Sequence] = []
@@ -184,8 +190,9 @@ class QueueLimits:
         )
 
     def _fullest(self, gone: list[Sequence], above: float) -> Sequence | None:
-        """Returns the newest waiting request of the tenant furthest above its share of the queue,
-        not counting `gone`. Returns None unless that is above the level `above`."""
+        """Returns the newest waiting request of the tenant that fills most of its share of the
+        queue. Requests in `gone` count as removed. Returns None if no tenant with such a request
+        fills more than the fraction `above` of its share."""
         best: Sequence | None = None
         for tenant in self._tenants():
             own = [sequence for sequence in gone if sequence.place.tenant_queue is tenant]
@@ -196,7 +203,8 @@ class QueueLimits:
         return best
 
     def _fullness(self, tenant: TenantQueue, num_requests: int, num_tokens: float) -> float:
-        """Returns the used fraction of the tenant's share of the queue with these additions."""
+        """Returns the fraction of its share of the queue that the tenant fills if these numbers of
+        requests and tokens are added."""
         requests = (tenant.num_waiting + num_requests) / self._bounds.max_requests
         tokens = (tenant.waiting.num_tokens + num_tokens) / self._bounds.max_tokens
         return max(requests, tokens) / self._share(tenant)
@@ -211,10 +219,10 @@ class QueueLimits:
         *,
         is_full: bool = True,
     ) -> Refusal:
-        """Returns a refusal. Its retry time follows that of the tenant's last refusal by the time
-        until one place becomes free. wait_s: seconds until one more request would have its first
-        token, if known. is_full: whether any other request of the tenant would have been refused,
-        too."""
+        """Returns a refusal of the sequence. Its retry time is the retry time of the tenant's
+        previous refusal, plus the seconds until one place becomes free. wait_s: predicted seconds
+        until one more request has its first token; None if not predicted yet. is_full: whether any
+        other request of the tenant would have been refused, too."""
         wait_s = self._wait_with_s(sequence, tenant) if wait_s is None else wait_s
         pace_s = wait_s / (tenant.num_waiting + 1)
         last_s = self._next_retry_s.get((tenant.class_queue, tenant.tenant), now)
@@ -223,8 +231,8 @@ class QueueLimits:
         return Refusal(sequence, message, max(next_s - now, 1.0), pace_s if is_full else 0.0)
 
     def _record_retry(self, tenant: TenantQueue, next_s: float, now: float) -> None:
-        """Records the tenant's proposed retry. Forgets those that have passed, once there are
-        many."""
+        """Records the retry time that is proposed to the tenant. Once there are many retry times,
+        forgets the ones that have passed."""
         self._next_retry_s[tenant.class_queue, tenant.tenant] = next_s
         if len(self._next_retry_s) > self._max_retries:
             self._next_retry_s = {
@@ -254,7 +262,8 @@ _INTERACTIVE = TERMS[ServiceClass.INTERACTIVE]
 
 
 def _newest(tenant: TenantQueue, gone: list[Sequence]) -> Sequence | None:
-    """Returns the tenant's newest waiting sequence that may be refused, or None."""
+    """Returns the tenant's newest waiting sequence that may be refused, or None if there is none.
+    gone: sequences that are refused already."""
     candidates = (
         sequence
         for sequence in tenant.pending[tenant.num_started :]

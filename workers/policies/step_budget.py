@@ -1,4 +1,4 @@
-"""Budget of prompt tokens for a step that generating sequences wait for."""
+"""Budget of prompt tokens for a step, limited so that generated tokens are in time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from workers.policies.step_cost import StepTime
 
 MIN_TOKENS = 64
 MIN_PART = 0.25
-"""Prompt tokens guaranteed in every step, even if tokens are late, because otherwise no prompt is
-computed under load: MIN_TOKENS, as far as the maximum gap between tokens has room for them, or as
-many as take MIN_PART of the time of the generating sequences alone."""
+"""Bounds of the prompt tokens that every step may have even if generated tokens are late, because
+otherwise no prompt is computed under load. They are at most MIN_TOKENS, and they must fit into the
+maximum gap between two tokens or, if that permits more, into MIN_PART of the time that the
+generating sequences take alone."""
 
 
 class StepBudget:
     """Budget of one step.
 
-    num_tokens: maximum number of prompt tokens. decode_s: predicted seconds of the step so far.
-    over_share_s: maximum duration with prompts of over-share tenants. seconds: duration up to which
-    no token is late. max_gap_s: duration up to which no gap between two tokens is too long, however
-    early the previous tokens were.
+    num_tokens: maximum number of prompt tokens. decode_s: predicted seconds of the step with
+    generating sequences alone. over_share_s: maximum seconds of the step if it has prompts of
+    over-share tenants. seconds: maximum seconds of the step without a late token. max_gap_s:
+    maximum seconds of the step without too long a gap between two tokens, even if the previous
+    tokens were early.
     """
 
     def __init__(
@@ -40,13 +42,14 @@ class StepBudget:
         self._floor = int(max(min(MIN_TOKENS, step_time.tokens_within(floor_s, 0)), 1))
 
     def is_spent(self, *, is_over_share: bool) -> bool:
-        """Whether no tokens are left for prompts of tenants over (or within) their share."""
+        """Whether no tokens are left for prompts of tenants over their share, or of tenants within
+        their share if `is_over_share` is false."""
         is_late = is_over_share and self._floor <= 0 and self._over_share_s <= 0.0
         return self.num_tokens <= 0 or is_late
 
     def room(self, context: float, *, is_over_share: bool) -> int:
-        """Returns the tokens left for a prompt with `context` tokens computed: at least one, unless
-        the budget is spent."""
+        """Returns the number of tokens left for a prompt of which `context` tokens are computed. It
+        is at least 1 unless the budget is spent."""
         seconds = min(self._seconds, self._over_share_s) if is_over_share else self._seconds
         within = self._step_time.tokens_within(seconds, context)
         return int(min(self.num_tokens, max(within, self._floor, 1)))

@@ -12,23 +12,27 @@ import numpy as np
 MEMORY = 0.995
 """Factor by which each new step reduces the weight of earlier measurements."""
 NUM_REMEMBERED = 1 / (1 - MEMORY)
-"""Number of steps that the weights of all earlier steps add up to, at most."""
+"""Upper bound of the sum of all steps' weights, where the newest step has weight 1."""
 STALE_PART = 1 / 16
-"""Fraction of the remembered steps that may be new until the coefficients are computed again, which
-takes as long as scheduling a sequence."""
+"""Fraction of the remembered steps that must be new before the coefficients are computed again,
+because that takes as long as scheduling a sequence."""
 MIN_STEPS = 8
-"""Steps to measure before the first prediction. Fewer do not determine three coefficients."""
+"""Number of measured steps before the first prediction. Fewer steps do not determine the three
+coefficients."""
 UNITS = np.array([1.0, 1e2, 1e5])
-"""Scale of each coefficient, so that all three are near one."""
+"""Divisor of each feature (steps, tokens, attended positions), so that all features have a similar
+size in the equations."""
 RIDGE = 1e-9
-"""Regularisation towards zero, as a fraction of the largest product. It determines coefficients
-that the steps leave open, and is far above the rounding error of a zero pivot."""
+"""Regularisation of the coefficients towards zero, as a fraction of the largest product. It sets
+coefficients that the measured steps do not determine, and is far above the rounding error of a zero
+pivot."""
 RIDGE_OF_ONE = RIDGE * np.eye(3)
 
 
 class StepTime:
-    """Least squares of the relative error, so that a step delayed by something else has little
-    weight. No coefficient is negative, because more work does not take less time."""
+    """Least-squares fit of the durations of steps. It minimises relative errors, so that a step
+    that was delayed by another cause has little weight. No coefficient is negative, because more
+    work does not take less time."""
 
     def __init__(self) -> None:
         self.forget()
@@ -37,12 +41,12 @@ class StepTime:
         """Forgets all measurements."""
         self._products, self._sums = np.zeros((3, 3)), np.zeros(3)
         self._new: list[tuple[float, float, float]] = []
-        """Features of the steps that are not in the products and sums."""
+        """Features of the steps that have not been added to the products and sums yet."""
         self._num_steps = 0
         self._coefficients = 0.0, 0.0, 0.0
 
     def record(self, num_tokens: int, num_attended: int, seconds: float) -> None:
-        """Records a step. num_attended: sum over its tokens of the earlier positions read."""
+        """Records a step. num_attended: earlier positions read, summed over the step's tokens."""
         if seconds > 0.0:
             self._new.append((1 / seconds, num_tokens / seconds, num_attended / seconds))
             self._num_steps += 1
@@ -57,12 +61,14 @@ class StepTime:
         return step * num_steps + token * num_tokens + position * num_attended
 
     def seconds_of(self, num_tokens: float, context: float) -> float:
-        """Returns the seconds that prompt tokens after `context` positions add to a step."""
+        """Returns the seconds that prompt tokens add to a step if `context` positions precede
+        them."""
         _, token, position = self._solved()
         return num_tokens * (token + position * context)
 
     def tokens_within(self, seconds: float, context: float) -> float:
-        """Returns the number of prompt tokens that add at most `seconds` to a step."""
+        """Returns the number of prompt tokens that add at most `seconds` to a step if `context`
+        positions precede them."""
         cost = self.seconds_of(1, context)
         return max(seconds, 0.0) / cost if cost > 0.0 else math.inf
 
@@ -80,7 +86,8 @@ class StepTime:
         self._products = memory * self._products + (weights * features.T) @ features
         self._sums = memory * self._sums + weights @ features
         self._new = []
-        # No product of two different features is larger than both of their squares.
+        # The largest of the products is a square, because a product of two different features is
+        # not larger than both of their squares.
         matrix, sums = self._products + self._products.max() * RIDGE_OF_ONE, self._sums.copy()
         while (values := np.linalg.solve(matrix, sums)).min() < 0.0:
             fixed = int((values < 0.0).argmax())
