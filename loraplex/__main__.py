@@ -1,7 +1,7 @@
-"""`python -m loraplex`.
+"""Runs the command line: `python -m loraplex`.
 
-Python puts the current folder first on the import path, so that a file named like a library would
-be run. The folder is removed before anything else is imported.
+Python puts the current folder first on the import path, so that a file with the name of a library
+would be imported instead of the library. The folder is removed before anything else is imported.
 """
 
 import sys

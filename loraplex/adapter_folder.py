@@ -1,4 +1,4 @@
-"""Checks a folder that a training tool wrote, before any of it is sent."""
+"""Checks an adapter folder that a training tool wrote, before anything is sent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 def check_folder(folder: Path, warn: Callable[[str], None]) -> None:
-    """Checks that the folder has the two files of an adapter, and that they can be served as far as
-    can be known without the base model. Passes warnings to `warn`.
+    """Checks that the folder has the two files of an adapter and that the adapter can be served, as
+    far as this is known without the base model. Passes warnings to `warn`.
 
     Raises ApiFailure, which names what the folder has instead, or Refused.
     """
@@ -50,7 +50,8 @@ def _compare_ages(pickle: Path, weights: Path, warn: Callable[[str], None]) -> N
 
 
 def _found_instead(folder: Path, pickle: Path | None) -> str | None:
-    """Returns what the folder has instead of an adapter and what to do, or None if unknown."""
+    """Returns what the folder has instead of an adapter and what to do about it, or None if that is
+    unknown."""
     has_config, has_weights = (folder / CONFIG_NAME).is_file(), (folder / WEIGHTS_NAME).is_file()
     if has_config and not has_weights and pickle is not None:
         return (

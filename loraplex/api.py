@@ -1,4 +1,4 @@
-"""REST client with which the command line talks to a running server."""
+"""REST client with which the command line calls a running server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loraplex.settings import Settings
 
 NOT_NOW = (502, 503, 504)
 AWAY_S = 1.0
-"""Seconds between calls of a server that is unavailable."""
+"""Seconds between repeated calls while the server is unavailable."""
 ADVICE = {
     "tenant_missing": "give --tenant NAME, one of `loraplex tenant list`",
     "tenant_not_found": "`loraplex tenant list` shows those there are",
@@ -29,18 +29,19 @@ ADVICE = {
     "worker_not_found": "`loraplex workers list` shows those there are",
     "key_not_found": "`loraplex key list --tenant NAME` shows those there are",
 }
-"""What to do about a refusal, by its code."""
+"""Advice for the user about a refusal, by the refusal's code."""
 
 
 class Api:
-    """REST client. `key` may be an admin's or a tenant's; the server checks its rights."""
+    """REST client. `key` may be an admin key or a tenant's key. The server checks its rights."""
 
     def __init__(self, url: str, key: str, key_source: str = "LORAPLEX_KEY") -> None:
-        """`key_source` says where the key was found, for messages. Raises BadSettings."""
+        """`key_source` says where the key was found. Messages contain it. Raises BadSettings."""
         self._key_source = key_source
         self.patience_s = 0.0
-        """Seconds for which a call is repeated while the tenant calls too often, at the pace that
-        the server names, or while a server that has answered before is unavailable."""
+        """Seconds for which a call is repeated. It is repeated at the pace that the server names
+        while the tenant exceeds its rate limit, and while a server that has answered before is
+        unavailable."""
         self._has_answered = False
         if not (key.isascii() and key.isprintable()):
             raise BadSettings("LORAPLEX_KEY: no API key has such characters")
@@ -78,7 +79,8 @@ class Api:
     def put(
         self, path: str, body: dict[str, Any], *, if_match: str | None = None, **query: Any
     ) -> Any:
-        """`if_match` is the ETag that the replaced resource must still have."""
+        """Sends a PUT request. `if_match` is the ETag that the replaced resource must still
+        have."""
         headers = _given({"if-match": if_match})
         return self._call("PUT", path, json=body, params=_given(query), headers=headers)
 
@@ -89,7 +91,8 @@ class Api:
         return self._call("DELETE", path, params=_given(query))
 
     def all(self, path: str, cursor: str | Sequence[str] = "name", **query: Any) -> list[Any]:
-        """Returns all pages of a list whose cursor is one field or several."""
+        """Returns the items of all pages of a list. `cursor` names the field or fields that form a
+        page's cursor."""
         parts = [cursor] if isinstance(cursor, str) else cursor
         found: list[dict[str, Any]] = []
         while True:
@@ -159,7 +162,8 @@ class Api:
         return NoAnswer(str(refused)) if answer.status_code in NOT_NOW else refused
 
     def _in_our_words(self, status: int, error: dict[str, Any]) -> dict[str, str]:
-        """Returns a message for errors whose own one names headers and routes, or no message."""
+        """Returns a field `message` for users of the command line if the error's own message names
+        headers or routes or lacks advice. Returns no field otherwise."""
         key, message, code = self._key_source, str(error.get("message")), error.get("code")
         if status == 401:
             return {"message": f"{self.url} does not know the key of {key}, or it has ended"}
@@ -172,7 +176,7 @@ class Api:
 
 
 def connect(settings: Settings) -> Api:
-    """Connects for management: as the settings say, or with the admin key of the running server."""
+    """Connects for management, as the settings say or with the admin key of the running server."""
     url, server = _place(settings)
     key = settings.key or _keys_of(server).get("admin")
     if server is not None and url == server.url:
@@ -181,8 +185,9 @@ def connect(settings: Settings) -> Api:
 
 
 def connect_tenant(settings: Settings, tenant: str | None, key: str | None = None) -> Api:
-    """Connects for inference with `key`, or with the known key of `tenant`. Without both, uses the
-    key of the settings or that of the first known tenant. Raises NoKey and ApiFailure."""
+    """Connects for inference with `key`, or with the known key of `tenant`. If neither is given,
+    uses the key of the settings, or the key of the first known tenant. Raises NoKey and
+    ApiFailure."""
     url, server = _place(settings)
     if key is not None:
         return _api(settings, url, key)
@@ -197,7 +202,7 @@ def connect_tenant(settings: Settings, tenant: str | None, key: str | None = Non
 
 def endpoint(settings: Settings, url: str | None) -> tuple[str, str | None]:
     """Returns the base URL for inference, and a key for it if one is known. `url` overrides the URL
-    of the settings. The key of the settings is not used if they name another URL. Raises
+    of the settings. If both are given and differ, the key of the settings is not used. Raises
     ApiFailure."""
     if url and settings.url and url.rstrip("/") != settings.url.rstrip("/"):
         settings = msgspec.structs.replace(settings, key=None)
@@ -209,8 +214,9 @@ def endpoint(settings: Settings, url: str | None) -> tuple[str, str | None]:
 
 
 def with_store_of_server(settings: Settings) -> Settings:
-    """Returns the settings with the store that the server reads, for imports on this machine.
-    Raises ApiFailure if no server runs, or it runs on another machine and no store is set."""
+    """Returns the settings with the store that the server uses, for imports on this machine. Raises
+    ApiFailure if no server runs, or if it runs on another machine and the settings have no
+    store."""
     if settings.store is not None:
         return settings
     url, server = _place(settings)
@@ -226,11 +232,13 @@ def with_store_of_server(settings: Settings) -> Settings:
 
 
 def _place(settings: Settings) -> tuple[str, RunningServer | None]:
-    """Returns the server's URL, and the server if it is this account's on this machine."""
+    """Returns the server's URL. Also returns the server if it runs on this machine under this
+    account, otherwise None."""
     if settings.url:
-        # URLs of the data plane, which users may have set, end with /v1.
+        # Users may have set the URL of the data plane, which ends with /v1.
         url = settings.url.rstrip("/").removesuffix("/v1")
-        # A server of another account would learn the key.
+        # Only servers of this account count, because a server of another account would learn the
+        # key.
         return url, find_server_at(settings, url)
     server = find_server(settings)
     return (server.url if server else ""), server

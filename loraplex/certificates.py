@@ -25,8 +25,8 @@ def expiry_of(path: Path) -> float:
 
 
 def _not_after(der: bytes) -> float:
-    """Returns the end of the validity, in seconds since 1970. RFC 5280 nests Certificate,
-    TBSCertificate, then version, serial number, algorithm, issuer and validity."""
+    """Returns the end of the certificate's validity, in seconds since 1970. RFC 5280 nests
+    Certificate, TBSCertificate, then version, serial number, algorithm, issuer and validity."""
     signed = _children(_children(der)[0][1])
     fields = _children(signed[0][1])
     if fields[0][0] == VERSION:

@@ -22,8 +22,8 @@ from store.errors import ApiError
 log = logging.getLogger(__name__)
 
 MAX_DESCRIPTORS = 65_536
-"""Maximum descriptors: four times the default number of connections. With far more, programs that
-close every possible descriptor at their start become slow."""
+"""Maximum limit of file descriptors: four times the default number of connections. With a far
+higher limit, programs that close every possible descriptor when they start become slow."""
 
 
 COMMANDS = {
@@ -52,7 +52,7 @@ COMMANDS = {
     "worker": "roles:worker_command",
     "workers": "workers:workers_group",
 }
-"""Module below `loraplex.commands` and attribute of each command."""
+"""Module (below `loraplex.commands`) and attribute of each command, by the command's name."""
 
 
 @click.group(
@@ -64,7 +64,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    # Also disables core dumps of children, because they would contain keys and prompts.
+    # Disables core dumps, also of children, because they would contain keys and prompts.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     raise_descriptor_limit()
     watch_output()
@@ -75,7 +75,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except OutputLost as lost:
-        # Otherwise Python would try to flush the buffered output again at exit.
+        # Without this, Python would try to flush the buffered output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if str(lost):
             click.echo(f"loraplex: {lost}", err=True)
@@ -84,7 +84,7 @@ def main() -> None:
         _tell(str(error))
         sys.exit(getattr(error, "exit_code", 1))
     except OSError as error:
-        # An OSError with a file name needs no traceback. Any other is a bug.
+        # An OSError with a file name is reported without a traceback. Any other OSError is a bug.
         if error.filename is None:
             raise
         _tell(f"{error.strerror}: {error.filename}")

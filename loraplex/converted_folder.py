@@ -1,4 +1,5 @@
-"""An adapter folder with weights in several files, or as MLX writes them, as peft's two files."""
+"""Converts an adapter folder with weights in several files, or in MLX's format, to peft's two
+files."""
 
 from __future__ import annotations
 
@@ -21,25 +22,26 @@ from loraplex.errors import ApiFailure, Refused
 INDEX_NAME = WEIGHTS_NAME + ".index.json"
 MLX_NAME = "adapters.safetensors"
 UNSIGNED = {2: np.uint16, 4: np.uint32}
-"""Types by size in bytes, in which numbers are moved and never computed with."""
+"""Unsigned integer types by size in bytes, which hold numbers that are copied and never computed
+with."""
 FACTORS = {".lora_a": ".lora_A.weight", ".lora_b": ".lora_B.weight"}
-"""Ends of MLX's names, and of peft's."""
+"""Endings of peft's tensor names, by the endings of MLX's names."""
 
 
 class Tensor(NamedTuple):
-    """A tensor of a safetensors file."""
+    """Tensor of a safetensors file."""
 
     dtype: str
-    """Name in the format."""
+    """Name of the type in the safetensors format."""
     bits: NDArray[Any]
     """Numbers of the tensor as unsigned integers of the same size."""
 
 
 @contextlib.contextmanager
 def converted(folder: Path, tell: Callable[[str], None]) -> Iterator[Path]:
-    """Yields the folder itself, or one with the two files that it is converted to, which is deleted
-    at the end. `tell` receives what was converted. Raises ApiFailure or Refused, which name what
-    cannot be."""
+    """Yields the folder itself if it has peft's files. Otherwise converts it, and yields a
+    temporary folder with the two files. `tell` gets a description of the conversion. Raises
+    ApiFailure or Refused, which name what cannot be converted."""
     if (folder / WEIGHTS_NAME).is_file():
         yield folder
         return
@@ -57,7 +59,7 @@ def converted(folder: Path, tell: Callable[[str], None]) -> Iterator[Path]:
 
 
 def _join(folder: Path, target: Path) -> None:
-    """Writes the tensors of all files that the index names as one file."""
+    """Writes the tensors of all files that the index names into one file."""
     index = _read_json(folder / INDEX_NAME)
     files = index.get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):  # pyright: ignore[reportUnknownVariableType]
@@ -116,7 +118,7 @@ def _peft_config(
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Reads a safetensors file whole. Raises Refused if it is none."""
+    """Reads all tensors of a safetensors file. Raises Refused if the file is not in this format."""
     tensors: dict[str, Tensor] = {}
     try:
         with path.open("rb") as file:

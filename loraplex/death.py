@@ -12,11 +12,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
-    """Returns a Popen `preexec_fn` that makes the kernel send `signum` to the child when its parent
-    ends.
+    """Returns a `preexec_fn` for Popen that makes the kernel send `signum` to the child when its
+    parent ends.
 
-    The kernel means the thread that starts the child, so start children from one that lasts.
-    Returns None on systems other than Linux.
+    For the kernel, the parent is the thread that starts the child, so start children from a thread
+    that lasts. Returns None on systems other than Linux.
     """
     if sys.platform != "linux":
         return None

@@ -19,7 +19,7 @@ class BadSettings(LoraplexError):
 
 
 class OutputLost(LoraplexError):
-    """Failed write to standard output. Has no message if its reader has closed the pipe."""
+    """Failed write to standard output. Has no message if the reader has closed the pipe."""
 
 
 class ApiFailure(LoraplexError):
@@ -35,8 +35,9 @@ class NoKey(ApiFailure):
 
 
 class Refused(ApiFailure):
-    """Refusal by the server. `error` has a message and a code and, for a rejected adapter, field,
-    got, allowed and hint. `status` is that of the answer, or 0 if the refusal came later."""
+    """Refusal by the server. `error` has a message and a code. For a rejected adapter, it also has
+    field, got, allowed and hint. `status` is the answer's HTTP status, or 0 if the refusal was
+    reported later."""
 
     def __init__(self, error: dict[str, Any], status: int = 0) -> None:
         self.status = status
@@ -62,7 +63,7 @@ class ImportFailed(LoraplexError):
 
 
 class TorchMissing(LoraplexError):
-    """Missing torch on a machine that is to run a worker. The message says how to install it."""
+    """Missing installation of torch, which a worker needs. The message says how to install it."""
 
 
 class DemoMissing(LoraplexError):
@@ -78,7 +79,7 @@ class NotPrivate(LoraplexError):
 
 
 class AdminKeyExists(LoraplexError):
-    """Refusal to create a first admin key, because one is live."""
+    """Refusal to create a first admin key, because a valid one exists."""
 
 
 class ChildFailed(LoraplexError):

@@ -13,15 +13,16 @@ from prometheus_client.samples import Exemplar, Sample
 from telemetry.tallies import LE, Histogram
 
 VLLM = "vllm"
-"""Prefix of names that have a colon after it on the page. The API allows no colons."""
+"""Prefix of names that are followed by a colon on the page. The API allows no colons in names."""
 OTLP_ALONE = "gen_ai."
-"""Prefix of names from the OpenTelemetry conventions, which are not on the page."""
+"""Prefix of the names that OpenTelemetry's conventions define. These metrics are sent over OTLP but
+are not on the page."""
 BUCKET, PARTS = "_bucket", ("_sum", "_count")
 PROCESS = "process"
-"""Label of the process, for families that both processes of a page have."""
+"""Label that tells two processes apart, for families that both processes of a page have."""
 
 Traced = Mapping[str, Histogram]
-"""Histograms whose exemplars are shown, by name."""
+"""Histograms by name whose exemplars are shown."""
 
 
 def families(data: MetricsData, traced: Traced) -> Iterator[Family]:
@@ -40,14 +41,14 @@ def families(data: MetricsData, traced: Traced) -> Iterator[Family]:
 
 
 def joined(own: Iterable[Family], others: str, names: tuple[str, str]) -> list[Family]:
-    """Returns the families of this process and of another's page. Samples of a family in both get
-    the label `process`, with one of the `names`."""
+    """Returns the families of this process's page and of another one's. If both have a family, its
+    samples get the label `process`, with one of the two `names`."""
     result = {family.name: family for family in own}
     for other in text_string_to_metric_families(others):
         if (family := result.get(other.name)) is None:
             result[other.name] = other
             continue
-        # Copied, because some collectors return the same family object each time.
+        # A copy, because some collectors return the same family object each time.
         both = result[other.name] = Family(family.name, family.documentation, family.type)
         for name, part in zip(names, (family, other), strict=True):
             for sample in part.samples:
@@ -89,7 +90,7 @@ def _with_exemplar(sample: Sample, histogram: Histogram) -> Sample:
 
 
 def _single(metric: Metric) -> Family:
-    """Returns the family of a metric. Names of a counter's samples end in `_total`."""
+    """Returns the family of a metric. The names of a counter's samples end in `_total`."""
     is_counter = isinstance(metric.data, Sum) and metric.data.is_monotonic
     kind, suffix = ("counter", "_total") if is_counter else ("gauge", "")
     family = Family(page_name(metric.name), metric.description or "", kind)

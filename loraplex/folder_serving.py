@@ -1,4 +1,4 @@
-"""Reads how an adapter is served from the files that training tools leave next to it."""
+"""Reads an adapter's serving data from the files that training tools leave next to it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from loraplex.errors import ApiFailure
 TEMPLATE_NAME, TOKENIZER_NAME = "chat_template.jinja", "tokenizer_config.json"
 GENERATION_NAME = "generation_config.json"
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields of generation_config.json that a version's defaults have too."""
+"""Fields of generation_config.json that a version's defaults also have."""
 
 
 def read_folder_serving(folder: Path) -> dict[str, Any]:
-    """Returns the chat template, the defaults and the end tokens of the folder's files, as the
-    field `folder_serving` of an upload takes them. Raises ApiFailure for files that are not
+    """Returns the chat template, the defaults and the end tokens from the folder's files, in the
+    form of the field `folder_serving` of an upload. Raises ApiFailure for files that are not
     JSON."""
     found: dict[str, Any] = {}
     if template := _chat_template(folder):
@@ -34,8 +34,9 @@ def read_folder_serving(folder: Path) -> dict[str, Any]:
 
 
 def describe_taken(version: dict[str, Any], found: dict[str, Any], given: dict[str, Any]) -> str:
-    """Returns in words what of the folder's files a version has, empty if nothing. `found`: what
-    they say. `given`: the serving data that the upload named itself."""
+    """Returns in words which of the folder's serving data a version uses. Returns an empty text if
+    it uses none. `found` is the folder's serving data, and `given` is the serving data that the
+    upload itself set."""
     if not found:
         return ""
     serving, taken = version["serving"], list[str]()
@@ -52,8 +53,8 @@ def describe_taken(version: dict[str, Any], found: dict[str, Any], given: dict[s
 
 
 def _chat_template(folder: Path) -> str | None:
-    """Returns the template's own file first, as transformers does; of several named ones in the
-    tokenizer's configuration `default`."""
+    """Returns the template's own file if there is one, as transformers does. Otherwise returns the
+    template in the tokenizer's configuration, or the one named `default` if that has several."""
     if (folder / TEMPLATE_NAME).is_file():
         return _text(folder / TEMPLATE_NAME)
     template = _read(folder / TOKENIZER_NAME).get("chat_template")

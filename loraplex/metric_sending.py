@@ -27,7 +27,7 @@ from loraplex.otlp import SEND_TIMEOUT_S, otlp_url
 from telemetry.tallies import LE
 
 DEFAULT_INTERVAL_MS = 60_000.0
-"""Default of the OpenTelemetry specification."""
+"""Default interval of the OpenTelemetry specification, in milliseconds."""
 
 
 def send_interval_s(environ: Mapping[str, str]) -> float:
@@ -44,7 +44,8 @@ def send_interval_s(environ: Mapping[str, str]) -> float:
 
 
 def check_metric_sending(environ: Mapping[str, str]) -> None:
-    """Raises BadSettings if the settings are invalid, before the process that sends is started."""
+    """Raises BadSettings if the settings are invalid. Called before the process that sends metrics
+    is started."""
     if otlp_url(environ, "metrics") is not None:
         send_interval_s(environ)
 
@@ -52,8 +53,9 @@ def check_metric_sending(environ: Mapping[str, str]) -> None:
 class MetricSender:
     """Sender of all metrics, every `interval_s` seconds and once at the end of the process.
 
-    The SDK's own periodic reader would start again in every forked child, such as the admin plane's
-    sandboxes, and send from there too."""
+    The SDK's own periodic reader would restart in every forked child, such as the admin plane's
+    sandboxes, and would send metrics from there too.
+    """
 
     def __init__(self, exporter: MetricExporter, interval_s: float, traced: Traced) -> None:
         """`traced` are the histograms whose exemplars are sent, by name."""
@@ -74,7 +76,7 @@ class MetricSender:
             self._exporter.export(with_histograms(data, self._traced))
 
     def end(self) -> None:
-        """Sends once more, or gives up after SEND_TIMEOUT_S seconds."""
+        """Sends metrics once more. Gives up after SEND_TIMEOUT_S seconds."""
         self._ending.set()
         self._thread.join(SEND_TIMEOUT_S)
 
@@ -86,8 +88,8 @@ class MetricSender:
 
 
 def with_histograms(data: MetricsData, traced: Traced) -> MetricsData:
-    """Returns the metrics under the names of /metrics. Combines the counters `X_bucket`, `X_sum`
-    and `X_count` to the histogram X."""
+    """Returns the metrics under the names that they have on /metrics. Combines the counters
+    `X_bucket`, `X_sum` and `X_count` into the histogram X."""
     return MetricsData(
         [
             ResourceMetrics(
@@ -141,7 +143,7 @@ def _points(
             sum=total.get(series, 0.0),
             bucket_counts=[after - before for before, after in pairwise([0, *counts])],
             explicit_bounds=[float(point.attributes[LE]) for point in points[:-1]],
-            # Unknown, and omitted from the data that is sent.
+            # The minimum is unknown, and is omitted from the data that is sent.
             min=cast(float, None),
             max=cast(float, None),
             exemplars=[

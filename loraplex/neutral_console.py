@@ -1,4 +1,5 @@
-"""Console of rich whose own control sequences act on the terminal, but not those in texts."""
+"""Console of rich whose own control sequences act on the terminal, while control sequences in texts
+do not."""
 
 from __future__ import annotations
 

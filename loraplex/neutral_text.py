@@ -1,4 +1,4 @@
-"""Makes texts that others wrote, such as file names and messages of a server, harmless for a
+"""Makes texts from other sources, such as file names and messages of a server, harmless for a
 terminal."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ a line, and lone surrogates."""
 
 
 def neutral(text: str) -> str:
-    """Returns the text with each character that a terminal would act on escaped as in JSON, such as
-    `\\u001b`. JSON therefore stays valid."""
+    """Returns the text with each character on which a terminal would act escaped as in JSON, such
+    as `\\u001b`. JSON stays valid."""
     return _ACTING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class NeutralText(io.TextIOWrapper):
-    """Standard output or standard error whose texts are all made harmless."""
+    """Standard output or standard error that makes all texts harmless."""
 
     def write(self, text: str, /) -> int:
         super().write(neutral(text))
@@ -31,7 +31,7 @@ class NeutralText(io.TextIOWrapper):
 
 
 class ExactText:
-    """File that passes text to a NeutralText unchanged, and to other files as usual."""
+    """File that writes text to a NeutralText unchanged, and to any other file as usual."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

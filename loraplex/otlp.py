@@ -17,7 +17,7 @@ from loraplex.errors import BadSettings
 log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 5.0
-"""Maximum seconds that an ending process waits for its last spans or metrics to be sent."""
+"""Maximum seconds for which an ending process waits until its last spans or metrics are sent."""
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DEFAULT_ENDPOINT = "http://localhost:4318"
 PROTOCOL = "http/protobuf"
@@ -61,14 +61,15 @@ def without_secrets(url: str) -> str:
 
 
 def resource(environ: Mapping[str, str], role: str, instance_id: str) -> Resource:
-    """Returns the identity of a process. OTEL_SERVICE_NAME overrides the name from its role."""
+    """Returns the OpenTelemetry resource that identifies a process. OTEL_SERVICE_NAME overrides the
+    name that is derived from the role."""
     name = environ.get("OTEL_SERVICE_NAME") or f"loraplex-{role}"
     return Resource.create({SERVICE_NAME: name, SERVICE_INSTANCE_ID: instance_id})
 
 
 def choice(environ: Mapping[str, str], name: str, default: str, allowed: str) -> str:
-    """Returns a variable's value. Raises BadSettings unless `allowed`, a list with spaces, has
-    it."""
+    """Returns a variable's value. Raises BadSettings unless the value is one of `allowed`, which
+    are separated by spaces."""
     value = environ.get(name) or default
     if value not in allowed.split():
         raise BadSettings(f"{name} takes {allowed.replace(' ', ', ')}, not {value!r}")

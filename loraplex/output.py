@@ -22,11 +22,11 @@ from loraplex.tables import UNBOUNDED, Column, Kind, Row, exact, fields, fitted,
 log = logging.getLogger("loraplex")
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with the amount done and the total, in bytes unless stated otherwise."""
+"""Callback that gets the amount done and the total amount, in bytes unless stated otherwise."""
 
 
 class _Output(io.FileIO):
-    """Standard output whose failed writes raise OutputLost, unlike those to other files."""
+    """Standard output. A failed write raises OutputLost, unlike a failed write to other files."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -38,8 +38,8 @@ class _Output(io.FileIO):
 
 
 def watch_output() -> None:
-    """Makes all printed text harmless for a terminal, and failed writes to standard output raise
-    OutputLost. A closed standard output discards everything."""
+    """Makes all printed text harmless for a terminal. Makes failed writes to standard output raise
+    OutputLost. If standard output is closed, all output is discarded."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = _neutral(sys.stdout, _Output)
     else:
@@ -49,7 +49,7 @@ def watch_output() -> None:
 
 
 def _neutral(given: io.TextIOWrapper, kind: type[io.FileIO]) -> NeutralText:
-    # click replaces a file with ASCII encoding by its own.
+    # click would replace a file with ASCII encoding by its own.
     is_ascii = codecs.lookup(given.encoding).name == "ascii"
     return NeutralText(
         io.BufferedWriter(kind(given.fileno(), "w", closefd=False)),
@@ -60,19 +60,21 @@ def _neutral(given: io.TextIOWrapper, kind: type[io.FileIO]) -> NeutralText:
 
 
 def print_answer(text: str) -> None:
-    """Prints a part of a model's answer: harmless on a terminal, unchanged to a file or pipe."""
+    """Prints a part of a model's answer. Makes it harmless on a terminal, and leaves it unchanged
+    to a file or pipe."""
     ExactText(sys.stdout).write(neutral(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 Form = Literal["json", "wide"]
-"""Format of a command's output. None stands for text that fits the terminal."""
+"""Format of a command's output. If it is None, text is printed that fits the terminal."""
 _FORM = "loraplex.form"
-"""Key of the format in a click context's `meta`."""
+"""Key under which a click context's `meta` stores the format."""
 
 
 def set_form(context: click.Context, option: click.Parameter, is_on: bool) -> None:
-    """Notes the format that an option of the running command chooses. --json precedes --wide."""
+    """Stores the output format if an option of the running command chooses one. --json takes
+    precedence over --wide."""
     if is_on and not is_json():
         context.meta[_FORM] = option.name
 
@@ -88,8 +90,8 @@ def _form() -> Form | None:
 
 
 def show_list(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """Prints the rows as JSON, or some of their fields as a table. A terminal shows the columns
-    that fit, a pipe and --wide show all."""
+    """Prints the rows as JSON, or some of their fields as a table. On a terminal, prints the
+    columns that fit. With --wide or to a pipe, prints all columns."""
     form = _form()
     if form == "json":
         print(json.dumps(rows, indent=2))
@@ -102,7 +104,8 @@ def show_list(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def show_one(record: Row, kinds: Mapping[str, Kind] | None = None) -> None:
-    """Prints a record as JSON or as a line for each field. `kinds` are of sizes and ages."""
+    """Prints a record as JSON, or with one line for each field. `kinds` names the fields that are
+    sizes or ages."""
     if is_json():
         print(json.dumps(record, indent=2))
     elif sys.stdout.isatty():
@@ -123,7 +126,7 @@ def _width() -> int:
 
 
 def tell(text: str) -> None:
-    """Reports progress: to the log if it is set up, otherwise to standard error."""
+    """Reports progress in the log if logging is set up, otherwise on standard error."""
     if logging.root.handlers:
         log.info(text)
     else:
@@ -131,7 +134,7 @@ def tell(text: str) -> None:
 
 
 def relay(name: str, line: str) -> None:
-    """Prints a line of a child process. JSON log lines are printed unchanged."""
+    """Prints a line of the output of a child process. Lines of a JSON log are printed unchanged."""
     if logging.root.handlers and line.startswith("{"):
         print(line, file=sys.stderr, flush=True)
     else:
@@ -140,7 +143,8 @@ def relay(name: str, line: str) -> None:
 
 @contextmanager
 def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[ProgressCallback]:
-    """Shows a bar on a terminal, otherwise a line for each tenth. `then` is shown at the end."""
+    """Shows a bar on a terminal. Elsewhere, prints a line for each tenth. `then` is printed at the
+    end."""
     if not sys.stderr.isatty() or logging.root.handlers:
         yield _Lines(what, then)
         return
@@ -163,7 +167,8 @@ def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[Pr
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Shows a spinner on a terminal, otherwise a line for each text passed to the result."""
+    """Shows a spinner on a terminal. Elsewhere, prints each text that is passed to the yielded
+    function on its own line."""
     if not sys.stderr.isatty():
         yield lambda detail: tell(f"{what}: {detail}")
         return

@@ -1,4 +1,4 @@
-"""Finds the process that listens on a port, as far as Linux shows it to this account."""
+"""Finds the process that listens on a port, if Linux shows it to this account."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ LISTENING = "0A"
 
 
 def find_holder(port: int) -> str | None:
-    """Returns the name and id of a process that listens on a TCP port, or None if none is seen."""
+    """Returns the name and id of a process that listens on a TCP port, or None if none is
+    visible."""
     links = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for process in PROC.glob("[0-9]*") if links else ():
         # Descriptors of other accounts' processes are not visible, and any process may have ended.

@@ -18,10 +18,11 @@ SOCKET_PATH_LIMIT = 103
 
 
 def make_private_folder(folder: Path, owner: tuple[int, int] | None = None) -> Path:
-    """Creates `folder` with mode 0700 for `owner` (uid, gid; default: this account), or checks that
-    it has them.
+    """Creates `folder` with mode 0700 for `owner`, or checks that the existing folder has this mode
+    and owner. `owner` is a uid and a gid, by default those of this account.
 
-    Raises NotPrivate if it does not. Never changes permissions of an existing folder.
+    Raises NotPrivate if the folder does not have them. Never changes permissions of an existing
+    folder.
     """
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True)
@@ -35,7 +36,8 @@ def make_private_folder(folder: Path, owner: tuple[int, int] | None = None) -> P
 
 
 def check_owner(folder: Path) -> None:
-    """Raises NotPrivate if another account than root and this one owns the folder or its link."""
+    """Raises NotPrivate if the folder, or a link to it, is owned by an account other than root and
+    this one."""
     for found in (folder.lstat(), folder.stat()):
         if found.st_uid not in (0, os.geteuid()):
             raise NotPrivate(
@@ -45,10 +47,10 @@ def check_owner(folder: Path) -> None:
 
 
 def may_be_replaced(folder: Path) -> bool:
-    """Returns whether other accounts could replace the folder, or the files in it.
+    """Returns whether other accounts could replace the folder or the files in it.
 
-    Sticky folders and those of this account's groups do not count. Nor do parents of a folder that
-    this account owns, because a replacement would have another owner and be refused.
+    Sticky folders and folders of this account's groups do not count. Parents of a folder that this
+    account owns do not count either, because a replacement would have another owner and be refused.
     """
     is_ours = folder.stat().st_uid == os.geteuid()
     return any(map(_is_open, [folder] if is_ours else [folder, *folder.parents]))
@@ -103,8 +105,8 @@ def write_private(path: Path, text: str) -> None:
 
 
 def write_locked(path: Path, text: str) -> int:
-    """Replaces the file like `write_private`, and locks it before it is visible. Closing the
-    returned descriptor, or the end of the process, releases the lock."""
+    """Replaces the file like `write_private`, and locks it before it is visible. The lock is
+    released when the returned descriptor is closed or the process ends."""
     fresh = _write_aside(path, text)
     descriptor = os.open(fresh, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -113,7 +115,8 @@ def write_locked(path: Path, text: str) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether the process that called `write_locked` still has the lock. Raises OSError."""
+    """Returns whether the process that called `write_locked` still holds the lock. Raises
+    OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -123,7 +126,8 @@ def is_locked(path: Path) -> bool:
 
 
 def make_private(path: Path, text: str) -> None:
-    """Creates the file unless it exists. If several processes do so at once, one succeeds."""
+    """Creates the file unless it exists. If several processes call this at the same time, exactly
+    one creates it."""
     fresh = _write_aside(path, text)
     with contextlib.suppress(FileExistsError):
         path.hardlink_to(fresh)
@@ -142,7 +146,8 @@ def _write_aside(path: Path, text: str) -> Path:
 
 
 def socket_folder(home: Path, longest_name: str) -> Path:
-    """Returns the folder for sockets: inside `home`, unless their paths would be too long."""
+    """Returns the folder for sockets, which is inside `home` unless the sockets' paths would be too
+    long."""
     folder = home / "socket"
     if len(os.fsencode(folder / longest_name)) <= SOCKET_PATH_LIMIT:
         return folder

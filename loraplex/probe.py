@@ -9,13 +9,14 @@ MAX_BYTES = 4096
 
 
 def answers_ok(address: str, path: str) -> bool:
-    """Returns whether `GET path` answers 200 at HOST:PORT or `unix:PATH`. A failure is False."""
+    """Returns whether `GET path` answers 200 at HOST:PORT or `unix:PATH`. Returns False after a
+    failure."""
     return answer_of(address, path).startswith(b"HTTP/1.1 200 ")
 
 
 def answer_of(address: str, path: str, max_bytes: int = MAX_BYTES) -> bytes:
-    """Returns the first bytes of the answer to `GET path`, head included, or none after a
-    failure."""
+    """Returns the first bytes of the answer to `GET path`, including its head. Returns no bytes
+    after a failure."""
     answer = b""
     try:
         with _open(address) as connection:

@@ -1,5 +1,5 @@
-"""Uploads an adapter folder: a small one in one request, a large one in pieces, which resume after
-a lost connection."""
+"""Uploads an adapter folder. A small one is sent in one request. A large one is sent in pieces, so
+that the upload can resume after a lost connection."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from store.errors import Invalid
 IN_PIECES_ABOVE = 64 << 20
 PIECE_BYTES = 8 << 20
 PATIENCE_S = 120.0
-"""Seconds for which the server may be unavailable or busy during an upload."""
+"""Maximum seconds for which the server may be unavailable or busy during an upload."""
 LOOK_S = 0.2
 TRY_AGAIN = ("upload_offset", "upload_busy")
-"""Refusals that can follow a lost connection until the server notices the loss."""
+"""Codes of refusals that may follow a lost connection until the server notices the loss."""
 
 Version = dict[str, Any]
 
 
 def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallback) -> Version:
-    """Uploads a folder and returns the version, ready or not. `fields` are those of the route, and
-    `sign`, a private key to sign the content with.
+    """Uploads a folder and returns the version, which need not be ready. `fields` are the fields of
+    the upload route, and `sign`, a private key with which the content is signed.
 
-    Errors that do not depend on the files are raised before they are sent. Waits while too many
-    uploads are in progress. `report` gets the number of bytes sent. Raises ApiFailure.
+    Errors that do not depend on the files are raised before the files are sent. Waits while too
+    many uploads are in progress. `report` gets the number of bytes sent. Raises ApiFailure.
     """
     with converted(folder, tell) as sent:
         return _push(api, sent, fields, report)
@@ -76,8 +76,9 @@ def num_bytes(folder: Path) -> int:
 def wait_ready(
     api: Api, version: Version, tenant: str | None, tell: Callable[[str], None]
 ) -> Version:
-    """Waits until a version can be served, or only lacks an admin's approval of its chat template,
-    and returns it. `tell` gets what it waits for. Raises Refused if it is rejected."""
+    """Waits until a version can be served, or needs only an admin's approval of its chat template,
+    and returns it. `tell` gets texts about what the version waits for. Raises Refused if the
+    version is rejected."""
     path, said = f"/admin/v1/adapters/{version['name']}/versions/{version['version']}", None
     while version["state"] == "proving" or (version["state"] == "ready" and not version["served"]):
         detail = version["proving"]["detail"] if version["proving"] else "proved"
@@ -124,7 +125,7 @@ def _push_at_once(
 
 
 class _Counted(io.FileIO):
-    """File that reports how many bytes are read from it."""
+    """File that reports the number of bytes read from it."""
 
     def __init__(self, path: Path, count: Callable[[int], None]) -> None:
         super().__init__(path)
@@ -143,7 +144,8 @@ def push_in_pieces(
     report: ProgressCallback,
     piece_bytes: int = PIECE_BYTES,
 ) -> Version:
-    """Uploads a folder in pieces, whatever its size, like `push`."""
+    """Uploads a folder in pieces, regardless of its size. Arguments and errors are those of
+    `push`."""
     archive = Tar([folder / CONFIG_NAME, folder / WEIGHTS_NAME])
     upload = api.post("/admin/v1/uploads", {"bytes": archive.size, "filename": "adapter.tar"})
     deadline = time.monotonic() + PATIENCE_S
@@ -159,7 +161,7 @@ def push_in_pieces(
         except (NoAnswer, Refused) as error:
             if isinstance(error, Refused):
                 if error.code == "upload_not_found" and (made := _find(api, folder, fields)):
-                    # The upload is complete, and the answer that said so was lost.
+                    # The upload is complete, and only the answer was lost.
                     return made
                 if error.code not in TRY_AGAIN:
                     raise
@@ -169,7 +171,7 @@ def push_in_pieces(
 
 
 def _find(api: Api, folder: Path, fields: dict[str, Any]) -> Version | None:
-    """Returns the newest version with the content of the folder, or None."""
+    """Returns the newest version with the same content as the folder, or None."""
     digest = content_digest(AdapterFiles.in_folder(folder))
     path = f"/admin/v1/adapters/{fields['name']}/versions"
     found = api.all(path, cursor="version", tenant=fields.get("tenant"))

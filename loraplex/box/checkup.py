@@ -38,9 +38,10 @@ MIN_DESCRIPTORS = 4096
 MIN_PYTHON = (3, 11)
 CERTIFICATE_DAYS = 14
 MAX_SKEW_S = 5.0
-"""Maximum difference in seconds between clocks. Budgets, keys and traces depend on them."""
+"""Maximum difference in seconds between this machine's clock and the database's or a server's.
+Budgets, keys and traces depend on the time."""
 LOW_DISK = 2 << 30
-"""Bytes above `min_free_disk` below which a warning is shown."""
+"""Bytes of free disk space in addition to `min_free_disk` below which a warning is shown."""
 TIMEOUT_S = 5.0
 DAY_S = 86_400
 
@@ -48,7 +49,7 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 
 class Finding(NamedTuple):
-    """Result of one check. `advice` says what to do, and is empty if nothing has to be done."""
+    """Result of one check. `advice` says what to do, and is empty if there is nothing to do."""
 
     check: str
     state: State
@@ -57,7 +58,7 @@ class Finding(NamedTuple):
 
 
 def checkup(settings: Settings) -> Iterator[Finding]:
-    """Runs every check and yields its findings. A check that fails to run is a finding too."""
+    """Runs every check and yields its findings. A check that itself fails yields a finding too."""
     for name, check in CHECKS.items():
         try:
             yield from (Finding(name, *finding) for finding in check(settings))
@@ -77,7 +78,7 @@ def _versions(_: Settings) -> Findings:
     text = f"Python {platform.python_version()}, " + ", ".join(
         f"{name} {number or 'missing'}" for name, number in parts.items()
     )
-    # Gateways and admin planes have no torch.
+    # Gateways and admin planes do not have torch installed.
     missing = [name for name, number in parts.items() if number is None and name != "torch"]
     if sys.version_info < MIN_PYTHON:
         yield "failed", text, f"install Python {'.'.join(map(str, MIN_PYTHON))} or later"
@@ -133,7 +134,8 @@ def _compiler(settings: Settings) -> Findings:
         yield "failed", f"this processor cannot run the kernels of {variant}", advice
         return
     if COMPILED.is_dir() or variant == "amx":
-        # The name of a library depends on the OpenMP runtime that torch loads.
+        # Imported first, because the name of the library depends on the OpenMP runtime that torch
+        # loads.
         importlib.import_module("torch")
     try:
         if variant == "amx" and find_library(variant) is not None:
@@ -222,7 +224,8 @@ def _database(settings: Settings) -> Findings:
 
 
 async def _ask(dsn: str) -> tuple[str, float]:
-    """Returns the server's version, and how many seconds its clock is ahead. Raises ApiError."""
+    """Returns the database server's version, and the seconds by which its clock is ahead. Raises
+    ApiError."""
     database = await Database.connect(dsn, max_size=1, application_name="loraplex-doctor")
     try:
         await check_schema(database)
@@ -271,7 +274,7 @@ def _certificates(settings: Settings) -> Findings:
 
 
 def _ports(settings: Settings) -> Findings:
-    """Checks whether the ports are free, or a loraplex listens on them."""
+    """Checks whether the ports are free, or whether a loraplex server listens on them."""
     for host, port in (
         (settings.host, settings.port),
         (settings.management_host, settings.management_port or 0),
@@ -341,7 +344,8 @@ def _workers(workers: list[dict[str, Any]]) -> Findings:
 
 
 def _get(url: str) -> httpx.Response | None:
-    """Returns the answer, or None. Checks no certificate, because nothing secret is sent."""
+    """Returns the answer, or None after a failure. Does not verify certificates, because nothing
+    secret is sent."""
     try:
         return httpx.get(url, timeout=TIMEOUT_S, verify=False)
     except httpx.HTTPError:

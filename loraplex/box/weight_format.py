@@ -10,15 +10,16 @@ from ops.processor import Processor
 
 FASTER_IN_BLOCKS = ("avx512bf16",)
 """Kernel variants with which block formats are at least as fast as bfloat16 at 1, 8 and 32 rows.
-`avx512` and `avx2` gain at one row and lose at eight."""
+With `avx512` and `avx2`, they are faster at one row and slower at eight."""
 
 
 def serving_format(source: Path, settings: Settings, registered: str | None) -> Formats:
     """Returns the formats in which `serve` imports a model.
 
-    registered: digest under which the model is served already. If it was imported from this source,
-    they stay, because adapters name the digest. Otherwise a .gguf file keeps its own format
-    (`keep`) if this machine's kernels serve it faster; `bfloat16` gives the same answers.
+    `registered` is the digest under which the model is already served. If that was imported from
+    this source, its formats are kept, because adapters refer to the digest. Otherwise, a .gguf file
+    keeps its own format (`keep`) if this machine's kernels serve that faster than `bfloat16`, which
+    gives the same answers.
     """
     if registered is not None and (before := imported_as(source, settings, registered)):
         return before

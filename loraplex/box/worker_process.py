@@ -1,4 +1,5 @@
-"""Process of `loraplex worker`: restarted when it crashes, and stopped with its command."""
+"""Supervises the process of `loraplex worker`: restarts it when it crashes, and stops it with the
+command."""
 
 from __future__ import annotations
 
@@ -42,12 +43,12 @@ async def run_worker(
     command: Sequence[str],
     registered: AbstractAsyncContextManager[asyncio.Task[None]] | None = None,
 ) -> int:
-    """Runs a worker and returns the exit status of its command: 0 after a drain, 128 + N for signal
-    N.
+    """Runs a worker and returns the exit status of its command, which is 0 after a drain and 128 +
+    N for signal N.
 
-    Passes SIGTERM and SIGINT on to the process, which ends it. Restarts the process after any other
-    end, unless its first start fails with a status within START_S: then settings, store or address
-    are invalid. If this process is killed, so is the worker.
+    Passes SIGTERM and SIGINT on to the worker process, which then ends. Restarts the process after
+    any other end, unless its first start fails with an exit status within START_S, because then
+    settings, store or address are invalid. If this process is killed, the worker is killed too.
 
     `registered` keeps the worker registered in the database. If its task fails, the worker is
     drained and the task's exception is raised.
@@ -75,7 +76,8 @@ class _Worker:
         self._stopping = asyncio.Event()
 
     def stop(self, number: int) -> None:
-        """Passes the signal on. The first one drains the worker, the second one ends it at once."""
+        """Passes the signal on to the worker. The first signal drains it, the second one ends it at
+        once."""
         self._stopping.set()
         with contextlib.suppress(ProcessLookupError):
             if self._process is not None:

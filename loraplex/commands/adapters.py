@@ -79,7 +79,7 @@ alias_option = click.option("--alias", default="prod", show_default=True)
 
 
 def on_alias(command: F) -> F:
-    """Adds the arguments and options of a command on an adapter's alias."""
+    """Adds to a command the arguments and options that select an adapter's alias."""
     return click.argument("name")(alias_option(tenant_option(json_option(command))))
 
 
@@ -285,7 +285,8 @@ def delete(name: str, tenant: str | None, yes: bool) -> None:
 
 
 def _question(name: str, found: Row, tenant: str | None) -> str:
-    """Returns a question that names all that is deleted. `found` is the adapter or version."""
+    """Returns a question that names everything that would be deleted. `found` is the adapter or
+    version."""
     owner = found.get("tenant") or tenant
     of = f" of tenant {owner}" if owner else ""
     if "versions" not in found:
@@ -315,7 +316,7 @@ def _parse_version(text: str) -> tuple[str, int]:
 
 
 def _policy(given: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the field `policy`, or nothing for the server's default."""
+    """Returns the field `policy` of a request. Returns no field if the server's default applies."""
     if not given:
         return {}
     if given == ("none",):
@@ -344,7 +345,7 @@ def _percent(canary: dict[str, int]) -> dict[str, str]:
 
 
 def _summary(adapter: Row) -> Row:
-    """Returns the fields that a list row adds to the answer."""
+    """Returns the columns of an adapter in a list that the server's answer does not have."""
     tiers = [f"{tier['worker']} {tier['tier']} @{tier['version']}" for tier in adapter["tiers"]]
     return {
         "serves": _pointers(adapter),
@@ -367,7 +368,7 @@ def _pointers(adapter: Row) -> str:
 
 
 def _version(version: Row) -> Row:
-    """Returns the fields that a row of versions adds to the answer."""
+    """Returns the columns of a version in a table that the server's answer does not have."""
     template = version["serving"]["template"]
     return {
         "served": version["aliases"],
@@ -378,7 +379,7 @@ def _version(version: Row) -> Row:
 
 
 def _detail(version: dict[str, Any]) -> str:
-    """Returns briefly what keeps a version from being served. Empty if nothing does."""
+    """Returns a short text about what keeps a version from being served. Empty if nothing does."""
     if version["error"]:
         return version["error"]["code"]
     if version["proving"]:

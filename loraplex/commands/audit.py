@@ -27,7 +27,7 @@ ANCHOR = re.compile(r"(\d{1,18}):([0-9a-f]{64})", re.ASCII)
 
 
 class BrokenChain(LoraplexError):
-    """Error for an audit log that was rewritten."""
+    """Audit log whose hash chain is broken, because rows were rewritten."""
 
 
 @click.group("audit")

@@ -36,7 +36,7 @@ MAX_MODELS = 10_000
 DEFAULT_REQUESTS = 100
 DEFAULT_CONCURRENCY = 8
 ALL = "all"
-"""Name of the only class, or of the row that sums up all classes."""
+"""Name of the class if there is only one, or of the row that sums up all classes."""
 TIMES = ("TTFT", "ITL", "e2e")
 BAR_WIDTH = 40
 MAX_BARS = 12
@@ -44,7 +44,7 @@ _CLASS = re.compile(r"([\w.-]{1,64})=([A-Za-z_]\w*)")
 
 
 class Number(click.FloatRange):
-    """Range of numbers that excludes `nan`, which is otherwise in every range."""
+    """Range of numbers that excludes `nan`, which click accepts in every range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -154,7 +154,7 @@ def bench_command(
     are sent independently of earlier ones (open loop). One request of each class is sent first and
     not counted. If it fails, the command fails.
     """
-    # Imported here because it is slow.
+    # Imported here, because this import is slow.
     from loraplex.load.figures import Targets
     from loraplex.load.plan import Plan, run_plan
 
@@ -209,7 +209,8 @@ def _place(url: str | None, classes: tuple[str, ...]) -> tuple[str, dict[str, st
 
 
 def _noting(outcomes: list[Outcome], plan: Plan, report: ProgressCallback) -> OnEnd:
-    """Returns a callback that records outcomes and reports requests, or seconds of a duration."""
+    """Returns a callback that records outcomes and reports progress: in requests, or in seconds if
+    a duration limits the load."""
     begun_s = time.perf_counter()
     seconds = None if plan.is_counted or plan.duration is None else max(1, round(plan.duration))
 
@@ -282,7 +283,7 @@ def _milliseconds(times: Percentiles | None) -> str:
 
 
 def _plot(outcomes: list[Outcome]) -> None:
-    """Prints bars of the times to the first token and of whole answers."""
+    """Prints two bar charts: of the times to the first token, and of the times of whole answers."""
     from loraplex.load.figures import ttft_ms
 
     whole = [outcome for outcome in outcomes if not outcome.error]
@@ -294,7 +295,8 @@ def _plot(outcomes: list[Outcome]) -> None:
 
 
 def _bars(values: list[float], block: str) -> Iterator[str]:
-    """Yields a line for each range of positive values. Ranges grow by a constant factor."""
+    """Yields a line with a bar for each range of the positive values. Each range is wider than the
+    previous one by a constant factor."""
     import numpy as np
 
     low, high = min(values), max(values)

@@ -1,4 +1,4 @@
-"""Group of commands whose modules are imported when they are used."""
+"""Click group whose commands are imported only when they are used."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Group that imports a command for its own run or help, or for the help of all."""
+    """Group that imports a command only to run it, to show its help, or to list the help of all
+    commands."""
 
     def __init__(self, *args: Any, commands: Mapping[str, str], **options: Any) -> None:
-        """`commands` are MODULE:ATTRIBUTE below `loraplex.commands`, by name."""
+        """`commands` maps each name to MODULE:ATTRIBUTE below `loraplex.commands`."""
         super().__init__(*args, **options)
         self._places = commands
 

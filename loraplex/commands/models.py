@@ -164,7 +164,7 @@ def unpin(name: str) -> None:
 
 
 def _state(workers: list[dict[str, Any]]) -> str:
-    """Returns each tier with its number of workers, and an error if there is one."""
+    """Returns each tier with its number of workers, and an error of a worker if there is one."""
     counts = Counter(
         worker["tier"] + (f": {worker['error']}" if worker["error"] else "") for worker in workers
     )
@@ -172,7 +172,7 @@ def _state(workers: list[dict[str, Any]]) -> str:
 
 
 def _move(name: str, *, to: str, unless: str = "") -> None:
-    """Sets a model's residency, unless its residency is `unless`."""
+    """Sets a model's residency to `to`. Does nothing if the present residency is `unless`."""
     path = route("models", name)
     with api() as server:
         model, etag = server.get_tagged(path)

@@ -25,7 +25,8 @@ SPAN = re.compile(r"(\d{1,5})([hd])", re.ASCII)
 F = TypeVar("F", bound=Callable[..., Any])
 
 Options = Mapping[str, str]
-"""Help of each setting that is an option. Type and default are those of `Settings`."""
+"""Help text of each setting that is an option. The option's type and default are those of the field
+in `Settings`."""
 
 PLACE: Options = {"data_dir": "Folder of everything that is stored."}
 SERVING: Options = {
@@ -57,7 +58,8 @@ FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
 def settings_options(*groups: Options) -> Callable[[F], F]:
-    """Adds --config and the options of these groups, which `settings_of` reads."""
+    """Returns a decorator that adds --config and the options of these groups. `settings_of` reads
+    them."""
 
     def decorate(command: F) -> F:
         for group in reversed((*groups, PLACE)):
@@ -70,7 +72,8 @@ def settings_options(*groups: Options) -> Callable[[F], F]:
 
 
 def _setting_option(name: str, text: str) -> Callable[[F], F]:
-    """Returns the option of a setting. Its value is None unless it is given."""
+    """Returns a decorator that adds the option of a setting. The option's value is None unless the
+    user gives it."""
     field, details = FIELDS[name], dict[str, Any]()
     outer: list[Any] = [field.type, *get_args(field.type)]
     kinds: list[Any] = outer + [kind for each in outer for kind in get_args(each)]
@@ -91,14 +94,14 @@ def _setting_option(name: str, text: str) -> Callable[[F], F]:
 
 
 def settings_of(flags: dict[str, Any]) -> Settings:
-    """Returns the settings, and removes from `flags` those that it has used."""
+    """Returns the settings, and removes the flags that are settings from `flags`."""
     file = flags.pop("config", None)
     known = {name: flags.pop(name) for name in list(flags) if name in Settings.__struct_fields__}
     return load_settings(known, file=file)
 
 
 def form_option(name: str, help: str) -> Callable[[F], F]:
-    """Returns a flag that chooses the format in which the command prints."""
+    """Returns a decorator that adds a flag for the format in which the command prints."""
     return click.option(name, is_flag=True, expose_value=False, callback=set_form, help=help)
 
 
@@ -120,7 +123,7 @@ def tenant_option(command: F) -> F:
 
 
 def yes_option(command: F) -> F:
-    """Adds --yes. The command takes `yes` and passes it to `confirm`."""
+    """Adds the flag --yes to a command. The command passes its argument `yes` to `confirm`."""
     return click.option("--yes", is_flag=True, help="Do not ask for confirmation.")(command)
 
 
@@ -131,7 +134,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
-    """Returns the values of a repeatable KEY=VALUE option. Raises UsageError."""
+    """Returns the values of a repeatable option KEY=VALUE. Raises UsageError."""
     found: dict[str, str] = {}
     for number, text in enumerate(given, 1):
         key, equals, value = text.partition("=")
@@ -142,8 +145,9 @@ def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
 
 
 def moment(text: str, *, ahead: bool = False) -> str:
-    """Returns a time in the server's format, from a date, a time, or a span such as 24h or 30d
-    before now, or after now if `ahead` is set. Raises UsageError."""
+    """Returns a time in the server's format. `text` is a date, a time, or a span such as 24h or
+    30d, which is subtracted from the current time, or added to it if `ahead` is set. Raises
+    UsageError."""
     span = SPAN.fullmatch(text)
     if span is not None:
         length = int(span[1]) * (timedelta(hours=1) if span[2] == "h" else timedelta(days=1))
@@ -178,7 +182,7 @@ def route(*names: str) -> str:
 @contextmanager
 def api() -> Iterator[Api]:
     """Connects to the running server with the settings of the environment."""
-    # Imported here because it is slow, and commands without a server do not need it.
+    # Imported here, because this import is slow and commands without a server do not need it.
     from loraplex.api import connect
 
     with connect(load_settings({})) as found:

@@ -21,7 +21,7 @@ STYLES |= {"unsatisfiable": "red"}
 
 
 class Order(NamedTuple):
-    """Order of table rows, and the key that selects it."""
+    """Order of a table's rows, and the key that selects this order."""
 
     key: str
     name: str
@@ -54,7 +54,7 @@ class Column(NamedTuple):
 def draw(
     overview: Row, *, title: str, width: int, order: Order = ORDERS[0], max_rows: int = 50
 ) -> RenderableType:
-    """Returns the screen. `max_rows` is the maximum for each table."""
+    """Returns the screen. `max_rows` is the maximum number of rows in each table."""
     parts: list[RenderableType] = [_summary(overview, title)]
     for name, rows, columns in (
         ("models", overview["models"], MODELS),

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 PATIENCE_S = 120.0
-"""Seconds for which each call waits for the tenant's rate of changes or for a server that
-restarts."""
+"""Maximum seconds for which each call waits while the tenant exceeds its rate of changes or the
+server restarts."""
 FIELDS = ("name", "model", "alias", "tenant", "serving", "approve_template", "weights_only")
 
 
 class Upload(NamedTuple):
     folder: Path
     fields: dict[str, Any]
-    """Fields of the upload route, and `weights_only` and `sign`, a private key."""
+    """Fields of the upload route. Also `weights_only`, and `sign`, a private key."""
 
 
 class Pushed(NamedTuple):
     version: Version
     taken: str
-    """Description of what the version has from the folder's other files."""
+    """Description of what the version took from other files in the folder."""
 
 
 @click.command("push")
@@ -136,8 +136,8 @@ def push_command(
 def _push_all(
     server: Api, uploads: Sequence[Upload], *, wait: bool, is_alone: bool
 ) -> tuple[list[Pushed], list[str]]:
-    """Pushes all uploads. Returns the created versions and the failures of the others. If the
-    upload `is_alone`, its failure is raised instead."""
+    """Pushes all uploads. Returns the created versions, and the failures of the other uploads. If
+    there is only one upload (`is_alone`), raises its failure instead."""
     from loraplex.folder_serving import describe_taken, read_folder_serving
     from loraplex.pushing import num_bytes, push, wait_ready
 
@@ -182,8 +182,9 @@ def _push_all(
 def _proving(
     made: Sequence[Pushed], *, is_alone: bool
 ) -> Iterator[tuple[Callable[[str], None], ProgressCallback]]:
-    """Shows how far the proofs are: a spinner for one adapter, a bar for several. Yields the
-    callbacks for what a version waits for, and for the number of versions that are done."""
+    """Shows the progress of verification: a spinner for one adapter, a bar for several. Yields two
+    callbacks. The first one gets what a version waits for, the second one gets the number of
+    verified versions."""
     if is_alone:
         name = f"{made[0].version['name']}@{made[0].version['version']}"
         with waiting(f"proving {name}") as say:
@@ -201,7 +202,8 @@ def _proving(
 
 
 def _part(report: ProgressCallback, before: int, size: int, total: int) -> ProgressCallback:
-    """Returns the progress callback of one upload among several."""
+    """Returns the progress callback of one upload among several, which reports the progress of
+    all."""
     return lambda done, _: report(before + min(done, size), total)
 
 
@@ -233,7 +235,7 @@ def _advise(version: Version, taken: str, tenant: str | None) -> None:
 
 
 def _private_key(file: Path) -> Any:
-    """Reads the key that signs. Raises UsageError."""
+    """Reads the private key for signatures. Raises UsageError."""
     from adapters.format.signature import MAX_KEY_BYTES, KeyRefused, read_private_key
 
     try:
@@ -244,7 +246,7 @@ def _private_key(file: Path) -> Any:
 
 
 def _listed(manifest: Path, common: dict[str, Any]) -> list[Upload]:
-    """Returns the uploads of a manifest. Raises UsageError, naming the item."""
+    """Returns the uploads that a manifest lists. Raises UsageError, which names the wrong item."""
     try:
         items = from_json(manifest.read_text())
     except ValueError as error:
@@ -269,7 +271,7 @@ def _listed(manifest: Path, common: dict[str, Any]) -> list[Upload]:
 def _serving(
     file: Path | None, chat_template: Path | None, metadata: dict[str, str]
 ) -> dict[str, Any]:
-    """Returns the object of the file, updated with the options."""
+    """Returns the serving data in the file, updated with the options."""
     try:
         serving = from_json(file.read_text()) if file else {}
     except ValueError as error:

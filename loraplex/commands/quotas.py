@@ -115,7 +115,7 @@ def clear_quota(tenant: str | None, key: str | None) -> None:
 
 
 def _warn_of_prices(server: Api) -> None:
-    """Warns that models without a price are free, so that no spend limit applies to them."""
+    """Warns if models have no price, because they are free and no spend limit applies to them."""
     priced = {price["model"] for price in server.all("/admin/v1/prices", cursor="model")}
     free = [m["name"] for m in server.all("/admin/v1/models") if m["name"] not in priced]
     if free:
@@ -162,7 +162,7 @@ def _show(quota: dict[str, Any]) -> None:
     if is_json():
         show_one(quota)
         return
-    # Without a limit `pin_bytes`, nothing may be pinned.
+    # Nothing may be pinned without a limit `pin_bytes`.
     if quota["use"].keys() <= {"pin_bytes"} and not quota.get("pin_bytes"):
         tell("no limits are set; `loraplex quota set` sets some")
     show_list([_row(name, use) for name, use in quota["use"].items()], COLUMNS)

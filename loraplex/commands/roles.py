@@ -67,7 +67,7 @@ def gateway_command(
 
     settings = settings_of(flags)
     sockets = _sockets(settings, fd, management_fd)
-    # A supervisor that passes its sockets on has already warned.
+    # A supervisor that passes its sockets to this process has already logged the warnings.
     run_gateway(
         settings,
         with_admin=admin,
@@ -80,7 +80,8 @@ def gateway_command(
 def _sockets(
     settings: Settings, fd: int | None = None, management_fd: int | None = None
 ) -> tuple[socket.socket, socket.socket]:
-    """Returns the public and the management socket, inherited or opened as the settings say."""
+    """Returns the public and the management socket. Both are inherited, or opened as the settings
+    say."""
     from loraplex.roles.listener import inherited, listen, listen_for_management
 
     return (
@@ -246,7 +247,7 @@ def config_command(**flags: Any) -> None:
 
 
 def _in_toml(name: str, value: Any) -> str:
-    """Returns a line of the file. Settings that are unset or secret become comments."""
+    """Returns a line of the settings file. Settings that are unset or secret become comments."""
     match value:
         case None:
             return f"# {name} ="

@@ -206,7 +206,7 @@ def revoke_key(key_id: str) -> None:
 
 
 def _show_made(made: dict[str, Any]) -> None:
-    """Prints a new key. It cannot be shown again."""
+    """Prints a new key, which cannot be shown again."""
     show_done(made, made["key"])
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 160
 """Width of a screen printed to a file or pipe, unless COLUMNS is set."""
 AROUND_ROWS = 24
-"""Approximate lines of a live screen outside of its three tables."""
+"""Approximate number of lines of a live screen outside of its three tables."""
 QUIT = ("q", "\x03", "\x04")
 
 
@@ -74,7 +74,7 @@ def _print(server: Api) -> None:
     console = NeutralConsole(sys.stdout, width=width)
     with console.capture() as captured:
         console.print(draw(overview, title=_title(server), width=console.width))
-    # Removes the padding of columns at the end of lines.
+    # Removes trailing spaces, with which columns are padded.
     console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
@@ -83,14 +83,16 @@ def _title(server: Api) -> str:
 
 
 class _Live:
-    """Live screen. Fetches in a thread, so that it reacts to keys while the server is slow."""
+    """Live screen. Fetches the overview in a thread, so that it reacts to keys while the server is
+    slow."""
 
     def __init__(self, server: Api, interval: float) -> None:
         self._server = server
         self._interval = interval
         self._overview: dict[str, Any] = server.get(route("overview"))
         self._failure = ""
-        """Why the last fetch failed. The screen then shows the previous overview."""
+        """Why the last fetch failed. Empty after a success. After a failure, the screen shows the
+        previous overview."""
         self._news, self._has_news = os.pipe()
         self._stopping = threading.Event()
 

@@ -30,10 +30,10 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Call(NamedTuple):
-    """One request for a streamed answer."""
+    """Request for a streamed answer."""
 
     group: str
-    """Group under which its figures are shown."""
+    """Name under which the figures of this request are summed up."""
     key: str | None
     path: str
     """Path below the server's base URL, such as `/completions`."""
@@ -45,13 +45,13 @@ class Outcome(msgspec.Struct, gc=False):
 
     group: str
     begun_s: float
-    """When the call was due."""
+    """Time at which the call was due."""
     arrivals_s: array[float] = msgspec.field(default_factory=lambda: array("d"))
-    """Time of each event with text."""
+    """Arrival time of each event with text."""
     ended_s: float = 0.0
     status: int = 0
     error: str = ""
-    """Code of the server's or this client's error. Empty if the answer is complete."""
+    """Code of an error of the server or of this client. Empty if the answer is complete."""
     message: str = ""
     num_prompt: int = 0
     num_cached: int = 0
@@ -97,8 +97,8 @@ class Client:
         await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)
 
     async def send(self, call: Call, due_s: float | None = None) -> Outcome:
-        """Sends a call and returns its outcome. Server errors are recorded in it, not raised.
-        `due_s` is when the call should have been sent. Default: now."""
+        """Sends a call and returns its outcome. An error of the server is recorded in the outcome,
+        not raised. `due_s` is the time at which the call should have been sent, by default now."""
         outcome = Outcome(call.group, time.perf_counter() if due_s is None else due_s)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -122,7 +122,8 @@ class Client:
             try:
                 stream[1].write(request)
                 may_keep = await answer.read(stream[0])
-                # The server may have closed a reused connection while the call was sent.
+                # The call is sent again only if the server may have closed a reused connection
+                # while it was sent.
                 if answer.has_begun or not is_kept:
                     if not answer.has_begun:
                         outcome.fail("connection_lost", "closed without an answer")
@@ -167,7 +168,7 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
     token_ids: list[int] | None = None
-    """A token may not have text of its own yet."""
+    """Ids of the tokens in an event. An event may have tokens whose text is not complete yet."""
 
     @property
     def has_output(self) -> bool:
@@ -201,7 +202,7 @@ _refusal = msgspec.json.Decoder(_Refusal)
 
 
 class _Answer:
-    """Parser of one answer. httptools calls its `on_` methods."""
+    """Parser of one answer. httptools calls the methods that begin with `on_`."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.has_begun = False
@@ -209,14 +210,15 @@ class _Answer:
         self._parser: httptools.HttpResponseParser | None = None
         self._now_s = 0.0
         self._rest = b""
-        """Beginning of an incomplete line, or of a refusal's body."""
+        """Beginning of a line that is not complete yet, or of a refusal's body."""
         self._is_done = False
-        """Whether `[DONE]` has arrived."""
+        """Whether the event `[DONE]` has arrived."""
         self._is_complete = False
         self._may_keep = False
 
     async def read(self, reader: asyncio.StreamReader) -> bool:
-        """Reads the answer. Returns whether the connection can be reused. Raises OSError."""
+        """Reads the answer to its end. Returns whether the connection can be reused. Raises
+        OSError."""
         outcome = self._outcome
         parser = self._parser = httptools.HttpResponseParser(self)
         try:
@@ -230,7 +232,7 @@ class _Answer:
         except httptools.HttpParserError as error:
             outcome.fail("bad_answer", f"not HTTP: {error}")
         finally:
-            # Otherwise the parser and the answer would form a reference cycle.
+            # Breaks the reference cycle of the parser and the answer.
             self._parser = None
         if self.has_begun:
             self._close()
@@ -277,7 +279,7 @@ class _Answer:
             outcome.num_cached = (details and details.cached_tokens) or 0
 
     def _close(self) -> None:
-        """Completes the outcome after the answer or its connection has ended."""
+        """Completes the outcome once the answer or its connection has ended."""
         outcome = self._outcome
         if outcome.status == 200:
             if not self._is_done:

@@ -22,7 +22,7 @@ class Percentiles:
 
 
 class Targets(NamedTuple):
-    """Maximum milliseconds for a request to count towards goodput. None sets no limit."""
+    """Maximum milliseconds for a request to count towards goodput. None sets no maximum."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
@@ -30,7 +30,8 @@ class Targets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of a load. Rates are per second of all of it, times are of complete answers."""
+    """Figures of a load. Rates are per second of the load's whole duration. Times are of complete
+    answers only."""
 
     requests: int
     completed: int
@@ -47,7 +48,7 @@ class Figures:
     """Time between two events of a stream."""
     e2e_ms: Percentiles | None
     goodput_per_s: float | None
-    """Requests per second that met the targets. None without targets."""
+    """Requests per second that met the targets. None if there are no targets."""
     good_share: float | None
     """Share of all requests, including failed ones, that met the targets."""
 
@@ -64,7 +65,8 @@ def summarise(
     seconds: float,
     targets: Targets = Targets(),  # noqa: B008
 ) -> Figures:
-    """Returns the figures of outcomes. `seconds` is the duration of the load they are part of."""
+    """Returns the figures of outcomes. `seconds` is the duration of the load to which the outcomes
+    belong."""
     whole = [o for o in outcomes if not o.error]
     answered = [o for o in whole if len(o.arrivals_s)]
     gaps = [np.diff(o.arrivals_s) for o in answered if len(o.arrivals_s) > 1]

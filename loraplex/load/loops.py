@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from loraplex.load.client import Call, Client, Outcome
 
 MAX_OPEN = 4096
-"""Maximum open requests of an open loop. Further ones are not sent, and recorded as failed."""
+"""Maximum number of open requests of an open loop. Further requests are not sent, and are recorded
+as failed."""
 
 OnEnd = Callable[[Outcome], None]
 
@@ -23,8 +24,8 @@ async def closed_loop(
     *,
     seconds: float | None = None,
 ) -> None:
-    """Keeps `concurrency` requests in flight until there are no more calls or `seconds` are over.
-    Waits for those in flight."""
+    """Keeps `concurrency` requests in flight until there are no more calls or `seconds` have
+    passed. Then waits for the requests in flight."""
     stop_s = None if seconds is None else time.perf_counter() + seconds
 
     async def work() -> None:
@@ -47,8 +48,9 @@ async def open_loop(
     rng: random.Random,
     seconds: float | None = None,
 ) -> None:
-    """Sends requests at random times (Poisson), on average `rate` per second, independent of
-    earlier ones. Times count from when a request was due, even if this process was late."""
+    """Sends requests at random times (a Poisson process) with an average of `rate` per second,
+    regardless of earlier requests. Times are measured from when a request was due, even if this
+    process sent it late."""
     begun_s = due_s = time.perf_counter()
     num_open = 0
 

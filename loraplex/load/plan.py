@@ -25,7 +25,7 @@ class Plan(NamedTuple):
     """Requests to send, and their rate."""
 
     models: tuple[str, ...]
-    """Most popular first."""
+    """Names of the models, the most popular one first."""
     zipf: float
     keys: dict[str, str | None]
     """API key of each class. None sends no key."""
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     rate: float | None
     requests: int
     is_counted: bool
-    """Whether the number of requests limits the load, not only a duration."""
+    """Whether a number of requests limits the load. Otherwise only a duration limits it."""
     duration: float | None
     seed: int
     timeout_s: float
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 async def run_plan(url: str, plan: Plan, on_end: OnEnd) -> None:
     """Sends one request of each class to the first model, then the load. Raises ApiFailure if one
-    of these first requests fails, and BadSettings if the URL is invalid."""
+    of the first requests fails, and BadSettings if the URL is invalid."""
     rng = random.Random(plan.seed)
     async with Client(url, timeout_s=plan.timeout_s) as client:
         for group in plan.keys:
