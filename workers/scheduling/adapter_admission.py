@@ -1,17 +1,18 @@
 """Admission of waiting sequences by their adapters: which adapter is loaded, and which is drained
 to make room for it.
 
-    short --(patience)--> starving: a victim takes no new sequences --(its last ends)--> loaded
+    short --(patience)--> starving: a victim starts no sequences --(its last ends)--> loaded
 
-An adapter that finds no room is skipped until the time to first token of its first sequence has
-passed; then it starves. Its victim is the adapter in use that ends soonest; adapters of tenants
-that were charged less than the starving one are spared if there is another. No sequence starts on a
-victim, and while an adapter starves, no others may load. So an adapter waits for room at most its
-patience and, for each victim that it needs, the longest sequence running on it. The adapter that
-starves longest is first.
+An adapter that finds no room is skipped until the promised time to first token (`Terms.ttft_s`) has
+passed, which is its patience. Then the adapter starves and gets a victim: the adapter in use whose
+sequences end soonest. An adapter of a tenant that was charged less than the starving adapter's
+tenant becomes a victim only if there is no other. No sequence starts on a victim, and while an
+adapter starves, no adapter that does not starve may load. So an adapter waits for room at most its
+patience and, for each victim that it needs, the time of the victim's longest running sequence. The
+adapter that has starved longest gets its victim first.
 
-If no adapter is in use, sequences of the base model hold the memory. Then only sequences of
-starving adapters start, until enough of the running ones have ended.
+If no adapter in use can be a victim, the pages of running sequences fill the memory. Then only
+sequences of starving adapters start, until enough running sequences have ended.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ MAX_ASKED = 32
 
 class LeaseOutcome(Enum):
     HELD = auto()
-    """The sequence has its lease, or needs none."""
+    """The sequence has its lease, or uses no adapter."""
     LATER = auto()
-    """The adapter is loading, or another adapter is first."""
+    """The adapter is loading, or must wait for another adapter."""
     NO_MEMORY = auto()
-    """The adapter was requested, and there are too few bytes on the device."""
+    """The adapter was requested from the pool, and the device has too little memory for it."""
 
 
 class AdapterAdmission:
@@ -43,16 +44,16 @@ class AdapterAdmission:
     identified by digest."""
 
     def __init__(self, pool: AdapterSource, charged: Callable[[Sequence], Charge]) -> None:
-        """charged: `SchedulingPolicy.charged`."""
+        """charged: the policy's method `SchedulingPolicy.charged`."""
         self._pool = pool
         self._charged = charged
         self._now = 0.0
         self._asked: set[str] = set()
         """Adapters requested in this step that are not on the device."""
         self._starves_at_s: dict[str, float] = {}
-        """End of patience of each adapter that lacks room."""
+        """Time from which an adapter that lacks room starves, by adapter."""
         self._victims: dict[str, str] = {}
-        """Victim of each starving adapter."""
+        """Victims by starving adapter. No sequence may start on a victim."""
         self._lacks_pages = False
         """Whether an adapter starves without a victim, so that sequences must free pages."""
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
@@ -88,8 +89,8 @@ class AdapterAdmission:
             self._forget(digest)
 
     def begin_step(self, now: float, in_use: Iterable[Sequence]) -> None:
-        """Chooses victims for adapters that have begun to starve, or whose victim has ended without
-        making enough room. in_use: sequences that hold their leases."""
+        """Chooses victims for adapters that have begun to starve, or that still lack room although
+        their victim is no longer in use. in_use: sequences that may hold leases."""
         self._now = now
         self._asked.clear()
         self._lacks_pages = False
@@ -100,9 +101,10 @@ class AdapterAdmission:
             self._choose_victims([digest for _, digest in starving], list(in_use))
 
     def acquire(self, sequence: Sequence) -> LeaseOutcome:
-        """Leases the sequence's adapter if it is on the device. Otherwise starts its load.
+        """Leases the sequence's adapter if it is on the device. Otherwise starts to load it, if it
+        may be loaded.
 
-        Raises AdapterUnavailable if it cannot be loaded.
+        Raises AdapterUnavailable if the adapter cannot be loaded.
         """
         ref = sequence.adapter
         if ref is None:
@@ -128,19 +130,20 @@ class AdapterAdmission:
                 return LeaseOutcome.NO_MEMORY if num_bytes else LeaseOutcome.LATER
 
     def may_load(self, digest: str) -> bool:
-        """Whether room may be used for the adapter. If any adapters starve, only for these."""
+        """Whether the adapter may be loaded. While adapters starve, only starving adapters may."""
         if self._lacks_pages:
             return digest in self._starves_at_s
         return not self._victims or digest in self._victims
 
     def may_start(self, digest: str | None) -> bool:
-        """Whether a sequence of the adapter may start. digest: None for the base model."""
+        """Whether a sequence with this adapter may start. digest: None for the base model alone."""
         if self._lacks_pages:
             return digest in self._starves_at_s
         return digest not in self._victims.values()
 
     def _forget(self, digest: str) -> None:
-        """Ends the adapter's starvation, as it is on the device or no sequence waits for it."""
+        """Ends the adapter's starvation, because it is on the device or no sequence waits for
+        it."""
         self._starves_at_s.pop(digest, None)
         self._victims.pop(digest, None)
 
@@ -168,8 +171,8 @@ class AdapterAdmission:
             self._victims[digest] = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))
 
     def _in_use(self, running: Iterable[Sequence]) -> dict[str, tuple[Charge, int]]:
-        """Returns the least charge of its tenants and the most tokens left of each leased
-        adapter."""
+        """Returns, by adapter in use, the smallest charge of the tenants that use it, and the
+        largest number of tokens that one of its sequences may still generate."""
         used: dict[str, tuple[Charge, int]] = {}
         for sequence in running:
             if sequence.adapter is not None:

@@ -1,4 +1,5 @@
-"""Constraint of the tokens that a sequence may draw, as scheduler, engine and sampler see it."""
+"""Interface of the constraints on the tokens that a sequence may draw, for scheduler, engine and
+sampler."""
 
 from __future__ import annotations
 
@@ -14,56 +15,62 @@ NO_TOKENS: frozenset[int] = frozenset()
 
 
 class Constraint(Protocol):
-    """Constraint of one sequence, positioned after its last token. Used on the engine thread.
+    """Constraint on one sequence's next token, positioned after the last token. Used on the engine
+    thread.
 
-    While a constraint `needs_host_token`, `advance` is called with its drawn tokens, then
-    `forced`. In between, the constraints of a step may work on other threads. Otherwise its mask
-    and bans never change.
+    As long as a constraint `needs_host_token`, the engine calls `advance` with the tokens that the
+    sequence has drawn, and then `forced`. Between the two calls, the constraint may work on other
+    threads. Once it does not need host tokens, its mask and bans do not change.
     """
 
     @property
     def is_ready(self) -> bool:
-        """Whether `mask` and `banned` hold for the next token. Until then, the sequence is in no
-        step."""
+        """Whether `mask` and `banned` are up to date for the next token. Until they are, the
+        sequence is not scheduled."""
         ...
 
     @property
     def failure(self) -> str | None:
-        """Reason why no token can follow, valid once the constraint is ready; None if one can."""
+        """Reason why no token can follow, or None if one can. Valid once the constraint is
+        ready."""
         ...
 
     @property
     def mask(self) -> NDArray[Any] | None:
-        """Mask of the tokens that may follow, as in `SampleInput`; None allows all."""
+        """Mask of the tokens that may follow, in the format of `SampleInput.mask`; None allows all
+        tokens."""
         ...
 
     @property
     def banned(self) -> frozenset[int]:
-        """Tokens that must not follow, unless the mask allows no other."""
+        """Tokens that must not follow, unless the mask allows no other token."""
         ...
 
     @property
     def needs_host_token(self) -> bool:
-        """Whether mask and bans depend on the tokens, so that the last token must be known before
-        the next one is drawn, and the sequence is in no step ahead."""
+        """Whether mask and bans depend on the sequence's tokens. If so, the host must know the last
+        token before the next one is drawn, and the sequence is left out of a step that is scheduled
+        while the step that draws the last token is in flight."""
         ...
 
     def advance(self, tokens: list[int]) -> None:
-        """Starts to follow generated tokens, after which the sequence has not ended."""
+        """Starts to advance the constraint by generated tokens. Not called if the sequence ends
+        with these tokens."""
         ...
 
     def forced(self) -> list[int]:
-        """Returns tokens that are the only continuation, which the constraint has followed. Waits
-        for them only briefly: later, they are drawn instead. Called without the memory lock."""
+        """Returns tokens that are the only possible continuation. The constraint has advanced by
+        them already. Waits only briefly; tokens that are not found in time are drawn instead.
+        Called without the memory lock."""
         ...
 
     def close(self) -> None:
-        """Called when the sequence has ended, in any state."""
+        """Called when the sequence has ended, even if the constraint is not ready."""
         ...
 
 
 class NoConstraint:
-    """Simplest `Constraint`: any token may follow."""
+    """Implementation of `Constraint` that allows every token."""
 
     is_ready = True
     failure = None
@@ -88,7 +95,7 @@ class ConstraintSource(Protocol):
     """Source of the constraints of a model's requests."""
 
     def refusal(self, request: Generate) -> str | None:
-        """Returns why the request cannot be constrained as it asks, or None."""
+        """Returns why the request's constraint is not supported, or None if it is."""
         ...
 
     def open(self, request: Generate, generated: Sequence[int]) -> Constraint:
@@ -98,7 +105,7 @@ class ConstraintSource(Protocol):
 
 
 class Unconstrained:
-    """Simplest `ConstraintSource`: refuses requests that ask for a constraint."""
+    """Implementation of `ConstraintSource` that refuses all requests with a constraint."""
 
     def refusal(self, request: Generate) -> str | None:
         is_constrained = request.grammar or request.params.rules is not None

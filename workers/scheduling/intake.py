@@ -1,4 +1,4 @@
-"""Requests that a queue refuses, as the scheduler sees them."""
+"""Interface by which the scheduler asks which requests its queue refuses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from workers.scheduling.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Refusal of a sequence. pace_s: seconds until the tenant's next place becomes free; 0 if
-    unknown, or if no place would help."""
+    """Refusal of a sequence. retry_after_s: seconds until there may be room for it. pace_s: seconds
+    until the tenant's next place becomes free, or 0 if there is room for other requests."""
 
     sequence: Sequence
     message: str
@@ -20,7 +20,8 @@ class Refusal:
 
 
 class Intake(Protocol):
-    """Bounds of a scheduler's queue. It is told of sequences and steps, to predict waits."""
+    """Bounds of a scheduler's queue. The scheduler reports the starts and ends of sequences and
+    steps, so that the intake can predict how long requests wait."""
 
     @property
     def prompt_tokens_per_s(self) -> float:
@@ -28,12 +29,14 @@ class Intake(Protocol):
         ...
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
-        """Returns the sequences to refuse for the newcomer: none, others, or the newcomer alone."""
+        """Returns the sequences to refuse so that the newcomer can be queued, or the newcomer alone
+        if it is to be refused."""
         ...
 
     def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
         """Returns the waiting sequences whose first token is predicted to be late. able_s: time
-        since which sequences may be admitted, so that a wait for the base model does not count."""
+        since which sequences can be admitted. Waiting for the base model before that time does not
+        count."""
         ...
 
     def on_start(self, sequence: Sequence) -> None: ...
@@ -47,12 +50,13 @@ class Intake(Protocol):
     def on_step(
         self, num_tokens: int, num_attended: int, ended_s: float, *, is_backlogged: bool
     ) -> None:
-        """Called when a step has ended. num_attended: as in `Schedule`. is_backlogged: whether
-        sequences wait for slots, pages or time."""
+        """Called when a step has ended. num_attended: `Schedule.num_attended`. is_backlogged:
+        whether sequences wait for slots, pages or time."""
         ...
 
     def pause(self) -> None:
-        """Called when no step is in flight, so that the time until the next one does not count."""
+        """Called when no step is in flight, so that the time until the next step begins does not
+        count as time of the step."""
         ...
 
     def forget_speed(self) -> None:
@@ -61,7 +65,7 @@ class Intake(Protocol):
 
 
 class OpenIntake:
-    """Simplest `Intake`: refuses nothing."""
+    """Implementation of `Intake` that refuses no sequence."""
 
     prompt_tokens_per_s = 0.0
 

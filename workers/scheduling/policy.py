@@ -1,4 +1,5 @@
-"""Order and budget of sequences in a step, as the scheduler sees them."""
+"""Interface of the policy by which a scheduler orders sequences and limits their tokens in a
+step."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ Charge = tuple[float, float]
 
 
 class SchedulingPolicy(Protocol):
-    """Queue of pending sequences, whose prompts are not computed, and the budget of a step.
+    """Queue of pending sequences (whose prompt is not fully computed), and the budget of a step.
 
     A sequence is added, starts, may be put back, and leaves once its prompt is computed. It is
-    removed at its end, in any state. In each step `begin_step` is called, then `begin_prompts`,
-    then `in_turn`, with a `block` for each sequence that lacks something and a `charge_prefill` for
-    each that gets tokens. The scheduler changes a sequence's status before it calls a method.
+    removed at its end, in any state. In each step the scheduler calls `begin_step`, `begin_prompts`
+    and `in_turn`. During `in_turn` it calls `block` for each sequence that lacks a resource, and
+    `charge_prefill` for each sequence that gets tokens. It changes a sequence's status before it
+    calls a method.
     """
 
     @property
@@ -65,7 +67,7 @@ class SchedulingPolicy(Protocol):
         ...
 
     def leave(self, sequence: Sequence) -> None:
-        """Removes a sequence whose prompt is computed, which needs no turn any longer."""
+        """Removes a sequence whose prompt is computed, because it needs no more turns."""
         ...
 
     def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
@@ -81,7 +83,7 @@ class SchedulingPolicy(Protocol):
     def begin_prompts(
         self, schedule: Schedule, running: Iterable[Sequence], num_free_slots: int
     ) -> None:
-        """Sets the step's budget for prompts. schedule: the generating sequences."""
+        """Sets the step's budget for prompts. schedule: step with all its generating sequences."""
         ...
 
     def in_turn(self) -> Iterator[Sequence]:
@@ -89,8 +91,8 @@ class SchedulingPolicy(Protocol):
         ...
 
     def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
-        """Records what the sequence lacks, so that later ones may be kept from starting. None: no
-        sequence may start."""
+        """Records which resource the sequence lacks, so that the policy can keep later sequences
+        from starting. If the sequence is None, no sequence may start in this step."""
         ...
 
     def room(self, sequence: Sequence) -> int:
@@ -110,11 +112,12 @@ class SchedulingPolicy(Protocol):
         ...
 
     def charged(self, sequence: Sequence) -> Charge:
-        """Returns what the sequence's tenant was charged, for comparison with others."""
+        """Returns the charges of the sequence's class and tenant, to compare with other tenants."""
         ...
 
     def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
-        """Deducts the sequence's next prompt tokens from the budget, and charges new ones."""
+        """Deducts the sequence's next prompt tokens from the budget, and charges the tokens that
+        were not charged before."""
         ...
 
     def charge_cached(self, sequence: Sequence) -> None:
@@ -122,11 +125,13 @@ class SchedulingPolicy(Protocol):
         ...
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:
-        """Charges all generated tokens of `num_known` except the last, each once."""
+        """Charges the generated tokens among the sequence's first `num_known` tokens that have not
+        been charged yet."""
         ...
 
     def charge_load(self, sequence: Sequence, num_tokens: float) -> None:
-        """Charges an adapter's load. num_tokens: tokens that could be prefilled in its time."""
+        """Charges the load of the sequence's adapter. num_tokens: number of prompt tokens that
+        could be computed in the time of the load."""
         ...
 
     def predict_s(self, schedule: Schedule) -> float:
@@ -134,7 +139,7 @@ class SchedulingPolicy(Protocol):
         ...
 
     def record_step(self, num_tokens: int, num_attended: int, seconds: float) -> None:
-        """Records the device time of a step. num_attended: as in `Schedule`."""
+        """Records the device time of a step. num_attended: `Schedule.num_attended`."""
         ...
 
     def forget_speed(self) -> None:
@@ -143,8 +148,8 @@ class SchedulingPolicy(Protocol):
 
 
 class FifoPolicy:
-    """Simplest `SchedulingPolicy`: in the order of arrival, without tenants, up to a number of
-    tokens in a step."""
+    """Implementation of `SchedulingPolicy` that serves sequences in the order of arrival, up to a
+    maximum number of tokens in a step. Tenants make no difference."""
 
     weight = 1
 

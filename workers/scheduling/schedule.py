@@ -15,28 +15,28 @@ class BlockReason(Enum):
     """Resource that a sequence lacks in this step."""
 
     BUDGET = "budget"
-    """Tokens or time: the step is full."""
+    """Tokens or time left in the step."""
     SLOT = "slot"
     ADAPTER = "adapter"
     PREFIX = "prefix"
-    """Page that another sequence is computing now."""
+    """Page of its prompt that another sequence is computing."""
     PAGES = "pages"
     CONSTRAINT = "constraint"
-    """Readiness of its constraint."""
+    """Constraint that is ready and allows a token."""
     MODEL = "model"
     """Base model, which admits no sequence in this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Decision that the sequence runs. num_tokens: of its prompt, in this step."""
+    """Decision that the sequence runs. num_tokens: number of its prompt tokens in this step."""
 
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Decision that the sequence waits, holding nothing. failure: why it can never run."""
+    """Decision that the sequence waits and holds no resources. failure: why it can never run."""
 
     reason: BlockReason
     failure: Failure | None = None
@@ -44,21 +44,21 @@ class Blocked:
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """Next `num_tokens` tokens of a sequence, all base only or all adapted. Does not change during
-    the step, whatever happens to the sequence."""
+    """Next `num_tokens` tokens of a sequence. Either all of them use the adapter or none does. Does
+    not change during the step, even if the sequence ends."""
 
     sequence: Sequence
     num_tokens: int
     start: int = field(init=False)
     end: int = field(init=False)
-    """Positions of the first token, and of the token after the last."""
+    """Position after the last of the tokens. `start` is the position of the first token."""
     is_sampled: bool = field(init=False)
     """Whether the step computes the sequence's last token, so that the next one is drawn."""
     is_prefill: bool = field(init=False)
     adapter_slot: int = field(init=False, default=-1)
-    """-1 for base only."""
+    """Slot of the adapter in its table, or -1 if the tokens use no adapter."""
     max_rank: int = field(init=False, default=0)
-    """Largest rank of the adapter's projections; 0 for base only."""
+    """Largest rank of the adapter's projections, or 0 if the tokens use no adapter."""
 
     def __post_init__(self) -> None:
         sequence = self.sequence
@@ -75,16 +75,16 @@ class ScheduledSequence:
 
 @dataclass(slots=True, eq=False)
 class Schedule:
-    """Work of a step. items: neighbours share an adapter slot; base-only sequences last. failed:
-    dropped sequences with the reason."""
+    """Work of a step. items: sorted by adapter slot, with items that use no adapter last. failed:
+    sequences that were removed, with error code and message."""
 
     items: list[ScheduledSequence] = field(default_factory=list)
     failed: list[tuple[Sequence, ErrorCode, str]] = field(default_factory=list)
     num_preempted: int = 0
     begin_s: float = 0.0
-    """Time at which its computation can begin."""
+    """Predicted time when the device can begin the step."""
     needs_drain: bool = False
-    """Whether the next step can be scheduled only after those in flight have ended."""
+    """Whether the next step can be scheduled only after all steps in flight have ended."""
     is_short: bool = False
     """Whether the first waiting sequence lacks memory that other models hold."""
 
@@ -104,8 +104,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Work of a model's engine, by which models are loaded. num_extents: of KV, for its first
-    waiting sequence. is_short: whether the model is loaded but that sequence finds no room."""
+    """Work of a model's engine, from which the models to load are chosen. num_extents: KV extents
+    that its first waiting sequence needs. is_short: `is_short` of the last `Schedule`."""
 
     num_running: int = 0
     num_waiting: int = 0

@@ -1,7 +1,7 @@
 """Scheduler that decides which sequences run in the next step, and with how many tokens.
 
-A `SchedulingPolicy` orders them. Only this module decides what fits: sequence slots, KV pages,
-adapter leases. No tensors.
+A `SchedulingPolicy` orders the sequences. Only this module decides whether they fit, by sequence
+slots, KV pages and adapter leases. It uses no tensors.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Scheduler:
     A step has the next tokens of each sequence that generates, and as many prompt tokens as the
     policy's budget permits.
 
-    A step may be scheduled while the previous one is in flight; each sequence is then assumed to
-    continue. If it has ended by then, `update` discards its tokens. Pages, slots and leases that a
-    step in flight uses stay until its `update`, so no sequence is preempted until then: one that
-    lacks pages is left out, and `needs_drain` of the schedule is set.
+    A step may be scheduled while the previous one is in flight. Each sequence is then assumed to
+    continue, and `update` discards the tokens of sequences that ended. Pages, slots and leases that
+    a step in flight uses are kept until its `update`. No sequence can be preempted before, so a
+    sequence that lacks pages is left out of the step, and `Schedule.needs_drain` is set.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Scheduler:
         max_batched_tokens: int,
         max_pages: int | None = None,
     ) -> None:
-        """max_pages: maximum pages of one sequence; None: all pages of the arena."""
+        """max_pages: maximum KV pages of one sequence; None allows all pages of the arena."""
         self._kv = kv
         self._pool = pool
         self._slots = slots
@@ -75,14 +75,14 @@ class Scheduler:
         self.intake = intake
         self._adapters = AdapterAdmission(pool, policy.charged)
         self._able_s = 0.0
-        """Time since which sequences may be admitted."""
+        """Time of the last `schedule` with `is_held`, since when sequences may be admitted."""
         self.running: list[Sequence] = []
         self.leaving: list[Sequence] = []
         """Ended sequences whose tokens a step in flight still computes."""
         self._now = 0.0
         """Time of the step that is being scheduled."""
         self._in_flight: list[Schedule] = []
-        """Schedules before their `update`, the oldest first."""
+        """Schedules of the steps in flight, the oldest first."""
         self._computing: set[bytes | None] = set()
         """Keys of the pages that running prompts compute next."""
         self.num_preemptions = 0
@@ -137,8 +137,8 @@ class Scheduler:
         return self.intake.refuse_late(now, self._able_s) if self._is_backlogged else []
 
     def load_adapter(self, ref: AdapterRef | None, tenant: Tenant, num_ahead: int = 0) -> None:
-        """Starts to load the adapter of a sequence to be added, if it will have a free slot.
-        num_ahead: number of sequences to be added before it."""
+        """Starts to load the adapter of a sequence that will be added, if a slot will be free.
+        num_ahead: number of sequences that will be added before it."""
         if ref is not None and self.num_waiting + num_ahead < self._num_free_slots:
             self._adapters.load(ref, tenant)
 
@@ -149,8 +149,8 @@ class Scheduler:
         self._adapters.add_waiting(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees all resources of the sequence, in any state. Those that a step in flight uses are
-        freed at that step's end."""
+        """Ends the sequence, in any state, and frees its resources. Resources that a step in flight
+        uses are freed when that step ends."""
         if sequence.is_finished:
             return
         sequence.constraint.close()
@@ -183,8 +183,8 @@ class Scheduler:
         return expired
 
     def schedule(self, now: float, *, is_held: bool = False) -> Schedule:
-        """Returns the next step: the next tokens of each sequence that generates, then prompts in
-        turn, started ones and newly admitted ones. is_held: admits none."""
+        """Returns the next step: the next tokens of each generating sequence, then tokens of
+        started and newly admitted prompts in turn. is_held: whether no sequence is admitted."""
         self._now = now
         in_flight_s = (each.begin_s + self.policy.predict_s(each) for each in self._in_flight)
         schedule = Schedule(begin_s=max([now, *in_flight_s]))
@@ -214,17 +214,17 @@ class Scheduler:
         self.intake.on_step(num_tokens, num_attended, ended_s, is_backlogged=self._is_backlogged)
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Copies the sequence's last `num_tokens` tokens to the device, which did not draw them."""
+        """Copies the sequence's last `num_tokens` tokens, which the device did not draw, to it."""
         if sequence.slot is not None and num_tokens:
             position = len(sequence.tokens) - num_tokens
             self._slots.write(sequence.slot, position, sequence.tokens[position:])
 
     def update(self, schedule: Schedule, num_new: list[int]) -> None:
-        """Charges what the step computed, and shares its full pages. Frees the resources of
-        sequences that ended in the meantime.
+        """Charges the computed tokens, and puts full pages into the prefix cache. Frees the
+        resources of sequences that ended while the step was in flight.
 
-        num_new: new tokens of each sequence of the schedule. A sequence that got none, although one
-        was expected, computes its last token again.
+        num_new: number of new tokens of each sequence of the schedule. A sequence that got no token
+        although one was expected computes its last token again.
         """
         self._in_flight.remove(schedule)
         for item, num_tokens in zip(schedule.items, num_new, strict=True):
@@ -246,7 +246,7 @@ class Scheduler:
                 self._release(sequence)
 
     def admit(self, sequence: Sequence, schedule: Schedule) -> Admitted | Blocked:
-        """Starts a waiting sequence if it fits into the step. Otherwise it holds nothing."""
+        """Starts a waiting sequence if it fits into the step, else releases all its resources."""
         if not sequence.constraint.is_ready:
             return Blocked(BlockReason.CONSTRAINT)
         if (reason := sequence.constraint.failure) is not None:
@@ -303,7 +303,7 @@ class Scheduler:
     def _continue(self, sequence: Sequence, schedule: Schedule) -> None:
         """Schedules the next chunk of a started prompt."""
         if sequence.num_computed >= len(sequence.tokens):
-            return  # the rest of it is in flight
+            return  # the rest of the prompt is in flight
         room = self.policy.room(sequence)
         if not room:
             self.policy.block(sequence, BlockReason.BUDGET)
@@ -354,8 +354,8 @@ class Scheduler:
         return None
 
     def _find_pages(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
-        """Takes cached pages of the sequence's prefix and makes room for all its tokens, in
-        addition to what started prompts still need, so that no prompt stops half way."""
+        """Acquires cached pages of the sequence's prefix. Makes room for all its tokens and for the
+        rest of all started prompts, so that no prompt stops half way."""
         table = sequence.block_table
         if sequence.may_skip_cached:
             num_matchable = len(sequence.tokens) - 1
@@ -380,8 +380,8 @@ class Scheduler:
         return self._lack_memory(sequence, schedule, Blocked(BlockReason.PAGES, failure))
 
     def _find_slot(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
-        """Preempts a sequence of an over-share tenant if no slot is free. Nothing can be preempted
-        while a step is in flight."""
+        """Preempts a sequence of an over-share tenant if no slot is free. No sequence can be
+        preempted while a step is in flight."""
         if self._num_free_slots:
             return None
         if self._in_flight:
@@ -394,8 +394,8 @@ class Scheduler:
         return None
 
     def _lack_memory(self, sequence: Sequence, schedule: Schedule, blocked: Blocked) -> Blocked:
-        """Returns the decision for a sequence that finds too little memory. It fails only if none
-        will become free here, the adapters cannot be placed again, and other models hold none."""
+        """Returns the decision for a sequence that finds too little memory. The sequence fails only
+        if this model will free none, no idle adapter can be evicted, and no other model has any."""
         is_idle = not (self.running or self._in_flight)
         if not is_idle or self._pool.is_loading or self._pool.is_leased:
             return Blocked(blocked.reason)
@@ -439,8 +439,8 @@ class Scheduler:
             self._in_flight.append(schedule)
 
     def _commit(self, sequence: Sequence, num_computed: int) -> None:
-        """Puts the sequence's full pages into the prefix cache. Once its whole prompt is computed,
-        it needs no turn any longer."""
+        """Puts the sequence's full pages into the prefix cache. Once all its tokens are computed,
+        removes it from the policy's queue."""
         num_full = num_computed // PAGE_TOKENS
         if num_full > sequence.block_table.num_committed:
             sequence.block_table.commit(sequence.page_keys[:num_full])
@@ -453,7 +453,7 @@ class Scheduler:
         schedule.num_preempted += 1
 
     def _put_back(self, sequence: Sequence) -> None:
-        """Makes a running sequence wait again. It keeps its tokens."""
+        """Makes a running sequence wait again. The sequence keeps its tokens."""
         self.intake.on_preempt(sequence)
         self.running.remove(sequence)
         self._release(sequence)
@@ -464,7 +464,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
-        """Releases pages, adapter and slot. The sequence could start again."""
+        """Releases the sequence's pages, adapter lease and slot, so that it can start again."""
         sequence.block_table.free()
         sequence.num_computed = 0
         if sequence.lease is not None:
@@ -480,6 +480,6 @@ def _num_pages(num_tokens: int) -> int:
 
 
 def _num_missing(sequence: Sequence) -> int:
-    """Returns the number of pages that the sequence's tokens still need. It may already have one
-    for the token that a step in flight draws."""
+    """Returns the number of pages that the sequence's tokens still need. It is 0 if the sequence
+    already has a further page, for the token that a step in flight draws."""
     return max(_num_pages(len(sequence.tokens)) - len(sequence.block_table.pages), 0)

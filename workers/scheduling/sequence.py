@@ -1,4 +1,4 @@
-"""Sequence of one request: its tokens and their progress."""
+"""Sequence of one request: its tokens, and how many of them are computed."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Sequence:
     Tokens computed by a step in flight count as computed, and the token that it draws counts in
     `length`, because the next step is built from these before the host has seen the token.
 
-    A preempted sequence returns to `num_computed = 0` and keeps its generated tokens. It keeps its
-    `num_cached`, too, unless it then finds more in the cache than it had reached, because what it
-    finds up to there may have been computed for it. A resumed sequence starts like that, with
-    tokens that another worker generated.
+    A preempted sequence returns to `num_computed = 0` and keeps its generated tokens. Its
+    `num_cached` changes only if it then finds more positions in the cache than it had reached,
+    because earlier positions may have been computed for it. A resumed sequence starts in the same
+    way, with tokens that another worker generated.
 
-    The engine appends its tokens, the policy changes its place, and the scheduler all else. Each
-    records its part of the times.
+    The engine appends tokens, the policy changes `place`, and the scheduler changes all other
+    state. Each of the three records some of the `times`.
 
     An activated LoRA acts on positions from `request.activation` on. Its lease is held from the
     start nevertheless, so that an admitted sequence never waits for its adapter in mid-prefill.
@@ -68,18 +68,18 @@ class Sequence:
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
         self.num_inflight_steps = 0
-        """Number of steps in flight that compute its tokens. While there are any, it keeps its
-        pages, slot and lease."""
+        """Number of steps in flight that compute tokens of the sequence. Until these steps end, it
+        keeps its pages, slot and lease."""
         self.num_inflight_tokens = 0
-        """Number of tokens that steps in flight draw for it, which are not in `tokens` yet."""
+        """Number of tokens that steps in flight will draw, which are not in `tokens` yet."""
         self.num_cached = 0
         self.num_reached = 0
-        """Prompt positions computed or found by finished steps, also before a preemption."""
+        """Prompt positions that finished steps computed or found, also before a preemption."""
         self.status = SequenceStatus.WAITING
         self.block_table = block_table
         self.lease: AdapterLease | None = None
         self.slot: int | None = None
-        """Slot of the token buffer while it runs, else None."""
+        """Slot of the token buffer while the sequence runs, else None."""
         self._hasher = PageHasher(
             model=request.model,
             domain=request.cache_domain,
@@ -113,7 +113,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens that it has after the steps in flight, if none of them is its last."""
+        """Number of tokens after the steps in flight, if the sequence does not end with them."""
         return len(self.tokens) + self.num_inflight_tokens
 
     @property
@@ -130,8 +130,8 @@ class Sequence:
 
     @property
     def is_generating(self) -> bool:
-        """Whether the next step may continue it: the prompt is computed, there is more to generate
-        than the tokens in flight, and these need not be known first."""
+        """Whether the next step may generate a token: the prompt is computed, the tokens in flight
+        do not reach `max_len`, and the constraint need not know them first."""
         if self.num_inflight_tokens and self.constraint.needs_host_token:
             return False
         return (
@@ -144,7 +144,8 @@ class Sequence:
         return self.num_computed >= self.request.activation
 
     def num_next(self, budget: int) -> int:
-        """Returns how many tokens the next step may compute, never across the activation."""
+        """Returns the number of tokens that the next step may compute, at most `budget`. Stops at
+        the activation, because a step uses the adapter for all of the tokens or for none."""
         end = self.length if self.is_activated else self.request.activation
         return min(end - self.num_computed, budget)
 
@@ -154,7 +155,7 @@ class Sequence:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a token was generated for it here."""
+        """Whether this worker has generated a token of the sequence."""
         return self.num_generated > self.request.num_resumed
 
     @property
@@ -164,7 +165,7 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether it has uncomputed tokens that no step in flight computes."""
+        """Whether the sequence has uncomputed tokens that no step in flight computes."""
         return self.place.is_pending and not self.num_inflight_tokens
 
     @property
@@ -188,19 +189,19 @@ class Sequence:
         return self._page_keys
 
     def num_found(self) -> int:
-        """Returns the number of its tokens that the prefix cache would spare it now."""
+        """Returns the number of tokens that need not be computed, because they are cached now."""
         return self.block_table.num_found(self._keys_to_find())
 
     @property
     def prompt_key(self) -> bytes | None:
-        """Key of the last page of the prompt that another sequence can compute for it. None: the
-        prompt is too short."""
+        """Key of the last page that another sequence with this prompt can compute for the sequence.
+        None if the prompt is too short for such a page."""
         num_pages = (self.num_prompt - 1) // PAGE_TOKENS
         return self.page_keys[num_pages - 1] if num_pages else None
 
     def _keys_to_find(self) -> Iterator[bytes]:
-        """Keys of the pages that may be cached for it. Each is computed when it is asked for, so
-        that a prompt that is not cached costs one, however long it is."""
+        """Yields the keys of the pages that may be skipped if they are cached. A key is computed
+        when it is requested, so that an uncached prompt of any length costs one key."""
         num_pages = (len(self.tokens) - 1) // PAGE_TOKENS if self.may_skip_cached else 0
         for index in range(num_pages):
             if index == len(self._page_keys):
@@ -209,12 +210,12 @@ class Sequence:
 
     @property
     def next_page_key(self) -> bytes | None:
-        """Key of the first full page that is not in the prefix cache, or None."""
+        """Key of the first full page that is not in the prefix cache, or None if all are."""
         index = self.block_table.num_committed
         return self.page_keys[index] if index < len(self.page_keys) else None
 
     def end_within(self, tokens: list[int]) -> tuple[int, FinishReason | None]:
-        """Returns how many new tokens belong to the sequence, and why it ends with them if so."""
+        """Returns how many of the tokens belong to the sequence, and why it ends, if it does."""
         num_left = self.params.max_tokens - self.num_generated
         for number, token in enumerate(tokens[:num_left], start=1):
             if token in self.end_tokens:

@@ -8,27 +8,28 @@ from adapters.pool.source import Load
 from workers.wire.protocol import AdapterLoadTimes, SequenceTimes
 
 MAX_PREEMPTIONS = 8
-"""Maximum number of a sequence's preemptions whose times are kept; others are counted."""
+"""Maximum number of preemptions of a sequence whose times are kept; later ones are only counted."""
 
 
 @dataclass(slots=True)
 class StageTimes:
-    """Times of one sequence, in seconds of the worker's clock. None before the event."""
+    """Times of one sequence, in seconds of the worker's clock. A time is None before its event."""
 
     arrival_s: float
     model_left_s: float | None = None
-    """Time when the base model was last unloaded while the sequence was here; its arrival if the
-    model was not loaded then."""
+    """Time when the base model was last unloaded while the sequence was in the worker, or the
+    sequence's arrival if the model was not loaded then."""
     model_back_s: float | None = None
     started_s: float | None = None
-    """Time of its first admission to a step."""
+    """Time when the sequence was first admitted to a step."""
     first_token_s: float | None = None
-    """Time of the first token generated here."""
+    """Time of the first token that this worker generated."""
     last_token_s: float | None = None
     adapter_load: Load | None = None
-    """Load of its adapter; None if there is none, or it was on the device at the arrival."""
+    """Load of the sequence's adapter. None if the sequence has no adapter, or if the adapter was on
+    the device when the sequence arrived."""
     preempted_s: list[float] = field(default_factory=list[float])
-    """Times of the first `MAX_PREEMPTIONS`."""
+    """Times of the first `MAX_PREEMPTIONS` preemptions."""
     num_preemptions: int = 0
 
     def record_preemption(self, now: float) -> None:

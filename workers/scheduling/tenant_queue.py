@@ -1,5 +1,5 @@
-"""Queues of a service class and of a tenant in it, with the charges of each. Plain data;
-`FairQueue` determines the order."""
+"""Queues of a service class and of a tenant in it, with the charges of each. They are plain data,
+which `FairQueue` keeps in order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_TENANTS = 1024
 class Terms(NamedTuple):
     """Terms of a service class.
 
-    share: fraction of the device while other classes have work. ttft_s: seconds to the first token.
-    tpot_s: seconds to each later token. gap_factor: maximum gap between two tokens, in multiples of
-    `max_token_gap`.
+    share: fraction of the device that the class gets, relative to other classes with work. ttft_s:
+    promised seconds until the first token. tpot_s: promised seconds between later tokens.
+    gap_factor: factor of `max_token_gap_s`, the maximum time between two tokens.
     """
 
     share: float
@@ -39,7 +39,8 @@ Turn = tuple[float, float, int]
 
 
 class Load(NamedTuple):
-    """Number of waiting sequences, their tokens, and the tokens that they may still generate."""
+    """Load of waiting sequences: their number, the tokens to compute for them, and the tokens that
+    they may still generate."""
 
     num_requests: float
     num_tokens: float
@@ -54,7 +55,8 @@ class Load(NamedTuple):
         )
 
     def with_parts(self, parts: Iterable[tuple[Load, float]]) -> Load:
-        """Returns the load with parts of others added, of at most the given tokens each."""
+        """Returns the load with a part of each other load added. Each part has at most the number
+        of tokens that is given with the load."""
         requests, tokens, output = self
         for (more_requests, more_tokens, more_output), most in parts:
             if most >= more_tokens:
@@ -74,15 +76,16 @@ NO_LOAD = Load(0, 0, 0)
 
 @dataclass(slots=True, eq=False)
 class TenantQueue(Generic[Item]):
-    """Tenant in one service class. counter: tokens charged, divided by its weight."""
+    """Queue of one tenant in a service class. counter: tokens charged to the tenant, divided by its
+    weight."""
 
     class_queue: ClassQueue[Item]
     tenant: str
     weight: int
     counter: float = 0.0
     pending: list[Item] = field(default_factory=list[Any])
-    """Sequences whose prompt is not computed: running ones first, then by priority, deadline and
-    arrival."""
+    """Sequences whose prompt is not fully computed. Running sequences are first; both running and
+    waiting sequences are sorted by priority, deadline and arrival."""
     num_sequences: int = 0
     """Number of pending and generating sequences."""
     num_started: int = 0
@@ -90,17 +93,17 @@ class TenantQueue(Generic[Item]):
     waiting: Load = NO_LOAD
     """Load of the pending sequences that wait."""
     since: int = 0
-    """Number of the activation at which the tenant last began to have pending sequences."""
+    """Serial number that tells the order in which tenants began to have pending sequences."""
     recent_part: float = 0.0
-    """Fraction of the recently charged tokens that were the tenant's, at `recent_at`. Both are set
-    by `OverShare`."""
+    """Fraction of the recently charged tokens that was charged to the tenant, as of `recent_at`.
+    `OverShare` sets both attributes."""
     recent_at: float = 0.0
-    """Tokens charged to all tenants when `recent_part` was computed."""
+    """Total tokens charged to all tenants when `recent_part` was computed."""
 
     @property
     def turn(self) -> Turn:
-        """Sort key. Of two tenants with equal charges, such as after idleness, the one with fewer
-        running sequences for its weight is first."""
+        """Sort key of the tenant, by its charges. If two tenants have equal charges, such as after
+        idleness, the tenant with fewer running sequences for its weight is first."""
         return self.counter, self.num_running / self.weight, self.since
 
     @property
@@ -119,17 +122,18 @@ class Place(Generic[Item]):
     tenant_queue: TenantQueue[Item] = field(init=False)
     """Queue of the tenant that is charged; set when the sequence is queued."""
     is_pending: bool = False
-    """Whether it is queued and its tokens are not all computed."""
+    """Whether the sequence is queued and some of its tokens are not computed."""
     num_charged: int = 0
-    """Number of tokens charged. Computing them again after a preemption is free."""
+    """Number of leading tokens that were charged. If the sequence is preempted, computing them
+    again is not charged."""
     num_shared: int | None = None
-    """Tokens that were found in the prefix cache when it was last queued, or are computed for a
-    pending sequence before it. None until the cache was searched."""
+    """Number of tokens that were in the prefix cache when the sequence was last queued, or that are
+    computed for an earlier pending sequence. None until the cache is searched."""
 
 
 @dataclass(slots=True, eq=False)
 class ClassQueue(Generic[Item]):
-    """Service class. counter: tokens charged, divided by its share."""
+    """Queues of one service class. counter: tokens charged to the class, divided by its share."""
 
     terms: Terms
     counter: float = 0.0
@@ -137,18 +141,19 @@ class ClassQueue(Generic[Item]):
     active: dict[str, TenantQueue[Item]] = field(default_factory=dict[str, Any])
     """Tenants with pending sequences."""
     floor: float = 0.0
-    """Counter of the last tenant that had pending sequences."""
+    """Counter of the tenant that was the last to have pending sequences."""
     weight: int = 0
     """Sum of the weights of the tenants with work."""
     max_tenants: int = MAX_TENANTS
 
     @property
     def least(self) -> float:
-        """Counter that a returning tenant is raised to."""
+        """Counter to which a tenant is raised when it has pending sequences again."""
         return min((tenant.counter for tenant in self.active.values()), default=self.floor)
 
     def forget_idle(self) -> None:
-        """Drops tenants without work whose counter a return would raise, once there are many."""
+        """Removes idle tenants if there are many. Keeps idle tenants whose counter is above
+        `least`, because it would not be raised when they have work again."""
         if len(self.tenants) <= self.max_tenants:
             return
         least = self.least
