@@ -20,8 +20,8 @@ from workers.device.weight_image import Arrival
 
 
 def bind_layers(ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> LayerStack:
-    """Returns the backend's own layer stack if it has one for such layers, else one of single
-    ops."""
+    """Returns the backend's own layer stack if it has one and each block reads the residual through
+    a norm. Returns `OpByOp` otherwise."""
     reads_norms = all(layer.mlp_norm and layer.following_norm for layer in layers)
     if isinstance(ops, StacksLayers) and reads_norms:
         return ops.bind_layers(layers)
@@ -29,7 +29,8 @@ def bind_layers(ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> Layer
 
 
 class OpByOp:
-    """`LayerStack` for any backend. Layers are computed while later ones are still being copied."""
+    """`LayerStack` for any backend, which calls single ops. Each layer waits only for its own
+    weights, so that it is computed while weights of later layers are still being copied."""
 
     def __init__(self, ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> None:
         self._ops = ops
@@ -59,9 +60,9 @@ def run_layer(
     kv: KVCacheView,
     lora: LoRABatch | None,
 ) -> Tensor:
-    """Computes attention and MLP around the residual stream. Returns the following norm [T, K].
+    """Computes attention and MLP of a layer and adds both to the residual [T, K], in place.
 
-    x [T, K] is the norm of the residual [T, K], or the residual itself, which is changed in place.
+    x [T, K] is the norm of the residual, or the residual itself. Returns x for the next layer.
     """
 
     def linear(x: Tensor, linear: AdaptedLinear) -> Tensor:
@@ -74,7 +75,7 @@ def run_layer(
         return ops.rms_norm(x, norm.weight, norm.eps, residual)
 
     def add(x: Tensor, following: Norm | None) -> Tensor:
-        """Adds x to the residual. Returns what the following block reads."""
+        """Adds x to the residual. Returns the input of the following block."""
         return residual.add_(x) if following is None else norm(x, following, residual)
 
     qkv = linear(x, w.qkv)

@@ -1,4 +1,4 @@
-"""Inputs of one forward pass, built once per step and passed down explicitly."""
+"""Inputs of one forward pass, built once per step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ops.base import AttentionBatch, KVCacheView, LoRABatch
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """Inputs of the model. input_ids: int32 [T]. lora: None if no row has an adapter. sample_lora:
-    `lora` with the segments of the sampled rows, for the output matrix."""
+    """Inputs of the model. input_ids: token ids, int32 [T]. lora: adapters of the rows, or None if
+    no row has one. sample_lora: adapters of the sampled rows alone, for the output matrix."""
 
     input_ids: Tensor
     attention: AttentionBatch

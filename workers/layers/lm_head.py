@@ -13,8 +13,8 @@ from ops.base import HEAD, FusedLinear, LoRABatch, Ops, PackedLinear
 from workers.layers.table_rows import replace_logits
 
 Head = Callable[[Tensor, NDArray[Any]], Tensor]
-"""Function of hidden states [n, K] and of the adapter slot of each, int32 [n], base-only ones (-1)
-last. Returns logits, float32 [n, V]."""
+"""Function that takes hidden states [n, K] and the adapter slot of each row, int32 [n], with
+base-only rows (-1) last. Returns logits, float32 [n, V]."""
 
 
 class LMHead:

@@ -1,4 +1,4 @@
-"""Parameters of a rotary embedding; torch-free, for modules that only read configurations."""
+"""Parameters of a rotary embedding. Does not import torch, for modules that only read configs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
 class RopeSpec:
     """Parameters of one rotary table.
 
-    rope_type: none leaves queries and keys unchanged; the others scale the frequencies. rotary_dim:
-    number of leading dimensions of a head that are rotated; 0 = all. factor: by which positions are
-    stretched. low_freq_factor, high_freq_factor: bounds of Llama 3's smoothing. beta_slow,
-    beta_fast: turns over the original positions between which YaRN blends. attention_factor: factor
-    on cosine and sine (YaRN, LongRoPE). short_factors, long_factors: LongRoPE's divisor of each
-    frequency, for texts up to the original length and for longer ones.
+    rope_type: "none" leaves queries and keys unchanged, "default" rotates them with unscaled
+    frequencies, and the other types scale the frequencies. rotary_dim: number of leading dimensions
+    of a head that are rotated; 0 = all. factor: factor by which positions are stretched.
+    low_freq_factor, high_freq_factor: bounds of Llama 3's smoothing. beta_slow, beta_fast: numbers
+    of turns over the original positions between which YaRN blends. attention_factor: factor on
+    cosine and sine (YaRN, LongRoPE). short_factors, long_factors: LongRoPE's divisor of each
+    frequency, for texts up to the original length and for longer texts.
     """
 
     theta: float

@@ -1,5 +1,5 @@
-"""Rotary embedding tables (Su et al. 2021) with scaled frequencies: linear, Llama 3's, YaRN (Peng
-et al. 2023) and LongRoPE (Ding et al. 2024)."""
+"""Computes rotary embedding tables (Su et al. 2021). Frequencies can be scaled linearly, as in
+Llama 3, by YaRN (Peng et al. 2023) or by LongRoPE (Ding et al. 2024)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from workers.layers.rope_spec import RopeSpec
 
 
 def rope_table(spec: RopeSpec, head_dim: int, num_positions: int) -> Tensor:
-    """Computes the table float32 [num_positions, head_dim]: cos of each pair's angle, then sin.
+    """Computes the table float32 [num_positions, head_dim]. A row has the cosines of all pairs'
+    angles, then their sines.
 
-    Dimensions that are not rotated are pairs with angle 0.
+    Pairs of dimensions that are not rotated have angle 0.
     """
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies(spec, head_dim)[None, :]
@@ -49,7 +50,7 @@ def _scale(frequencies: Tensor, spec: RopeSpec) -> Tensor:
 
 
 def _smooth_llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
-    """Divides low frequencies by `factor`, keeps high ones, and blends those between."""
+    """Divides low frequencies by `factor`, keeps high ones, and blends both in between."""
     turns = spec.original_max_positions * frequencies / (2 * math.pi)
     blend = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)

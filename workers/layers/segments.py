@@ -14,10 +14,11 @@ Array = NDArray[Any]
 def build_segments(
     groups: Sequence[tuple[int, int]],
 ) -> tuple[Array, Array]:
-    """Returns segments as in `ops.base.LoRABatch`: starts int32 [N + 1] and slots int32 [N].
+    """Returns the first rows int32 [N + 1] and adapter slots int32 [N] of N segments, as in
+    `ops.base.LoRABatch`.
 
-    groups: (slot, number of rows) of each sequence in row order, base-only (-1) ones last. Adjacent
-    groups of one slot become one segment.
+    groups: (slot, number of rows) of each sequence in row order, with base-only sequences (-1)
+    last. Adjacent groups of one slot become one segment.
     """
     starts, slots = [0], list[int]()
     for slot, num_rows in groups:

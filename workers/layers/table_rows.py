@@ -1,6 +1,7 @@
-"""Rows of the embedding and of the output matrix that adapters replace, by single ops.
+"""Applies the rows of the embedding and of the output matrix that adapters replace.
 
-The host knows which rows, so steps with such adapters do not run as graphs.
+The host decides in each step which ops to call, so steps with such adapters do not run as CUDA
+graphs.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ Array = NDArray[Any]
 def with_rows(
     batch: ForwardBatch, segment_start: Array, sampled_start: Array, segment_slot: Array
 ) -> ForwardBatch:
-    """Returns the batch with the rows of tables that its adapters replace.
+    """Returns the batch with the rows of both tables that its adapters replace.
 
-    segment_start, segment_slot: segments of `batch.lora`, on the host. sampled_start: those of
-    `batch.sample_lora`, which has the same slots.
+    segment_start, segment_slot: segments of `batch.lora`, on the host. sampled_start: first rows of
+    the segments of `batch.sample_lora`, which have the same slots.
     """
     if batch.lora is None or batch.sample_lora is None:
         return batch
@@ -39,7 +40,7 @@ def with_replaced(
 ) -> LoRABatch:
     """Returns the batch with the rows of one table that its adapters replace.
 
-    module: EMBEDDING or HEAD. segment_start, segment_slot: those of the batch, on the host.
+    module: EMBEDDING or HEAD. segment_start, segment_slot: segments of the batch, on the host.
     """
     if not lora.tables.replaces_rows(segment_slot):
         return lora
@@ -55,9 +56,9 @@ def with_replaced(
 
 
 def replace_embeddings(ops: Ops, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
-    """Replaces the embeddings of the tokens whose rows the adapters replace, in place.
+    """Replaces in y, in place, the embeddings of tokens whose embedding row an adapter replaces.
 
-    Shape: y [T, K]; ids int32 [T]. scale: as in `Ops.embed`.
+    Shape: y [T, K]; ids int32 [T]. scale: factor on embeddings, as in `Ops.embed`.
     """
     for each in lora.replaced:
         own = ids[each.first : each.end]
@@ -68,7 +69,7 @@ def replace_embeddings(ops: Ops, y: Tensor, ids: Tensor, lora: LoRABatch, scale:
 
 
 def replace_logits(ops: Ops, logits: Tensor, hidden: Tensor, lora: LoRABatch) -> None:
-    """Replaces the logits of the tokens whose rows the adapters replace, in place.
+    """Replaces, in place, the logits of tokens whose row of the output matrix an adapter replaces.
 
     Shape: logits [N, V]; hidden [N, K].
     """

@@ -1,4 +1,4 @@
-"""Base models by `model_type`: the reader of each native family's config.json."""
+"""Reads config.json of each native model family, chosen by `model_type`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_any_spec(
 ) -> ModelSpec | TransformersSpec:
     """Reads the spec of a canonical config.json. Raises UnsupportedModel, naming the field.
 
-    End tokens of generation_config.json, if any, replace those of the config.
+    generation: content of generation_config.json. Its end tokens, if any, replace the config's.
     """
     if generation.get("eos_token_id") is not None:
         config = {**config, "eos_token_id": generation["eos_token_id"]}

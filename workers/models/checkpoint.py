@@ -27,12 +27,12 @@ BLOCK_FORMATS = {format.name for format in BLOCK_SIZES}
 BACKBONE = "model."
 """Prefix of the canonical names of all tensors except the output matrix."""
 ROOTS = ("model.language_model.", "language_model.model.", "language_model.", BACKBONE)
-"""Prefixes of names in files, for a language model with other parts or alone. transformers'
-AutoModel, which has no output matrix, saves names without a prefix."""
+"""Prefixes of tensor names in files of language models, with or without image and audio parts.
+transformers' AutoModel, which has no output matrix, saves names without a prefix."""
 
 
 class CheckpointError(ValueError):
-    """Failure to read the weights, or weights of another model than config.json describes."""
+    """The weights cannot be read, or they do not match config.json."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -87,10 +87,10 @@ class Checkpoint:
     """Open weight files. Tensors are memory-mapped views."""
 
     def __init__(self, folder: Path, framework: Literal["pt", "np"] = "pt") -> None:
-        """framework: "np" for checks without torch."""
+        """framework: "pt" reads torch tensors; "np" suffices for checks and does not load torch."""
         self._stack = ExitStack()
         self._stored: dict[str, tuple[Any, str]] = {}
-        """Open file and name in it, by canonical name."""
+        """Open file of each tensor and the tensor's name in that file, by canonical name."""
         self.formats: dict[str, WeightFormat] = {}
         """Formats of the tensors stored in blocks, see `ops.block_matrix`."""
         for path in weight_files(folder):
@@ -120,7 +120,7 @@ class Checkpoint:
         self._stack.close()
 
     def get(self, name: str) -> Weight:
-        """Returns a view of the mapped file, valid while the checkpoint is open."""
+        """Returns a tensor as a view of the mapped file, valid while the checkpoint is open."""
         if (format := self.formats.get(name)) is not None:
             from ops.block_matrix import BlockMatrix
 
@@ -128,12 +128,12 @@ class Checkpoint:
         return self._read(name)
 
     def names(self) -> dict[str, str]:
-        """Returns the name in the files of every tensor, by canonical name."""
+        """Returns the stored name of every tensor, by canonical name."""
         return {name: stored for name, (_, stored) in self._stored.items()}
 
     def check(self, spec: ModelSpec, others: tuple[str, ...] = ()) -> None:
-        """Raises CheckpointError unless the files have all tensors of the spec and no others,
-        except those whose canonical names begin with one of `others`."""
+        """Raises CheckpointError if a tensor of the spec is missing or wrong, or if there is an
+        additional tensor whose canonical name does not begin with one of `others`."""
         expected = dict(expected_tensors(spec))
         stray = {
             name for name in self._stored.keys() - expected.keys() if not name.startswith(others)
@@ -166,7 +166,7 @@ class Checkpoint:
 
 
 def canonical_name(stored: str) -> str:
-    """Returns the canonical name of a tensor: that in a checkpoint of a language model alone."""
+    """Returns the name that a stored tensor has in a checkpoint of only a language model."""
     for root in ROOTS:
         if stored.startswith(root):
             stored = stored.removeprefix(root)

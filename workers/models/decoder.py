@@ -68,12 +68,13 @@ class Decoder:
 
 
 def first_input(ops: Ops, residual: Tensor, norm: Norm | None) -> Tensor:
-    """Returns what the first layer reads: the norm of the embeddings, or they themselves."""
+    """Returns the first layer's input: the embeddings, normed unless `norm` is None."""
     return residual if norm is None else ops.rms_norm(residual, norm.weight, norm.eps)
 
 
 def load_input_norm(loader: WeightLoader, spec: ModelSpec, layer: int) -> Norm | None:
-    """Returns the norm before the layer, or the model's last. Returns None if there is none."""
+    """Returns the norm before a layer, or the model's last norm if `layer` is the number of layers.
+    Returns None if the family has no norms before layers."""
     if layer == spec.num_layers:
         return load_norm(loader, spec, "model.norm")
     if not spec.pre_norms:

@@ -1,4 +1,4 @@
-"""Conversion of weights from files to a backend's form, one tensor at a time."""
+"""Converts weights from files to the form that a backend reads, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from workers.models.progress import ProgressMeter
 
 
 class WeightLoader:
-    """Loader that casts, packs and counts weights. dtype: of all but norms, which are float32."""
+    """Loader that casts, packs and counts weights. dtype: dtype of all weights except norms and
+    biases, which are float32."""
 
     def __init__(
         self,
@@ -23,7 +24,7 @@ class WeightLoader:
         meter: ProgressMeter,
         image: WeightImage | None = None,
     ) -> None:
-        """image: receives the weights instead of the device."""
+        """image: weight image in host memory that receives the weights instead of the device."""
         self.ops = ops
         self.image = image
         self.num_bytes = 0
@@ -34,7 +35,7 @@ class WeightLoader:
         self._device = ops.device if image is None else torch.device("cpu")
 
     def linear(self, modules: list[str], *, bias: bool = False) -> PackedLinear:
-        """Loads one packed linear with the rows of the modules in their order."""
+        """Loads one packed linear with the rows of all the modules, in the order given."""
         weights = [self._weight(f"{name}.weight") for name in modules]
         stacked = [self._read(f"{name}.bias", torch.float32) for name in modules] if bias else None
         packed = self.ops.pack_linear(*weights, bias=torch.cat(stacked) if stacked else None)
@@ -50,7 +51,8 @@ class WeightLoader:
         return self.tensor(name, self._dtype)
 
     def tensor(self, name: str, dtype: torch.dtype | None) -> Tensor:
-        """Loads a tensor as a copy that outlives the mapped file. dtype: None = the stored one."""
+        """Loads a tensor as a copy that outlives the mapped file. dtype: None keeps the stored
+        dtype."""
         read = self._read(name, dtype)
         return self.keep(read.clone(memory_format=torch.contiguous_format))
 
@@ -65,7 +67,8 @@ class WeightLoader:
             self.image.end_part()
 
     def _weight(self, name: str) -> Weight:
-        """Reads a linear's matrix. Unless the dtype is bfloat16, blocks are converted to plain."""
+        """Reads a linear's matrix. Converts a matrix in blocks to a plain one, unless the dtype is
+        bfloat16."""
         found = self._checkpoint.get(name)
         if isinstance(found, Tensor) or self._dtype is not torch.bfloat16:
             return self._read(name, self._dtype)

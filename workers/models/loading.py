@@ -18,7 +18,7 @@ from workers.models.spec import ModelSpec
 
 
 class LoadedModel(Protocol):
-    """Loaded base model. num_bytes: of its weights in their packed form."""
+    """Loaded base model. num_bytes: bytes of its weights in their packed form."""
 
     plan: ModelPlan
     arrival: Arrival
@@ -43,10 +43,11 @@ def load_model(
     image: WeightImage | None = None,
     progress: ByteProgress | None = None,
 ) -> LoadedModel:
-    """Reads a canonical folder and packs its weights one by one. image: receives the weights
-    instead of the device; the model can compute after the image is brought to the device.
+    """Reads a canonical folder and packs its weights one by one. image: weight image that receives
+    the weights instead of the device; the model can compute once the image is on the device.
 
-    Raises CheckpointError, UnsupportedModel, MemoryError, and what `progress` raises to stop it.
+    Raises CheckpointError, UnsupportedModel, MemoryError, and any error that `progress` raises to
+    stop the load.
     """
     if image is not None:
         image.begin()

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms after each block alone, and over all heads of q and of k."""
+"""OLMo 2 and 3, which have norms only after each block, and norms over all heads of q and of k."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_olmo2(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_olmo3(config: dict[str, Any]) -> ModelSpec:
-    """Every fourth layer sees everything. A scaled rope is that of these layers alone."""
+    """Reads OLMo 3. Every fourth layer has full attention, and only these layers scale the rope."""
     config = {"sliding_window": 4096, **config}
     pattern = [
         "full_attention" if (layer + 1) % 4 == 0 else "sliding_attention"

@@ -31,7 +31,7 @@ tensors of a weight image."""
 class ModelPlan:
     """Canonical folder of a model, and how to serve it.
 
-    dtype: of weights and KV pages. formats: of the tensors stored in blocks.
+    dtype: dtype of weights and KV pages. formats: formats of the tensors stored in blocks.
     """
 
     digest: str
@@ -55,8 +55,8 @@ class ModelPlan:
 
     @property
     def kv_layout(self) -> KVLayout:
-        """Layout of a page. If attention modules differ in their heads, that of a page of equal
-        size in which all have the largest ones."""
+        """Layout of a KV page. If attention modules differ in number or size of heads, it is a
+        uniform layout with the largest heads and as many layers as the page needs for its bytes."""
         spec = self.spec
         if isinstance(spec, ModelSpec):
             return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
@@ -81,7 +81,7 @@ class ModelPlan:
         return places
 
     def max_bytes(self, ops: Ops) -> int:
-        """Returns an upper bound of the loaded weights' bytes, little above the actual number."""
+        """Returns an upper bound of the loaded weights' bytes, slightly above the actual number."""
         spec = self.spec
         # The reference backend computes with float32 copies.
         plain = 4 if ops.name == "reference" else self.dtype.itemsize

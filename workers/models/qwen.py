@@ -18,7 +18,8 @@ def read_qwen3(config: dict[str, Any]) -> ModelSpec:
 
 
 def _layers(config: dict[str, Any]) -> tuple[LayerSpec, ...]:
-    """Returns the layers. With `use_sliding_window`, those from `max_window_layers` on slide."""
+    """Returns the layers. With `use_sliding_window`, the layers from index `max_window_layers` on
+    have a sliding window."""
     require(config, "hidden_act", "silu", "silu")
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
     first_sliding = config.get("max_window_layers", 28) if window is not None else None

@@ -1,4 +1,4 @@
-"""Rotary parameters from config.json, in the spelling of transformers 5 and the older one."""
+"""Reads rotary parameters from config.json, as transformers 5 or older versions spell them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def read_ropes(
 ) -> dict[str, RopeSpec]:
     """Returns the rope of each layer type: `full_attention` and `sliding_attention`.
 
-    New form: `rope_parameters`, flat or by layer type. Old form: `rope_theta` and `rope_scaling`;
-    in a family with a `local_theta`, sliding layers use `rope_local_base_freq` without scaling.
+    The new form is `rope_parameters`, flat or by layer type. The old form is `rope_theta` and
+    `rope_scaling`. Unless parameters are given by layer type, sliding layers of a family with a
+    `local_theta` use `rope_local_base_freq` without scaling.
     """
     default_theta = config.get("rope_theta", default_theta)
     parameters = config.get("rope_parameters")
@@ -37,7 +38,7 @@ def read_ropes(
 
 
 def partial_rotary(config: dict[str, Any], head_dim: int, default: float = 1.0) -> int:
-    """Returns how many dimensions of a head are rotated, for families that rotate a part of it."""
+    """Returns the number of rotated dimensions of a head, for families that rotate a part of it."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", default))
     if not isinstance(factor, int | float) or not 0 < factor <= 1:
@@ -48,7 +49,7 @@ def partial_rotary(config: dict[str, Any], head_dim: int, default: float = 1.0) 
 
 
 def rotated(ropes: dict[str, RopeSpec], rotary_dim: int, head_dim: int) -> dict[str, RopeSpec]:
-    """Returns the ropes of heads of which only the first dimensions are rotated."""
+    """Returns the ropes with only the first `rotary_dim` dimensions of a head rotated."""
     return {
         kind: replace(rope, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
         for kind, rope in ropes.items()
@@ -126,8 +127,8 @@ def _read_longrope(parameters: dict[str, Any], theta: float, config: dict[str, A
 
 
 def _original_length(parameters: dict[str, Any], config: dict[str, Any]) -> int:
-    """Returns the number of positions before stretching. As in transformers, the model's own field
-    takes precedence over the rope's."""
+    """Returns the number of positions before stretching. As in transformers, the field of the model
+    takes precedence over the same field of the rope parameters."""
     field = "original_max_position_embeddings"
     found = config.get(field) or parameters.get(field) or config.get("max_position_embeddings")
     return int(_number({field: found}, field))

@@ -1,4 +1,4 @@
-"""Model description for the decoder, independent of any family's spelling."""
+"""Model description for the decoder, independent of how a family spells its config.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class UnsupportedModel(ValueError):
-    """Config that requires something this build does not compute."""
+    """The config requires a feature that is not supported."""
 
     def __init__(self, field: str, got: object, allowed: str) -> None:
         super().__init__(f"{field} = {got!r} is not supported; allowed: {allowed}")
@@ -87,7 +87,8 @@ class ModelSpec:
 def common_fields(config: dict[str, Any], *own: str) -> dict[str, Any]:
     """Returns the checked fields that all families spell alike, for `ModelSpec(**...)`.
 
-    own: fields that the family reads itself; in other families they are refused.
+    own: names of optional fields that the family reads itself. Such fields are refused in families
+    that do not name them here, unless they have their usual value.
     """
     _refuse_extensions({name: value for name, value in config.items() if name not in own})
     num_heads = positive(config, "num_attention_heads")
@@ -123,7 +124,8 @@ def positive(config: dict[str, Any], field: str) -> int:
 
 
 def require(config: dict[str, Any], field: str, allowed: object, default: object) -> None:
-    """Raises UnsupportedModel if the field has another value, which is not implemented."""
+    """Raises UnsupportedModel if the field's value is not `allowed`. default: value of a missing
+    field."""
     if (value := config.get(field, default)) != allowed:
         raise UnsupportedModel(field, value, repr(allowed))
 
@@ -160,7 +162,7 @@ def _refuse_extensions(config: dict[str, Any]) -> None:
 
 
 def end_tokens(config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the end tokens that can be drawn. Drops -1 and ids beyond the vocabulary."""
+    """Returns the end tokens that can be sampled. Drops -1 and ids beyond the vocabulary."""
     value: int | list[int] | None = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(token for token in ids if 0 <= token < config["vocab_size"])

@@ -1,4 +1,4 @@
-"""Decoder that the modelling file of transformers computes, by our ops and over our pages."""
+"""Decoder that runs a model's code in transformers, with our ops and KV pages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from workers.models.transformers_spec import TransformersSpec
 
 
 class TransformersDecoder:
-    """Loaded base model. Used by one thread, because a forward pass sets the step of its modules.
+    """Loaded base model. Used by one thread, because a forward pass stores its inputs in `Step`,
+    which all modules read.
 
-    Its weights are one part of the image, so the first step begins when all have been copied.
+    All weights are one part of the weight image, so the first step waits until all are copied.
     """
 
     def __init__(self, plan: ModelPlan, loader: WeightLoader) -> None:
@@ -101,7 +102,8 @@ class TransformersDecoder:
         replace_module(model, path, module)
 
     def _place_others(self, model: nn.Module, loader: WeightLoader) -> None:
-        """Places parameters and buffers of all modules but linears, each tensor once."""
+        """Loads the parameters and buffers of all modules except linears. Loads a tensor that
+        several modules share once."""
         placed: dict[str, nn.Parameter | Tensor] = {}
         for path, module in list(model.named_modules()):
             prefix = f"{path}." if path else ""
@@ -122,7 +124,7 @@ class TransformersDecoder:
                 module.register_forward_hook(self._widen)
 
     def _widen(self, module: nn.Module, inputs: object, rows: Tensor) -> Tensor:
-        """Returns rows of an embedding table in the dtype of activations."""
+        """Converts rows of an embedding table to the dtype of activations."""
         return rows.to(self._activations)
 
     def _stored(self, name: str) -> str:

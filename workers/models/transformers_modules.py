@@ -1,4 +1,4 @@
-"""Modules of transformers, which compute their linears and their attention by our ops."""
+"""Builds models of transformers whose linears and attention are computed by our ops."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION = "loraplex"
-"""Name of our attention among those of transformers. It has no mask function there, so that models
-build no mask."""
+"""Name under which our attention function is registered in transformers. No mask function is
+registered under this name, so that models build no mask."""
 INSTALL = "pip install 'loraplex[transformers]'"
 
 
 class NotComputable(UnsupportedModel):
-    """Model without a native family that its modelling file cannot compute for us either."""
+    """The model has no native family, and its code in transformers cannot be used either."""
 
     def __init__(self, model_type: str, why: str) -> None:
         ValueError.__init__(
@@ -49,7 +49,7 @@ def build_model(
 ) -> PreTrainedModel:
     """Builds the modules of a causal language model on the meta device.
 
-    attention: name of a function of transformers' interface; None = the model's own choice.
+    attention: name of a registered attention function; None leaves the choice to transformers.
     Raises UnsupportedModel if transformers is not installed, or too old to know the model.
     """
     transformers = library()
@@ -68,8 +68,8 @@ def build_model(
 
 
 class Step:
-    """Inputs of the forward pass in progress, read by the modules of one model. lora: segments of
-    the rows that linears get."""
+    """Inputs of the forward pass in progress, read by the modules of one model. lora: adapter
+    segments of the rows that linears receive, or None if no row has an adapter."""
 
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None
@@ -82,7 +82,8 @@ class Step:
 
     @contextmanager
     def of(self, batch: ForwardBatch | None, lora: LoRABatch | None) -> Generator[None]:
-        """Context of a forward pass. batch: None if it has no attention."""
+        """Sets the inputs for a forward pass within the context. batch: None if the pass computes
+        no attention."""
         self._batch, self.lora = batch, lora
         try:
             yield
@@ -91,11 +92,12 @@ class Step:
 
 
 class AdaptedModule(nn.Module):
-    """Takes the place of a linear module. Has no `weight`, so that code that would read it, and so
-    pass by the adapters, fails."""
+    """Replacement for a linear module. It has no `weight`, so that code that reads the weight
+    directly fails instead of bypassing the adapters."""
 
     def __init__(self, ops: Ops, linear: AdaptedLinear, layer: int | None, step: Step) -> None:
-        """layer: its index in the adapter tables, or None if no adapter can add to the linear."""
+        """layer: index of the linear's layer in the adapter tables, or None if no adapter can add
+        to the linear."""
         super().__init__()
         self.in_features = linear.fused.in_features
         self.out_features = sum(linear.fused.widths)
@@ -118,7 +120,8 @@ class PagedAttention:
     def __init__(
         self, ops: Ops, step: Step, layout: KVLayout, layer: int, window: int | None
     ) -> None:
-        """layout, layer: where the module's keys and values are stored in a page."""
+        """layout, layer: layout of a page and the layer in it that has the module's keys and
+        values. window: number of tokens that a row sees, itself included; None = all."""
         self._ops = ops
         self._step = step
         self._layout = layout
@@ -134,7 +137,8 @@ class PagedAttention:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Shape: query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] -> [1, T, H, E]."""
+        """Writes keys and values to their pages and computes the attention of each row.
+        Shape: query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] -> [1, T, H, E]."""
         batch = self._step.batch
         num_heads, dim = query.shape[1], query.shape[3]
         heads = [self._padded(part[0].transpose(0, 1)) for part in (query, key, value)]
@@ -151,7 +155,7 @@ class PagedAttention:
         return out.view(1, len(qkv), num_heads, -1)[..., : value.shape[3]]
 
     def _padded(self, heads: Tensor) -> Tensor:
-        """Pads heads with zeros to the size of those in pages."""
+        """Pads heads with zeros to the head size of the pages."""
         missing = self._layout.head_dim - heads.shape[-1]
         return nn.functional.pad(heads, (0, missing)) if missing else heads
 
@@ -167,14 +171,14 @@ def attend(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention function of transformers' interface. The module's window was recorded when the
-    model was imported; dropout has no effect, because nothing is trained."""
+    """Attention function that is registered in transformers. Other arguments are ignored: the
+    window was recorded when the model was imported, and dropout is for training."""
     site: PagedAttention = module.paged_attention  # pyright: ignore[reportAssignmentType]
     return site.attend(query, key, value, scaling, softcap, s_aux), None
 
 
 class HiddenOutput:
-    """Output of a backbone with nothing but its hidden states; other fields are None."""
+    """Output of a backbone that has only hidden states. All other fields are None."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -188,8 +192,8 @@ class HiddenOutput:
 
 
 class StoredHidden(nn.Module):
-    """Takes the place of a causal language model's backbone, so that its forward pass computes
-    logits of hidden states that there are already."""
+    """Replacement for a causal language model's backbone that returns its `inputs_embeds`, so that
+    the model computes the logits of hidden states that are already known."""
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> HiddenOutput:
         return HiddenOutput(inputs_embeds)
@@ -201,8 +205,8 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def detach_backbone(model: PreTrainedModel) -> nn.Module:
-    """Returns the model's backbone. The model itself then computes logits of hidden states, which
-    it takes as `inputs_embeds`."""
+    """Removes the backbone from the model and returns it. Calling the model then computes logits of
+    hidden states, which are passed as `inputs_embeds`."""
     backbone: nn.Module = getattr(model, model.base_model_prefix)
     setattr(model, model.base_model_prefix, StoredHidden())
     return backbone

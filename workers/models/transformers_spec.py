@@ -1,4 +1,4 @@
-"""Description of a model that the modelling file of transformers computes; torch-free."""
+"""Description of a model that is run by its code in transformers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ HEAD_STEP = 16
 
 
 class AttentionSite(msgspec.Struct, frozen=True, array_like=True):
-    """Attention of one module, as the import saw it called.
+    """Attention of one module, as recorded when the model was imported.
 
-    head_dim: of queries and keys. value_dim: of values. window: number of tokens that a row sees,
-    itself included; None = all.
+    module: path of the module. head_dim: head size of queries and keys. value_dim: head size of
+    values. window: number of tokens that a row sees, itself included; None = all.
     """
 
     module: str
@@ -35,10 +35,10 @@ class AttentionSite(msgspec.Struct, frozen=True, array_like=True):
 class Recorded(msgspec.Struct, frozen=True):
     """Facts that the import found by running the model, stored in its canonical config.json.
 
-    sites: in the order of their calls. aliases: stored name of each tensor that is another one
-    under a second name. plain_linears: paths of linears to which no adapter can add.
-    matrix_numbers, other_numbers: upper bounds of the numbers in linears and tables, and in all
-    other tensors.
+    sites: attention modules in the order of their calls. aliases: second names of tensors, and the
+    name under which each is stored. plain_linears: paths of linears to which no adapter can add.
+    matrix_numbers, other_numbers: upper bounds of the number of elements of linears and embedding
+    tables, and of all other tensors.
     """
 
     shape: BaseModelShape
@@ -52,7 +52,7 @@ class Recorded(msgspec.Struct, frozen=True):
 class TransformersSpec(msgspec.Struct, frozen=True):
     """Description of a causal language model that transformers implements.
 
-    config: its config.json without what the import added.
+    config: content of config.json without the facts in `recorded`.
     """
 
     config: dict[str, Any]
@@ -94,5 +94,5 @@ class TransformersSpec(msgspec.Struct, frozen=True):
         return frozenset([*paths, *self.recorded.plain_linears])
 
     def served(self, max_model_len: int) -> TransformersSpec:
-        """Returns the spec for texts of at most this length, which is the same one."""
+        """Returns this spec, which is the same for every maximum length of texts."""
         return self

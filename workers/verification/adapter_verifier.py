@@ -1,8 +1,8 @@
-"""Proofs of adapters alongside the running batch, one probe at a time.
+"""Proves adapters alongside the running batch, one probe at a time.
 
-thread          files -> checksum and log-probabilities that the worker must have
-engine thread   the image's checksum, then the probe prompt as an ordinary sequence, with the
-                adapter and without
+A separate thread computes, from the adapter's files, the checksum and log-probabilities that the
+worker must have. The engine thread compares the checksum of the loaded image, and then runs the
+probe prompt as an ordinary sequence, with the adapter and without.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Work = Generator[None, None, T]
-"""Advanced once a step."""
+"""Generator that is advanced once per engine step."""
 
 CONNECTION = -2
 """Connection number of the verifier's own sequences."""
@@ -57,7 +57,7 @@ NICENESS = 10
 
 @dataclass(slots=True)
 class ModelInstance:
-    """Base model that a worker has registered, whether its weights are on the device or not."""
+    """Base model that a worker has registered. Its weights need not be on the device."""
 
     engine: Engine
     pool: AdapterPool
@@ -69,7 +69,7 @@ class ModelInstance:
 class AdapterVerifier:
     """Proves the effect of adapters, one probe at a time. Used on the engine thread.
 
-    instances: by the base model's digest.
+    instances: registered base models by digest.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AdapterVerifier:
         return self._active is not None or bool(self._queue)
 
     def start(self, connection: int, probe: Probe) -> ProbeResult | None:
-        """Queues the probe, or says why not."""
+        """Queues the probe. Returns None, or the answer if the probe is refused."""
         if probe.model not in self._instances:
             return _refuse(probe, "adapter.probe.no_model", "the worker lacks this base model")
         if len(self._queue) >= MAX_QUEUED:
@@ -99,7 +99,8 @@ class AdapterVerifier:
         return None
 
     def advance(self) -> list[tuple[int, ProbeResult]]:
-        """Does what may be done between two steps; returns the answers of finished probes."""
+        """Advances the probe in progress, or starts one whose model is on the device. Called
+        between two steps. Returns the connection and answer of a finished probe."""
         if self._active is None:
             item = next((i for i in self._queue if self._is_here(i[1].model)), None)
             if item is None:
@@ -115,17 +116,18 @@ class AdapterVerifier:
         return []
 
     def num_probes(self, model: str) -> tuple[int, int]:
-        """In progress and waiting."""
+        """Returns the number of the model's probes that are in progress and that wait."""
         is_active = self._active is not None and self._active[1].model == model
         return int(is_active), sum(probe.model == model for _, probe in self._queue)
 
     def put_back(self, model: str) -> None:
-        """The model leaves the device: a probe in progress begins anew when it is back."""
+        """Puts a probe in progress back at the head of the queue, because its model is leaving the
+        device. The probe starts again when the model is back."""
         if self._active is not None and self._active[1].model == model:
             self._queue.extendleft(self._stop())
 
     def take(self, event: SequenceOutput | Failed) -> None:
-        """Takes an event of one of the verifier's own sequences."""
+        """Receives an event of one of the verifier's own sequences."""
         self._events.append(event)
 
     def abort_connection(self, connection: int) -> None:
@@ -135,15 +137,15 @@ class AdapterVerifier:
             self._stop()
 
     def withdraw(self, connection: int, probe_id: int) -> None:
-        """Drops a probe, waiting or in progress. The pass through the model that may be computed
-        for it is finished, and its scores are kept."""
+        """Drops a probe, waiting or in progress. If its scores are already being computed from the
+        files, the computation finishes and its scores are kept."""
         withdrawn = connection, probe_id
         self._queue = deque(item for item in self._queue if (item[0], item[1].id) != withdrawn)
         if self._active is not None and (self._active[0], self._active[1].id) == withdrawn:
             self._stop()
 
     def drain(self) -> list[tuple[int, ProbeResult]]:
-        """Gives up all probes, with an answer to each."""
+        """Drops all probes. Returns the connection and answer of each."""
         probes = [*self._queue, *self._stop()]
         self._queue.clear()
         return [(connection, refuse_draining(probe)) for connection, probe in probes]
@@ -165,7 +167,7 @@ class AdapterVerifier:
         return self._instances[model].engine.runner is not None
 
     def _answer(self, probe: Probe) -> Work[ProbeResult]:
-        """Errors become data."""
+        """Proves the probe's adapter and returns the answer. Reports an error as an answer, too."""
         try:
             return (yield from self._prove(probe))
         except NotProved as error:
@@ -184,8 +186,8 @@ class AdapterVerifier:
         instance, digest = self._instances[probe.model], probe.adapter.digest
         effect_proof = instance.effect_proof
         read = yield from self._on_thread(lambda: effect_proof.read(digest))
-        # Packed on another thread while the files are scored. Not before they were read, because
-        # the pool remembers a failure, and the next proof would fail by it.
+        # Another thread packs the image while the files are scored. Packing starts after `read`,
+        # because the pool would remember a failure, which would also fail the next proof.
         instance.pool.prefetch(AdapterRef(digest, probe.adapter.name))
         next_ones = self._next_ones(probe.model)
         expected = yield from self._on_thread(lambda: effect_proof.expect(digest, next_ones, read))
@@ -208,7 +210,7 @@ class AdapterVerifier:
         return ProbeResult(probe.id, effect_proof.layout.version, checksum, fingerprint)
 
     def _next_ones(self, model: str) -> list[str]:
-        """Returns the digests of the model's probes that wait."""
+        """Returns digests of the adapters whose probes wait and that fit into the same pass."""
         waiting = [probe.adapter.digest for _, probe in self._queue if probe.model == model]
         return waiting[: MAX_TOGETHER - 1]
 
@@ -220,7 +222,7 @@ class AdapterVerifier:
             return future.result()
         finally:
             future.cancel()
-            # Or else it and its error, by way of this frame, would hold each other.
+            # Breaks the reference cycle of the future, its error, and this frame in its traceback.
             del future
 
     def _lease(self, pool: AdapterPool, ref: AdapterRef) -> Work[AdapterLease]:
@@ -236,8 +238,8 @@ class AdapterVerifier:
     def _score(
         self, instance: ModelInstance, adapter: AdapterRef | None
     ) -> Work[tuple[Tensor, list[tuple[int, float]]]]:
-        """The engine's log-probability of each token of the probe but the first, float32
-        [PROBE_TOKENS - 1], and its likeliest next tokens."""
+        """Returns the engine's log-probability of each token of the probe except the first, float32
+        [PROBE_TOKENS - 1], and the likeliest next tokens with their log-probabilities."""
         self._num_generates += 1
         request = Generate(
             self._num_generates,
@@ -290,7 +292,8 @@ def _not_scored(failed: Failed) -> NotProved:
 
 
 def _leave_the_cores() -> None:
-    """To the step: one torch thread, and where threads can be told apart a lower priority."""
+    """Leaves the cores to the engine: limits torch to one thread on the calling thread and, on
+    Linux, lowers the priority of that thread."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

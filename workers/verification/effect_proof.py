@@ -1,8 +1,9 @@
 """Proof of an adapter's effect, computed from its files and compared with the worker's results.
 
-The files give the checksum of the packed image, and, by the reference backend, how much the adapter
-changes the log-probability of each token of a short prompt. The running engine must change them as
-much. Weights of the base model that the files repeat must be the base model's own.
+The packed files give the checksum that the worker's image must have. The reference backend computes
+how much the adapter changes the log-probability of each token of a short prompt, and the running
+engine must give the same changes. If the files repeat weights of the base model, these must be
+equal to the weights of the served base model.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ from workers.verification.transformers_scoring import score_with_transformers
 SEED = 20250923
 BASE = ""
 MAX_SCORES = 1024
-"""Maximum number of adapters whose scores are kept: 60 bytes each."""
+"""Maximum number of adapters whose scores are kept. The scores of an adapter have 60 bytes."""
 PROBE_TOKENS = 16
 
 CHANGE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 NOISE_FACTOR = 8.0
 LEAST_SCORE_ERROR = 1e-4
-"""Allowed error of the change of the log-probabilities: a part of its norm (measured: 4e-5 and
-0.01), a multiple of the base model's own error (measured: 3), and a minimum per token."""
+"""Allowed error of the changes of log-probabilities. It is the sum of a share of their norm
+(measured: 4e-5 in float32, 0.01 in bfloat16), a multiple of the error of the base model's scores
+(measured: 3), and a minimum per token."""
 
 
 class NotProved(Exception):
-    """Raised when the proof fails. is_final: the adapter is at fault, so retries will not help."""
+    """The proof failed. is_final: whether the adapter is at fault, so that retries cannot help."""
 
     def __init__(self, code: str, message: str, *, is_final: bool) -> None:
         super().__init__(message)
@@ -55,11 +57,11 @@ class NotProved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Results that the files give.
+    """Results computed from an adapter's files.
 
-    checksum: of the packed image. is_zero: whether the adapter adds nothing to any module. scores,
-    base_scores float32 [PROBE_TOKENS - 1]: log-probability of each token of the probe but the
-    first, with the adapter and without.
+    checksum: checksum of the packed image. is_zero: whether the adapter adds nothing to any module.
+    scores, base_scores float32 [PROBE_TOKENS - 1]: log-probability of each token of the probe
+    except the first, with the adapter and without.
     """
 
     checksum: str
@@ -69,9 +71,10 @@ class Expected:
 
 
 class EffectProof:
-    """Proof of the effect of adapters of one base model. Used by one thread, except for constants.
+    """Proof of the effect of adapters of one base model. One thread calls `read` and `expect`.
 
-    folder: of the canonical model. layout: of the worker's images; its dtype is the serving dtype.
+    folder: canonical folder of the model. layout: layout of the worker's adapter images, whose
+    dtype is the serving dtype.
     """
 
     def __init__(
@@ -88,16 +91,17 @@ class EffectProof:
         self._shape = shape
         self.layout = layout
         self._scores: OrderedDict[str, Tensor] = OrderedDict()
-        """By the adapter's digest, most recent last; '' for the base model."""
+        """Scores by digest of the adapter, the most recent last. The base model's key is ''."""
         self.num_steps = 0
-        """Adapters read and layers scored. Read by any thread."""
+        """Number of adapters read plus number of layers or linears computed, which shows progress.
+        Any thread may read it."""
         random = torch.Generator().manual_seed(SEED)
         self.tokens: list[int] = torch.randint(
             spec.vocab_size, (PROBE_TOKENS,), generator=random
         ).tolist()
 
     def read(self, digest: str) -> tuple[AdapterFiles, Factors]:
-        """Reads and checks the adapter's files. Raises what `expect` raises."""
+        """Reads and checks the adapter's files. Raises the same errors as `expect`."""
         files = stored_files(self._store, digest)
         factors = Factors(files, self._shape)
         self._count_step()
@@ -110,11 +114,11 @@ class EffectProof:
         next_ones: Sequence[str] = (),
         read: tuple[AdapterFiles, Factors] | None = None,
     ) -> Expected:
-        """Returns the results that the adapter's files give.
+        """Computes from the adapter's files the results that the worker must have.
 
-        read: the result of `read`; None reads the files. next_ones: adapters that will be expected
-        next, which are scored in the same pass through the model. Raises AdapterRejected,
-        AdapterUnavailable, NotProved or OSError.
+        read: result of the method `read`; None reads the files. next_ones: digests of adapters that
+        will be expected next and are therefore scored in the same pass through the model. Raises
+        AdapterRejected, AdapterUnavailable, NotProved or OSError.
         """
         files, factors = self.read(digest) if read is None else read
         if digest not in self._scores:
@@ -130,8 +134,8 @@ class EffectProof:
         self.num_steps += 1
 
     def _check_copies(self, factors: Factors) -> None:
-        """Raises NotProved unless the weights that the file repeats are the base model's, rounded
-        to the file's dtype."""
+        """Raises NotProved unless the base weights that the adapter's file repeats are equal to the
+        base model's weights, rounded to the file's dtype."""
         if not factors.copies:
             return
         with Checkpoint(self._folder) as checkpoint:
@@ -150,8 +154,8 @@ class EffectProof:
                         )
 
     def _readable(self, digests: Sequence[str]) -> dict[str, Factors]:
-        """Returns the factors of those adapters that are not scored yet. The error of one that
-        cannot be read is raised when it is expected itself."""
+        """Returns the factors of the adapters that have no scores yet, without those of adapters
+        that cannot be read. `expect` raises the error when it is called for such an adapter."""
         found: dict[str, Factors] = {}
         for digest in digests:
             if digest not in self._scores:
@@ -160,7 +164,7 @@ class EffectProof:
         return found
 
     def _score(self, adapters: dict[str, Factors]) -> None:
-        """Scores the probe with each of the adapters, and without one."""
+        """Computes and stores the scores of each adapter and of the base model."""
         dtype, factors = self.layout.dtype, [*adapters.values()]
         if isinstance(self._spec, ModelSpec):
             scores = score_tokens(
@@ -184,7 +188,7 @@ class EffectProof:
     def check_scores(self, expected: Expected, scores: Tensor, base_scores: Tensor) -> float:
         """Returns the adapter's largest effect on a log-probability. Raises NotProved.
 
-        scores, base_scores: those that the engine computed, in the form of the expected ones.
+        scores, base_scores: log-probabilities that the engine computed, shaped as in `Expected`.
         """
         change = scores - base_scores
         wanted = expected.scores - expected.base_scores

@@ -1,7 +1,7 @@
-"""The reference backend's opinion of a few tokens, for several adapters in one pass, with one
-layer's weights in memory at a time.
+"""Scores a few tokens with the reference backend, for several adapters in one pass.
 
-Slow and small: it stands beside a served model to check it, without a second copy of the weights.
+Only one layer's weights are in memory at a time. Scoring is slow, but it can check a model that is
+being served without a second copy of the weights.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from workers.models.progress import ProgressMeter
 from workers.models.spec import ModelSpec
 
 HEAD_ROWS = 8192
-"""Rows of the output matrix that are in memory at a time."""
+"""Maximum number of rows of the output matrix that are in memory at a time."""
 
 
 class UnmergedOps(ReferenceOps):
-    """Reference ops whose adapters are read from their files, in full precision.
+    """Reference ops that read the adapters from their files, in full precision.
 
-    factors: of the adapter of each segment.
+    factors: factors of each segment's adapter.
     """
 
     def __init__(self, factors: Sequence[Factors]) -> None:
         super().__init__()
         self._factors = factors
         self.first_column = 0
-        """First column of the output matrix whose part is computed."""
+        """First token id of the part of the output matrix that is being computed; 0 in layers."""
 
     def add_lora(
         self, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
@@ -87,11 +87,11 @@ def score_tokens(
     *,
     on_layer: Callable[[], None],
 ) -> Tensor:
-    """Computes the log-probability of each token but the first, float32 [len(adapters) + 1,
-    len(tokens) - 1]: with each adapter, then with none.
+    """Computes the log-probability of each token except the first, float32 [len(adapters) + 1,
+    len(tokens) - 1]. The rows are for each adapter, and the last row is for the base model.
 
-    folder: a canonical model. dtype: what it is served in; weights, keys and values are rounded so,
-    and the adapters' factors are not. on_layer: called when another layer is computed.
+    folder: canonical folder of the model. dtype: serving dtype, to which weights, keys and values
+    are rounded, but not the adapters' factors. on_layer: called after each layer.
     """
     ops = UnmergedOps(adapters)
     count, num_tokens = len(adapters) + 1, len(tokens)
@@ -134,7 +134,7 @@ def score_tokens(
 
 
 def _embedding_rows(adapters: Sequence[Factors], tokens: list[int]) -> tuple[ReplacedRows, ...]:
-    """Returns the rows of the tokens that each adapter replaces in the embedding."""
+    """Returns the rows that each adapter replaces among the tokens' rows of the embedding."""
     replaced: list[ReplacedRows] = []
     for index, factors in enumerate(adapters):
         found = [factors.read_rows(EMBEDDING, token, token + 1) for token in sorted({*tokens})]
@@ -148,8 +148,8 @@ def _embedding_rows(adapters: Sequence[Factors], tokens: list[int]) -> tuple[Rep
 def _head_rows(
     adapters: Sequence[Factors], num_tokens: int, first: int, end: int
 ) -> tuple[ReplacedRows, ...]:
-    """Returns the rows first..end - 1 that each adapter replaces in the output matrix, counted from
-    the first."""
+    """Returns the rows that each adapter replaces among the rows first..end - 1 of the output
+    matrix, with ids relative to `first`."""
     replaced: list[ReplacedRows] = []
     for index, factors in enumerate(adapters):
         if (found := factors.read_rows(HEAD, first, end)) is not None:
@@ -159,7 +159,7 @@ def _head_rows(
 
 
 def _sequences(count: int, length: int, layout: KVLayout) -> tuple[AttentionBatch, KVCacheView]:
-    """Returns prompts of this length, in an arena of their own."""
+    """Returns a batch of `count` prompts of this length, and an arena for their KV pages."""
     num_pages = -(-length // PAGE_TOKENS)
     arena = torch.zeros(count * num_pages * layout.page_bytes, dtype=torch.uint8)
     sequences = torch.arange(count, dtype=torch.int32)
@@ -176,7 +176,8 @@ def _sequences(count: int, length: int, layout: KVLayout) -> tuple[AttentionBatc
 
 
 def _segments(count: int, length: int, shape: BaseModelShape, dtype: torch.dtype) -> LoRABatch:
-    """Returns one segment for each adapter. Its factors are not in the tables, but in files."""
+    """Returns one segment per adapter. The tables are empty, because `UnmergedOps` reads the
+    factors from files."""
     size = (count, shape.num_layers + 1, len(shape.projections))
     offsets = torch.zeros(size, dtype=torch.int64)
     return LoRABatch(

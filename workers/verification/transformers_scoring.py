@@ -1,8 +1,8 @@
-"""Scores of a few tokens, for several adapters in one pass, by the modelling file of transformers
-with its own attention.
+"""Scores a few tokens with the model's code and attention in transformers, for several adapters in
+one pass.
 
-Weights are read when their module is called and dropped afterwards, so that it needs little memory
-beside a served model.
+A module's weights are read when the module is called and dropped afterwards, so that scoring needs
+little memory in addition to a served model.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def score_with_transformers(
     *,
     on_linear: Callable[[], None],
 ) -> Tensor:
-    """Computes scores as `score_tokens` does for a native family.
+    """Computes the log-probability of each token except the first, float32 [len(adapters) + 1,
+    len(tokens) - 1]. The rows are for each adapter, and the last row is for the base model.
 
-    Shape: float32 [len(adapters) + 1, len(tokens) - 1]. on_linear: called when another linear is
-    computed.
+    on_linear: called after each linear to which adapters can add.
     """
     model = build_model(spec.config, torch.float32, attention=None)
     shape = spec.recorded.shape
@@ -56,7 +56,8 @@ def score_with_transformers(
 
 
 class _Weights:
-    """Tensors of a canonical folder in float32, matrices rounded to the serving dtype before."""
+    """Tensors of a canonical folder, read as float32. Matrices are first rounded to the serving
+    dtype."""
 
     def __init__(self, checkpoint: Checkpoint, spec: TransformersSpec, dtype: torch.dtype) -> None:
         self._checkpoint = checkpoint
@@ -74,7 +75,8 @@ class _Weights:
 
 
 def _add_when_called(module: nn.Module, adapters: Sequence[Factors], at: tuple[int, int]) -> None:
-    """Makes each adapter add to the linear's output of its text. at: layer and projection."""
+    """Makes the linear add each adapter's part to the output of the adapter's text. at: layer and
+    projection of the linear."""
 
     def add(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         for x, y, factors in zip(inputs[0], output, adapters, strict=False):
