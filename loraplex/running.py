@@ -28,21 +28,23 @@ from loraplex.settings import Settings
 
 
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of a running `serve`. `data_dir` contains its keys in `keys.json`."""
+    """Addresses of a running `serve`. Its keys are in `data_dir`/keys.json."""
 
     url: str
     admin_url: str
     management_url: str
     pid: int
     data_dir: Path = Path()
-    """Folder in which the file was found, even if it was moved."""
+    """Folder in which `serve.json` was found, which may have been moved since it was written."""
 
 
 @contextmanager
 def announced(server: RunningServer) -> Iterator[None]:
     """Lets commands of this account find the server until the end of the block.
 
-    If the account has no private folder, only the data directory leads to the server."""
+    If the account has no private folder for links, the server can be found only by its data
+    directory.
+    """
     path, link = server.data_dir / "serve.json", None
     where = msgspec.structs.asdict(server)
     del where["data_dir"]
@@ -59,8 +61,9 @@ def announced(server: RunningServer) -> Iterator[None]:
 
 
 def find_server(settings: Settings) -> RunningServer | None:
-    """Returns the server for commands without a URL, or None: that of the data directory; for the
-    default directory, also the account's only other. Raises ApiFailure if there are several."""
+    """Returns the server that commands use if the settings have no URL, or None. This is the server
+    of the data directory. For the default data directory without a server, it is the account's only
+    other server. Raises ApiFailure if there are several others."""
     if (own := server_of(settings.home)) is not None:
         return own
     if settings.data_dir != Settings().data_dir:
@@ -73,15 +76,16 @@ def find_server(settings: Settings) -> RunningServer | None:
 
 
 def find_server_at(settings: Settings, url: str) -> RunningServer | None:
-    """Returns the server of this account at this URL, or None."""
+    """Returns this account's server on this machine at this URL, or None."""
     known = [server_of(settings.home), *running_servers()]
     return next((each for each in known if each and url in (each.url, each.admin_url)), None)
 
 
 def running_servers() -> list[RunningServer]:
-    """Returns all servers of this account on this machine, by their URLs."""
+    """Returns all servers of this account on this machine, sorted by their URLs."""
     found: list[RunningServer] = []
-    # Folders of other accounts and deleted directories have no server of this account.
+    # A folder of another account, or a data directory that was deleted, has no server of this
+    # account.
     with suppress(LoraplexError, OSError):
         folder = _folder()
         for link in folder.iterdir() if folder.exists() else ():
@@ -92,8 +96,8 @@ def running_servers() -> list[RunningServer]:
 
 
 def server_of(data_dir: Path) -> RunningServer | None:
-    """Returns the server that runs on a data directory, or None. Raises BadSettings if its file is
-    invalid, and NotPrivate if another account owns it."""
+    """Returns the server that runs on a data directory, or None. Raises BadSettings if its file
+    `serve.json` is invalid, and NotPrivate if another account owns the file."""
     path = data_dir / "serve.json"
     try:
         server = msgspec.json.decode(read_private(path), type=RunningServer)
@@ -107,7 +111,7 @@ def server_of(data_dir: Path) -> RunningServer | None:
 
 
 def _link(data_dir: Path) -> Path:
-    """Creates the account's link to the data directory."""
+    """Creates and returns the account's link to the data directory."""
     link = make_private_folder(_folder()) / path_digest(data_dir)
     link.unlink(missing_ok=True)
     link.symlink_to(data_dir)
@@ -115,10 +119,11 @@ def _link(data_dir: Path) -> Path:
 
 
 def _folder() -> Path:
-    """Returns the folder of links: the same in every shell of the account, emptied by a reboot."""
+    """Returns the folder of the links, which is the same in every shell of the account. A reboot
+    empties it."""
     standard = Path(f"/run/user/{os.geteuid()}")
     for place in (Path(os.environ.get("XDG_RUNTIME_DIR") or standard), standard):
-        # After `su`, the variable may still name the folder of another account.
+        # After `su`, XDG_RUNTIME_DIR may still name the folder of another account.
         if place.is_dir() and place.stat().st_uid == os.geteuid():
             return place / "loraplex"
     return Path(tempfile.gettempdir()) / f"loraplex-{os.geteuid()}"

@@ -1,6 +1,8 @@
-"""All settings of all roles, one frozen struct: defaults < TOML file < LORAPLEX_* < flags.
+"""All settings of all roles, in one frozen struct. Flags take precedence over LORAPLEX_* variables,
+these over the TOML file, and that over the defaults.
 
-A secret can also be named as a file: LORAPLEX_<NAME>_FILE. Sizes are bytes, or like 512MiB.
+A secret can also be read from a file that LORAPLEX_<NAME>_FILE names. Sizes are numbers of bytes,
+or have a unit as in 512MiB.
 """
 
 from __future__ import annotations
@@ -41,18 +43,20 @@ SIZES = (
 )
 PREFIX = "LORAPLEX_"
 RENAMED = {"max_usage_spool": "max_usage_wal"}
-"""Current names of renamed settings, for one version. The new name wins if both are given."""
+"""Current names of renamed settings. An old name is accepted for one version. The new name wins if
+both are given."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
-"""Number of rows in tables and steps, which take memory."""
+"""Number of rows in tables or steps, which take memory."""
 
 OTHERS = re.compile(
     r"LORAPLEX_(TEST_\w+|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT(_\d+_(TCP|UDP|SCTP)\w*)?)",
     re.ASCII,
 )
-"""Variables that are not settings: those of the test suite, which child processes inherit, and
-those of Kubernetes for services whose names begin with loraplex."""
+"""Matches LORAPLEX_ variables that are not settings: variables of the test suite, which child
+processes inherit, and variables that Kubernetes sets for services whose names begin with
+loraplex."""
 
 _ADDRESS = re.compile(r"unix:/.+|tcp://.+:(\d{1,5})", re.ASCII)
 _ORIGIN = re.compile(
@@ -62,11 +66,11 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 KINDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
-"""What the decoder's types are called in messages."""
+"""Names in error messages for the decoder's types."""
 
 
 class MemoryRange(msgspec.Struct, frozen=True):
-    """Minimum and maximum bytes for adapters, written MIN:MAX."""
+    """Minimum and maximum bytes for adapters. Written as MIN:MAX."""
 
     min: int = 0
     max: int | None = None
@@ -82,68 +86,72 @@ class MemoryRange(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data_dir: Path = Path("~/.loraplex")
     store: str | None = None
-    """Models and adapters: a folder or s3://BUCKET/PREFIX. Default: <data_dir>/store."""
+    """Store of models and adapters: a folder or s3://BUCKET/PREFIX. Default: <data_dir>/store."""
     min_free_disk: int = 512 << 20
     """Bytes of disk space that uploads and imports leave free."""
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     management_host: str = "127.0.0.1"
     management_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
-    """Port of metrics, and of the admin plane if the gateway is public. Default: 8002 or a free
-    one."""
+    """Port of metrics, and of the admin plane if the gateway is public. Default: 8002, or a free
+    port if that is in use."""
     tls_certificate: Path | None = None
-    """PEM files for TLS on `port`. Set both or none."""
+    """PEM files for TLS on `port`. Set both or neither."""
     tls_key: Path | None = None
     default_tenant_quota: dict[str, int | str] = {}
-    """Limits of new tenants, with the names and values of a tenant's quota."""
+    """Limits of new tenants, with the names and values that a tenant's quota has."""
     url: str | None = None
-    """URL of the server for the command line. Default: what `serve` wrote."""
+    """URL of the server that the command line calls. Default: the URL that `serve` wrote on this
+    machine."""
     key: str | None = None
     database_url: str | None = None
-    """PostgreSQL server used instead of the embedded one."""
+    """URL of a PostgreSQL server, which is used instead of the embedded one."""
     key_pepper: str | None = None
-    """Secret of the keyed hash of API keys. Default: a file in the data directory."""
+    """Secret of the keyed hash (HMAC) of API keys. Default: a file in the data directory."""
     pg_user: str | None = None
     models: dict[str, str] = {}
     """Path of each base model, by served name."""
     workers: tuple[str, ...] = ()
     """Addresses of workers for the gateway role, in addition to those that register."""
     insecure_transport: bool = False
-    """Whether TCP between gateways and workers may have no TLS."""
+    """Whether TCP between gateways and workers may be without TLS."""
     transport_certificate: Path | None = None
     """PEM files for mutual TLS between gateways and workers. Set all three or none."""
     transport_key: Path | None = None
     transport_authority: Path | None = None
     transport_gateways: tuple[str, ...] = ()
-    """Names in certificates that a worker accepts as gateways. `*` matches any characters. By
-    default, no certificate is accepted."""
+    """Names in certificates of clients that a worker accepts as gateways. `*` matches any
+    characters. By default, no certificate is accepted."""
     transport_workers: tuple[str, ...] = ()
-    """Names in certificates that a gateway accepts as workers, besides the address."""
+    """Names in certificates that a gateway accepts for workers, in addition to the worker's
+    address."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose X-Forwarded-For is trusted. Default: none."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may call the data plane from a browser, or `*` for all. Default: none."""
+    """Origins whose pages may call the data plane from a browser. `*` allows all. Default: none."""
     max_connections: Positive | None = None
-    """Maximum open connections of one server. Default: what the limit of descriptors allows."""
+    """Maximum open connections of one server. Default: as many as the limit of file descriptors
+    allows."""
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Maximum connections from one address, if no proxy is trusted. Default: a quarter of all
-    connections. 0 sets no limit."""
+    """Maximum connections from one address, if no proxy is trusted. Default: a quarter of
+    `max_connections`. 0 sets no limit."""
     max_body_memory: Annotated[int, msgspec.Meta(ge=128 << 20)] = ALL
     """Maximum bytes of all request bodies in memory. One tenant may use an eighth of it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses a GPU if there is one."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ops: Literal["cpu", "reference", "cuda"] | None = None
-    """Kernel backend. Default: that of the device."""
+    """Kernel backend. Default: the backend of the device."""
     kernel_variant: Literal["amx", "avx512bf16", "avx512", "avx2", "scalar", "tiles"] | None = None
     """Instruction set of the `cpu` backend's kernels. Default: the fastest one of the processor."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     """Maximum number of kernel threads on a CPU. Default: all cores that the process may use."""
     memory: Positive | None = None
-    """Bytes for KV pages and adapters, without weights. CPU: min(1 GiB, a quarter of the RAM)."""
+    """Bytes for KV pages and adapters, without weights. Default on a CPU: 1 GiB, or a quarter of
+    the RAM if that is less."""
     device_memory: Positive | None = None
-    """Bytes for weights, KV pages and adapters together, instead of `memory`. Default on a GPU: 90
-    % of its free memory."""
+    """Bytes for weights, KV pages and adapters together. Replaces `memory`. Default on a GPU: 90 %
+    of its free memory."""
     max_model_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """Seconds that a request waits for its base model before a busy model is unloaded."""
     max_model_drain_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
@@ -151,57 +159,61 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     adapter_memory: MemoryRange = MemoryRange()
     host_adapter_memory: int = 1 << 30
     host_model_memory: Positive | None = None
-    """Bytes of packed weights kept on a GPU's host for models that are not on the device. Default:
-    those of all models."""
+    """Bytes of packed weights kept in a GPU machine's host memory, for models that are not on the
+    device. Default: enough for all models."""
     adapter_cache: int = 16 << 30
-    """Maximum bytes of packed adapters on the worker's disk, a cache of the store."""
+    """Maximum bytes of packed adapters on the worker's disk, which is a cache of the store."""
     max_num_seqs: Rows = 64
     max_batched_tokens: Rows | None = None
-    """Tokens of a step. Default: 512 on a CPU, 2048 on a GPU."""
+    """Maximum tokens of a step. Default: 512 on a CPU, 2048 on a GPU."""
     max_token_gap: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.25
     """Maximum seconds between two tokens of a running stream while prompts are computed. Smaller
-    values make streams smoother and long prompts slower."""
+    values make streams smoother, and slow down long prompts."""
     max_model_len: Annotated[int, msgspec.Meta(ge=5)] | None = None
-    """At least as long as a worker's warm-up prompt."""
+    """Maximum tokens of prompt and answer. The minimum is the length of a worker's warm-up
+    prompt."""
     max_queued: Positive = 1024
     max_queued_tokens: Positive = 1 << 20
     max_queue_wait: Annotated[float, msgspec.Meta(gt=0)] = 15.0
-    """Maximum requests and prompt tokens that wait for a model, and seconds that an interactive
-    request may wait. Requests beyond them are refused."""
+    """Maximum seconds that an interactive request may wait for a model. `max_queued` and
+    `max_queued_tokens` limit the waiting requests and their prompt tokens. Requests beyond these
+    limits are refused."""
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
     """Seconds for running requests to end after SIGTERM. Default: 30 for gateways and admin planes,
     120 for a worker."""
     max_lora_rank: Positive = 256
     max_loaded_adapters: Rows = 128
-    """Adapter slots of the device tables. A number of entries, not of bytes."""
+    """Number of adapter slots in the device's tables, regardless of the adapters' bytes."""
     max_upload: int = 1 << 30
     max_adapter_image: Positive = 1 << 30
-    """Maximum bytes that an uploaded adapter may take of a worker's memory in bfloat16."""
+    """Maximum bytes of a worker's memory that an uploaded adapter may take, in bfloat16."""
     admin_url: str | None = None
     """URL to which a gateway without an admin plane forwards requests that load adapters."""
     adapter_roots: dict[str, str] = {}
-    """Folders on the admin plane's machine from which tenants may load adapters by path, by tenant
-    name. `*` stands for every tenant."""
+    """Folders on the admin plane's machine from which tenants may load adapters by path, keyed by
+    tenant name. `*` stands for every tenant."""
     ephemeral_versions: Positive = 4
-    """Ephemeral versions kept of an adapter, including the newest."""
+    """Maximum number of ephemeral versions kept of an adapter, including the newest."""
     ephemeral_ttl_s: Annotated[float, msgspec.Meta(gt=0)] = 86_400.0
-    """Seconds until an ephemeral version is retired."""
+    """Seconds from the load of an ephemeral version until it is retired."""
     max_usage_wal: int = 256 << 20
-    """Maximum bytes of usage in <data_dir>/spool that wait for the database. Beyond it, requests
-    are refused."""
+    """Maximum bytes of usage records in <data_dir>/spool that wait for the database. Beyond this,
+    requests are refused."""
     catalog_stale_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
-    """Seconds to serve known keys and models while the database is unavailable, then 503."""
+    """Seconds for which known keys and models are served while the database is unavailable. After
+    that, requests get 503."""
     usage_days: Annotated[int, msgspec.Meta(ge=2)] = 90
     """Days for which rows of single requests are kept. Hourly sums are kept forever."""
     audit_days: Annotated[int, msgspec.Meta(ge=30)] = 400
-    """Days for which rows of the audit log are kept. A sealed checkpoint replaces older ones."""
+    """Days for which rows of the audit log are kept. A sealed checkpoint replaces older rows."""
     tenant_writes_per_minute: Positive = 60
     """Changes per minute that a tenant's keys may make in the admin plane."""
     tenant_refusals_per_minute: Positive = 1200
-    """Requests per minute of a tenant that may be refused after their bodies were read, plus one
-    for each 16 KiB. Beyond it, requests are refused before their bodies are read."""
+    """Requests per minute of a tenant that may be refused after their bodies were read. Each 16 KiB
+    of a body counts as another request. Beyond this, requests are refused before their bodies are
+    read."""
     log_format: LogFormat | None = None
-    """Default: `short` for `serve` on a terminal, otherwise `text`."""
+    """Format of log lines. Default: `short` for `serve` on a terminal, otherwise `text`."""
     log_level: LogLevel = "info"
     slow_request_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds to the first token above which a request is always traced."""
@@ -211,8 +223,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.data_dir.expanduser().absolute()
 
     def make_home(self) -> None:
-        """Creates the data directory. Raises BadSettings, also if another account owns a folder of
-        it."""
+        """Creates the data directory. Raises BadSettings, also if another account owns one of its
+        folders."""
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self.home, *(self.home / name for name in ("store", "cache", "spool"))):
@@ -231,7 +243,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def security(self) -> Security:
-        """Security of TCP between gateways and workers. Raises BadSettings."""
+        """TLS settings of TCP between gateways and workers. Raises BadSettings."""
         files = (self.transport_certificate, self.transport_key, self.transport_authority)
         given = [file.expanduser().absolute() for file in files if file is not None]
         if len(given) not in (0, len(files)):
@@ -251,7 +263,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def opened_folders(self) -> dict[str, Path]:
-        """Folders from which tenants may load adapters, by tenant name. Raises BadSettings."""
+        """Folders from which tenants may load adapters, keyed by tenant name. Raises
+        BadSettings."""
         folders = {tenant: Path(text) for tenant, text in self.adapter_roots.items()}
         for folder in folders.values():
             if not folder.is_absolute() or folder == Path("/"):
@@ -260,7 +273,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def certificates(self) -> dict[str, Path]:
-        """Certificate files, by the setting that names them."""
+        """Certificate files, keyed by the settings that name them."""
         names = ("tls_certificate", "transport_certificate", "transport_authority")
         given = {name: getattr(self, name) for name in names}
         return {name: file.expanduser().absolute() for name, file in given.items() if file}
@@ -281,13 +294,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ) from error
 
     def environment(self, names: Iterable[str]) -> dict[str, str]:
-        """Returns environment variables that pass these settings to a process, except empty
-        ones."""
+        """Returns environment variables that pass these settings to another process. Omits empty
+        settings."""
         values = {PREFIX + name.upper(): getattr(self, name) for name in names}
         return {name: _written(v) for name, v in values.items() if v not in (None, (), {})}
 
     def shown(self) -> dict[str, Any]:
-        """Returns the effective values for people, with secrets hidden."""
+        """Returns the effective values for display, with secrets hidden."""
         values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
         values |= {"data_dir": str(self.home), "store": self.store_location}
         values["adapter_memory"] = str(self.adapter_memory)
@@ -297,7 +310,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def load_settings(
     flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> Settings:
-    """Loads the settings. Flags that are None were not given. Raises BadSettings."""
+    """Loads the settings. A flag that is None was not given. Raises BadSettings."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     layers = [
@@ -332,18 +345,19 @@ def parse_size(text: str) -> int:
 
 
 def named_model(text: str) -> str:
-    """Returns NAME=PATH, in which the name of a bare PATH is its last part."""
+    """Returns NAME=PATH. The name of a PATH without a name is the path's last part."""
     if "=" in text or not text:
         return text
     path = Path(text).expanduser().absolute()
-    # Characters that a name may not contain become dashes.
+    # Replaces characters that a name may not contain by dashes.
     return (
         re.sub(r"[^A-Za-z0-9._-]+", "-", path.name.removesuffix(".gguf")).strip("-.") + f"={text}"
     )
 
 
 def check_address(address: str, *, lowest_port: int = 1) -> str:
-    """Returns the address of a worker. Port 0 is allowed only for listening. Raises ValueError."""
+    """Returns the address of a worker if it is valid. Port 0 is valid only for listening. Raises
+    ValueError."""
     found = _ADDRESS.fullmatch(address)
     if found is None or (found[1] and not lowest_port <= int(found[1]) < 1 << 16):
         raise ValueError(f"{address!r} is not unix:/PATH or tcp://HOST:PORT")
@@ -351,7 +365,7 @@ def check_address(address: str, *, lowest_port: int = 1) -> str:
 
 
 def _renamed(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the layer with renamed settings under their current names."""
+    """Returns the layer of settings, with current names for renamed settings."""
     old = {RENAMED[name]: value for name, value in layer.items() if name in RENAMED}
     return old | {name: value for name, value in layer.items() if name not in RENAMED}
 
@@ -395,7 +409,7 @@ def _no_setting(source: str, name: str, known: Iterable[str]) -> BadSettings:
 
 
 def _read(name: str, value: Any, source: str) -> Any:
-    """Converts a value from the form in which people write it to the struct's."""
+    """Converts a value from the form in which users write it to the type of the struct's field."""
     try:
         if name in SIZES and isinstance(value, str):
             return parse_size(value)
@@ -423,7 +437,8 @@ def _read(name: str, value: Any, source: str) -> Any:
 
 
 def _written(value: Any) -> str:
-    """Returns a value as an environment variable. Paths are absolute, for any working folder."""
+    """Returns a value in the form of an environment variable. Paths are absolute, so that they do
+    not depend on the working folder."""
     match value:
         case bool():
             return str(value).lower()

@@ -1,7 +1,7 @@
-"""Formats rows as text: a table as wide as a terminal, or tab-separated fields for a pipe.
+"""Formats rows as text: a table as wide as the terminal, or tab-separated fields for a pipe.
 
-A terminal shows sizes and ages for people, and as many columns as fit, the most important first. A
-pipe gets every column with exact values and no padding.
+On a terminal, sizes and ages are readable, and as many columns are shown as fit, the most important
+ones first. A pipe gets every column, with exact values and no padding.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ from rich.cells import cell_len, set_cell_size
 GAP = 2
 ELLIPSIS = "…"
 UNBOUNDED = 1 << 20
-"""Width of a table without a limit."""
+"""Width of a table that need not fit a terminal."""
 
 Row = dict[str, Any]
 
 
 class Kind(Enum):
-    """Kind of a column, which decides how its values are shown and shortened."""
+    """Kind of a column. It decides how the column's values are shown and shortened."""
 
     NAME = "name"
-    """Shortened in the middle, because names differ at both ends."""
+    """Name, which is shortened in the middle, because names differ at both ends."""
     ID = "id"
-    """Shortened in the middle like a name, but to fewer characters."""
+    """Id, which is shortened in the middle, to fewer characters than a name."""
     WORD = "word"
-    """Never shortened."""
+    """Word, which is never shortened."""
     TEXT = "text"
-    """Shortened at its end, between two words."""
+    """Text, which is shortened at its end, between two words."""
     PROSE = "prose"
-    """Wrapped to further lines."""
+    """Text, which is wrapped to several lines."""
     NUMBER = "number"
     SIZE = "size"
-    """Bytes."""
+    """Number of bytes."""
     AGE = "age"
-    """Time in RFC 3339 form, as for DAY and HOUR."""
+    """Time in RFC 3339 form, which is shown as an age. Values of DAY and HOUR have the same
+    form."""
     DAY = "day"
     HOUR = "hour"
 
 
 LEAST = {Kind.NAME: 16, Kind.ID: 12, Kind.TEXT: 16, Kind.PROSE: 20}
-"""Minimum cells to which a column is shortened. Other kinds are never shortened."""
+"""Minimum number of cells to which a column is shortened. Other kinds are never shortened."""
 
 
 class Size(int):
-    """Bytes in a column of numbers that are not all bytes."""
+    """Number of bytes, for a column of numbers of which some are not bytes."""
 
 
 class Column(NamedTuple):
@@ -64,7 +65,7 @@ class _Laid(NamedTuple):
     column: Column
     cells: list[str]
     natural: int
-    """Cells that the widest value needs."""
+    """Number of cells that the widest value needs."""
     least: int
 
 
@@ -84,7 +85,8 @@ def fitted(
         yield "(none)"
         return
     laid = [_lay(column, rows, now) for column in columns]
-    # The first column identifies the row, and is copied into other commands.
+    # The first column is shortened less, because it identifies the row and is copied into other
+    # commands.
     laid[0] = laid[0]._replace(least=min(laid[0].natural, width, 20))
     laid = [each for place, each in enumerate(laid) if place == 0 or any(each.cells)]
     shown = list(laid)
@@ -122,7 +124,7 @@ def fields(record: Row, width: int, now: datetime, kinds: Mapping[str, Kind]) ->
 
 
 def _told(value: Any, kind: Kind, now: datetime) -> str:
-    """Formats a value. Lists of objects get one line for each item."""
+    """Formats a value. A list of objects gets one line for each item."""
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return "\n".join(exact(item) for item in value)
     return human(value, kind, now)
@@ -163,7 +165,7 @@ def size(num_bytes: int) -> str:
     """Formats bytes, such as 512 B, 64 KiB or 1.2 GiB."""
     amount, unit = float(num_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        # A value that would round to 1024 uses the next unit.
+        # A value that would be rounded to 1024 uses the next unit instead.
         if round(abs(amount), 1) < 1024 or unit == "TiB":
             break
         amount /= 1024
@@ -171,7 +173,8 @@ def size(num_bytes: int) -> str:
 
 
 def age(moment: datetime, now: datetime) -> str:
-    """Formats a time, such as 3 min ago or in 2 days. More than 60 days away, as a date."""
+    """Formats a time relative to now, such as 3 min ago or in 2 days. A time more than 60 days away
+    is formatted as a date."""
     away = moment - now
     if abs(away) > timedelta(days=60):
         return moment.astimezone(UTC).date().isoformat()
@@ -192,7 +195,8 @@ def wrapped(text: str, width: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Escapes line breaks and characters that a terminal acts on, because others wrote the text."""
+    """Escapes line breaks and characters on which a terminal acts, because the text comes from
+    others."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -209,7 +213,8 @@ def _lay(column: Column, rows: Sequence[Row], now: datetime) -> _Laid:
 
 
 def _share(laid: Sequence[_Laid], width: int) -> list[int]:
-    """Returns each column's width: its minimum, with remaining cells given to the first columns."""
+    """Returns the width of each column. Each column gets its minimum. The remaining cells go to the
+    first columns."""
     left = width - sum(each.least + GAP for each in laid) + GAP
     widths: list[int] = []
     for each in laid:
@@ -220,7 +225,7 @@ def _share(laid: Sequence[_Laid], width: int) -> list[int]:
 
 
 def _folded(laid: _Laid, cell: str, room: int) -> list[str]:
-    """Returns the lines of a cell."""
+    """Returns the lines of a table cell."""
     if laid.column.kind is Kind.PROSE:
         return [part for line in cell.split("\n") for part in _fold(line, room)]
     return [shortened(cell, room, in_the_middle=laid.column.kind in (Kind.ID, Kind.NAME))]
@@ -231,8 +236,8 @@ def _fold(line: str, room: int) -> list[str]:
 
 
 def shortened(text: str, room: int, *, in_the_middle: bool = True) -> str:
-    """Shortens a text to a number of cells: in the middle, because names differ at both ends, or at
-    its end, between two words if possible."""
+    """Shortens a text to a number of cells. If `in_the_middle` is set, removes the middle, because
+    names differ at both ends. Otherwise cuts the end, between two words if possible."""
     if cell_len(text) <= room:
         return text
     end = (room - 1) // 2 if in_the_middle else 0

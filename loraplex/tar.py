@@ -1,4 +1,4 @@
-"""Tar archive of an adapter folder that is never written to disk. Any part of it can be read."""
+"""Tar archive of an adapter folder. It is never written to disk, and any part of it can be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Tar:
 
     def __init__(self, files: list[Path]) -> None:
         self._parts: list[tuple[int, bytes | Path]] = []
-        """Offset in the archive, and the bytes or file that begin there."""
+        """Offset of each part in the archive, and the bytes or file that begin there."""
         self.size = 0
         for file in files:
             member = tarfile.TarInfo(file.name)
@@ -28,7 +28,8 @@ class Tar:
         self.size += len(part) if isinstance(part, bytes) else part.stat().st_size
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Returns up to `num_bytes` from `offset`. Raises ApiFailure if a file became shorter."""
+        """Returns up to `num_bytes` from `offset`. Raises ApiFailure if a file has become
+        shorter."""
         end = min(offset + num_bytes, self.size)
         ends = [start for start, _ in self._parts[1:]] + [self.size]
         read = b""

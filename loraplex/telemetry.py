@@ -1,5 +1,5 @@
-"""OpenTelemetry SDK of a process: its metrics as a Prometheus page, also sent over OTLP if the
-standard variables say so."""
+"""OpenTelemetry SDK of a process. It shows the metrics as a Prometheus page, and also sends them
+over OTLP if the standard variables say so."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _traced: Traced = {}
 
 
 def set_up_telemetry(role: str, traced: Iterable[Histogram] = ()) -> None:
-    """Collects the metrics of this process. Called once. `traced` are the histograms with
-    exemplars. Raises BadSettings."""
+    """Starts collecting the metrics of this process. Must be called only once. `traced` are the
+    histograms with exemplars. Raises BadSettings."""
     global _traced
     _traced = {histogram.name: histogram for histogram in traced}
     sender = _sender()
@@ -54,7 +54,8 @@ def _sender() -> MetricSender | None:
 
 
 def content_type(accept: str) -> str:
-    """Returns the type of the page: OpenMetrics, which has exemplars, if the client accepts it."""
+    """Returns the content type of the metrics page. It is OpenMetrics, which has exemplars, if the
+    client accepts that."""
     is_open = "application/openmetrics-text" in accept
     return openmetrics.CONTENT_TYPE_LATEST if is_open else CONTENT_TYPE_LATEST
 
@@ -62,8 +63,9 @@ def content_type(accept: str) -> str:
 def render_metrics(worker: bytes = b"", form: str = CONTENT_TYPE_LATEST) -> bytes:
     """Returns the page of all metrics of this process. May be called on any thread.
 
-    `worker` is the page of a worker on the same machine, which is merged into it. `form` is a
-    content type."""
+    `worker` is the metrics page of a worker on the same machine, which is merged into this one.
+    `form` is the content type of the result.
+    """
     own = list(_own())
     if worker:
         own = joined(own, worker.decode(), ("gateway", "worker"))
@@ -71,7 +73,7 @@ def render_metrics(worker: bytes = b"", form: str = CONTENT_TYPE_LATEST) -> byte
     registry.register(_Page(own))
     is_open = form == openmetrics.CONTENT_TYPE_LATEST
     if is_open:
-        # Any other escaping would remove the colon of `vllm:`.
+        # Any other escaping would remove the colon from names such as `vllm:...`.
         return openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)
     return generate_latest(registry)
 
@@ -83,7 +85,8 @@ def _own() -> Iterator[Family]:
 
 
 def show_certificates(files: Mapping[str, Path]) -> None:
-    """Adds a metric of when certificates expire, by setting. Reads the files for each page."""
+    """Adds a metric with the time at which each certificate expires, labelled by setting. Reads the
+    files whenever a page is rendered."""
 
     def observe(_: CallbackOptions) -> Iterator[Observation]:
         for name, file in files.items():

@@ -1,5 +1,5 @@
-"""Destination and sampling of traces, from OpenTelemetry's standard variables, and the SDK that
-sends them.
+"""Destination and sampling of traces, from OpenTelemetry's standard variables, and the
+OpenTelemetry SDK that sends them.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -35,16 +35,16 @@ from loraplex.errors import BadSettings
 from loraplex.otlp import SEND_TIMEOUT_S, choice, otlp_url, resource, without_secrets
 
 SAMPLERS = ("always_on", "always_off", "traceidratio")
-"""Supported samplers, each also with the prefix `parentbased_`."""
+"""Supported samplers. Each is also supported with the prefix `parentbased_`."""
 
 
 class TraceDestination(NamedTuple):
-    """URL to which a gateway sends its traces, and its sampler."""
+    """URL to which a gateway sends its traces, and the sampler that selects them."""
 
     url: str
     sampler: Sampler
     sampling: str
-    """Name of the sampler in the variables, with its ratio if it has one."""
+    """Name of the sampler as in the variables, and its ratio if it has one."""
 
     def __str__(self) -> str:
         return f"{without_secrets(self.url)} ({self.sampling})"
@@ -62,9 +62,11 @@ def trace_destination(environ: Mapping[str, str]) -> TraceDestination | None:
 async def tracing_to(
     destination: TraceDestination | None, *, instance_id: str, slow_s: float
 ) -> AsyncGenerator[Tracing]:
-    """Creates the tracing of one gateway. At the end, sends the remaining spans.
+    """Creates the tracing of one gateway. At the end of the block, sends the remaining spans.
 
-    `slow_s` is the number of seconds to the first token above which a request is always kept."""
+    `slow_s` is the number of seconds to the first token above which a request's trace is always
+    kept.
+    """
     if destination is None:
         yield Tracing()
         return
@@ -86,15 +88,16 @@ async def tracing_to(
             has_older_names="gen_ai_latest_experimental" not in map(str.strip, opted_in),
         )
     finally:
-        # The shutdown may take longer than an ending process has.
+        # Runs in a thread that may be abandoned, because the shutdown may take longer than an
+        # ending process has.
         sending = Thread(target=provider.shutdown, daemon=True)
         sending.start()
         await asyncio.to_thread(sending.join, SEND_TIMEOUT_S)
 
 
 class KeepingSampler(Sampler):
-    """Sampler that keeps the requests that the gateway marks, and follows another sampler for the
-    rest. All spans of a request follow its decision."""
+    """Sampler that keeps the requests that the gateway marks, and asks another sampler about all
+    other requests. All spans of a request follow the request's decision."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -123,7 +126,8 @@ class KeepingSampler(Sampler):
 
 
 class RequestIds(RandomIdGenerator):
-    """Generator of ids for spans. A request's own span gets the ids that the request has."""
+    """Generator of ids for spans. The span of a request itself gets the ids that were generated for
+    the request."""
 
     def generate_trace_id(self) -> int:
         given = context.get_value(REQUEST_IDS)

@@ -89,8 +89,9 @@ class Chat:
         self._verbose = verbose
 
     def answer(self, question: str) -> None:
-        """Prints the answer as it arrives. A stopped answer is kept as far as it was printed, a
-        question without any answer is dropped. Raises ApiFailure and KeyboardInterrupt."""
+        """Prints the answer as it arrives. If the answer is interrupted, the printed part is kept
+        in the conversation. A question without any answer is removed. Raises ApiFailure and
+        KeyboardInterrupt."""
         self.messages.append({"role": "user", "content": question})
         said: list[str] = []
         try:
@@ -176,7 +177,8 @@ def _obey(chat: Chat, line: str) -> None:
 
 
 def _describe(chat: Chat) -> str:
-    """Describes the chat's model. Raises ApiFailure, listing the models if it does not exist."""
+    """Returns a description of the chat's model. Raises ApiFailure, which lists the models, if it
+    does not exist."""
     try:
         card = chat.api.get(f"/v1/models/{quote(chat.model, safe='@')}")
     except Refused as error:
@@ -190,7 +192,8 @@ def _describe(chat: Chat) -> str:
 
 
 def _with_choices(api: Api, model: str, error: Refused) -> ApiFailure:
-    """Returns the error. If the model does not exist, returns one that lists those that do."""
+    """Returns the error unchanged, or with a list of the existing models if the model does not
+    exist."""
     if error.code != "model_not_found":
         return error
     return ApiFailure(f"there is no model {model!r}; there are {', '.join(_names(api))}")
@@ -201,7 +204,7 @@ def _names(api: Api) -> list[str]:
 
 
 def _read_question(prompt: tuple[str, ...]) -> str:
-    """Returns the prompt and all text from a pipe. Raises UsageError if both are empty, and
+    """Returns the prompt followed by all text from a pipe. Raises UsageError if both are empty, and
     UnicodeError."""
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     question = "\n\n".join(part for part in (" ".join(prompt), piped.strip()) if part)
@@ -212,7 +215,7 @@ def _read_question(prompt: tuple[str, ...]) -> str:
 
 
 def _ask() -> str:
-    """Returns the next line. Raises EOFError."""
+    """Returns the next line that the user types. Raises EOFError."""
     if sys.stdout.isatty():
         return input("> ")
     click.echo("> ", nl=False, err=True)
@@ -223,7 +226,7 @@ def _ask() -> str:
 
 @contextmanager
 def _line_editing() -> Iterator[None]:
-    """Enables arrow keys, and the lines of earlier sessions from a private file."""
+    """Enables arrow keys and a history of lines, which a private file keeps between sessions."""
     try:
         import readline
     except ImportError:
@@ -239,14 +242,15 @@ def _line_editing() -> Iterator[None]:
     try:
         yield
     finally:
-        # If the file cannot be written, the session's lines are lost.
+        # If the file cannot be written, the lines of this session are lost.
         with suppress(OSError):
             readline.write_history_file(file)
 
 
 @contextmanager
 def _speaking(settings: Settings, tenant: str | None, model: str) -> Iterator[Api]:
-    """Connects with a known key of the tenant, or with a temporary one that an admin key makes."""
+    """Connects with a known key of the tenant, or with a temporary key that is created with an
+    admin key."""
     from loraplex.api import connect, connect_tenant
 
     try:
@@ -273,7 +277,8 @@ def _speaking(settings: Settings, tenant: str | None, model: str) -> Iterator[Ap
 
 
 def _refusal_of_key(api: Api, model: str) -> Refused | None:
-    """Returns the refusal if the key may not query any model, such as an admin's, or None."""
+    """Returns the refusal if the key may not query any model, such as an admin key. Returns None
+    otherwise."""
     try:
         api.get(f"/v1/models/{quote(model, safe='@')}")
     except Refused as refused:
@@ -282,7 +287,7 @@ def _refusal_of_key(api: Api, model: str) -> Refused | None:
 
 
 def _choose_tenant(admin: Api, tenant: str | None, refusal: ApiFailure) -> str:
-    """Returns the tenant that was given or is chosen on a terminal. Raises ApiFailure."""
+    """Returns the given tenant, or lets the user choose one on a terminal. Raises ApiFailure."""
     if tenant is not None:
         return tenant
     try:
@@ -311,7 +316,8 @@ def _tell(text: str) -> None:
 
 
 def _speed(usage: dict[str, Any], started: float, first: float | None) -> str:
-    """Returns the tokens of prompt and answer, the time to the first, and the rate of the rest."""
+    """Returns a line with the tokens of prompt and answer, the time to the first token, and the
+    rate of the remaining tokens."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     prompt = f"prompt {usage.get('prompt_tokens', 0)} tokens, {cached} cached"
     if first is None:

@@ -1,4 +1,4 @@
-"""Creates what must exist before the first REST call: schema, keys, models."""
+"""Creates what must exist before the first call of the REST API: schema, keys, models."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """Reads the keys, if any. Raises BadSettings, or NotPrivate if another account owns the
-        file."""
+        """Reads the keys from the file. Returns no keys if it does not exist. Raises BadSettings,
+        or NotPrivate if another account owns the file."""
         try:
             return msgspec.json.decode(read_private(path), type=cls)
         except FileNotFoundError:
@@ -56,7 +56,8 @@ async def migrate_database(
     dsn: str, report: Callable[[str], None] = lambda name: None, *, with_post: bool = False
 ) -> list[str]:
     """Applies migrations with the login of the URL, and returns their names. Calls `report` before
-    each. `with_post` includes those that must wait until the previous version no longer runs."""
+    each. `with_post` also applies migrations that must wait until the previous version no longer
+    runs."""
     database = await Database.connect(
         dsn, role=None, max_size=1, command_timeout=None, application_name="loraplex-migrate"
     )
@@ -67,7 +68,7 @@ async def migrate_database(
 
 
 async def registered_models(dsn: str) -> dict[str, str]:
-    """Returns the served names of the database's base models, and their digests."""
+    """Returns the digest of each base model in the database by served name."""
     database = await Database.connect(dsn, sees=EVERYTHING, application_name="loraplex-serve")
     try:
         async with database.acquire() as connection:
@@ -78,8 +79,9 @@ async def registered_models(dsn: str) -> dict[str, str]:
 
 
 def load_pepper(settings: Settings) -> bytes:
-    """Returns the pepper of the settings, or that of the data directory, which is created at the
-    first start. Raises NotPrivate if another account owns the file."""
+    """Returns the pepper (the secret of the keyed hash of API keys) from the settings, otherwise
+    from the data directory, which gets a new one at the first start. Raises NotPrivate if another
+    account owns the file."""
     if settings.key_pepper:
         return settings.key_pepper.encode()
     path = settings.home / "pepper"
@@ -107,7 +109,8 @@ async def ensure_keys(
     tenant_names: tuple[str, ...],
     limits: TenantLimits | None = None,
 ) -> Keys:
-    """Returns an admin key and one for each of these tenants, new if the known one is invalid."""
+    """Returns an admin key and a key for each of these tenants. A known key is kept if it is valid,
+    and replaced by a new one otherwise."""
     async with database.transaction() as connection:
         keys = Keys(known.admin, dict(known.tenants))
         if not await _works(connection, pepper, keys.admin):
@@ -122,7 +125,7 @@ async def ensure_keys(
 
 
 async def make_first_admin_key(dsn: str, pepper: bytes) -> str:
-    """Creates an admin key and returns its text. Raises AdminKeyExists if one is live."""
+    """Creates an admin key and returns its text. Raises AdminKeyExists if a valid one exists."""
     database = await Database.connect(
         dsn, sees=EVERYTHING, max_size=1, application_name="loraplex-bootstrap"
     )
@@ -168,7 +171,8 @@ async def register(
     max_model_len: int | None,
     source: str = "",
 ) -> None:
-    """Gives a model of the store its served name. `source`: see `models.register_model`."""
+    """Registers a model of the store under its served name. `models.register_model` describes
+    `source`."""
     config = json.loads((store.model_folder(digest, weights=False) / "config.json").read_text())
     longest: int = config["max_position_embeddings"]
     shape = BaseModelShape.from_config(config, digest)

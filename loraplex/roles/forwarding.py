@@ -1,4 +1,5 @@
-"""Forwards vLLM's routes that load adapters to the admin plane, for a gateway without one."""
+"""Forwards vLLM's routes that load adapters to the admin plane. Used by a gateway without an admin
+plane."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from web.headers import find_header
 
 CONNECT_S = 5.0
 ANSWER_S = 180.0
-"""Maximum seconds for the admin plane's answer to a whole body. Validation may take 120."""
+"""Maximum seconds from the end of a request's body to the admin plane's answer. Validation alone
+may take 120 seconds."""
 MAX_ANSWER_BYTES = 64 << 10
 SENT = ("content-type", "content-length", "authorization", "traceparent")
 """Request headers that are forwarded to the admin plane."""
@@ -35,18 +37,19 @@ RETURNED = (
     "x-request-id",
     *("retry-after", "retry-after-ms", "x-should-retry", "www-authenticate"),
 )
-"""Headers of its answer that are returned to the client."""
+"""Headers of the admin plane's answer that are returned to the client."""
 
 
 class Forwarding:
-    """Forwarder of these requests to the admin plane, whose answers are returned to the client.
+    """Forwarder of requests that load adapters to the admin plane. The client gets the admin
+    plane's answer.
 
     The key is checked here first, so that requests without a valid key never reach the admin plane.
-    A body has the same limits as there.
+    Bodies have the same limits as at the admin plane.
     """
 
     def __init__(self, url: str, gateway: Gateway, config: AdminConfig) -> None:
-        """`config` is that of the admin plane, whose upload limits are used."""
+        """`config` is the admin plane's configuration, which has the limits of uploads."""
         self._gateway = gateway
         self._max_bytes = config.max_upload_bytes + OVERHEAD_BYTES
         self._pace = UploadPace(config.upload_idle_s, config.min_upload_rate)
@@ -54,7 +57,7 @@ class Forwarding:
         self._client = httpx.AsyncClient(
             base_url=url,
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            # Proxies of the environment must not see a tenant's weights and key.
+            # A proxy that the environment names must not see a tenant's weights and key.
             trust_env=False,
             verify=ssl.create_default_context(),
         )
@@ -63,7 +66,7 @@ class Forwarding:
         await self._client.aclose()
 
     def app(self) -> Litestar:
-        """Returns an application with the routes."""
+        """Returns an application with the forwarded routes."""
 
         async def with_key(connection: Connection, _handler: BaseRouteHandler) -> None:
             self._check_key(connection)
@@ -120,7 +123,7 @@ class Forwarding:
         )
 
     async def _body(self, request: Request[Any, Any, Any]) -> AsyncGenerator[bytes]:
-        """Yields the body's chunks. Raises TooLarge, Stalled or Overloaded."""
+        """Yields the request's body in chunks. Raises TooLarge, Stalled or Overloaded."""
         held, num_bytes = held_body(request.scope), 0
         chunks = held_chunks(request.stream(), held)
         async for chunk in released_chunks(chunks, held, self._pace):

@@ -1,4 +1,4 @@
-"""Opens the ports of a role, before it does anything else."""
+"""Opens the ports of a role, before the role does anything else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loraplex.settings import Settings
 from web.server import bind
 
 MANAGEMENT_PORT = 8002
-"""Default port, next to 8000 of the gateway and 8001 of a worker's health."""
+"""Default management port. The gateway has 8000, and the health port of a worker is 8001."""
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -22,8 +22,8 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def listen_for_management(settings: Settings) -> socket.socket:
-    """Returns the management socket, on the port of the settings. Default: MANAGEMENT_PORT, or a
-    free port if another process uses that. Raises BadSettings."""
+    """Returns the management socket. It listens on the port of the settings, by default on
+    MANAGEMENT_PORT, or on a free port if another process uses that. Raises BadSettings."""
     host, port = settings.management_host, settings.management_port
     if port is not None:
         return _bind(host, port, "management_port")
@@ -36,26 +36,28 @@ def listen_for_management(settings: Settings) -> socket.socket:
 
 
 def inherited(descriptor: int) -> socket.socket:
-    """Returns the listening socket inherited from a supervisor. Children of this process do not
-    inherit it."""
+    """Returns the listening socket that a supervisor passed to this process. Children of this
+    process do not inherit it."""
     listener = socket.socket(fileno=descriptor)
     listener.set_inheritable(False)
     return listener
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Returns whether only this machine can reach the socket."""
+    """Returns whether the socket can be reached only from this machine."""
     return ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def serves_apart(listener: socket.socket, tls: ssl.SSLContext | None) -> bool:
-    """Returns whether the admin plane is only on the management listener, because other hosts can
-    reach the public one, or TLS requires a name that this machine does not use."""
+    """Returns whether the admin plane is served only on the management listener. It is if other
+    hosts can reach the public listener, or if TLS requires a host name that this machine does not
+    use."""
     return tls is not None or not is_loopback(listener)
 
 
 def address_of(listener: socket.socket) -> str:
-    """Returns HOST:PORT for this machine's own use, even if the socket listens on every address."""
+    """Returns an address HOST:PORT at which this machine itself can reach the socket, even if the
+    socket listens on every address."""
     host, port = listener.getsockname()[:2]
     match host:
         case "0.0.0.0":

@@ -1,4 +1,4 @@
-"""Applications for operators: metrics, and the admin plane if it is not on the public port."""
+"""Applications for operators: metrics, and the admin plane unless it is on the public port."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from web.headers import find_header
 
 METRICS = "/metrics"
 MAX_PAGE_BYTES = 16 << 20
-"""Maximum bytes of a worker's metrics."""
+"""Maximum bytes of a worker's metrics page."""
 PROBES = ("/livez", "/readyz", "/health", "/version")
 ADMIN_PATHS = ("/admin/", "/v1/organization/")
 LOAD_PATHS: tuple[str, ...] = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
@@ -30,8 +30,8 @@ LOAD_PATHS: tuple[str, ...] = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter
 
 
 class Composed:
-    """Application that sends a request to the one of `exact` with its path, otherwise to the first
-    whose prefix the path has, and any other request to `rest`."""
+    """Application that passes each request on by its path: to the application in `exact` for the
+    whole path, otherwise to the first one in `routes` whose prefix matches, otherwise to `rest`."""
 
     def __init__(
         self, rest: Any, routes: Sequence[tuple[str, Any]], exact: Mapping[str, Any] | None = None
@@ -56,9 +56,10 @@ def public_app(
     loading: Any = None,
     worker_health: str | None = None,
 ) -> Composed:
-    """Returns the application of the public port. `administration` is None if the management
-    listener has it. `loading` answers the routes that load adapters, or is None to refuse them.
-    `worker_health` is the address of a worker whose metrics are on the same page."""
+    """Returns the application of the public port. `administration` is the admin plane, or None if
+    the management listener serves it. `loading` answers the routes that load adapters, or is None
+    to refuse them. `worker_health` is the health address of a worker whose metrics are added to the
+    metrics page."""
     routes: list[tuple[str, Any]] = []
     if administration is not None:
         routes += [(prefix, administration) for prefix in ADMIN_PATHS]
@@ -72,7 +73,8 @@ def management_app(
     data: Any, administration: Litestar | None, worker_health: str | None = None
 ) -> Composed:
     """Returns the application of the management listener: metrics and probes without a key, and the
-    admin plane. `worker_health` is the address of a worker whose metrics are on the same page."""
+    admin plane if it is given. `worker_health` is the health address of a worker whose metrics are
+    added to the metrics page."""
     routes = [(prefix, data) for prefix in PROBES]
     if administration is not None:
         routes += [(prefix, administration) for prefix in ADMIN_PATHS]
@@ -80,8 +82,8 @@ def management_app(
 
 
 def _metrics_for_admins(gateway: Gateway, worker_health: str | None) -> Litestar:
-    """Returns the metrics application. Without a valid key it answers 401, to a tenant's key
-    404."""
+    """Returns the metrics application of the public port. It answers 401 without a valid key, and
+    404 to a tenant's key."""
 
     async def admins_only(connection: Connection, _handler: BaseRouteHandler) -> None:
         header = find_header(connection.scope, b"authorization")

@@ -1,4 +1,5 @@
-"""Gateway and admin roles as processes: data plane, admin plane, or both on one port."""
+"""Processes of the roles gateway and admin: the data plane, the admin plane, or both on one
+port."""
 
 from __future__ import annotations
 
@@ -57,16 +58,18 @@ from workers.wire.client import WorkerClient
 DRAIN_S = 30.0
 """Default of `drain_s`, in seconds."""
 MANAGEMENT_CONNECTIONS = 256
-"""More than operators and their tools need, but few of the process's descriptors."""
+"""Maximum connections of the management listener: more than operators and their tools need, but few
+of the process's descriptors."""
 ADMIN_ACQUIRE_S = 2.0
-"""Maximum seconds until a caller learns that the database is unavailable."""
+"""Maximum seconds that the admin plane waits for a database connection, before it answers that the
+database is unavailable."""
 
 log = logging.getLogger(__name__)
 
 
 class Server(server.Server):
-    """Server that ends by signal like the other roles, and at once by a second one. uvicorn's own
-    server raises the signal again at its end, before the database is closed."""
+    """Server that ends at a signal like the other roles, and at once at a second signal. uvicorn's
+    own server would raise the signal again before the database is closed."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -76,13 +79,13 @@ class Server(server.Server):
 
     def _end(self) -> None:
         if self.should_exit:
-            # The state is the same as after a crash, which loses nothing.
+            # Ends like a crash, which loses nothing.
             os._exit(1)
         self.should_exit = True
 
 
 Sockets = tuple[socket.socket, socket.socket]
-"""The public and the management socket."""
+"""The public socket and the management socket."""
 
 
 def run_gateway(
@@ -93,23 +96,24 @@ def run_gateway(
     warns: bool = True,
     worker_health: str | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then finishes running requests. `worker_health` is the
-    address of a worker whose metrics are shown too."""
+    """Serves until SIGTERM or SIGINT, then finishes running requests. `worker_health` is the health
+    address of a worker whose metrics are added to the metrics page."""
     serving = _serve_gateway(settings, with_admin, sockets, warns, worker_health)
     _run(serving, settings)
 
 
 def run_admin(settings: Settings, sockets: Sockets) -> None:
-    """Serves the admin plane alone, with probes, until SIGTERM or SIGINT."""
+    """Serves the admin plane and probes, without the data plane, until SIGTERM or SIGINT."""
     _run(_serve_admin(settings, sockets), settings)
 
 
 def _run(serving: Coroutine[Any, Any, None], settings: Settings) -> None:
     set_up_logging(settings.log_format or "text", settings.log_level)
-    # These messages are reported elsewhere, or repeat for each connection of a pool that retries.
+    # Messages of these loggers are reported elsewhere, or repeated for each connection of a pool
+    # that retries.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
-    # Lets a signal end the process before it serves.
+    # A signal that arrives before the process serves cancels the task and ends the process.
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         suppress(asyncio.CancelledError),
@@ -118,7 +122,7 @@ def _run(serving: Coroutine[Any, Any, None], settings: Settings) -> None:
 
 
 async def _until_told(serving: Coroutine[Any, Any, None]) -> None:
-    """Runs `serving`, which SIGTERM cancels until a server handles the signal."""
+    """Runs `serving`. SIGTERM cancels it until a server handles the signal itself."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -189,7 +193,7 @@ async def _serve_admin(settings: Settings, sockets: Sockets) -> None:
 
 
 class Role:
-    """One role of this process: its sockets, and the applications on them."""
+    """Role of this process, with its sockets and the applications on them."""
 
     def __init__(self, name: str, settings: Settings, sockets: Sockets) -> None:
         """Raises BadSettings if the certificate cannot be read."""
@@ -201,8 +205,8 @@ class Role:
         self._draining = Draining()
 
     def prepare(self, *, warns: bool) -> None:
-        """Creates folders and sets up telemetry. `warns` logs an operator's risks. Raises
-        BadSettings."""
+        """Creates the data directory and sets up telemetry. If `warns` is set, logs warnings about
+        risky settings. Raises BadSettings."""
         self.settings.make_home()
         set_up_telemetry(self.name, LATENCIES)
         show_certificates(self.settings.certificates)
@@ -214,7 +218,7 @@ class Role:
         self, public: Any, management: Any, plane: AdminPlane | None, says: str
     ) -> None:
         """Serves until a signal. The management listener runs until the public one has drained.
-        `says` is part of the log line at the start."""
+        `says` becomes part of the log line at the start."""
         settings = self.settings
         config = server.make_config(
             public,
@@ -230,7 +234,7 @@ class Role:
         async with (
             _beside(plane and plane.run()),
             self._managing(management),
-            # Certificates that are renewed on disk are reloaded.
+            # Reloads certificates that are renewed on disk.
             _beside(self.tls and follow_files(self.tls, self.settings)),
         ):
             log.info(
@@ -242,7 +246,7 @@ class Role:
             await Server(config).serve(sockets=[self._public])
 
     async def connect(self, stack: AsyncExitStack, **options: Any) -> Database:
-        """Waits for the database and returns it. Meanwhile, the public socket answers 503."""
+        """Waits for the database and returns it. In the meantime, the public socket answers 503."""
 
         async def attempt() -> Database:
             database = await Database.connect(self.settings.database_url or "", **options)
@@ -266,14 +270,14 @@ class Role:
             metrics=GatewayRefusals(),
             draining=self._draining,
         )
-        # The public server runs the startup and shutdown of the planes.
+        # Turned off here, because the public server runs the startup and shutdown of the planes.
         config.lifespan = "off"
         return serving_beside(config, self._management)
 
 
 @asynccontextmanager
 async def _beside(work: Coroutine[Any, Any, None] | None) -> AsyncGenerator[None]:
-    """Runs `work` in the background."""
+    """Runs `work` in the background until the end of the block."""
     task = work and asyncio.create_task(work)
     try:
         yield
@@ -291,7 +295,8 @@ def _data_plane(
     tracing: Tracing,
     beside: dict[str, Any] | None,
 ) -> Litestar:
-    """Creates the data plane. `beside` is the OpenAPI document of another application's routes."""
+    """Creates the data plane. `beside` is the OpenAPI document of another application whose routes
+    are added to the data plane's document."""
     own = GatewayConfig(
         instance_id=instance_id,
         tracing=tracing,
@@ -317,7 +322,8 @@ def _data_plane(
 
 
 async def _admin_plane(stack: AsyncExitStack, role: Role, store: Store) -> Litestar:
-    """Creates the admin plane. Each of its transactions declares which rows it may see."""
+    """Creates the admin plane. Each transaction of the admin plane declares which rows it may
+    see."""
     config = _admin_config(role.settings)
     database = await role.connect(
         stack, application_name="loraplex-admin", acquire_timeout=ADMIN_ACQUIRE_S

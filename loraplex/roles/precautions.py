@@ -1,4 +1,4 @@
-"""Warns of risks before a server starts."""
+"""Warns of risky settings before a server starts."""
 
 from __future__ import annotations
 

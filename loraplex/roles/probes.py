@@ -1,4 +1,4 @@
-"""Probes of the admin plane, and of any plane that waits for its database."""
+"""Probes of the admin plane, and of any plane that is waiting for its database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from store.errors import ApiError
 from store.queries import catalog_generation
 
 FRESH_S = 1.0
-"""Seconds for which the database's answer is reused, because probes have no limit."""
+"""Seconds for which the database's state is reused, because probes have no rate limit."""
 
 
 class Readiness:
@@ -27,7 +27,7 @@ class Readiness:
         self._database = database
         self._lock = asyncio.Lock()
         self._asked_at = -FRESH_S
-        """Time of time.monotonic()."""
+        """Time of the last check, as of time.monotonic()."""
         self._is_ready = False
 
     async def check(self) -> bool:
@@ -49,7 +49,7 @@ class Readiness:
 def make_probes(
     is_ready: Callable[[], Awaitable[bool]], on_error: Any = to_response, **options: Any
 ) -> Litestar:
-    """Returns an application with /livez, /readyz, /health and /version, without a key."""
+    """Returns an application with /livez, /readyz, /health and /version, which need no key."""
 
     @get(["/readyz", "/health"], guards=[public])
     async def readyz() -> Response[dict[str, str]]:

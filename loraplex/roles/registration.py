@@ -1,5 +1,5 @@
-"""Registration of workers: the worker command writes the address to the database, to which the
-worker process never connects."""
+"""Registers workers. The worker command writes the worker's address to the database. The worker
+process itself never connects to the database."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from store.errors import ApiError
 
 LEASE_S = 15.0
 RENEWALS = 4
-"""Renewals per lease."""
+"""Number of renewals during one lease."""
 LEAVE_S = 5.0
 LOOK_INTERVAL_S = 0.1
-"""Seconds between two checks whether the worker listens."""
+"""Seconds between checks whether the worker listens."""
 
 
 @asynccontextmanager
@@ -33,13 +33,14 @@ async def registered(
     *,
     is_listening: Callable[[], bool],
 ) -> AsyncGenerator[asyncio.Task[None]]:
-    """Keeps the worker registered under a lease, which expires if this process is killed. The lease
-    begins when `is_listening`, called in a thread, first returns True.
+    """Keeps the worker registered until the end of the block. The registration is a lease, which
+    expires if this process is killed. The lease begins when `is_listening`, called in a thread,
+    first returns True.
 
-    The task ends only with ApiError, if the worker cannot be registered and waiting does not
-    help.
+    The yielded task ends only with ApiError, if the worker cannot be registered and waiting does
+    not help.
     """
-    # An unavailable database is reported once, below.
+    # `_renew` reports an unavailable database once.
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     renewing = asyncio.create_task(_renew(url, worker_id, address, lease_s, is_listening))
     try:

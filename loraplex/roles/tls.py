@@ -11,7 +11,8 @@ from loraplex.errors import BadSettings
 from loraplex.settings import Settings
 
 RELOAD_S = 10.0
-"""Seconds between checks of the files. Certificates are renewed days before they expire."""
+"""Seconds between checks of the certificate's files. Certificates are renewed days before they
+expire."""
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def load_tls(settings: Settings) -> ssl.SSLContext | None:
 async def follow_files(
     context: ssl.SSLContext, settings: Settings, interval_s: float = RELOAD_S
 ) -> None:
-    """Reloads the certificate for new connections whenever its files change. Never returns. Files
+    """Reloads the certificate for new connections whenever its files change, until cancelled. Files
     that cannot be used are logged once, and the old certificate is kept."""
     files = _files(settings)
     assert files is not None
@@ -45,7 +46,8 @@ async def follow_files(
             continue
         seen = now
         try:
-            # Tested first, because a key that does not match would leave the context inconsistent.
+            # Tested with another context first, because a key that does not match would leave this
+            # one inconsistent.
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *files)
             _load(context, *files)
             log.info("%s was read again", files[0])
@@ -69,10 +71,10 @@ def _files(settings: Settings) -> tuple[Path, Path] | None:
 
 
 def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    # Without a password, an encrypted key would prompt on the terminal.
+    # Without the argument `password`, an encrypted key would prompt on the terminal.
     context.load_cert_chain(certificate, key, password=lambda: "")
 
 
 def _times(files: tuple[Path, Path]) -> list[int]:
-    """Returns the modification times of the files. A missing file has 0."""
+    """Returns the modification times of the files. The time of a missing file is 0."""
     return [file.stat().st_mtime_ns if file.exists() else 0 for file in files]

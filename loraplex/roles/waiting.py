@@ -1,4 +1,4 @@
-"""Answers clients of a server that waits for its database."""
+"""Answers clients while the server waits for its database."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ async def _never() -> bool:
 
 
 def _refuse(request: Request[Any, Any, Any], _: Exception) -> Response[dict[str, Any]]:
-    """Refuses every route but the probes until the database is available."""
+    """Refuses all routes but the probes until the database is available."""
     return problems.to_response(request, DatabaseUnavailable("not there yet"))
 
 
 async def _number(message: Message, scope: Scope) -> None:
-    """Adds an id to every answer, as the gateway does."""
+    """Adds the request's id to every answer, as the gateway does."""
     number_request(scope)
     await add_request_headers(message, scope)
 
@@ -67,13 +67,13 @@ async def _number(message: Message, scope: Scope) -> None:
 class _Server(server.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leaves signals to the caller."""
+        """Installs no signal handlers, because the caller handles signals."""
         yield
 
 
 @asynccontextmanager
 async def serving_beside(config: Config, listener: socket.socket) -> AsyncGenerator[None]:
-    """Serves in the background. At the end, waits for running requests."""
+    """Serves in the background until the end of the block, and then waits for running requests."""
     own = _Server(config)
     task = asyncio.create_task(own.serve(sockets=[listener]))
     try:
@@ -87,5 +87,6 @@ def _refusing(
     listener: socket.socket, tls: ssl.SSLContext | None
 ) -> AbstractAsyncContextManager[None]:
     app = make_probes(_never, on_error=_refuse, before_send=[_number])
-    # The server closes its copy. Connections queued by then are accepted by the next server.
+    # The server closes the duplicate. Connections that are still queued then are accepted by the
+    # next server.
     return serving_beside(server.make_config(app, drain_s=1, tls=tls), listener.dup())

@@ -1,4 +1,4 @@
-"""`python -m loraplex.roles.worker_process CONFIG.json [ID]`: a worker, with its telemetry."""
+"""Worker process with its telemetry: `python -m loraplex.roles.worker_process CONFIG.json [ID]`."""
 
 from __future__ import annotations
 
