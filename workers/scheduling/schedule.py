@@ -51,7 +51,7 @@ class ScheduledSequence:
     num_tokens: int
     start: int = field(init=False)
     end: int = field(init=False)
-    """Position after the last of the tokens. `start` is the position of the first token."""
+    """Position after the last token; `start` is the position of the first."""
     is_sampled: bool = field(init=False)
     """Whether the step computes the sequence's last token, so that the next one is drawn."""
     is_prefill: bool = field(init=False)

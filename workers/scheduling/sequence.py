@@ -43,8 +43,8 @@ class Sequence:
     because earlier positions may have been computed for it. A resumed sequence starts in the same
     way, with tokens that another worker generated.
 
-    The engine appends tokens, the policy changes `place`, and the scheduler changes all other
-    state. Each of the three records some of the `times`.
+    The engine appends tokens, the policy changes `place`, and the scheduler changes the rest. Each
+    of the three records some of the `times`.
 
     An activated LoRA acts on positions from `request.activation` on. Its lease is held from the
     start nevertheless, so that an admitted sequence never waits for its adapter in mid-prefill.
@@ -68,8 +68,7 @@ class Sequence:
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
         self.num_inflight_steps = 0
-        """Number of steps in flight that compute tokens of the sequence. Until these steps end, it
-        keeps its pages, slot and lease."""
+        """Number of steps in flight that use the sequence's pages, slot and lease."""
         self.num_inflight_tokens = 0
         """Number of tokens that steps in flight will draw, which are not in `tokens` yet."""
         self.num_cached = 0
@@ -144,8 +143,8 @@ class Sequence:
         return self.num_computed >= self.request.activation
 
     def num_next(self, budget: int) -> int:
-        """Returns the number of tokens that the next step may compute, at most `budget`. Stops at
-        the activation, because a step uses the adapter for all of the tokens or for none."""
+        """Returns the number of tokens for the next step, at most `budget` and up to the activation
+        (a step uses the adapter for all of the sequence's tokens or for none)."""
         end = self.length if self.is_activated else self.request.activation
         return min(end - self.num_computed, budget)
 
