@@ -31,15 +31,15 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class CrossOrigin:
-    """Origins that may call. The key is sent in a header, and cookies are never read."""
+    """Origins whose pages may call the API. API keys are sent in a header; cookies are not read."""
 
     def __init__(self, origins: Sequence[str]) -> None:
-        """`origins` are such as `https://app.example.com`, or `*` for all."""
+        """`origins`: for example `https://app.example.com`, or `*` for all."""
         self._origins = frozenset(origins)
 
     def headers(self, scope: Scope) -> Headers:
-        """Returns the headers that an answer to the request adds."""
-        # A cache between must not answer one page with what another one was answered.
+        """Returns the headers to add to the answer to this request."""
+        # Keeps shared caches from answering one origin with the answer to another origin.
         varies = [] if "*" in self._origins or not self._origins else [(b"vary", b"origin")]
         allowed = self._allowed(scope)
         if allowed is None:
@@ -51,15 +51,15 @@ class CrossOrigin:
         ]
 
     def _allowed(self, scope: Scope) -> str | None:
-        """Returns the origin that may call. Returns None if the request comes from no page, or from
-        one that may not."""
+        """Returns the value of `access-control-allow-origin`. Returns None if the request does not
+        come from a page, or its origin may not call."""
         origin = find_header(scope, b"origin")
         if origin is None or not self._origins & {"*", origin}:
             return None
         return "*" if "*" in self._origins else origin
 
     async def answers(self, scope: HTTPScope, send: Send) -> bool:
-        """Answers a browser's preflight request. Returns whether the request was one."""
+        """Answers a browser's preflight request of an allowed origin. Returns whether it did."""
         if scope["method"] != "OPTIONS" or self._allowed(scope) is None:
             return False
         if find_header(scope, b"access-control-request-method") is None:

@@ -17,10 +17,10 @@ from web.choices import list_choices
 
 MAX_BODY_BYTES = 10 << 20
 MAX_NESTED = 1 << 16
-"""Maximum number of `[`, `{` and `:` in a body. Each may become an object, which takes 0.5 µs to
-create. A MiB of JSON that is quoted as text has about as many."""
+"""Maximum number of `[`, `{` and `:` in a body. Each may become a Python object, which takes 0.5
+µs to create. 1 MiB of JSON inside a string of the body has about this many."""
 SMALL_BYTES = 1 << 16
-"""Bodies with fewer bytes cannot exceed the limits."""
+"""Maximum bytes of a body that is not counted, because it cannot exceed the limits of values."""
 
 MAX_SEARCHED = 1024
 """Maximum entries of a mapping that are searched for the invalid one."""
@@ -53,8 +53,8 @@ def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def _without_absent(given: Any, kind: Any) -> Any:
-    """Returns an object without fields that are null, [] or {} if its schema does not have the
-    field or does not allow the value."""
+    """Returns `given` without null, [] and {} in fields that the schema lacks or that do not allow
+    this value. Does the same in nested objects. `kind`: type that `given` is decoded to."""
     types = _fields_of(kind)
     if not types or not isinstance(given, dict):
         return given
@@ -68,7 +68,7 @@ def _without_absent(given: Any, kind: Any) -> Any:
 
 @cache
 def _fields_of(kind: Any) -> dict[str, Any]:
-    """Returns the types of the fields that an object of a type may have."""
+    """Returns the types of the fields that an object of this type may have, by name."""
     return {
         field.encode_name: field.type
         for struct in _structs_in(kind)
@@ -77,7 +77,7 @@ def _fields_of(kind: Any) -> dict[str, Any]:
 
 
 def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """Yields the structs that a value of a type may be."""
+    """Yields the struct types that a value of this type may have."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         yield kind
     elif get_origin(kind) in (Annotated, Union, UnionType):
@@ -94,7 +94,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _check_size(body: bytes) -> None:
-    """Raises InvalidRequest if a body would be decoded to too many objects."""
+    """Raises InvalidRequest if decoding the body would create too many objects."""
     num_values = body.count(b",")
     num_nested = body.count(b"[") + body.count(b"{") + body.count(b":")
     if num_values > MAX_TOKEN_IDS or num_nested > MAX_NESTED:
@@ -143,7 +143,7 @@ def _wrong_key(given: Any, kind: Any, field: str) -> str | None:
 
 
 def _maps(kind: Any) -> bool:
-    """Returns whether values of a type are mappings."""
+    """Returns whether a value of this type may be a mapping."""
     if get_origin(kind) in (Annotated, Union, UnionType):
         return any(map(_maps, get_args(kind)))
     return get_origin(kind) is dict

@@ -1,4 +1,4 @@
-"""Answers to errors of handlers and the router, which name the route that may be meant."""
+"""Answers errors of handlers and the router. For an unknown path, suggests a similar route."""
 
 from __future__ import annotations
 

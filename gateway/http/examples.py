@@ -28,7 +28,7 @@ CALLS: Mapping[str, tuple[str, str, str]] = {
     "/v1/models": ("OpenAI", "models.list", "[model.id for model in answer]"),
     "/v1/models/{model}": ("OpenAI", "models.retrieve", "answer.root"),
 }
-"""Official client, its method, and what to print of the answer, by route. Other routes have no
+"""Official client, method of the client, and expression to print, by path. Other routes have no
 official client."""
 
 

@@ -35,7 +35,7 @@ async def public(_connection: Connection, _handler: BaseRouteHandler) -> None:
 
 
 def _authorization(scope: Any) -> str | None:
-    """Returns the header with the key. Anthropic's clients send it as `x-api-key`."""
+    """Returns the `authorization` header, made from Anthropic's `x-api-key` if it is missing."""
     given = find_header(scope, b"authorization")
     if given is None and (key := find_header(scope, b"x-api-key")) is not None:
         return f"Bearer {key}"
@@ -43,9 +43,9 @@ def _authorization(scope: Any) -> str | None:
 
 
 def requires(scope: str, *, on_worker: bool = False) -> Guard:
-    """Returns a guard that accepts a tenant's key with the scope, charges the request to its
-    limits, and stores its Principal as `request.user`. `on_worker` says that a worker runs the
-    request, which also takes one of the concurrent requests."""
+    """Returns a guard that accepts a tenant's key with the scope, charges the request to the key's
+    and the tenant's limits, and stores the Principal as `request.user`. `on_worker`: whether a
+    worker runs the request, so that it also counts as a concurrent request."""
 
     async def guard(connection: Connection, _handler: BaseRouteHandler) -> None:
         gateway: Gateway = connection.app.state["gateway"]
@@ -70,7 +70,7 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
         try:
             await charge.take(announced_bytes(connection.scope), on_worker=on_worker)
         except ApiError:
-            # Received parts of the body stay in memory while the refusal waits.
+            # A delayed refusal keeps the received bytes in memory, so it needs room for them.
             if body.excess is None:
                 await _wait_for_turn(gateway, principal.tenant.id, state)
             raise
@@ -79,14 +79,15 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
 
 
 def _settle(charge: RequestCharge, status: int, is_ours: bool) -> Mapping[str, str]:
-    """Settles the charge of a request that is being answered. Returns the headers with the caller's
-    limits."""
+    """Settles the charge of a request when its answer begins. Returns the headers that report the
+    caller's limits."""
     charge.settle(status, is_ours=is_ours)
     return charge.headers()
 
 
 async def _wait_for_turn(gateway: Gateway, tenant_id: str, state: dict[str, Any]) -> None:
-    """Waits until a refusal of the tenant whose body is not read may be answered."""
+    """Delays the refusal of a request whose body is not read, to limit the tenant's rate of such
+    refusals. If the delay is the longest, the connection is closed after the refusal."""
     delay_s = gateway.refusals.delay_s(tenant_id)
     if delay_s >= MAX_DELAY_S:
         state[CLOSES] = True

@@ -1,5 +1,5 @@
-"""Parts of the data plane's OpenAPI document that handlers' signatures do not have: refusals, and
-headers of requests and answers."""
+"""Adds to the data plane's OpenAPI document what the handlers' signatures do not show: refusals,
+and headers of requests and answers."""
 
 from __future__ import annotations
 
@@ -159,12 +159,12 @@ WHOLE_ANSWERS: dict[str, type[msgspec.Struct]] = {
     **dict.fromkeys(("/v1/score", "/score"), ScoreList),
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), Ranking),
 }
-"""Answers of the routes that never stream."""
+"""Bodies of the answers of routes that never stream, by path."""
 STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {
     "/v1/messages": MessageAnswer,
     "/v1/responses": ResponseAnswer,
 }
-"""Answers of the routes that may stream, except completions."""
+"""Bodies of the answers of routes that may stream, by path. Other such routes: `Completion`."""
 
 
 @dataclass
@@ -229,14 +229,15 @@ class MessagesOperation(GenerationOperation):
 
 
 def _shape_refusals(operation: PlaneOperation) -> None:
-    """Describes refusals in place, because the document's components have OpenAI's form."""
+    """Adds the headers of refusals to the operation itself. The refusals in the document's
+    components cannot be used, because their bodies have OpenAI's form."""
     for status, response in (operation.responses or {}).items():
         if int(status) >= 400 and isinstance(response, OpenAPIResponse):
             response.headers = {**ALWAYS, **REQUEST_ID, **_headers(int(status))}
 
 
 def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
-    """Describes what follows from the handler's guard and signature."""
+    """Sets the security, statuses and answers that the handler's guard and signature imply."""
     guards: Any = handler.resolve_guards()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if public in guards:
         handler.operation_class = PublicOperation

@@ -1,4 +1,4 @@
-"""API reference of the data plane: the contents of its OpenAPI document as tables."""
+"""API reference of the data plane, with the contents of its OpenAPI document as tables."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ DROPPED_BY_DIALECT: Mapping[str, Mapping[str, str]] = {
 
 
 class Row(NamedTuple):
-    """Row for a field, a parameter or a header."""
+    """Row of a table of fields, parameters or headers."""
 
     name: str
     kind: str
-    """Type of its values, with their limits."""
+    """Type and limits of the values."""
     note: str
     """`required`, the treatment of a field without effect, or the description of a header."""
 
@@ -50,7 +50,7 @@ class Route(NamedTuple):
     needs_key: bool
     body: Fields | None
     parameters: list[Row]
-    """In the query, the path or a header."""
+    """Parameters in the query, the path or a header."""
     headers: list[str]
     statuses: list[int]
     streams: bool
@@ -72,7 +72,7 @@ def reference(document: Json) -> Reference:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             route = _route(method.upper(), path, operation, document, headers)
-            # Paths of one handler are listed together, beginning with the lowest version.
+            # Paths of one handler form one route. Paths with a version and /readyz come first.
             known = routes.get(key := f"{method} {operation['summary']}")
             if known is None:
                 routes[key] = route
@@ -133,7 +133,7 @@ def _fields(name: str, schemas: Json) -> Fields:
 
 
 def _effect(struct: str, field: str) -> str:
-    """Returns how an optional field without its usual effect is treated, or an empty string."""
+    """Returns a note if an optional field is refused, dropped or ignored, else an empty string."""
     if kind := OPENAI.get(struct):
         if refusal := marked(kind, Refusal).get(field):
             return f"refused{_unless(refusal.nothing)}: {refusal.reason}"
@@ -195,7 +195,7 @@ def _name_of(schema: Json) -> str:
 
 
 def _reached(names: list[str], schemas: Json) -> set[str]:
-    """Returns these schemas and all that they refer to."""
+    """Returns the names of these schemas and of all schemas that they refer to."""
     found: set[str] = set()
     todo = list(names)
     while todo:

@@ -99,5 +99,5 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Returns the text escaped, with text in backticks as code."""
+    """Returns the text as HTML, with text in backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

@@ -10,7 +10,7 @@ from gateway.catalog.principal import Principal
 
 
 class GatewayRefusals:
-    """Counters of the refusals of a server that has the data plane."""
+    """Counter of the requests and connections that a server with the data plane refuses."""
 
     def add_answer(self, scope: Mapping[str, Any], status: int, reason: str) -> None:
         telemetry.refusals.add(1, reason)

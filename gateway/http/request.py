@@ -35,13 +35,13 @@ _EXCEEDED = {
     "all": "Too many bytes of requests are being read.",
 }
 decoder_of = cache(msgspec.json.Decoder)
-"""Returns the decoder of a type, created once."""
+"""Returns the JSON decoder of a type. Creates one decoder for each type."""
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
 
 class GatewayRequest(Request[Principal, Any, State]):
-    """Request with an id and a start time. Ignores a client's x-request-id, because usage is keyed
-    by the id."""
+    """Request with an id and a start time. Ignores a client's x-request-id, because usage is
+    recorded under the request's id."""
 
     def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(scope, *args, **kwargs)
@@ -56,20 +56,21 @@ class GatewayRequest(Request[Principal, Any, State]):
         self.trace: Untraced = state[TRACE]
 
     async def body(self) -> bytes:
-        """Returns the body, which is kept until it is decoded. Raises the errors of `_read`."""
+        """Returns the body, and keeps it until it is decoded. Raises the errors of `_read`."""
         if self._whole is None:
             self._whole = await self._read()
         return self._whole
 
     async def json(self) -> Any:
-        """Returns the decoded body, the handler's `data`. Raises the errors of `decode`."""
+        """Returns the handler's `data`, decoded from the body. Raises the errors of `decode`."""
         data: Any = self.route_handler.parsed_data_field
         return await self.decode(decoder_of(data.annotation))
 
     async def _read(self) -> bytes:
         """Reads the body. Faster than the framework's method, which indexes all headers. Raises
-        RequestEntityTooLarge, at once if the length is announced, Stalled, Overloaded if too
-        many bytes of bodies are in memory, or InvalidRequest if the client disconnects."""
+        RequestEntityTooLarge, before reading if the announced length is too large. Raises Stalled
+        if the body arrives too slowly, Overloaded if too many bytes of bodies are in memory, and
+        InvalidRequest if the body is empty or the client disconnects."""
         held = held_body(self.scope)
         announced = announced_bytes(self.scope)
         if announced > MAX_BODY_BYTES:
@@ -98,7 +99,8 @@ class GatewayRequest(Request[Principal, Any, State]):
         return bytes(body)
 
     async def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
-        """Returns the body as a struct. Raises the errors of `_read` and `decode_request`."""
+        """Returns the body as a struct. Delays large bodies of a tenant that sends many. Raises the
+        errors of `_read` and `decode_request`."""
         body = await self.body()
         if delay_s := self.gateway.body_pace.delay_s(self.user.tenant.id, len(body)):
             await asyncio.sleep(delay_s)
@@ -111,8 +113,9 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     @property
     def deadline(self) -> float:
-        """Time of time.perf_counter() at which the first output is due. The header
-        `x-request-timeout` gives the seconds. Raises InvalidRequest if it is invalid."""
+        """Time of time.perf_counter() by which the first output is due. The seconds are set by the
+        header `x-request-timeout`, or else by the settings. Raises InvalidRequest if the header is
+        invalid."""
         given = find_header(self.scope, b"x-request-timeout")
         if given is None:
             return self.started_at + self.gateway.config.request_timeout_s
@@ -135,7 +138,7 @@ class GatewayRequest(Request[Principal, Any, State]):
 
 
 def end_trace(scope: Any) -> None:
-    """Ends the trace of a request that no worker has run, if its caller is known."""
+    """Ends the trace of a request to a route that is not a HotRoute, if the caller is known."""
     state = scope.get("state", {})
     trace: Untraced | None = state.get(TRACE)
     if trace is None or not isinstance(caller := scope.get("user"), Principal):
@@ -148,7 +151,7 @@ def end_trace(scope: Any) -> None:
 
 
 def end_charge(scope: Any) -> None:
-    """Ends the charge of a request that has ended, answered or not."""
+    """Ends the RequestCharge of a request that has ended, whether or not it was answered."""
     charge: RequestCharge | None = scope.get("state", {}).get(CHARGE)
     if charge is not None:
         charge.end()

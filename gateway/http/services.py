@@ -1,4 +1,4 @@
-"""Objects that the handlers use. A gateway process has one of each."""
+"""Services that the handlers use. A gateway process has one of each."""
 
 from __future__ import annotations
 

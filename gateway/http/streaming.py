@@ -1,7 +1,7 @@
-"""Answers as server-sent events or one body, which end at once when the client disconnects.
+"""Answers as server-sent events or as one body. They end when the client disconnects.
 
-The framework's own streaming neither closes generators nor stops when a client disconnects. So
-these are plain ASGI applications that cancel their generation in a `finally` around the send.
+The framework's own streaming neither closes generators nor stops when a client disconnects. The
+answers are therefore plain ASGI applications that cancel their generation in a `finally` block.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from workers.wire.client import HUNG_STEP_S
 log = logging.getLogger(__name__)
 
 ANSWER_WAIT_S = 2.0
-"""Seconds that the answer to a failed request waits for workers to report the computed part of its
-prompts, which they do after their current step."""
+"""Seconds that an error answer waits for the workers' reports of how much of the prompts they have
+computed. Workers report after their current step."""
 LAST_REPORT_S = HUNG_STEP_S
-"""Seconds that the usage of a request waits for these reports, unless its workers are lost."""
+"""Seconds that recording the usage waits for the workers' reports, unless a worker is lost."""
 
 Headers = list[tuple[bytes, bytes]]
 Settle = Callable[[Generation, Exception | None], None]
@@ -59,16 +59,16 @@ class GenerationResponse(ABC):
     generation: Generation
     headers: Headers
     usage: RequestUsage
-    """Recorded before the end of the answer is sent, unless the request is refused."""
+    """Usage, recorded before the end of the answer is sent, unless the request is refused."""
     settle: Settle
-    """Called exactly once at the end, with the exception that ended the answer. None if it
-    completed or the client disconnected."""
+    """Called exactly once at the end, with the exception that ended the answer, or with None if the
+    answer was completed or the client disconnected."""
     _failure: Exception | None = field(default=None, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers the request. Returns when the client has its answer and the workers have reported
-        what they computed, which may take another step. A request that is refused or left early is
-        billed for that step too."""
+        """Answers the request. Returns when the answer is sent and the workers have reported their
+        computed tokens, which may take another step. A request that fails, or whose client
+        disconnects, is billed for that step too."""
         try:
             try:
                 with Client(connection_lost(scope)) as client:
@@ -88,11 +88,11 @@ class GenerationResponse(ABC):
 
     @abstractmethod
     async def _answer(self, send: Send, client: Client) -> None:
-        """Sends the answer. Raises only before anything is sent."""
+        """Sends the answer. Raises exceptions only if nothing has been sent yet."""
 
     async def _keep_failure(self) -> None:
-        """Records the usage before the client gets the error, unless workers take too long or the
-        record cannot be written. A refused request has no usage."""
+        """Records the usage before the error is sent, unless workers take longer than ANSWER_WAIT_S
+        to report or the record cannot be written. A refused request has no usage."""
         is_final = await self.generation.stop(ANSWER_WAIT_S)
         if is_final and not self.generation.is_refused:
             with contextlib.suppress(UsageUnavailable):
@@ -125,10 +125,10 @@ class WholeResponse(GenerationResponse):
 
 @dataclass(eq=False)
 class StreamResponse(GenerationResponse):
-    """Response with one write for each engine step. Sends comments while the generation is silent,
+    """Response as a stream, with one write per engine step. Sends pings while there is no output,
     and disconnects a client that does not read.
 
-    The head is sent with the first event, so that an earlier failure is a plain HTTP error.
+    The HTTP head is sent with the first event, so that an earlier failure is a plain HTTP error.
     """
 
     format: AnswerFormat
@@ -155,7 +155,7 @@ class StreamResponse(GenerationResponse):
         try:
             deltas = await self.generation.step()
             self._start = self.format.start(self.generation.usage)
-            # Checked before any await, after which `is_done` may include a later step.
+            # Checked before the next await, because during an await a later step may set `is_done`.
             while not self.generation.is_done:
                 if (chunks := await self._chunks(send, deltas)) or self._start:
                     await self._write(send, chunks)
@@ -174,8 +174,8 @@ class StreamResponse(GenerationResponse):
             forget_frames(error)
 
     async def _chunks(self, send: Send, deltas: list[Delta]) -> bytes:
-        """Returns the events of these deltas. Writes all but the last piece of large ones, and lets
-        the event loop run in between."""
+        """Returns the events of these deltas. If the deltas are large, sends all events except the
+        last piece's itself, and lets the event loop run in between."""
         if sum([num_scores(delta.scored) for delta in deltas]) <= SCORES_AT_ONCE:
             return b"".join([self.format.chunk(delta) for delta in deltas])
         chunks = b""
@@ -201,11 +201,11 @@ class StreamResponse(GenerationResponse):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
     def _watch(self, send: Send, client: Client) -> None:
-        """Starts the task that sends pings. Most answers end before it is needed."""
+        """Starts the task that sends pings. Most answers end before this is called."""
         self._watcher = asyncio.create_task(self._keep_alive(send, client))
 
     async def _keep_alive(self, send: Send, client: Client) -> None:
-        """Sends pings while the answer is silent, until the client does not read for too long."""
+        """Sends pings while there is no output. Disconnects a client that does not read in time."""
         while True:
             await asyncio.sleep(self._patience())
             if self._patience() > 0:
@@ -218,7 +218,7 @@ class StreamResponse(GenerationResponse):
                 return
 
     async def _ping(self, send: Send) -> bool:
-        """Sends a ping. Returns whether the client read it in time."""
+        """Sends a ping. Returns whether it was written in time, because the client reads."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.slow_client_s):
                 await self._write(send, self.format.ping)
@@ -226,21 +226,21 @@ class StreamResponse(GenerationResponse):
         return False
 
     def _patience(self) -> float:
-        """Returns the seconds until the next ping, or until a write is stuck for too long."""
+        """Returns the seconds until the next ping is due, or until a blocked write is too slow."""
         limit = self.slow_client_s if self._write_lock.locked() else self.ping_interval_s
         return self._last_write + limit - _now()
 
 
 class Client:
-    """Context manager that cancels the current task when its client disconnects, and ends the
-    `with` block normally then.
+    """Context manager that cancels the current task when the client disconnects. The `with` block
+    then ends without an exception.
 
-    The connection calls it back, because a task that waits for the disconnect would cost as much as
-    reading a request.
+    A callback on the connection reports the disconnect, because a task that waits for it would
+    cost as much as reading a request.
     """
 
     def __init__(self, lost: asyncio.Future[None]) -> None:
-        """`lost` is done when the connection is lost."""
+        """`lost`: future that is done when the connection is lost."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task

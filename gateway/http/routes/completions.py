@@ -1,4 +1,5 @@
-"""Routes that generate: resolve, check, tokenise, admit, choose, submit, stream, settle."""
+"""Routes that generate text. The steps of a request are: resolve the model, tokenise, choose a
+worker, reserve usage, submit, stream, settle the usage."""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ async def create_response(request: GatewayRequest, data: JSONBody[ResponsesReque
 
 
 async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIApp:
-    """Prepares a request and returns its response as an ASGI application. The response releases
-    what the request has reserved; this function does if it raises."""
+    """Prepares a request and returns its response as an ASGI application. The response releases the
+    request's reservations when it ends. If this function raises, it has released them itself."""
     gateway, caller = request.gateway, request.user
     asked = dialect.read(body)
     gateway.usage_recorder.check()
@@ -109,8 +110,8 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIA
 def _full_workers(
     request: GatewayRequest, target: ResolvedModel, service: Service
 ) -> Sequence[WorkerClient]:
-    """Returns workers whose queue has just refused such a request. Raises WorkerFailed if all
-    have."""
+    """Returns the workers whose queues have just refused a similar request. Raises WorkerFailed if
+    these are all the workers that serve the model."""
     gateway, digest = request.gateway, target.base.digest
     if not len(gateway.failover.full):
         return ()
@@ -154,7 +155,8 @@ async def prepare(
 async def _grammar(
     request: GatewayRequest, asked: GenerationRequest, tokenizer: ModelTokenizer, prompt: Prompt
 ) -> HeldGrammar:
-    """Returns the grammar of the answers, empty if they are free. All prompts have one form."""
+    """Returns the grammar that constrains the answers, or an empty one. `prompt`: any of the
+    prompts, because all have the same form."""
     grammars, caller = request.gateway.grammars, request.user
     user = GrammarUser(request.request_id, caller.tenant.id, caller.cache_domain)
     body = await grammars.of(asked.constraint, user)
@@ -175,7 +177,7 @@ class Admitted(NamedTuple):
 
 
 async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient]) -> Admitted:
-    """Chooses a worker that is not in `full`, and reserves the request's maximum usage."""
+    """Chooses a worker that is not in `full`, and reserves the usage that the request may have."""
     gateway, asked, target = request.gateway, call.asked, call.target
     default_tokens = target.serving.defaults.max_tokens or gateway.config.default_tokens(
         is_chat=asked.messages is not None
@@ -202,7 +204,8 @@ async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient
 
 
 def _told(call: Call, admitted: Admitted) -> Call:
-    """Records as dropped the field of maximum tokens if there is less room than requested."""
+    """Returns the call. Names the field of maximum tokens as dropped if fewer tokens are allowed
+    than requested."""
     asked, allowed = call.asked, admitted.reservation.max_tokens
     if asked.max_tokens is None or min(allowed) >= asked.max_tokens:
         return call
@@ -216,7 +219,7 @@ def respond(
     admitted: Admitted,
     make_format: Callable[[SamplingParams], BodyFormat],
 ) -> ASGIApp:
-    """Returns the response, which submits, streams and settles the generation."""
+    """Returns the response. It submits the generation, sends the answer and settles the usage."""
     gateway = request.gateway
     worker, model, reservation = admitted
     call.trace.enter("stream")
@@ -247,12 +250,12 @@ def _headers(call: Call, generation: Generation) -> Headers:
 
 
 def with_dropped(asked: GenerationRequest, *names: str) -> GenerationRequest:
-    """Adds names to the request's fields without effect."""
+    """Returns the request with these names added to its fields without effect."""
     return msgspec.structs.replace(asked, dropped=tuple(sorted((*asked.dropped, *names))))
 
 
 def dropped_header(asked: GenerationRequest) -> Headers:
-    """Returns the header that names fields without effect, or none."""
+    """Returns the header that names fields without effect. Empty if there are no such fields."""
     return [(b"loraplex-dropped", header_of(asked.dropped))] if asked.dropped else []
 
 

@@ -14,7 +14,7 @@ from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
 
 CARDS_AT_ONCE = 100
-"""Cards made before the event loop runs other requests."""
+"""Number of model cards created before the event loop runs other requests."""
 
 
 @get("/v1/models", guards=[requires(INFERENCE)])

@@ -1,4 +1,4 @@
-"""HTML pages: the start page of the gateway's address, and the API reference."""
+"""Routes of HTML pages: the gateway's start page and the API reference."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gateway.http.routes.health import this_version
 from gateway.http.welcome_page import welcome_page
 
 PAGE = "reference_page"
-"""Key of the page in the application's state."""
+"""Key of the reference page in the application's state."""
 BESIDE = "document_beside"
-"""Key in the application's state of the OpenAPI document of routes that another application
-answers on the same port, or of None."""
+"""Key in the application's state. The value is the OpenAPI document of another application on the
+same port, or None."""
 HEADERS = {"content-security-policy": POLICY}
 
 
 def write_documents(app: Litestar) -> None:
-    """Generates the OpenAPI document, which the framework keeps, and the reference page. Routes of
-    another application on the same port are in both."""
+    """Generates the OpenAPI document, which the framework keeps, and the reference page. Both
+    contain the routes of another application on the same port."""
     plugins = cast("Any", app.plugins)
     document: Any = plugins.get("OpenAPIPlugin").provide_openapi_schema()
     beside: Json | None = app.state.get(BESIDE)

@@ -23,10 +23,10 @@ from gateway.limits.bounds import check_template_arguments, check_tools
 from gateway.text.tokenizer import ModelTokenizer
 
 MIN_COUNTED = 1 << 15
-"""Minimum limit in tokens of both routes, even if the context is shorter. Far more tokens would
-take gigabytes."""
+"""Number of tokens that these routes accept even if the context is shorter. Far more tokens would
+take gigabytes of memory."""
 MAX_TEXT_BYTES = 2 << 20
-"""Maximum bytes of an answer's text, because it waits in memory for a client that does not read."""
+"""Maximum bytes of an answer's text. If the client does not read, the text stays in memory."""
 
 
 @post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
@@ -96,7 +96,7 @@ async def detokenize(
 
 
 def max_counted(target: ResolvedModel) -> int:
-    """Returns the maximum tokens of a text for these routes."""
+    """Returns the maximum number of tokens that these routes convert at once."""
     return max(target.base.max_model_len, MIN_COUNTED)
 
 
