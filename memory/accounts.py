@@ -3,8 +3,8 @@
     level of an account = bytes it holds / its weight
 
 Bytes are evicted from the account of the highest level first, and only while its level stays above
-that of the requesting account. This is max-min fairness: each account can always hold its share,
-and may hold more while the others do not request theirs.
+the requesting account's level. This is max-min fairness: each account can always hold its share,
+and may hold more while other accounts do not use their shares.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class Ask:
         is_first: bool = False,
         spare: int = 0,
     ) -> None:
-        """is_first: whether the account holds nothing else of this kind. If so, items of any
-        account may be evicted for it, in the usual order, so that it never starves. spare: amount
-        that the account could evict from its own items."""
+        """is_first: whether the account uses nothing else of this kind. If so, items of any account
+        may be evicted for it, in the usual order, so that it never starves. spare: amount that the
+        account could evict from its own items."""
         self._bytes_held = bytes_held
         self.name = name
         self._amount = amount

@@ -68,7 +68,7 @@ class BlockTable:
         return sum(PAGE_TOKENS for _ in cached)
 
     def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> int:
-        """Adds the longest cached prefix of whole pages and returns its number of tokens.
+        """Adds the longest cached prefix of whole pages to the table. Returns its number of tokens.
 
         keys: keys of the sequence's full pages, in order. max_tokens: maximum number of tokens to
         match. Pass the sequence's length - 1, because the last token must be computed to get its

@@ -1,7 +1,7 @@
 """Errors of the memory package.
 
     AssertionError
-        IntegrityError    the accounting contradicts itself: a bug here, never a bad request
+        IntegrityError    inconsistent accounting: a bug in this package, never a bad request
 
 Running out of memory is not an error: the allocating methods return None or False.
 """

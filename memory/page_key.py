@@ -65,7 +65,7 @@ class PageHasher:
             self.append(keys, tokens)
 
     def append(self, keys: list[bytes], tokens: Sequence[int]) -> None:
-        """Appends the first missing key of a full page of `tokens`."""
+        """Appends the key of the first full page of `tokens` that has no key in `keys` yet."""
         start = len(keys) * PAGE_TOKENS
         page = tokens[start : start + PAGE_TOKENS]
         keys.append(self.key(len(keys), keys[-1] if keys else None, page))

@@ -56,7 +56,7 @@ class PageSource(Protocol):
 
     def make_room(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
         """Makes `num_pages` pages free in the cache's pool. Returns False if too few can be freed.
-        ask: rules by which idle items may be evicted for the request."""
+        ask: the account's request, which decides what may be evicted."""
         ...
 
     def check_integrity(self) -> None:

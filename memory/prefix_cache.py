@@ -140,7 +140,7 @@ class PrefixCache:
         None at the start of a sequence. The caller must hold the cached page of `parent`.
 
         If a key is new, the cache stores the offered page and adds its own reference. If a key is
-        known, the cache keeps its page, and another offered page stays private to the caller.
+        known, the cache keeps its page, and a different offered page stays private to the caller.
         Returns the cached page of each key. If it is not the offered page, the caller owns a new
         reference to it.
         """

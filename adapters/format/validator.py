@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PICKLE_NAMES = ("adapter_model.bin", "adapter_model.pt")
-"""Files that older versions of peft wrote, in pickle format. They are refused by name."""
+"""Files that older versions of peft wrote, in pickle format. They are refused, and the error names
+the file."""
 CHUNK_BYTES = 4 << 20
 DIGEST_TAG = b"loraplex adapter 1\0"
 

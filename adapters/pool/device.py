@@ -120,7 +120,7 @@ class DeviceTier:
         self._slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
         self._resident: dict[Placement, AdapterEntry] = {}
         self._refused: dict[str, int] = {}
-        """Bytes of the last failed allocation by account, until the next `poll`."""
+        """Bytes of the last failed allocation, by account. Cleared by `poll`."""
         self.is_here = True
         """Whether the base model is on the device. If not, no adapters are loaded to it."""
         self.num_evictions = 0

@@ -214,7 +214,7 @@ def _write(path: Path, head: bytes, image: AdapterImage) -> None:
     temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
-            # Without locks, `_remove_unless_written` removes nothing.
+            # If the file system has no locks, `_remove_unless_written` removes nothing.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.write(head)

@@ -128,7 +128,7 @@ class Loads:
         """Maximum bytes of one adapter, by tier."""
         self.failures = Failures(clock)
         self.counts = {"host": LoadCount(), "device": LoadCount()}
-        """Loads to each tier from the next lower one, since the start."""
+        """Finished loads since the start, by the tier that was loaded to."""
         self.num_failed = 0
 
     @property

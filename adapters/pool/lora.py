@@ -46,9 +46,9 @@ class ImageTables:
     """Locations of the factors in an image. Rank 0 means that the adapter does not change the
     projection.
 
-    rank: int32 [L + 1, P]. a_offset, b_offset: int64 [L + 1, P], bytes from the start of the image.
-    The last row is for the modules outside of the layers. replaced: rows that the adapter replaces,
-    by table (EMBEDDING or HEAD).
+    For L layers and P projections: rank is int32 [L + 1, P]; a_offset and b_offset are int64 [L +
+    1, P], in bytes from the start of the image. The last row is for the modules outside of the
+    layers. replaced: rows that the adapter replaces, by table (EMBEDDING or HEAD).
     """
 
     rank: NDArray[np.int32]

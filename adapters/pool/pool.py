@@ -27,7 +27,7 @@ class AdapterPool:
     """`AdapterSource` over disk, host and device, each bounded in bytes.
 
     An adapter is charged to the tenant that last requested it. An adapter that does not fit into a
-    tier even on its own is refused by name.
+    tier even on its own is refused (adapter.too_large).
 
     host, requests, accounts: shared by all base models. All methods except `close` are called with
     the memory lock held.
@@ -121,7 +121,7 @@ class AdapterPool:
         return entry.image_bytes
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
-        """Whether adapter `other` (a digest) would be evicted for `ref` once it is idle."""
+        """Whether adapter `other` (a digest) would be evicted for `ref` once `other` is idle."""
         return self.device.may_displace(self._entry(ref), self._entries[other])
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:

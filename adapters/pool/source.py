@@ -176,12 +176,12 @@ class AdapterSource(Protocol):
         ...
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
-        """Whether adapter `other` (a digest) would be evicted for `ref` once it is idle."""
+        """Whether adapter `other` (a digest) would be evicted for `ref` once `other` is idle."""
         ...
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:
         """Evicts every idle adapter, so that `ref` can be placed without fragmentation. Returns
-        False if that frees nothing."""
+        False if no other adapter was idle."""
         ...
 
 

@@ -34,7 +34,7 @@ class StoreUnavailable(OSError):
 
 
 class Store(Protocol):
-    """Folders of files, addressed by (kind, digest) and immutable.
+    """Store of immutable folders of files, addressed by kind and digest.
 
     Every method raises ValueError for a digest that is not 64 lower-case hex digits. Any method may
     raise OSError; a network store raises StoreUnavailable if the network or server fails.
@@ -66,7 +66,8 @@ class Store(Protocol):
         ...
 
     def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:
-        """Moves a staged folder into the store atomically. An existing folder is kept.
+        """Moves a staged folder into the store atomically. If the folder exists already, it is kept
+        and the staged one is removed.
 
         durable: whether to wait until the folder is on the disk, even if another writer has stored
         it. If False, a power failure may lose or damage the folder.
@@ -223,7 +224,7 @@ def hold(folder: Path) -> Generator[None]:
 
 
 def last_touched(folder: Path) -> float:
-    """Returns the time (s since the epoch) of the last change in an incoming folder."""
+    """Returns the time of the last change in an incoming folder, in seconds since the epoch."""
     return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
 
 
@@ -253,7 +254,7 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Waits until the file, or the names in the folder, are on the disk."""
+    """Waits until a file's content, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,9 @@
 """Store in an S3 bucket, with a local folder as its cache. Torch-free.
 
 <prefix>/<kind>/<digest>/<put>/<file>    files of one `put`
-<prefix>/index/<kind>/<digest>           written last: names the put and its files; exists = stored
+<prefix>/index/<kind>/<digest>           written last; names the put and its files
+
+A version is stored if and only if its index object exists.
 """
 
 # boto3 has no type annotations.
