@@ -1,6 +1,7 @@
-"""Grammars that constrain an answer with tools or thoughts, for each format of tool calls.
+"""Creates the grammars that constrain an answer with tools or thoughts, for each format of tool
+calls.
 
-The format's parser in `parsers/` reads back what these grammars let a model write.
+For each format, a parser in `parsers/` parses the answers that the grammar allows.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ HELD: dict[ToolFormat, tuple[str, str, str, str]] = {
     "gemma": (FUNCTION_GEMMA.begin, "call:%s", FUNCTION_GEMMA.end, "\n"),
     "gemma4": (GEMMA_4.begin, "call:%s", GEMMA_4.end, "\n"),
 }
-"""By format: the marker before a call, the text before and after its arguments, which are a JSON
-object, and the text between two calls."""
+"""Texts of a constrained call by format: the marker before a call, the text before its arguments,
+the text after them, and the text between two calls. The arguments are a JSON object."""
 BARE: dict[ToolFormat, tuple[str, str]] = {
     "llama_json": ("{[", llama_json.TAG),
     "pythonic": ("[", pythonic.OPEN),
 }
-"""Formats whose calls need no marker: the characters that an answer with a call may begin with, and
-an optional marker before it. When a tool is strict, plain text may neither begin with these
-characters nor contain the marker."""
+"""Formats whose calls need no marker: the characters with which an answer with a call may begin,
+and an optional marker before the call. If calls are constrained, plain text may neither begin with
+these characters nor contain the marker."""
 CLOSING = (FUNCTION_GEMMA.end, GEMMA_4.end)
 MARKERS = (
     *(thoughts.OPEN, thoughts.CLOSE),
@@ -53,12 +54,12 @@ MARKERS = (
     *(marker for _, marker in BARE.values()),
     *CLOSING,
 )
-"""Markers that some models have as special tokens."""
+"""Markers for which some models have special tokens."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 class AnswerRules(msgspec.Struct, frozen=True):
-    """Inputs that determine the grammar of an answer."""
+    """Inputs from which the grammar of an answer is made."""
 
     form: AnswerForm
     in_thought: bool
@@ -69,14 +70,16 @@ class AnswerRules(msgspec.Struct, frozen=True):
     """Grammar of an answer without calls. Empty if any text is allowed."""
 
     def schema_of(self, tool: Tool) -> dict[str, Any]:
-        """Returns the schema that constrains the tool's arguments."""
+        """Returns the schema that constrains the tool's arguments: the tool's own if the answer
+        must call a tool or the tool is strict, otherwise any object."""
         return tool.parameters if self.must_call or tool.strict else ANY_OBJECT
 
 
 def rules_of(
     asked: GenerationRequest, form: AnswerForm, *, in_thought: bool, body: str
 ) -> AnswerRules | None:
-    """Returns the rules of an answer. Returns None if any text is allowed."""
+    """Returns the rules of an answer, or None if any text is allowed. `body` is the grammar of an
+    answer without calls, or empty."""
     tools, choice = callable_tools(asked), asked.tool_choice
     is_forced = must_call(asked)
     is_limited = isinstance(choice, AllowedTools) or any(tool.strict for tool in tools)
@@ -94,8 +97,8 @@ class HeldGrammar(msgspec.Struct, frozen=True):
     grammar: str = ""
     """Text that is sent to a worker. Empty if any text is allowed."""
     dropped: frozenset[str] = frozenset()
-    """Schema keywords that the grammar does not enforce, prefixed with the names of their
-    fields."""
+    """Schema keywords that the grammar does not enforce, each after the name of its field and a
+    dot."""
 
 
 def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> HeldGrammar:

@@ -1,7 +1,8 @@
-"""Renders conversations with chat templates, in a sandbox and within a budget of work.
+"""Renders conversations with chat templates, in a sandbox and with a limited number of steps.
 
-Templates run in this process because an admin is responsible for each: an admin imports models, and
-approves the templates of adapter versions. A template never comes from a request.
+Templates run in this process, because an admin is responsible for each of them. An admin imports
+base models with their templates, and approves the templates of adapter versions. A template never
+comes from a request.
 """
 
 from __future__ import annotations
@@ -32,21 +33,24 @@ RENDERING_ERRORS = (
     TypeError,
     ValueError,
 )
-"""Exceptions that a template's own expressions may raise on unexpected messages."""
+"""Exceptions that expressions in a template may raise for messages that the template does not
+expect."""
 FINAL_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Appended to the content that an answer continues, to find where that content ends in the prompt.
-As in transformers, its trailing space shows whether the template trims contents."""
+"""Text appended to the message that an answer continues, to find the end of that message in the
+rendered prompt. As in transformers, the space at its end shows whether the template trims
+contents."""
 
 
 SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 class TemplateOverBudget(InvalidRequest):
-    """Error for a rendering that takes more work than the conversation's budget allows."""
+    """Error for a template that takes more steps than it may for a conversation of this size."""
 
 
 class TemplateRefused(InvalidRequest):
-    """Error for a conversation that the template refuses, or on which its expressions fail."""
+    """Error for a conversation that the template refuses, or for which one of its expressions
+    fails."""
 
 
 class Rendered(NamedTuple):
@@ -54,21 +58,24 @@ class Rendered(NamedTuple):
 
     text: str
     is_folded: bool = False
-    """Whether the template refused the original turns, so that `folded_turns` made them plainer."""
+    """Whether the turns were simplified by `folded_turns` because the template refused the original
+    ones."""
 
 
 class ChatTemplate:
-    """Compiled chat template. Compiling takes long if the template's text is long."""
+    """Compiled chat template. Constructing it takes long if the template is long."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         """Raises jinja2.TemplateSyntaxError."""
         names = ENVIRONMENT.parse(source).find_all(nodes.Name)
         self.shows_tools = any(name.name == "tools" for name in names)
-        """Whether the template itself renders tools, and so also calls and their results."""
+        """Whether the template itself renders tools. It then also renders calls and their
+        results."""
         self.answer_form = form_of(source, shows_tools=self.shows_tools)
         self._wants_short_ids = "length 9" in source
         self._template: Any = ENVIRONMENT.from_string(source)
-        # Jinja looks names up in a chain of dicts, which costs as much as the rendering.
+        # One dict is used instead of Jinja's chain of dicts, in which looking names up takes as
+        # long as rendering.
         self._template.globals = {
             **self._template.globals,
             **special_tokens,
@@ -77,10 +84,10 @@ class ChatTemplate:
         }
 
     def render(self, conversation: Conversation, *, steps: int) -> Rendered:
-        """Renders the conversation. If the template refuses its turns, renders plainer forms of
-        them. Describes tools in plain messages if the template does not render tools. Raises
-        TemplateRefused if the template refuses every form, and TemplateOverBudget if a rendering
-        takes more than `steps` steps (see `template_budget`)."""
+        """Renders the conversation. If the template refuses its turns, tries simplified forms of
+        them (see `folded_turns`). Describes tools in plain messages if the template does not render
+        tools. Raises TemplateRefused if the template refuses all forms, and TemplateOverBudget if a
+        rendering takes more than `steps` steps (see `template_budget`)."""
         if not self.shows_tools:
             conversation = in_plain_messages(conversation)
         try:
@@ -127,14 +134,15 @@ class ChatTemplate:
 
 
 def _shows_task(text: str, conversation: Conversation) -> bool:
-    """Returns whether a prompt contains the last user message. A template that expects contents in
-    another form may silently omit them."""
+    """Returns whether a prompt contains the last user message. A template that expects the contents
+    of messages in another form may silently omit them."""
     asked = [message.content for message in conversation.messages if message.role == "user"]
     return not asked or asked[-1].strip() in text
 
 
 def _shorten_ids(messages: list[dict[str, Any]]) -> None:
-    """Shortens ids of calls, because Mistral's templates accept only nine letters and digits."""
+    """Shortens the ids of calls, because Mistral's templates accept only ids of nine letters and
+    digits."""
     for message in messages:
         if "tool_call_id" in message:
             message["tool_call_id"] = _short_id(message["tool_call_id"])

@@ -1,9 +1,12 @@
-"""Decodes token ids to text incrementally: exact, in linear time, and never half a character.
+"""Decodes token ids to text incrementally, exactly and in linear time. Never returns a part of a
+character.
 
-Two kinds of decoders are supported, and any other is refused by name. Byte-level (GPT-2, Llama 3,
-Qwen, SmolLM): tokens spell bytes, and the text is their UTF-8. Byte-fallback (Gemma, Mistral, Llama
-2): tokens spell text with U+2581 for a space, and runs of `<0xNN>` tokens spell bytes that are text
-only if the whole run is UTF-8.
+Two kinds of decoders are supported. Any other is refused with an error that names it. With a
+byte-level decoder (GPT-2, Llama 3, Qwen, SmolLM), each token stands for bytes, and all bytes
+together are decoded as UTF-8. With a byte-fallback decoder (Gemma, Mistral, Llama 2), each token
+stands for text in which U+2581 is a space, except for `<0xNN>` tokens, each of which stands for one
+byte. A run of byte tokens is decoded as UTF-8 if the whole run is valid, and otherwise becomes
+replacement characters.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class UnsupportedDecoder(ValueError):
-    """Error for a tokenizer whose kind of decoder is not supported."""
+    """Error for a tokenizer with a kind of decoder that is not supported."""
 
 
 class TokenBytes(dict[int, bytes]):
-    """Bytes that each token id spells, computed at first use. Unknown ids spell none."""
+    """Table of the bytes for which each token id stands, computed at first use. Unknown ids have no
+    bytes."""
 
     def __init__(self, tokenizer: Tokenizer, spell: Callable[[str], bytes]) -> None:
         super().__init__()
@@ -37,7 +41,8 @@ class TokenBytes(dict[int, bytes]):
 
 
 class ByteLevelDetokenizer:
-    """Decoder of tokens that spell bytes. `spelled` must map skipped special tokens to no bytes."""
+    """Decoder of tokens that stand for bytes. `spelled` must map the special tokens that are not
+    shown to no bytes."""
 
     def __init__(self, spelled: TokenBytes) -> None:
         self._spelled = spelled
@@ -52,8 +57,8 @@ class ByteLevelDetokenizer:
 
 
 class ByteFallbackDetokenizer:
-    """Decoder of tokens that spell text. Holds back a run of byte tokens until it ends, because one
-    invalid byte turns the whole run into replacement characters."""
+    """Decoder of tokens that stand for text. Holds back a run of byte tokens until it ends, because
+    one invalid byte turns the whole run into replacement characters."""
 
     def __init__(self, spelled: TokenBytes, byte_tokens: dict[int, int]) -> None:
         self._spelled = spelled
@@ -80,40 +85,42 @@ class ByteFallbackDetokenizer:
 
 
 Detokenizer = ByteLevelDetokenizer | ByteFallbackDetokenizer
-"""`push` returns the text that is certain after these ids. `flush` returns replacement characters
-for a character that is incomplete at the end."""
+"""Incremental decoder of one answer. `push` returns the text that later tokens cannot change.
+`flush` returns the text held back at the end, with replacement characters for an incomplete
+character."""
 
 
 class Spelling:
-    """Mapping of a tokenizer's ids to bytes and text."""
+    """Mapping from a tokenizer's token ids to bytes and text."""
 
     def __init__(self, tokenizer: Tokenizer, decoder: dict[str, Any] | None) -> None:
-        """Raises UnsupportedDecoder if the kind of tokenizer.json's `decoder` is unknown."""
+        """`decoder` is the field of tokenizer.json. Raises UnsupportedDecoder if its kind is not
+        supported."""
         self._is_byte_level = _is_byte_level(decoder)
         special = {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special}
         spell = _spell_byte_level if self._is_byte_level else _spell_byte_fallback
         self.all = TokenBytes(tokenizer, spell)
-        """Exact bytes of every id, including special tokens."""
+        """Exact bytes of every token id, including special tokens."""
         self.special = special
         self._tokenizer = tokenizer
         self._spell = spell
         self._shown: dict[frozenset[str], TokenBytes] = {}
-        """Bytes of ids, by the set of special tokens that are shown."""
+        """Bytes of token ids, by the set of special tokens that are shown."""
         self._byte_tokens: dict[int, int] = {}
         if not self._is_byte_level:
             ids = ((tokenizer.token_to_id(f"<0x{byte:02X}>"), byte) for byte in range(256))
             self._byte_tokens = {token: byte for token, byte in ids if token is not None}
 
     def detokenizer(self, shown: frozenset[str] | None = frozenset()) -> Detokenizer:
-        """Returns a new detokenizer that shows the special tokens `shown`, or all if that is
-        None."""
+        """Returns a new detokenizer that shows the special tokens `shown`. If `shown` is None, it
+        shows all."""
         spelled = self.all if shown is None else self._showing(shown & self.special)
         if self._is_byte_level:
             return ByteLevelDetokenizer(spelled)
         return ByteFallbackDetokenizer(spelled, self._byte_tokens)
 
     def _showing(self, shown: frozenset[str]) -> TokenBytes:
-        """Returns the table of bytes that omits special tokens other than `shown`."""
+        """Returns the table of bytes in which special tokens other than `shown` have no bytes."""
         if shown not in self._shown:
             hidden, spell = self.special - shown, self._spell
             self._shown[shown] = TokenBytes(
@@ -129,8 +136,8 @@ def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return True
-    # Some decoders end with a step that strips the space before the first word. An answer continues
-    # a prompt, so that space is kept.
+    # Some decoders end with a step that strips the space before the first word. That space must be
+    # kept here, because an answer continues a prompt.
     if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
         replace = steps[0]
         if replace["pattern"] == {"String": "▁"} and replace["content"] == " ":
@@ -139,7 +146,7 @@ def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns the byte of each printable character that GPT-2 uses as its stand-in."""
+    """Returns the byte for which each character of GPT-2's byte alphabet stands."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     stand_ins = [*printable, *(256 + i for i in range(len(others)))]

@@ -1,8 +1,8 @@
-"""Plainer forms of a conversation, for chat templates that refuse its turns.
+"""Simplifies the turns of a conversation for chat templates that refuse them.
 
-Agents send turns that many templates refuse: instructions in the middle, two turns of one role in a
-row, several calls in one turn. Only a refused conversation is folded, so that the prompts of all
-others do not change.
+Agents send turns that many templates refuse, such as instructions in the middle, two turns of one
+role in a row, or several calls in one turn. Only a conversation that was refused is simplified, so
+that the prompts of other conversations do not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.text.plain_tools import in_plain_messages
 
 
 def folded(conversation: Conversation) -> Iterator[Conversation]:
-    """Yields forms of the conversation, each plainer than the one before it."""
+    """Yields simplified forms of the conversation, each simpler than the one before it."""
     last = conversation
     for folds in FORMS:
         plainer = reduce(lambda form, fold: fold(form), folds, conversation)
@@ -29,8 +29,8 @@ def folded(conversation: Conversation) -> Iterator[Conversation]:
 
 
 def _with_one_system(conversation: Conversation) -> Conversation:
-    """Joins the system messages at the start. Turns each later one into a user message at the same
-    position or, if it interrupts the results of calls, after these results."""
+    """Joins the system messages at the start. Converts each later system message to a user message
+    at the same position or, if it interrupts the results of calls, after these results."""
     messages: list[Message] = []
     waiting: list[Message] = []
     for message in in_turns(conversation.messages, _are_systems):
@@ -45,8 +45,8 @@ def _with_one_system(conversation: Conversation) -> Conversation:
 
 
 def _alternating(conversation: Conversation) -> Conversation:
-    """Joins consecutive turns of one role, and appends a user's text to the tool results before it.
-    Inserts an empty user turn if the conversation does not begin with a user."""
+    """Joins consecutive turns of one role, and appends a user's turn to the tool result before it.
+    Inserts an empty user turn if the first turn after the system messages is the assistant's."""
     turns = in_turns(conversation.messages, lambda last, turn: last.role == turn.role != "tool")
     messages: list[Message] = []
     for turn in turns:
@@ -60,7 +60,7 @@ def _alternating(conversation: Conversation) -> Conversation:
 
 
 def _with_single_calls(conversation: Conversation) -> Conversation:
-    """Gives each call its own turn, followed by the results of that call."""
+    """Moves each call to its own turn, followed by the results of that call."""
     messages: list[Message] = []
     calling: Message | None = None
     for is_result, turns in groupby(conversation.messages, lambda turn: turn.role == "tool"):
@@ -81,7 +81,8 @@ def _with_single_calls(conversation: Conversation) -> Conversation:
 
 
 def _one_by_one(turn: Message, results: list[Message] | None = None) -> list[Message]:
-    """Gives each call of a turn its own turn. Results that match no call follow the last one."""
+    """Returns the turn with each of its calls in its own turn, followed by the results of that
+    call. Results that match no call follow the last call."""
     if len(turn.calls) < 2:
         return [turn]
     rest = results or []
@@ -96,7 +97,7 @@ def _one_by_one(turn: Message, results: list[Message] | None = None) -> list[Mes
 
 
 def _with_described_tools(conversation: Conversation) -> Conversation:
-    """Uses the name of a tool as its description if it has none."""
+    """Uses the name of a tool as its description if it has no description."""
     tools = [
         tool if tool.description else msgspec.structs.replace(tool, description=tool.name)
         for tool in conversation.tools
@@ -106,7 +107,7 @@ def _with_described_tools(conversation: Conversation) -> Conversation:
 
 def _with_calls_as_text(conversation: Conversation) -> Conversation:
     """Writes calls and results as text. Keeps the tools, because answers are parsed in the format
-    that the template describes."""
+    that the template describes to the model."""
     bare = msgspec.structs.replace(conversation, tools=[])
     return msgspec.structs.replace(in_plain_messages(bare), tools=conversation.tools)
 
@@ -131,7 +132,8 @@ FORMS: tuple[tuple[Fold, ...], ...] = (
     (_with_one_system, _with_calls_as_text, _alternating),
     (_with_one_system, _with_calls_as_text, _alternating, _without_system),
 )
-"""Folds that make up each form, in the order in which they are applied."""
+"""Functions that are applied, in this order, for each simplified form. The forms are tried from the
+first to the last."""
 
 
 def _with(conversation: Conversation, messages: list[Message]) -> Conversation:

@@ -1,4 +1,4 @@
-"""Limits of schemas and grammars, checked before they are compiled because the compiler follows
+"""Checks the limits of schemas and grammars before they are compiled, because the compiler follows
 references and brackets recursively, and may take quadratic time for a regular expression."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from gateway.text.lark_rules import LarkRules
 from gateway.text.schema_graph import SchemaGraph
 
 MAX_PATH = 128
-"""Maximum number of lists, objects and references on a path through a schema, or of rules and
-brackets on a path through a grammar."""
+"""Maximum number of lists, objects and references on one path through a schema, and of rules and
+brackets on one path through a grammar."""
 MAX_EXPRESSION_BYTES = 16 << 10
 MAX_PATTERN_BYTES = 4 << 10
-"""Maximum bytes of a regular expression in a schema. Smaller than the limit above, because the
-compiler defers the work on such an expression to the token that needs it."""
+"""Maximum bytes of a regular expression in a schema. It is smaller than `MAX_EXPRESSION_BYTES`,
+because the compiler defers the work on such an expression to the first token that needs it."""
 
 
 def check_expression(expression: str, *, param: str) -> None:
@@ -24,12 +24,14 @@ def check_expression(expression: str, *, param: str) -> None:
 
 
 def check_schema(schema: Any, *, param: str) -> None:
-    """Raises InvalidRequest if a JSON Schema has too long a pattern or path."""
+    """Raises InvalidRequest if a JSON Schema has patterns that are too long, or a path with too
+    many parts."""
     _check_graph(SchemaGraph(schema), param)
 
 
 def check_lark(grammar: str, *, param: str) -> None:
-    """Raises InvalidRequest if a Lark grammar has too long an expression, pattern or path."""
+    """Raises InvalidRequest if a Lark grammar has a regular expression or a pattern of a schema
+    that is too long, or a path with too many parts."""
     rules = LarkRules(grammar)
     for expression in rules.expressions:
         check_expression(expression, param=param)

@@ -30,7 +30,7 @@ MAX_CACHED_BYTES = 16 << 20
 
 
 class GrammarUser(NamedTuple):
-    """Request that a grammar is compiled for, and its tenant."""
+    """Request for which a grammar is compiled, and the request's tenant."""
 
     request_id: str
     tenant_id: str
@@ -38,7 +38,8 @@ class GrammarUser(NamedTuple):
 
 
 class Grammars:
-    """Cache of compiled grammars. Compiles each in a sandbox, one at a time for a tenant."""
+    """Cache of compiled grammars. Grammars are compiled in a sandbox, one at a time for each
+    tenant."""
 
     def __init__(self) -> None:
         self._threads = LongTexts(MAX_COMPILING)
@@ -48,7 +49,7 @@ class Grammars:
         self._num_bytes = 0
 
     async def of(self, constraint: Constraint | None, user: GrammarUser) -> HeldGrammar:
-        """Returns the grammar of a constraint, which is empty if there is no constraint. Raises
+        """Returns the grammar of a constraint. It is empty if the constraint is None. Raises
         InvalidRequest if the constraint cannot be used."""
         if constraint is None:
             return HeldGrammar()
@@ -70,7 +71,7 @@ class Grammars:
         self, source: object, user: GrammarUser, compile: Callable[[], HeldGrammar]
     ) -> HeldGrammar:
         """Returns the grammar of `source`, from the cache if it was compiled before. The cache key
-        is a digest of its JSON."""
+        is a digest of the source as JSON."""
         key = hashlib.sha256(msgspec.json.encode((type(source).__name__, source))).digest()
         if (held := self._known(key)) is not None:
             self._compiled.move_to_end(key)
@@ -86,7 +87,8 @@ class Grammars:
                 self._refusals.remember(key, error)
                 raise
 
-        # Logged first, so that a grammar that crashes the process can be traced to its request.
+        # Logged before compiling, so that a grammar that crashes the process can be traced to its
+        # request.
         log.info(
             "compiling a grammar",
             extra={"request_id": user.request_id, "tenant": user.tenant_id, "digest": key.hex()},
@@ -96,7 +98,8 @@ class Grammars:
         return held
 
     def _known(self, key: bytes) -> HeldGrammar | None:
-        """Returns a cached grammar, or None. Raises InvalidRequest if it was refused recently."""
+        """Returns a cached grammar, or None if it is not cached. Raises InvalidRequest if the
+        grammar was refused recently."""
         if (refused := self._refusals.find(key)) is not None:
             raise refused.with_traceback(None)
         return self._compiled.get(key)

@@ -1,8 +1,8 @@
-"""Rewrites JSON Schemas from pydantic, zod and OpenAPI documents so that answers can be constrained
-to them.
+"""Rewrites JSON Schemas, as pydantic, zod and OpenAPI documents have them, so that answers can be
+constrained to them.
 
-Removes keywords that cannot be enforced during generation, and turns `oneOf` into `anyOf` if a
-value can match only one of its branches.
+Removes keywords that cannot be enforced during generation. Replaces `oneOf` by `anyOf` if no value
+can match two of its branches.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ NOTHING: Mapping[str, tuple[Any, ...]] = {
     "unevaluatedProperties": ({}, True),
     "uniqueItems": (False,),
 }
-"""Keywords that cannot be enforced, each with the values that have no effect."""
+"""Keywords that cannot be enforced, each with the values for which removing the keyword changes
+nothing."""
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 )
-"""Values of `format` that are enforced. Any other is treated as an annotation."""
+"""Values of `format` that are enforced. Any other value is treated as an annotation."""
 UNSUPPORTED_PATTERN = re.compile(
     r"(\\[1-9bBck]|\(\?<?[=!])|\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)", re.DOTALL
 )
-"""Finds the parts of a regular expression. Group 1 matches parts that cannot be enforced: back
-references, word boundaries, lookahead and lookbehind."""
+"""Matches the next escape, lookaround or character class of a regular expression. Group 1 matches
+only if it cannot be enforced: a back reference, word boundary, lookahead or lookbehind."""
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMAS_IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 SCHEMAS = ("items", "additionalItems", "additionalProperties")
 MAX_STEPS = 1 << 15
-"""Maximum number of schemas visited to compare the branches of all unions, because nested unions
-can have exponentially many branches."""
+"""Maximum number of schemas that are visited to compare the branches of all unions in a schema.
+Nested unions can have exponentially many branches."""
 MAX_NESTED = 32
-"""Maximum number of nested references and unions followed from a branch of a union."""
+"""Maximum depth of nested references and unions that are followed from a branch of a union."""
 
 Node = dict[str, Any]
 
 
 class HeldSchema(NamedTuple):
-    """Schema without the keywords that cannot be enforced. Compiling it may still fail."""
+    """JSON Schema without the keywords that cannot be enforced. Compiling it may still fail."""
 
     text: str
     dropped: frozenset[str]
@@ -59,8 +60,9 @@ class HeldSchema(NamedTuple):
 
 
 def held_schema(schema: str, *, is_strict: bool) -> HeldSchema:
-    """Returns a JSON schema without the parts that cannot be enforced. Raises ValueError, naming
-    the keyword, if the schema is strict and removing the keyword would change what it accepts."""
+    """Returns a JSON Schema without the keywords that cannot be enforced. Raises ValueError, which
+    names a keyword, if `is_strict` is set and removing that keyword changes which values the schema
+    accepts."""
     reader = SchemaReader(json.loads(schema))
     if is_strict and (unenforced := sorted(reader.dropped - {"format"})):
         raise ValueError(
@@ -71,7 +73,8 @@ def held_schema(schema: str, *, is_strict: bool) -> HeldSchema:
 
 
 class SchemaReader:
-    """Rewriter of one schema, in place and without recursion over references."""
+    """Rewriter of one schema. Changes the schema in place, and follows references without
+    recursion."""
 
     def __init__(self, schema: Any) -> None:
         self.dropped: set[str] = set()
@@ -88,7 +91,7 @@ class SchemaReader:
         return self._root["schema"]
 
     def _nodes(self) -> Iterator[Node]:
-        """Yields every schema object once, including those that only a reference reaches."""
+        """Yields every schema object once, including objects that only a reference leads to."""
         seen: set[int] = set()
         places: list[tuple[Any, Any]] = [(self._root, "schema")]
         while places:
@@ -128,7 +131,8 @@ class SchemaReader:
             self.dropped.add(keyword)
 
     def _change_union(self, node: Node) -> None:
-        """Replaces `oneOf` by `anyOf`, which accepts the same if no value matches two branches."""
+        """Replaces `oneOf` by `anyOf` if no value matches two branches, because both then accept
+        the same values."""
         branches = _list(node["oneOf"])
         discriminator = _object(node.get("discriminator")) or {}
         if not self._differ(branches, discriminator.get("propertyName")):
@@ -166,8 +170,9 @@ class SchemaReader:
         )
 
     def _leaves(self, branch: Any, depth: int = 0) -> Iterator[Node | None]:
-        """Yields the alternatives of a branch after following references and unions. Yields None if
-        an alternative allows any value, or is nested too deeply to be followed."""
+        """Yields the alternatives of a branch, after following references and nested unions. Yields
+        None for an alternative that allows any value, or that is nested too deeply to be
+        followed."""
         self._num_steps += 1
         node = _object(branch)
         if node is None or depth > MAX_NESTED or self._num_steps > MAX_STEPS:
@@ -181,8 +186,8 @@ class SchemaReader:
             yield node
 
     def _merged(self, leaf: Node, depth: int = 0) -> Iterator[Node]:
-        """Yields a schema and those that its `allOf` includes, up to the limits of depth and
-        steps."""
+        """Yields a schema and the schemas that its `allOf` includes, up to MAX_NESTED and
+        MAX_STEPS."""
         self._num_steps += 1
         if depth > MAX_NESTED or self._num_steps > MAX_STEPS:
             return
@@ -194,7 +199,8 @@ class SchemaReader:
                 yield from self._merged(found, depth + 1)
 
     def _values(self, branch: Any) -> frozenset[str] | None:
-        """Returns the values that a branch enumerates, as JSON, or None if it enumerates none."""
+        """Returns the values that a branch of a union enumerates, as JSON texts. Returns None if
+        the branch does not enumerate its values."""
         values: set[str] = set()
         for leaf in self._leaves(branch):
             found = None if leaf is None else _constants_of(leaf)
@@ -204,7 +210,8 @@ class SchemaReader:
         return frozenset(values)
 
     def _types(self, branch: Any) -> frozenset[str] | None:
-        """Returns the JSON types of a branch's values. Returns None if any type is allowed."""
+        """Returns the JSON types that a branch of a union allows. Returns None if it allows any
+        type."""
         types: set[str] = set()
         for leaf in self._leaves(branch):
             found = None if leaf is None else self._types_of(leaf)
@@ -223,8 +230,9 @@ class SchemaReader:
         return None
 
     def _constants(self, branch: Any, name: str, *, must: bool) -> frozenset[str] | None:
-        """Returns the values of a property in a branch, as JSON. Returns None if any value is
-        allowed or, with `must`, if the property is not required."""
+        """Returns the values that a branch enumerates for the property `name`, as JSON texts.
+        Returns None if the values are not enumerated or, with `must`, if the property is not
+        required."""
         values: set[str] = set()
         for leaf in self._leaves(branch):
             found = None if leaf is None else self._constants_in(leaf, name, must=must)
@@ -248,13 +256,14 @@ class SchemaReader:
                     node["required"] = [*_required(node), name]
 
     def _names(self, branch: Any) -> list[str]:
-        """Returns the property names of a branch's first alternative."""
+        """Returns the names of the properties in a branch's first alternative."""
         leaf = next(self._leaves(branch), None)
         return [] if leaf is None else [n for each in self._merged(leaf) for n in _properties(each)]
 
     def _place(self, reference: Any) -> tuple[Any, Any] | None:
-        """Returns the container (a list or an object) and the key that a reference within the
-        schema points to. Returns None if it points to nothing."""
+        """Returns the container (a list or an object) and the key of the part of the schema that a
+        reference points to. Returns None if the reference does not point to a part of this
+        schema."""
         if not isinstance(reference, str) or reference.partition("/")[0] != "#":
             return None
         holder: Any = self._root
@@ -274,7 +283,7 @@ class SchemaReader:
 
 OBJECT = frozenset(("object",))
 TYPES = {str: "string", bool: "boolean", type(None): "null", int: "number", float: "number"}
-"""JSON type of each Python type. Integers count as numbers."""
+"""JSON type of each Python type of a JSON value. Integers count as numbers."""
 
 
 def _children(node: Node) -> Iterator[tuple[Any, Any]]:
@@ -295,7 +304,7 @@ def _is_unsupported(pattern: Any) -> bool:
 
 
 def _has_optional_properties(node: Node) -> bool:
-    """Returns whether an object may have properties that are not required."""
+    """Returns whether objects that match the schema may have properties that are not required."""
     is_open = node.get("additionalProperties") is not False
     required = {name for name in _required(node) if isinstance(name, str)}
     return is_open and not _properties(node).keys() <= required
@@ -327,8 +336,8 @@ def _allow_null(node: Node) -> None:
 
 
 def _constants_of(node: Node) -> frozenset[str] | None:
-    """Returns the values that a schema enumerates, as JSON. Returns None if it enumerates none, or
-    one of them is a list or an object."""
+    """Returns the values that a schema enumerates, as JSON texts. Returns None if the schema does
+    not enumerate its values, or one of them is a list or an object."""
     values = [node["const"]] if "const" in node else _list(node.get("enum"))
     if not values or any(type(value) not in TYPES for value in values):
         return None

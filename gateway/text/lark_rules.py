@@ -1,4 +1,4 @@
-"""Parses a grammar in Lark's syntax far enough to see which rules refer to which."""
+"""Parses a grammar in Lark's syntax far enough to find which rules refer to which other rules."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-"""An unclosed quote or slash ends at the end of its line, so that no text is scanned twice."""
+"""Matches the next token. An unclosed quote or slash ends at the end of its line, so that no text
+is scanned twice."""
 DECODER = json.JSONDecoder()
 
 
 @dataclass(slots=True)
 class _Rule:
     names: list[str] = field(default_factory=list[str])
-    """All names in the rule, including those that are not rules."""
+    """All names in the rule, including names that are not rules."""
     weight: int = 1
-    """One plus the largest depth of nested brackets, including those of embedded schemas."""
+    """One plus the largest depth of nested brackets, including the brackets of embedded JSON
+    Schemas."""
 
 
 class LarkRules:
@@ -42,7 +44,8 @@ class LarkRules:
         self._read(grammar)
 
     def longest_path(self) -> int:
-        """Returns the number of rules and brackets on the longest path."""
+        """Returns the number of rules and nested brackets on the longest path of rules that refer
+        to each other."""
         return longest_path(
             self._rules,
             lambda name: (other for other in self._rules[name].names if other in self._rules),

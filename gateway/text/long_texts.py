@@ -11,9 +11,9 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 LONG = 16 << 10
-"""Maximum number of characters that are processed on the event loop."""
+"""Maximum number of characters of a text that is processed on the event loop."""
 TOKEN_CHARS = 4
-"""Decoding one token id takes as long as encoding this many characters."""
+"""Number of characters whose encoding takes as long as decoding one token id."""
 MIN_THREADS = 2
 
 A = TypeVar("A")
@@ -27,14 +27,14 @@ class LongTexts:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def do(self, domain: str, size: int, work: Callable[[], A]) -> A:
-        """Runs `work` on a text of `size` characters: at once if the text is short, otherwise in a
-        thread."""
+        """Runs `work`, which processes a text of `size` characters. Runs it immediately if the text
+        is short, otherwise in a thread."""
         return work() if size <= LONG else await self.run(domain, work)
 
     async def run(self, domain: str, work: Callable[[], A]) -> A:
-        """Runs `work` in a thread, one at a time for each `domain` (a tenant or its sharing group).
-        If the caller is cancelled, the next work of the domain still waits for this one, because a
-        thread cannot be stopped."""
+        """Runs `work` in a thread. For each `domain` (a tenant or its sharing group), one call runs
+        at a time. If the caller is cancelled, the domain's next call still waits until this one has
+        finished, because a thread cannot be stopped."""
         turn = self._turns.setdefault(domain, asyncio.Lock())
         await turn.acquire()
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -14,7 +14,7 @@ class _Step(Generic[K]):
     key: K
     followers: Iterator[K]
     longest: int = 0
-    """Length of the longest path from the followers visited so far."""
+    """Weight of the longest path that begins at one of the followers visited so far."""
 
 
 def longest_path(
@@ -23,7 +23,7 @@ def longest_path(
     """Returns the largest sum of weights on a path that starts at one of `begins`. A path ends
     where it would repeat a node. Visits each node once."""
     lengths: dict[K, int] = {}
-    """Longest path from each node. 0 while the node is on the current path."""
+    """Weight of the longest path from each node. 0 while the node is on the current path."""
     for begin in begins:
         if begin in lengths:
             continue

@@ -1,4 +1,4 @@
-"""Describes tools in plain messages, as JSON, for chat templates that do not render tools.
+"""Describes tools as JSON in plain messages, for chat templates that do not render tools.
 
 The format is that of Hermes and Qwen 2.5, which many other models have seen in training.
 """
@@ -34,12 +34,13 @@ CALL = "<tool_call>\n{}\n</tool_call>"
 
 
 def in_plain_messages(conversation: Conversation) -> Conversation:
-    """Returns the conversation as plain messages: tools described in the system message, calls as
-    text of the assistant, results as messages of the user."""
+    """Returns the conversation as plain messages. The system message describes the tools, the
+    assistant's messages have their calls as text, and the user's messages have the results."""
     messages: list[Message] = []
     for is_result, turns in groupby(conversation.messages, lambda turn: turn.role == "tool"):
         if is_result:
-            # Results share one message because some templates require alternating turns.
+            # Consecutive results share one message, because some templates require alternating
+            # turns.
             results = [f"<tool_response>\n{turn.content}\n</tool_response>" for turn in turns]
             messages.append(Message("user", "\n".join(results)))
         else:

@@ -1,8 +1,8 @@
-"""Encodes prompts, and remembers the token ids of pieces that were encoded before.
+"""Encodes prompts, with a cache of the token ids of pieces that were encoded before.
 
-A chat template writes special tokens around each message, and a tokenizer splits a text at these
-first. So a conversation is encoded piece by piece, and earlier pieces (the system prompt and all
-turns but the last) are found in the cache.
+A chat template writes special tokens around each message, and a tokenizer first splits a text at
+special tokens. So a conversation can be encoded piece by piece, and the pieces of earlier turns are
+usually in the cache.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gateway.text.long_texts import LongTexts
 
 MAX_CHARS = 8 << 20
 """Maximum characters of all cached pieces, including PIECE_CHARS for each. A character takes two to
-eight bytes of memory, ids included."""
+eight bytes of memory, including its token ids."""
 PIECE_CHARS = 256
-"""Overhead of a cached piece, in characters."""
+"""Memory overhead of a cached piece, expressed in characters."""
 LONGEST_SHARE = 16
-"""A piece larger than one part in this many of the cache is not cached."""
+"""A piece is not cached if it is larger than the cache's capacity divided by this number."""
 MAX_PIECES = 4096
-"""Maximum number of pieces that a text is split into on the event loop."""
+"""Maximum number of pieces into which a text is split on the event loop."""
 
 
 class _AddedToken(msgspec.Struct):
@@ -49,7 +49,7 @@ class TokenizerFile(msgspec.Struct):
 
 
 class PromptEncoder:
-    """Encoder of prompts. Adds no special tokens, because templates write their own."""
+    """Encoder of prompts with a cache of pieces."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class PromptEncoder:
         long_texts: LongTexts,
         max_chars: int = MAX_CHARS,
     ) -> None:
-        """Splits texts at the special tokens in the model's chat template only, because every text
-        is searched for them and a vocabulary may have thousands."""
+        """`template` is the model's chat template. Texts are split only at special tokens that
+        occur in it, because every text is searched for them and a vocabulary may have thousands."""
         self._tokenizer = tokenizer
         self._ids = _parting_tokens(file, template)
         self._parts = re.compile(f"({'|'.join(map(re.escape, self._ids))})")
@@ -71,13 +71,14 @@ class PromptEncoder:
 
     @property
     def num_chars(self) -> int:
-        """Characters of all cached pieces, with their overhead."""
+        """Number of characters of all cached pieces, including PIECE_CHARS for each."""
         return self._num_chars
 
     async def encode(self, text: str, domain: str, max_tokens: int | None = None) -> list[int]:
-        """Returns the same token ids as the tokenizer. A piece that only another domain has encoded
-        is encoded again, so that timing does not reveal other tenants' prompts. Raises
-        ContextLengthExceeded if the text has more than `max_tokens` tokens."""
+        """Returns the token ids of a text, which are the same as without the cache. Adds no special
+        tokens. A piece that only another `domain` has encoded is encoded again, so that timing does
+        not reveal other tenants' prompts. Raises ContextLengthExceeded if a piece has more than
+        `max_tokens` tokens."""
         if not self._ids or self._has_many_pieces(text):
             (tokens,) = await self.encode_each(
                 [text], domain, add_special_tokens=False, max_tokens=max_tokens
@@ -109,7 +110,7 @@ class PromptEncoder:
         return tokens
 
     def _has_many_pieces(self, text: str) -> bool:
-        """Returns whether a text has so many pieces that splitting it would block the event
+        """Returns whether a text may have so many pieces that splitting it would block the event
         loop."""
         return len(text) > MAX_PIECES and sum(map(text.count, self._ids)) > MAX_PIECES
 
@@ -121,12 +122,12 @@ class PromptEncoder:
         add_special_tokens: bool,
         max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """Encodes texts without the cache. Long texts of a domain wait for each other. Raises
-        ContextLengthExceeded, before it copies the ids, if a text has more than `max_tokens`
-        tokens."""
+        """Encodes texts without the cache. Long texts of one `domain` are encoded one after the
+        other. Raises ContextLengthExceeded if a text has more than `max_tokens` tokens, before
+        their ids are copied."""
 
         def encode() -> list[list[int]]:
-            # `encode_batch_fast` skips the offsets of tokens, which are not needed.
+            # `encode_batch_fast` does not compute the offsets of tokens, which are not needed.
             encoded = self._tokenizer.encode_batch_fast(
                 texts, add_special_tokens=add_special_tokens
             )
@@ -152,8 +153,9 @@ class PromptEncoder:
 
 
 def _parting_tokens(file: TokenizerFile, template: str) -> dict[str, int]:
-    """Returns the ids of the template's special tokens at which a text can be split without
-    changing the ids of its pieces. Returns none if the ids of a piece depend on its neighbours."""
+    """Returns the special tokens of the template at which a text can be split without changing the
+    token ids of its pieces, with their ids. Returns an empty dict if a piece's token ids may depend
+    on the text around it."""
     if any(token.single_word for token in file.added_tokens) or _marks_first(file.pre_tokenizer):
         return {}
     found_first = [token for token in file.added_tokens if not token.normalized]
@@ -171,14 +173,14 @@ def _parting_tokens(file: TokenizerFile, template: str) -> dict[str, int]:
 
 
 def _may_hide(other: str, token: str) -> bool:
-    """Returns whether the tokenizer may find `other` where a text contains `token`: because it
-    contains `token`, or ends with the beginning of it. The tokenizer prefers the earliest match,
-    then the longest."""
+    """Returns whether the tokenizer may match `other` at a position where a text contains `token`,
+    because `other` contains `token`, or ends with the beginning of `token`. The tokenizer prefers
+    the earliest match, then the longest."""
     return token in other or any(other.endswith(token[:end]) for end in range(1, len(token)))
 
 
 def _marks_first(pre_tokenizer: dict[str, Any] | None) -> bool:
-    """Returns whether the pre-tokenizer treats the first word of a text differently
+    """Returns whether the pre-tokenizer treats the first word of a text differently from later ones
     (`prepend_scheme: first`)."""
     steps = [pre_tokenizer] if pre_tokenizer else []
     while steps:

@@ -1,4 +1,4 @@
-"""JSON Schemas as graphs in which references lead to their targets."""
+"""Represents a JSON Schema as a graph in which references lead to their targets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Container = dict[str, Any] | list[Any]
 
 
 class SchemaGraph:
-    """Graph of one schema's lists and objects."""
+    """Graph of the lists and objects of one schema."""
 
     def __init__(self, schema: Any) -> None:
         self._root = schema
         self._containers = {id(container): container for container in _containers(schema)}
         self._names: dict[str, Any] = {}
-        """Parts of the schema by `$id`, or by `$anchor` with a `#` before it."""
+        """Parts of the schema by their `$id`, or by their `$anchor` with a `#` before it."""
         self.patterns: list[str] = []
         for container in self._containers.values():
             if isinstance(container, dict):
@@ -47,7 +47,8 @@ class SchemaGraph:
         return (id(value) for value in values if id(value) in self._containers)
 
     def _target(self, reference: Any) -> Any:
-        """Returns the part of the schema that a reference points to, or None."""
+        """Returns the part of the schema that a `$ref` points to. Returns None if there is no such
+        part."""
         if not isinstance(reference, str):
             return None
         base, _, fragment = reference.partition("#")
@@ -68,7 +69,7 @@ def _child(part: Container | None, name: str) -> Any:
 
 
 def _containers(value: Any) -> Iterator[Container]:
-    """Yields all lists and objects in a JSON value, itself included."""
+    """Yields all lists and objects in a JSON value, including the value itself."""
     waiting = [value]
     while waiting:
         found = waiting.pop()

@@ -9,9 +9,9 @@ from typing import Any
 class StopStrings:
     """Knuth-Morris-Pratt search for several patterns at once, in time linear in the text.
 
-    The match that ends first wins, and the longest of several that end together, so that the result
-    does not depend on where the text is cut into pieces. Once `matched` is set, no more text may be
-    pushed.
+    Of several matches, the one that ends first counts, and of matches that end at the same
+    character, the longest. So the result does not depend on where the text is cut into pieces. Once
+    `matched` is set, no more text may be pushed.
     """
 
     def __init__(self, stops: list[str]) -> None:
@@ -22,8 +22,9 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Adds the next piece and returns the text that can be shown. Holds back what may become a
-        stop string. After a match, returns the text before it."""
+        """Adds the next piece of text, and returns the text that can be shown. Holds back text at
+        the end that may be the beginning of a stop string. If a stop string is found, returns the
+        text before it."""
         start = len(self._held)
         text = self._held + text
         for position in range(start, len(text)):
@@ -36,8 +37,8 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def flush(self) -> str:
-        """Returns the text that was held back, because the text ends here. Text that is pushed
-        afterwards is searched separately."""
+        """Ends the text, and returns the text that was held back. Text that is pushed afterwards is
+        searched separately."""
         held, self._held = self._held, ""
         self._states = [0] * len(self._stops)
         return held
@@ -56,7 +57,8 @@ class StopStrings:
 
 
 def failure_function(pattern: Sequence[Any]) -> list[int]:
-    """Returns, for each prefix, the length of its longest proper suffix that begins the pattern."""
+    """Returns, for each prefix of the pattern, the length of the prefix's longest proper suffix
+    that is also a prefix of the pattern."""
     failure = [0] * len(pattern)
     length = 0
     for i in range(1, len(pattern)):

@@ -1,8 +1,8 @@
-"""Budget of the work that one rendering of a chat template may do, counted in steps.
+"""Limits the work that one rendering of a chat template may do. Work is counted in steps.
 
-A step takes about 0.1 µs: one node of the template's syntax tree, 16 characters read or written, or
-one item of a list. Known costs are counted before the work is done, so that no single operation
-exceeds the remaining budget.
+A step takes about 0.1 µs. It is one node of the template's syntax tree, 16 characters read or
+written, or one item of a list. Steps are spent before the work is done if its cost is known by
+then, so that no single operation can exceed the remaining budget by much.
 """
 
 from __future__ import annotations
@@ -19,32 +19,36 @@ from jinja2.exceptions import SecurityError, TemplateRuntimeError
 
 CHARS_PER_STEP = 16
 SEARCHED_PER_STEP = 256
-"""Product of the lengths of text and searched text that costs one step, because some searches
-compare every pair of characters."""
+"""A search costs one step for each SEARCHED_PER_STEP of the product of the lengths of the two
+texts, because some searches compare every pair of characters."""
 SHORT = 128
-"""Characters of a text that cost nothing beyond the step of the expression."""
+"""Maximum number of characters of a text that costs nothing in addition to the step of the
+expression."""
 BASE_STEPS = 1 << 19
 STEPS_PER_MESSAGE = 2048
-"""Several times the steps that the longest published template takes for a message."""
+"""Steps allowed for each message of a conversation. Several times the number that the longest
+published template takes."""
 STEPS_PER_CHAR = 1
-"""Enough for 16 passes over each character of the conversation."""
+"""Steps allowed for each character of a conversation. Enough to read each character 16 times."""
 MAX_INTEGER = 1 << 63
-"""Larger integers cost more than a step, and can be chosen so that their hashes collide."""
+"""Bound of the absolute value of integers. Computing with larger ones costs more than a step, and
+their hashes can be made to collide."""
 MAX_WIDTH = 4096
-"""Maximum width that a format, indentation or fill argument may request."""
+"""Maximum value of integer arguments, such as widths, of methods and filters that pad, indent or
+group."""
 MAX_DIGITS = 9
 EMPTY: dict[Any, Any] = {}
 SIZED: Any = (list, tuple, dict, range)
 SEQUENCES: Any = (list, tuple, range, type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items()))
 NUMBERS = re.compile(r"[0-9]+")
 TAKEN_WIDTH = re.compile(r"%[-#0 +0-9.]*\*")
-"""Matches a width in a format that is taken from the values."""
+"""Matches a conversion of a % format whose width is `*`, that is, taken from the values."""
 MAX_NESTED_ITERATORS = 16
-"""Maximum depth of nested lazy filters, because each uses the interpreter's stack."""
+"""Maximum depth of nested lazy filters. Each of them uses the interpreter's stack."""
 
 
 class BudgetExceeded(Exception):
-    """Error for a template that takes more steps than its budget."""
+    """Error for a rendering that needs more steps than its budget has left."""
 
 
 @dataclass(slots=True)
@@ -61,8 +65,7 @@ def steps_for(num_messages: int, num_chars: int) -> int:
 
 
 class limited:
-    """Context manager that limits the renderings inside it, in one thread, to `steps` steps in
-    all."""
+    """Context manager that limits all renderings inside its block together to `steps` steps."""
 
     __slots__ = ("_budget", "_token")
 
@@ -78,7 +81,7 @@ class limited:
 
 
 def spend(steps: int) -> bool:
-    """Spends steps and returns True. Raises BudgetExceeded if too few remain."""
+    """Spends steps and returns True. Raises BudgetExceeded if the budget has fewer steps left."""
     budget = _budget.get()
     budget.steps -= steps
     if budget.steps < 0:
@@ -92,9 +95,10 @@ def spend_chars(num_chars: int) -> None:
 
 
 def weighed(value: Any) -> Any:
-    """Returns the value, after spending the steps for reading all of it.
+    """Returns the value, after spending the steps that it takes to read all of it.
 
-    Values that share parts may have far more leaves than the template has characters.
+    A part counts each time it occurs, because a short template can build a value in which the same
+    part occurs very often.
     """
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is str:
@@ -119,7 +123,7 @@ def weighed(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """Returns `str(value)`, after spending its steps."""
+    """Returns `str(value)`, after spending the steps that this takes."""
     if type(value) is str:
         if len(value) > SHORT:
             spend(len(value) // CHARS_PER_STEP)
@@ -128,12 +132,13 @@ def text(value: Any) -> str:
 
 
 def joined(*values: Any) -> str:
-    """Returns the result of the operator `~`, after spending its steps."""
+    """Returns the result of Jinja's operator `~`, after spending the steps that it takes."""
     return "".join([text(value) for value in values])
 
 
 def add(first: Any, *rest: Any) -> Any:
-    """Returns the sum of the values, added from the left, and spends its steps."""
+    """Returns the sum of the values, added from the left. Spends the steps of each addition after
+    it is done."""
     for value in rest:
         first = first + value
         kind = type(first)  # pyright: ignore[reportUnknownVariableType]
@@ -155,7 +160,7 @@ def integer(value: Any) -> Any:
 
 
 def spend_size(value: Any) -> Any:
-    """Returns the value, after spending the steps for a shallow copy of it."""
+    """Returns the value, after spending the steps that a shallow copy of it takes."""
     if isinstance(value, str):
         spend_chars(len(value))
     elif isinstance(value, SIZED):
@@ -164,7 +169,7 @@ def spend_size(value: Any) -> Any:
 
 
 def multiply(left: Any, right: Any) -> Any:
-    """Returns `left * right`, after spending its steps."""
+    """Returns `left * right`, after spending the steps that this takes."""
     for value, count in ((left, right), (right, left)):
         if isinstance(count, int) and count > 0:
             if isinstance(value, str):
@@ -182,14 +187,14 @@ def power(left: Any, right: Any) -> Any:
 
 
 def modulo(left: Any, right: Any) -> Any:
-    """Returns `left % right`, after spending its steps."""
+    """Returns `left % right`, after spending the steps that this takes."""
     if isinstance(left, str):
         spend_percent(left, right)
     return left % right
 
 
 def contains(item: Any, container: Any) -> bool:
-    """Returns `item in container`, after spending its steps."""
+    """Returns `item in container`, after spending the steps that this takes."""
     if isinstance(container, str) and isinstance(item, str):
         spend_search(container, len(item))
     elif not isinstance(container, dict):
@@ -201,14 +206,15 @@ def contains(item: Any, container: Any) -> bool:
 
 
 def key(value: Any) -> Any:
-    """Returns the value. Refuses tuples, whose hashes could be chosen to collide."""
+    """Returns the value, which is about to be hashed, for example as the key of a dict. Raises
+    SecurityError for a tuple, because the hashes of tuples can be made to collide."""
     if isinstance(value, tuple):
         raise SecurityError("a tuple cannot be a key")
     return value
 
 
 def spend_search(searched: str, num_chars: int) -> None:
-    """Spends the steps for searching a text for another one of `num_chars` characters."""
+    """Spends the steps for searching the text `searched` for a text of `num_chars` characters."""
     if len(searched) > SHORT:
         spend(len(searched) // CHARS_PER_STEP + len(searched) * num_chars // SEARCHED_PER_STEP)
 
@@ -225,7 +231,7 @@ def spend_width(width: Any) -> None:
 
 
 def spend_percent(pattern: str, values: Any) -> None:
-    """Spends the steps of `pattern % values`."""
+    """Spends the steps that `pattern % values` takes."""
     spend_chars(len(pattern))
     if TAKEN_WIDTH.search(pattern):
         raise TemplateRuntimeError("a width in a format is a number")
@@ -234,7 +240,7 @@ def spend_percent(pattern: str, values: Any) -> None:
 
 
 def spend_format(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Spends the steps of `pattern.format(*args, **kwargs)`."""
+    """Spends the steps that `pattern.format(*args, **kwargs)` takes."""
     spend_chars(len(pattern))
     num_fields = 0
     for _, name, spec, _ in string.Formatter().parse(pattern):
@@ -248,7 +254,7 @@ def spend_format(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _spend_values(num_fields: int, values: Any) -> None:
-    """Spends the steps for showing all values once for each field."""
+    """Spends the steps that it takes if each field of a format shows all values."""
     budget = _budget.get()
     before = budget.steps
     weighed(values)
@@ -266,7 +272,7 @@ ReversedList: Any = type(reversed([0]))
 
 
 class CountedIterator:
-    """Iterator over the items of a lazy filter that spends `steps` steps for each."""
+    """Iterator over the items of a lazy filter. Spends `steps` steps for each item."""
 
     __slots__ = ("_iterator", "_steps", "depth")
 
@@ -286,8 +292,9 @@ class CountedIterator:
 
 
 def counted(result: Any, source: Any) -> Any:
-    """Returns the result of a filter, after spending the steps for its size. If it is lazy, the
-    steps are spent item by item."""
+    """Returns the result of a filter, after spending the steps for its size. If the result is lazy,
+    returns an iterator that spends the steps item by item. `source` is the value that was
+    filtered."""
     if isinstance(result, (GeneratorType, ReversedList)):
         depth = source.depth if isinstance(source, CountedIterator) else 1
         return CountedIterator(result, 1, depth)  # pyright: ignore[reportUnknownArgumentType]

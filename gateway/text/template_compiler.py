@@ -1,7 +1,8 @@
-"""Compiles chat templates to code that counts its own work.
+"""Compiles chat templates to code that spends steps of its budget.
 
-Each body that may run repeatedly begins by spending the steps of one pass. Operators whose cost
-depends on their operands become calls that count first (see `template_budget`).
+Each body that may run repeatedly, such as a loop's, begins by spending the steps of one pass. An
+operator whose cost depends on its operands is compiled to a call of a function in
+`template_budget`, which spends its steps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from gateway.text.template_budget import CHARS_PER_STEP, MAX_INTEGER
 RUNTIME = (
     "spend, weighed, text, joined, add, multiply, power, modulo, contains, key, integer, spend_size"
 )
-"""Names of `template_budget` that compiled templates use. Jinja prefixes a template's own names."""
+"""Names of `template_budget` that compiled templates use. They cannot collide with a template's own
+names, because Jinja adds a prefix to those."""
 
 UNSUPPORTED: dict[type[nodes.Node], str] = {
     nodes.Include: "include",
@@ -26,14 +28,17 @@ UNSUPPORTED: dict[type[nodes.Node], str] = {
     nodes.Extends: "extends",
     nodes.ScopedEvalContextModifier: "autoescape",
 }
-"""Statements without use here: there are no other templates, and text is never escaped."""
+"""Statements that are refused. They are of no use here, because there are no other templates, and
+text is never escaped."""
 
 BOOLEANS = (nodes.Const, nodes.Compare, nodes.Not, nodes.Test)
-"""Operands that cost nothing to compare. A constant is at most as long as the template."""
+"""Operands that cost nothing to compare. Constants are among them, because a constant is at most as
+long as the template."""
 
 
 class CountingCodeGenerator(CodeGenerator):
-    """Code generator that folds no constants, so that rendering pays for all computation."""
+    """Code generator whose code spends steps. It does not evaluate constant expressions, so that
+    all computation is paid for during rendering."""
 
     def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
         for found in node.find_all(tuple(UNSUPPORTED)):
@@ -82,7 +87,7 @@ class CountingCodeGenerator(CodeGenerator):
             self._call("contains", operands, frame)
             self.write(")")
             return
-        # A comparison with a constant takes no longer than the constant's length.
+        # A comparison with a constant takes a time that is limited by the length of the constant.
         is_short = len(operands) == 2 and any(isinstance(each, BOOLEANS) for each in operands)
         self.write("(")
         for number, operand in enumerate(operands):
@@ -143,32 +148,33 @@ OPERATORS = {
 
 
 def _count_bodies(template: nodes.Template) -> None:
-    """Makes each pass of a loop and each call of a macro or block spend the weight of its body."""
+    """Makes each pass of a loop and each call of a macro or block spend the steps of its body."""
     kinds = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)
     found = list(template.find_all(kinds))
     weights = [1 + sum(map(_weight, node.body)) for node in found]
     for node, weight in zip(found, weights, strict=True):
         if isinstance(node, nodes.For) and node.test is not None:
-            # Items that the test skips also cost a step.
+            # Items for which the test is false also cost steps.
             node.test = nodes.And(_spend(1 + _weight(node.test)), node.test)
         node.body = [nodes.ExprStmt(_spend(weight), lineno=node.lineno), *node.body]
 
 
 def _spend(steps: int) -> nodes.Expr:
-    # Jinja reserves this node for the compiler's own names, and only its parser can construct it.
+    # Jinja reserves this node for names of the compiler, and lets only its own parser construct it.
     node: Any = object.__new__(nodes.InternalName)
     nodes.Node.__init__(node, f"spend({steps})", lineno=1)
     return node
 
 
 def _weight(node: nodes.Node) -> int:
-    """Returns the steps of one evaluation, without the bodies that spend their own."""
+    """Returns the steps of one evaluation of a node, without nested bodies that spend their own
+    steps."""
     weight = 1
     match node:
         case nodes.TemplateData(data=str(data)) | nodes.Const(value=str(data)):
             return 1 + len(data) // CHARS_PER_STEP
         case nodes.Dict(items=items):
-            # Numeric keys can be chosen so that their first few probes collide.
+            # Numeric keys can be chosen so that many of them collide in the dict.
             weight += len(items) * len(items) // 16
         case _:
             pass

@@ -1,4 +1,4 @@
-"""Sandboxed Jinja environment for chat templates, with a budget for their work.
+"""Creates the sandboxed Jinja environment of chat templates, which spends steps of their budget.
 
 A template may use only the functions, methods, filters and tests listed here.
 """
@@ -70,7 +70,7 @@ SHALLOW = frozenset((
     "attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map",
     "reject", "rejectattr", "select", "selectattr", "slice"
 ))
-"""Filters that do not read inside the items of their value."""
+"""Filters that do not read the contents of their value's items."""
 DEEP = frozenset((
     "abs", "capitalize", "center", "dictsort", "e", "escape", "float", "format", "groupby",
     "indent", "int", "join", "lower", "max", "min", "replace", "reverse", "round", "safe",
@@ -87,7 +87,8 @@ CHEAP_TESTS = frozenset((
 
 
 class Generation(Extension):
-    """Extension that renders `{% generation %}`, which marks answers for training, as its body."""
+    """Extension for the block `{% generation %}`, which marks answers for training. Renders the
+    block's body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -97,7 +98,8 @@ class Generation(Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Namespace that refuses private names, which the sandbox guards on all other objects."""
+    """Namespace that refuses names with a leading underscore. The sandbox already refuses these on
+    all other objects."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -125,7 +127,8 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns JSON without HTML escapes, unlike Jinja's own filter, as chat templates expect."""
+    """Returns the value as JSON. Unlike Jinja's own filter, it does not escape HTML, as chat
+    templates expect."""
     if indent is not None or separators is not None:
         if (indent or 0) > MAX_INDENT:
             raise TemplateRuntimeError(f"an indentation is at most {MAX_INDENT}")
@@ -142,7 +145,8 @@ def tojson(
 
 
 def _spend_indentation(value: Any) -> None:
-    """Spends the steps for one line for each part, indented by its depth."""
+    """Spends the steps for writing each part of the value on its own line, indented by its
+    depth."""
     level: list[Any] = [value]
     depth = 0
     while level:
@@ -155,7 +159,9 @@ def _spend_indentation(value: Any) -> None:
 
 
 def spend_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Spends the steps of `owner.name(*args, **kwargs)`, and returns the arguments for the call."""
+    """Spends the steps that `owner.name(*args, **kwargs)` takes, and returns the positional
+    arguments with which it must be called. Raises SecurityError if a template may not call the
+    method."""
     if not isinstance(owner, str):
         kind = next((kind for kind in METHODS if isinstance(owner, kind)), None)
         if kind is None or name not in METHODS[kind]:
@@ -189,20 +195,21 @@ def spend_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _join(separator: Any, parts: Any) -> list[Any]:
-    """Returns the parts of a join, after spending the steps for its text."""
+    """Returns `parts` as a list, after spending the steps of joining them."""
     found = weighed(list(spend_size(parts)))
     spend_chars(len(text(separator)) * len(found))
     return found
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
-    """Environment whose templates must be rendered inside `template_budget.limited`."""
+    """Jinja environment whose templates spend steps. They must be rendered inside
+    `template_budget.limited`."""
 
     code_generator_class = CountingCodeGenerator
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Returns the sandbox's decision, with a shortcut for `loop`, which is used for each
-        message."""
+        """Returns whether the sandbox allows access to the attribute. Has a faster path for `loop`,
+        which templates use for each message."""
         if type(obj) is LoopContext:
             return not attr.startswith("_")
         return super().is_safe_attribute(obj, attr, value)
@@ -227,7 +234,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         kind = type(obj)  # pyright: ignore[reportUnknownVariableType]
         if kind in (Macro, BlockReference, LoopContext) or isinstance(obj, Undefined):
             return context.call(obj, *args, **kwargs)
-        kwargs.pop("_loop_vars", None)  # Jinja passes these to functions that take a context.
+        kwargs.pop("_loop_vars", None)  # Jinja passes these two arguments to functions that take a context.
         kwargs.pop("_block_vars", None)
         if kind is BuiltinMethodType or kind is MethodType:
             owner = obj.__self__
@@ -238,7 +245,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             return spend_size(obj(*args, **kwargs))
         formatted: Any = getattr(obj, "__wrapped__", None)
         if isinstance(formatted, BuiltinMethodType | MethodType):
-            # The sandbox replaces str.format and str.format_map by this function.
+            # The sandbox replaces str.format and str.format_map by a wrapper with this attribute.
             spend_format(str(formatted.__self__), args, kwargs)
         elif obj is dict:
             if args and not isinstance(args[0], dict):
@@ -250,7 +257,8 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a Jinja filter, which may take a context first, so that it spends its steps."""
+    """Returns a Jinja filter that spends the steps that `function` takes. The first argument of
+    `function` may be a context."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
     is_deep = name in DEEP
     guard = GUARDS.get(name)
@@ -270,7 +278,7 @@ def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., A
         if guard is not None:
             guard(value, others, kwargs)
         if name in LAZY and value:
-            # Items that the filter skips also cost steps.
+            # Items that the filter does not yield also cost steps.
             steps = 4 + sum(len(each) for each in others if isinstance(each, str)) // 4
             depth = value.depth + 1 if isinstance(value, CountedIterator) else 1
             value = CountedIterator(iter(value), steps, depth)
@@ -365,7 +373,8 @@ def _length(value: Any) -> int:
 
 
 def make_environment() -> BudgetedEnvironment:
-    """Returns an environment that renders as transformers' `apply_chat_template` does."""
+    """Returns an environment that renders chat templates as `apply_chat_template` of transformers
+    does."""
     environment: Any = BudgetedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

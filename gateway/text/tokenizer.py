@@ -1,4 +1,4 @@
-"""Tokenizer and chat template of a base model, loaded from its canonical folder."""
+"""Loads the tokenizer and the chat template of a base model from its canonical folder."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ from gateway.text.template_budget import steps_for
 log = logging.getLogger(__name__)
 
 MAX_TOKENIZERS = 32
-"""Maximum number of tokenizers in memory. The one used least recently is dropped."""
+"""Maximum number of tokenizers in memory. If there are more, the least recently used one is
+dropped."""
 RETRY_S = 1.0
-"""Seconds before a tokenizer that could not be loaded is loaded again."""
+"""Seconds until another attempt to load a tokenizer after a failure."""
 
-# Encoding a short prompt takes less time than passing it to the library's threads.
+# The library's own threads are turned off, because encoding a short prompt takes less time than
+# passing it to them.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 A = TypeVar("A")
@@ -47,8 +49,8 @@ SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 MANY_MESSAGES = 256
 STEPS_ON_LOOP = 1 << 16
-"""Steps that a rendering may take on the event loop, about 10 ms, before it is moved to a
-thread."""
+"""Maximum steps of a rendering on the event loop, about 10 ms. A rendering that takes more is
+repeated in a thread."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ class ChatTokens(NamedTuple):
 
     tokens: list[int]
     is_folded: bool
-    """Whether the chat template refused the original turns, so that they were made plainer."""
+    """Whether the turns were simplified because the chat template refused the original ones."""
 
 
 class _PoolingFile(msgspec.Struct):
@@ -74,8 +76,8 @@ class _PoolingFile(msgspec.Struct):
 
 
 class ModelTokenizer:
-    """Tokenizer of one base model. Reads files and compiles the template: construct it in a
-    thread."""
+    """Tokenizer of one base model. Must be constructed in a thread, because this reads files and
+    compiles the chat template."""
 
     def __init__(self, folder: Path, long_texts: LongTexts) -> None:
         """Raises UnsupportedDecoder if the tokenizer's decoder is not supported, and OSError if a
@@ -92,12 +94,13 @@ class ModelTokenizer:
             _read_json(folder / "generation_config.json"), SamplingDefaults
         )
         self.pooling = msgspec.convert(_read_json(folder / "pooling.json"), _PoolingFile).pooling
-        """How the model pools its last hidden states to an embedding. None if it does not say."""
+        """Pooling of the last hidden states to an embedding, from the model's pooling.json. None if
+        the model has none."""
         template = _template_source(folder, config)
         self._prompts = PromptEncoder(self._tokenizer, file, template or "", long_texts)
         self._long_texts = long_texts
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
-        """Maximum characters that one token stands for."""
+        """Maximum number of characters for which one token stands."""
         self._template = None if template is None else ChatTemplate(template, special_tokens)
         self._templates = CompiledTemplates(special_tokens)
 
@@ -109,9 +112,9 @@ class ModelTokenizer:
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """Returns the token ids of each text. Long texts of a `domain` wait for each other. Raises
-        ContextLengthExceeded if a text has more than `max_tokens` tokens, before encoding if its
-        length shows it."""
+        """Returns the token ids of each text. Long texts of one `domain` are encoded one after the
+        other. Raises ContextLengthExceeded if a text has more than `max_tokens` tokens. If the
+        length of a text already shows this, raises before encoding."""
         self.check_chars(max(map(len, texts), default=0), max_tokens)
         return await self._prompts.encode_each(
             texts, domain, add_special_tokens=add_special_tokens, max_tokens=max_tokens
@@ -126,10 +129,11 @@ class ModelTokenizer:
         max_tokens: int | None = None,
         add_special_tokens: bool = False,
     ) -> ChatTokens:
-        """Renders a conversation and returns its token ids. Adds special tokens only if
-        `add_special_tokens` is set, because the template writes its own. Pieces that the same
-        `domain` has encoded before are cached. Raises InvalidRequest if the template refuses the
-        conversation, and ContextLengthExceeded if it has more than `max_tokens` tokens."""
+        """Renders a conversation and returns its token ids. The tokenizer adds special tokens only
+        if `add_special_tokens` is set, because the template writes its own. Token ids of pieces
+        that the same `domain` has encoded before come from a cache. Raises InvalidRequest if the
+        template refuses the conversation, and ContextLengthExceeded if the text must have, or a
+        piece of it has, more than `max_tokens` tokens."""
         text, is_folded = await self.render(conversation, domain=domain, template=template)
         self.check_chars(len(text), max_tokens)
         if add_special_tokens:
@@ -143,9 +147,10 @@ class ModelTokenizer:
     async def render(
         self, conversation: Conversation, *, domain: str, template: str | None = None
     ) -> Rendered:
-        """Renders a conversation with an adapter version's approved `template`, or the model's own
-        if that is None. Runs in a thread if the conversation is large or the template slow. Raises
-        InvalidRequest if there is no template, or it refuses the conversation."""
+        """Renders a conversation with `template`, the approved chat template of an adapter version,
+        or with the model's own template if `template` is None. Renders in a thread if the
+        conversation is large or the template slow. Raises InvalidRequest if the model has no
+        template, or the template refuses the conversation."""
         chosen = await self._chosen(template)
         num_chars, num_messages = conversation.num_chars, len(conversation.messages)
 
@@ -159,8 +164,8 @@ class ModelTokenizer:
         return await self._long_texts.run(domain, partial(render, steps))
 
     async def answer_form(self, template: str | None = None) -> AnswerForm:
-        """Returns how models with this template write answers. Raises InvalidRequest if there is no
-        valid template."""
+        """Returns the form in which a model with this chat template writes its answers. None stands
+        for the model's own template. Raises InvalidRequest if there is no valid template."""
         return (await self._chosen(template)).answer_form
 
     async def _chosen(self, template: str | None) -> ChatTemplate:
@@ -177,8 +182,8 @@ class ModelTokenizer:
         skip_special_tokens: bool = False,
         max_bytes: int | None = None,
     ) -> str:
-        """Returns the text of token ids. Long lists of a `domain` wait for each other. Raises
-        InvalidRequest if the text has more than `max_bytes` bytes."""
+        """Returns the text of token ids. Long lists of one `domain` are decoded one after the
+        other. Raises InvalidRequest if the text has more than `max_bytes` bytes."""
 
         def decode() -> str:
             if max_bytes is not None:
@@ -193,15 +198,16 @@ class ModelTokenizer:
 
     @cached_property
     def num_added_tokens(self) -> tuple[int, int]:
-        """Returns the numbers of special tokens that the tokenizer adds before and after a text."""
+        """Number of special tokens that the tokenizer adds before a text, and number that it adds
+        after it."""
         is_added = self._tokenizer.encode("no").special_tokens_mask
         begin = is_added.index(0)
         return begin, is_added[::-1].index(0)
 
     @cached_property
     def verdict_tokens(self) -> tuple[int, ...]:
-        """Returns the first tokens of the answers "no" and "yes". Raises InvalidRequest if they are
-        equal, because such a model cannot judge with one token."""
+        """First token of the answer "no", and first token of the answer "yes". Raises
+        InvalidRequest if they are equal, because such a model cannot answer with one token."""
         tokens = tuple(
             self._tokenizer.encode(word, add_special_tokens=False).ids[0] for word in VERDICTS
         )
@@ -213,7 +219,7 @@ class ModelTokenizer:
         return tokens
 
     def token_strings(self, tokens: list[int]) -> list[str]:
-        """Returns each token as the vocabulary spells it, such as `Ġparcel`."""
+        """Returns the tokens as the vocabulary spells them, for example `Ġparcel`."""
         spelled = {token: self._tokenizer.id_to_token(token) for token in set(tokens)}
         return [spelled[token] or "" for token in tokens]
 
@@ -223,24 +229,24 @@ class ModelTokenizer:
 
     @cached_property
     def thought_tokens(self) -> tuple[int, int] | None:
-        """Returns the tokens that begin and end a thought, or None if a marker has several
-        tokens."""
+        """Token that begins a thought, and token that ends it. None if one of the markers is not a
+        single token."""
         begin, end = (self._tokenizer.token_to_id(marker) for marker in thoughts.MARKERS)
         return None if begin is None or end is None else (begin, end)
 
     async def work_on(self, prompts: Sequence[list[int]], domain: str, work: Callable[[], A]) -> A:
-        """Runs work whose time grows with the prompts' tokens. Runs it in a thread if the prompts
-        are long, one at a time for a `domain`."""
+        """Runs `work`, whose time grows with the number of tokens in `prompts`. If they are many,
+        runs it in a thread, one call at a time for each `domain`."""
         size = sum([len(prompt) for prompt in prompts]) * TOKEN_CHARS
         return await self._long_texts.do(domain, size, work)
 
     def fewest_tokens(self, num_chars: int) -> int:
-        """Returns the minimum number of tokens of a text with `num_chars` characters."""
+        """Returns the minimum number of tokens that a text of `num_chars` characters has."""
         return -(-num_chars // self._longest)
 
     def check_chars(self, num_chars: int, max_tokens: int | None) -> None:
         """Raises ContextLengthExceeded if a text of `num_chars` characters must have more than
-        `max_tokens` tokens. Characters that a normalizer would remove count too."""
+        `max_tokens` tokens. Characters that the tokenizer's normalizer would remove also count."""
         if max_tokens is not None and self.fewest_tokens(num_chars) > max_tokens:
             raise ContextLengthExceeded(
                 f"At most {max_tokens} tokens are read for this model; your text has {num_chars} "
@@ -259,7 +265,8 @@ class ModelTokenizer:
 
 
 class Tokenizers:
-    """Cache of the tokenizers that were used last, by model digest; each is loaded in a thread."""
+    """Cache of the most recently used tokenizers, by model digest. Tokenizers are loaded in
+    threads."""
 
     def __init__(self, find_folder: Callable[[str], Path]) -> None:
         self._find_folder = find_folder
@@ -267,8 +274,8 @@ class Tokenizers:
         self._loading: OrderedDict[str, asyncio.Task[ModelTokenizer]] = OrderedDict()
 
     async def get(self, digest: str) -> ModelTokenizer:
-        """Returns the model's tokenizer. Raises TokenizerUnavailable if it cannot be loaded, and
-        for `RETRY_S` after that without another attempt."""
+        """Returns the model's tokenizer. Raises TokenizerUnavailable if it cannot be loaded. For
+        `RETRY_S` after a failure, raises the same error without another attempt."""
         task = self._loading.get(digest)
         if task is None:
             task = self._loading[digest] = asyncio.create_task(self._load(digest))
@@ -280,7 +287,7 @@ class Tokenizers:
     async def _load(self, digest: str) -> ModelTokenizer:
         try:
             return await asyncio.to_thread(self._read, digest)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the tokenizers library raises only Exception
             log.error("loading the tokenizer of model %s failed: %r", digest, error)
             asyncio.get_running_loop().call_later(RETRY_S, self._loading.pop, digest, None)
             raise TokenizerUnavailable(
@@ -296,8 +303,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Returns the special tokens of a config as text, by field, such as `bos_token`. Older configs
-    write them as objects."""
+    """Returns the texts of the special tokens in a tokenizer config, by field, such as `bos_token`.
+    Some configs have them as objects instead of texts."""
     entries = {f"{name}_token": config.get(f"{name}_token") for name in SPECIAL_TOKENS}
     return {
         name: entry["content"] if isinstance(entry, dict) else str(entry)

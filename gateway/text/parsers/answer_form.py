@@ -35,7 +35,8 @@ FINGERPRINTS: tuple[tuple[str, ToolFormat], ...] = (
     ("<|python_tag|>", "llama_json"),
     ("<|start_header_id|>", "llama_json"),
 )
-"""Texts that occur only in the templates of a format. The first match decides."""
+"""Text that occurs in the chat templates of models with a format of tool calls. If several texts
+occur, the first one in this list decides."""
 
 SPECIAL_MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "llama_json": (llama_json.TAG,),
@@ -44,7 +45,8 @@ SPECIAL_MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "gemma": tuple(gemma.FUNCTION_GEMMA),
     "gemma4": tuple(gemma.GEMMA_4),
 }
-"""Markers that may be special tokens, which a detokenizer otherwise omits."""
+"""Markers of each format that may be special tokens. The detokenizer must show them, because it
+omits other special tokens."""
 
 
 class AnswerForm(msgspec.Struct, frozen=True):
@@ -59,8 +61,8 @@ class AnswerForm(msgspec.Struct, frozen=True):
         must_call: bool = False,
         in_thought: bool = False,
     ) -> Parser:
-        """Returns a parser for one answer. `tools` are the tools that may be called, `must_call`
-        says that a grammar allows only calls, and `in_thought` that the prompt ends inside a
+        """Returns a parser for one answer. `tools` are the tools that may be called. `must_call`
+        means that a grammar allows only calls. `in_thought` means that the prompt ends inside a
         thought."""
         parser = IdentityParser()
         if tools:
@@ -82,7 +84,8 @@ class AnswerForm(msgspec.Struct, frozen=True):
         names = {tool.name for tool in tools}
         match self.calls:
             case "generic":
-                # A call of a strict tool is constrained to its schema only after the tag.
+                # A strict tool may only be called after the tag, because only there a grammar
+                # constrains the call to its schema.
                 return HermesParser({tool.name for tool in tools if not tool.strict})
             case "hermes":
                 return HermesParser()

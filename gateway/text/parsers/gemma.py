@@ -1,4 +1,5 @@
-"""Gemma: `<start_function_call>call:name{city:<escape>Bern<escape>}<end_function_call>`."""
+"""Parses Gemma's calls:
+`<start_function_call>call:name{city:<escape>Bern<escape>}<end_function_call>`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ MAX_SCALAR = 1024
 
 
 class GemmaMarkers(NamedTuple):
-    """Markers around a call, and around each string in it."""
+    """Markers that begin and end a call, and the quote around each string in it."""
 
     begin: str
     end: str
@@ -31,8 +32,8 @@ GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 class GemmaParser(JsonCallParser):
-    """Parser of Gemma's calls, whose arguments are JSON or have unquoted keys and scalars. Emits
-    arguments while they are read."""
+    """Parser of Gemma's calls. Their arguments are JSON, or an object with unquoted keys and
+    scalars. Returns arguments while they are read."""
 
     def __init__(self, markers: GemmaMarkers) -> None:
         super().__init__()

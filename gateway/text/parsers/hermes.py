@@ -1,7 +1,8 @@
-"""Hermes, Qwen 2.5, Qwen 3: `<tool_call>{"name": "...", "arguments": {...}}</tool_call>`.
+"""Parses calls of Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": "...", "arguments":
+{...}}</tool_call>`.
 
-Also used for models whose template does not render tools (`text/plain_tools.py`), which may forget
-the tags.
+Also used for models whose template does not render tools (see `text/plain_tools.py`). Such models
+may omit the tags.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(JsonCallParser):
-    """Parser of calls in tags that contain one object, several, or a list."""
+    """Parser of calls in tags. A tag contains one JSON object, several objects, or a list of
+    objects."""
 
     def __init__(self, untagged: Set[str] = frozenset()) -> None:
-        """`untagged` are names of tools that an answer may begin to call without a tag."""
+        """`untagged` are the names of tools that may be called without a tag at the beginning of an
+        answer."""
         super().__init__()
         self._untagged = untagged
 

@@ -1,4 +1,4 @@
-"""Calls written as JSON objects: `{"name": "...", "arguments": {...}}`."""
+"""Parses calls that are JSON objects: `{"name": "...", "arguments": {...}}`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ END_OF_SCALAR = re.compile(r"[,}\]\s]")
 
 
 class JsonCallParser(ReadingParser):
-    """Parser of JSON objects that are calls, alone or in a list."""
+    """Base class of parsers for formats whose calls are JSON objects, alone or in a list."""
 
     def read_calls(self, names: Set[str] | None = None) -> Reading[None]:
-        """Reads consecutive calls. With `names`, each call must begin with one of these names,
-        because the text may also be an answer. Raises Malformed."""
+        """Reads consecutive calls. If `names` is given, each call must begin with one of these
+        names, because other JSON may be the answer itself. Raises Malformed."""
         yield from self.skip_space()
         is_list = yield from self.skip("[")
         while True:
@@ -39,7 +39,7 @@ class JsonCallParser(ReadingParser):
             yield from self.expect("]")
 
     def add_string(self, text: str) -> None:
-        """Adds text to a string in the arguments, with JSON's escapes."""
+        """Adds text to a string in the arguments, escaped as in JSON."""
         self.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _read_object(self, names: Set[str] | None) -> Reading[None]:
@@ -92,8 +92,8 @@ class JsonCallParser(ReadingParser):
             self.add_arguments(written)
 
     def _read_string(self, choices: Set[str] | None = None) -> Reading[str]:
-        """Reads a string. Raises Malformed as soon as it cannot become one of the `choices`, if any
-        are given."""
+        """Reads a JSON string. If `choices` is given, raises Malformed as soon as the string cannot
+        become one of them."""
         if (yield from self.peek()) != '"':
             raise Malformed
         while (found := STRING.match(self._text, self._at)) is None:
@@ -115,8 +115,9 @@ class JsonCallParser(ReadingParser):
         return "".join(pieces)
 
     def read_value(self, add: Callable[[str], None], depth: int = 0) -> Reading[None]:
-        """Reads a JSON value and passes its text to `add` while it is read. `depth` is the number
-        of brackets already open. Raises Malformed if the text ends first."""
+        """Reads a JSON value, and passes its text to `add` while it is read. `depth` is the number
+        of brackets of the value that were read before. Raises Malformed if the text ends inside the
+        value."""
         first = yield from self.peek()
         if not depth and first not in ("{", "[", '"'):
             add((yield from self.until(END_OF_SCALAR)))
@@ -143,9 +144,9 @@ class OpenValue:
         """Whether the next character is escaped."""
 
     def read(self, text: str, start: int) -> tuple[str, int | None]:
-        """Returns the text that `text[start:]` adds to the value, and the position after its end.
-        The position is None if the value continues. Escapes control characters in strings, which
-        models write but JSON forbids."""
+        """Reads `text[start:]`. Returns the part of it that belongs to the value, and the position
+        after the value's end, or None if the value continues. In strings, escapes control
+        characters, which models write although JSON forbids them."""
         written = ""
         at = start
         if self._is_escaped and start < len(text):
@@ -176,14 +177,14 @@ class OpenValue:
 
 
 def _may_become(begun: str, choices: Set[str]) -> bool:
-    """Returns whether a string that begins with `begun` may become one of the choices. Escapes may
-    spell any of them."""
+    """Returns whether a string that begins with `begun` may become one of the choices. If it has an
+    escape, it may become any of them."""
     return "\\" in begun or any(choice.startswith(begun) for choice in choices)
 
 
 def as_object(written: str) -> str:
-    """Returns arguments as the JSON text of an object. They may be missing, or be a string that
-    contains an object. Raises Malformed if they are anything else."""
+    """Returns the arguments `written` as the JSON text of an object. They may also be missing,
+    null, or a string that contains an object. Raises Malformed if they are anything else."""
     try:
         value: Any = json.loads(written, strict=False) if written.strip(SPACE) else None
         if isinstance(value, str):

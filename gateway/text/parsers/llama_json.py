@@ -1,4 +1,5 @@
-"""Llama 3: the answer is `{"name": "...", "parameters": {...}}`, perhaps after `<|python_tag|>`."""
+"""Parses calls of Llama 3: the answer is `{"name": "...", "parameters": {...}}`, which may follow
+the marker `<|python_tag|>`."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ TAG = "<|python_tag|>"
 
 
 class LlamaJsonParser(JsonCallParser):
-    """Parser of Llama 3's calls. JSON that does not begin as a call of a tool is text."""
+    """Parser of Llama 3's calls. Treats JSON that does not begin as a call of a known tool as
+    text."""
 
     def __init__(self, names: Set[str]) -> None:
-        """`names` are the tools that may be called."""
+        """`names` are the names of the tools that may be called."""
         super().__init__()
         self._names = names
 

@@ -1,5 +1,5 @@
-"""Mistral: `[TOOL_CALLS][{"name": "...", "arguments": {...}}]`, and in newer models
-`[TOOL_CALLS]name[ARGS]{...}` for each call."""
+"""Parses calls of Mistral's models: `[TOOL_CALLS][{"name": "...", "arguments": {...}}]`, and in
+newer models `[TOOL_CALLS]name[ARGS]{...}` for each call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Interface between the text of an answer and its dialect: parsers split the text into parts.
+"""Defines the interface of parsers, which split the text of an answer into parts for the API
+dialect.
 
-Each answer has its own parser. It receives the text in pieces of any length, and returns the same
-parts wherever the text is cut.
+Each answer has its own parser. It receives the text in pieces of any length. The parts, when
+joined, do not depend on where the text is cut.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from workers.wire.protocol import TokenLogprobs
 
 
 class Text(msgspec.Struct, frozen=True):
-    """Piece of the answer itself."""
+    """Piece of the text of the answer itself, outside thoughts and calls."""
 
     text: str
     scored: list[TokenLogprobs] = []
-    """Tokens of the piece with their log-probabilities. Empty unless they are requested by
-    piece."""
+    """Tokens of the piece with their log-probabilities. Empty unless the request asks for
+    log-probabilities of pieces of text."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """Piece of the text that the model writes before its answer."""
+    """Piece of a thought, which is text that the model writes before its answer."""
 
     text: str
 
@@ -34,11 +35,11 @@ class ToolCall(msgspec.Struct, frozen=True):
     """Piece of a tool call."""
 
     index: int
-    """Number of the call within the answer, from 0."""
+    """Index of the call in the answer, from 0."""
     name: str
-    """Name of the tool. Empty in all pieces but the first."""
+    """Name of the tool in the first piece of a call. Empty in later pieces."""
     arguments: str
-    """Next characters of the arguments, which are a JSON object."""
+    """Part of the arguments that this piece adds. All pieces together have a JSON object."""
 
 
 Part = Text | Reasoning | ToolCall
@@ -49,30 +50,30 @@ class Parser(ABC):
 
     @abstractmethod
     def push(self, text: str) -> list[Part]:
-        """Adds text and returns the parts that are certain now. Holds back at most the longest
-        marker of the format and some white space before it."""
+        """Adds text, and returns the parts that later text cannot change. Text that may be the
+        beginning of a marker is held back, with some white space before it."""
 
     @abstractmethod
     def finish(self, rest: str = "", *, is_cut: bool = False) -> list[Part]:
-        """Returns the parts that were held back. Called once, at the end of the answer. `rest` are
-        the last characters, which belong to tokens pushed before. `is_cut` says that the length
-        limit ended the answer, so that a possible beginning of a marker or call is not returned as
-        text."""
+        """Returns the parts that were held back. Called once, at the end of the answer. `rest` is
+        the last text of the detokenizer, which belongs to tokens pushed before. `is_cut` means that
+        the length limit ended the answer. A possible beginning of a marker or call is then not
+        returned as text."""
 
     @property
     def is_over(self) -> bool:
-        """Whether further text cannot add parts."""
+        """Whether the answer has ended, so that further text cannot add parts."""
         return False
 
     @property
     def needs_each_token(self) -> bool:
-        """Whether the next `push` must be the text of a single token, because the answer may end
-        there or the token may belong to a thought."""
+        """Whether the next `push` must have the text of a single token, because the answer may end
+        after the token, or the token must be counted if it belongs to a thought."""
         return False
 
     @property
     def num_thought_tokens(self) -> int:
-        """Number of tokens of the thought so far, without the markers around it."""
+        """Number of tokens of the thought so far, without the markers before and after it."""
         return 0
 
 
@@ -87,7 +88,8 @@ class IdentityParser(Parser):
 
 
 class SingleCallParser(Parser):
-    """Parser that passes on the parts of another parser until its second call begins."""
+    """Parser that returns the parts of another parser, and ends the answer where a second call
+    begins."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
@@ -118,8 +120,8 @@ class SingleCallParser(Parser):
 
 
 class CallsOnlyParser(Parser):
-    """Parser that passes on only the calls of another parser. The grammar of such an answer allows
-    only calls, so that any text is the beginning of a truncated call."""
+    """Parser that returns only the calls of another parser. It is used for answers whose grammar
+    allows only calls. Text in such an answer is the beginning of a truncated call."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
@@ -144,13 +146,13 @@ def _calls(parts: list[Part]) -> list[Part]:
 
 
 def join_parts(pieces: Iterable[Part]) -> list[Part]:
-    """Joins neighbouring pieces of the same part."""
+    """Returns the pieces with consecutive pieces of the same part joined."""
     return [_joined(list(each)) for _, each in groupby(pieces, part_key)]
 
 
 def part_key(piece: Part) -> tuple[type[Part], int]:
-    """Returns a key that is equal for pieces of one part: the kind, and the index of a tool
-    call."""
+    """Returns a key that is equal for pieces of the same part. It consists of the kind and the
+    index of a tool call."""
     return type(piece), piece.index if isinstance(piece, ToolCall) else 0
 
 

@@ -1,4 +1,4 @@
-"""Parser for Llama 3.2 and 4: `[name(city="Bern", days=3), other()]` or `[name(**{"city":
+"""Parses calls of Llama 3.2 and 4: `[name(city="Bern", days=3), other()]` or `[name(**{"city":
 "Bern"})]`."""
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser(JsonCallParser):
-    """Parser of calls in Python's syntax. A list that does not begin with a call is treated as
-    text. Emits each argument once it is complete."""
+    """Parser of calls in Python's syntax. Treats a list that does not begin with a call as text.
+    Returns each keyword argument once it is complete."""
 
     def __init__(self, names: Set[str]) -> None:
-        """`names` are the tools that may be called."""
+        """`names` are the names of the tools that may be called."""
         super().__init__()
         self._names = names
 
@@ -79,7 +79,7 @@ class PythonicParser(JsonCallParser):
         self.end_call()
 
     def _read_literal(self) -> Reading[str]:
-        """Reads the text up to the comma or bracket that ends the literal."""
+        """Reads and returns a literal, up to the comma or bracket that ends it."""
         literal, at = OpenLiteral(), self._at
         while (end := literal.find_end(self._text, at)) is None:
             if self._is_ended or len(self._text) - self._at > MAX_LITERAL:
@@ -93,7 +93,7 @@ class PythonicParser(JsonCallParser):
 
 
 class OpenLiteral:
-    """Incremental search for the end of a keyword argument's literal."""
+    """Incremental search for the end of the literal of a keyword argument."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -101,8 +101,8 @@ class OpenLiteral:
         self._is_escaped = False
 
     def find_end(self, text: str, start: int) -> int | None:
-        """Returns the position of the comma or bracket after the literal. Returns None if the
-        literal continues. `text[start:]` is the part that was not searched before."""
+        """Searches `text[start:]`, the part that was not searched before. Returns the position of
+        the comma or bracket after the literal, or None if the literal continues."""
         if self._is_escaped and start < len(text):
             self._is_escaped = False
             start += 1
@@ -127,8 +127,8 @@ class OpenLiteral:
 
 
 def as_json(literal: str) -> str:
-    """Returns a Python literal as JSON, and any other text, such as a bare word, as a JSON
-    string."""
+    """Returns a Python literal or a JSON value as JSON. Returns any other text, such as a bare
+    word, as a JSON string."""
     word = literal.strip()
     if word in CONSTANTS:
         return json.dumps(CONSTANTS[word])

@@ -1,4 +1,5 @@
-"""Qwen 3 Coder: `<function=name><parameter=city>Bern</parameter></function>` inside `<tool_call>`.
+"""Parses calls of Qwen 3 Coder: `<function=name><parameter=city>Bern</parameter></function>` inside
+`<tool_call>`.
 
 Each tag and each value is on a line of its own. If a schema constrains the arguments, they are a
 JSON object instead.
@@ -24,8 +25,8 @@ END_OF_NAME = re.compile(r"[>\n]")
 
 
 class QwenXmlParser(JsonCallParser):
-    """Parser that converts values to the types in the tool's schema. Emits a string while it is
-    read, and any other value once it is complete."""
+    """Parser that converts the values of arguments to the types in the tool's schema. Returns a
+    string while it is read, and any other value once it is complete."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -37,7 +38,8 @@ class QwenXmlParser(JsonCallParser):
             yield from self.attempt(self._read_calls(is_tagged=is_tagged), marker)
 
     def _read_calls(self, *, is_tagged: bool) -> Reading[None]:
-        """Reads calls after the first marker."""
+        """Reads calls after the marker that begins them: `<tool_call>` if `is_tagged` is set,
+        otherwise `<function=`."""
         if is_tagged:
             yield from self.skip_space()
             if (yield from self.peek()) in ("{", "["):
@@ -98,8 +100,8 @@ def _property(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _as_json(text: str, schema: Mapping[str, Any]) -> str:
-    """Returns a value as JSON. Returns a JSON string if the text is not JSON, or the schema prefers
-    a string."""
+    """Returns a value as JSON. Returns a JSON string if the text is not JSON, or if the schema
+    allows strings and the text is not `null`."""
     written = text.strip()
     try:
         value = msgspec.json.decode(written)
@@ -109,7 +111,7 @@ def _as_json(text: str, schema: Mapping[str, Any]) -> str:
 
 
 def _may_be_string(schema: Mapping[str, Any]) -> bool:
-    # A schema may be a boolean too.
+    # A schema may also be a boolean.
     branches: list[Any] = [schema, *_list(schema.get("anyOf"))]
     types: list[Any] = [each.get("type") for each in branches if isinstance(each, Mapping)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return any("string" in (each, *_list(each)) for each in types)

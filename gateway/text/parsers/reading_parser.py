@@ -1,7 +1,8 @@
-"""Base of parsers that are written as generators, which wait whenever they need more text.
+"""Base class of parsers that are written as generators. A generator yields whenever it needs more
+text.
 
-Such a parser describes the order of the text, and cannot depend on where the text is cut into
-pieces.
+Such a parser reads the text from its beginning to its end, and cannot depend on where the text is
+cut into pieces.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from gateway.text.parsers.parser import Parser, Part, Text, ToolCall
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""Generator that yields when it needs more text, and returns what it has read."""
+"""Generator that yields when it needs more text, and returns a value of type T that it has read."""
 
 SPACE = " \t\r\n"
 MAX_SPACE = 64
-"""Maximum white space in a row, because a model may write it without end."""
+"""Maximum number of consecutive white space characters that are skipped, because a model may write
+white space without end."""
 MAX_TRIMMED = 8
-"""Maximum white space that is removed before a marker, and so is held back."""
+"""Maximum number of white space characters that are removed before a marker, and that must be held
+back until it is clear whether a marker follows."""
 MAX_NAME = 128
-"""Maximum characters in the name of a tool or an argument."""
+"""Maximum number of characters in the name of a tool or an argument."""
 
 
 class Malformed(Exception):
@@ -31,23 +34,25 @@ class Malformed(Exception):
 
 
 class ReadingParser(Parser):
-    """Parser whose generator `read` runs until the text ends."""
+    """Base class of parsers whose generator `read` reads the text until it ends."""
 
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
-        """Position in `_text` up to which it has been read."""
+        """Position in `_text` up to which the text has been read."""
         self._is_ended = False
         self._is_cut = False
         """Whether the length limit ended the answer."""
         self._parts: list[Part] = []
         self._num_calls = 0
         self._follows_call = False
-        """Whether white space is dropped because it follows a call."""
+        """Whether white space is dropped because the text read last was a call."""
         self._is_lost = False
-        """Whether text is dropped because it follows a call that broke off."""
+        """Whether text is dropped because it follows a malformed call of which parts were already
+        returned."""
         self._unsure: list[str] | None = None
-        """Text read by an attempt that may still fail. None if no attempt is open."""
+        """Text read by the current attempt, which becomes plain text if the attempt fails. None if
+        there is no attempt, or it can no longer fail."""
         self._reading = self.read()
         self._is_begun = False
 
@@ -74,7 +79,7 @@ class ReadingParser(Parser):
         return parts
 
     def take(self, count: int) -> str:
-        """Reads the next `count` characters, which must be available."""
+        """Reads and returns the next `count` characters, which must be available."""
         text = self._text[self._at : self._at + count]
         self._at += count
         if self._unsure is not None:
@@ -82,7 +87,8 @@ class ReadingParser(Parser):
         return text
 
     def peek(self) -> Reading[str]:
-        """Returns the next character without reading it, or an empty string at the end."""
+        """Returns the next character without reading it, or an empty string at the end of the
+        text."""
         while self._at == len(self._text):
             if self._is_ended:
                 return ""
@@ -90,7 +96,7 @@ class ReadingParser(Parser):
         return self._text[self._at]
 
     def skip_space(self) -> Reading[None]:
-        """Skips white space. Raises Malformed if there are more than MAX_SPACE characters of it."""
+        """Reads white space. Raises Malformed if there are MAX_SPACE characters of it or more."""
         for _ in range(MAX_SPACE):
             character = yield from self.peek()
             if not character or character not in SPACE:
@@ -99,7 +105,7 @@ class ReadingParser(Parser):
         raise Malformed
 
     def skip(self, marker: str) -> Reading[bool]:
-        """Reads the marker if it comes next, and returns whether it did."""
+        """Reads the marker if it comes next, and returns whether it was read."""
         while len(self._text) - self._at < len(marker):
             if self._is_ended or not marker.startswith(self._text[self._at :]):
                 return False
@@ -110,7 +116,8 @@ class ReadingParser(Parser):
         return True
 
     def skip_end(self, marker: str) -> Reading[None]:
-        """Reads the marker if it comes next, or the part of it before the end of the text."""
+        """Reads the marker if it comes next. At the end of the text, also reads an incomplete
+        marker."""
         if not (yield from self.skip(marker)) and self._is_ended:
             rest = self._text[self._at :]
             if marker.startswith(rest):
@@ -122,8 +129,8 @@ class ReadingParser(Parser):
             raise Malformed
 
     def until(self, ends: re.Pattern[str], most: int = MAX_NAME) -> Reading[str]:
-        """Reads and returns the text before the first character that matches `ends`. Raises
-        Malformed if it is longer than `most` characters, or the text ends first."""
+        """Reads and returns the text before the next match of `ends`. Raises Malformed if that text
+        is longer than `most` characters, or if there is no match."""
         while (found := ends.search(self._text, self._at)) is None:
             if self._is_ended or len(self._text) - self._at > most:
                 raise Malformed
@@ -139,10 +146,11 @@ class ReadingParser(Parser):
         trims: int = MAX_TRIMMED,
         must_end: bool = False,
     ) -> Reading[str]:
-        """Passes the text before the first marker to `add` while it is read, without up to `trims`
-        white space characters before the marker. Reads and returns the marker. At the end of the
-        text, returns an empty string, or raises Malformed if `must_end` is set; if the answer is
-        cut, omits the possible beginning of a marker."""
+        """Reads up to and including the first of the markers, and returns the marker. Passes the
+        text before it to `add` while it is read, but omits up to `trims` white space characters
+        directly before the marker. If the text ends without a marker, returns an empty string, or
+        raises Malformed if `must_end` is set. If the length limit ended the answer, omits a
+        possible beginning of a marker at its end."""
         pattern = re.compile("|".join(map(re.escape, markers)))
         while (found := pattern.search(self._text, self._at)) is None:
             if self._is_ended and not must_end:
@@ -163,7 +171,8 @@ class ReadingParser(Parser):
         return self.take(len(found[0]))
 
     def add_text(self, text: str) -> None:
-        """Adds text to the answer itself."""
+        """Adds text to the answer itself. Drops white space directly after a call, and all text
+        after a malformed call."""
         if self._is_lost:
             return
         if self._follows_call:
@@ -173,7 +182,8 @@ class ReadingParser(Parser):
             self._parts.append(Text(text))
 
     def begin_call(self, name: str) -> None:
-        """Begins a call. An attempt can no longer turn its text into plain text."""
+        """Begins a call. After this, the current attempt can no longer turn what it has read into
+        plain text."""
         self._unsure = None
         self._is_begun = True
         self._is_lost = False
@@ -184,16 +194,18 @@ class ReadingParser(Parser):
             self._parts.append(ToolCall(self._num_calls, "", whole_characters(text)))
 
     def end_call(self) -> None:
-        """Ends a call. The text after it may or may not be another call."""
+        """Ends a call. The current attempt can turn the text after the call into plain text
+        again."""
         self._unsure = []
         self._is_begun = False
         self._num_calls += 1
         self._follows_call = True
 
     def attempt(self, reading: Reading[None], before: str = "") -> Reading[None]:
-        """Runs `reading`, which may turn out to be plain text. If it is malformed, adds what it
-        read, with the marker `before`, as text. A call that has already begun breaks off instead,
-        and text at the end of a cut answer is dropped."""
+        """Runs `reading` on text that may turn out not to be a call. If `reading` raises Malformed
+        after a call has begun, ends the call and drops the text that follows. If it raises
+        Malformed before that, adds the text read so far as plain text, after the marker `before`,
+        or drops it if the length limit ended the answer."""
         self._unsure = [before]
         try:
             yield from reading
@@ -209,8 +221,8 @@ class ReadingParser(Parser):
             self._unsure = None
 
     def attempt_if(self, firsts: str, reading: Reading[None]) -> Reading[None]:
-        """Runs `reading` as an attempt if the text begins with one of the characters `firsts`,
-        after white space. Otherwise leaves the text to be read by the caller."""
+        """Runs `reading` as an attempt if the next character after white space is one of `firsts`.
+        Otherwise leaves the text, with the white space, to be read by the caller."""
         yield from self.attempt(self._read_if(firsts, reading))
 
     def _read_if(self, firsts: str, reading: Reading[None]) -> Reading[None]:
@@ -225,15 +237,16 @@ class ReadingParser(Parser):
 
 
 def whole_characters(text: str) -> str:
-    """Joins surrogate pairs that escapes of JSON or Python spell, and replaces lone surrogates,
-    which cannot be encoded."""
+    """Joins surrogate pairs, which JSON or Python escapes can result in. Replaces lone surrogates,
+    because they cannot be encoded as UTF-8."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _certain(text: str, start: int, markers: tuple[str, ...], trims: int) -> int:
-    """Returns the end of the text that cannot be part of a marker, whatever text follows."""
+    """Returns the position up to which `text` cannot be part of a marker, or white space to be
+    removed before one, whatever text follows. Searches from `start`."""
     end = len(text)
     for marker in markers:
         for length in range(min(len(marker) - 1, len(text) - start), 0, -1):
@@ -244,5 +257,5 @@ def _certain(text: str, start: int, markers: tuple[str, ...], trims: int) -> int
 
 
 def _num_spaces(text: str, most: int) -> int:
-    """Returns the number of white space characters at the end of a text, up to `most`."""
+    """Returns the number of white space characters at the end of a text, but at most `most`."""
     return min(len(text) - len(text.rstrip(SPACE)), most)

@@ -1,4 +1,4 @@
-"""Searches for stop strings, only in the text that an answer shows."""
+"""Searches for stop strings in the text of an answer, but not in its thoughts and calls."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from gateway.text.stop_strings import StopStrings
 
 
 class StoppingParser(Parser):
-    """Parser that passes on the parts of another parser up to a stop string in the answer's text.
+    """Parser that returns the parts of another parser up to a stop string in the answer's text.
 
-    Thoughts, calls and their markers are not searched, and no stop string spans them.
+    Thoughts, calls and their markers are not searched. A stop string is not found if one of them
+    interrupts it.
     """
 
     def __init__(self, parser: Parser, stops: list[str], *, shows_stop: bool) -> None:
-        """`shows_stop` says that the text ends after the stop string instead of before it."""
+        """`shows_stop` means that the text ends after the stop string instead of before it."""
         self.is_searching = True
-        """Whether new text is searched."""
+        """Whether text that is pushed is searched for stop strings."""
         self._parser = parser
         self._search = StopStrings(stops)
         self._shows_stop = shows_stop
@@ -63,6 +64,6 @@ class StoppingParser(Parser):
         return shown
 
     def _held(self) -> list[Part]:
-        """Returns held-back text that did not become a stop string."""
+        """Returns the text that was held back because it might have become a stop string."""
         held = self._search.flush()
         return [Text(held)] if held else []

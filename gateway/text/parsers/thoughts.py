@@ -1,4 +1,4 @@
-"""Parser for the text that a model writes before its answer: `<think>...</think>`."""
+"""Parses the thought that a model writes before its answer: `<think>...</think>`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ def is_in_thought(prompt: str) -> bool:
 
 
 class ThoughtParser(ReadingParser):
-    """Parser of the thought at the beginning. Passes the rest to the parser of the answer."""
+    """Parser of a thought at the beginning of the text. Passes the rest of the text to the parser
+    `answer`."""
 
     def __init__(self, answer: Parser, *, is_begun: bool) -> None:
-        """`is_begun` says that the prompt ends inside the thought."""
+        """`is_begun` means that the prompt ends inside the thought."""
         super().__init__()
         self._answer = answer
         self._is_thinking = is_begun
         self._num_taken = 0
         """Number of characters read so far."""
         self._tokens: ThoughtTokens | None = ThoughtTokens()
-        """Tokens of the thought. None once it has ended."""
+        """Counter of the thought's tokens. None once the thought has ended, or if there is none."""
         self._num_thought_tokens = 0
-        """Set when the thought ends."""
+        """Number of tokens of the thought. Set when the thought has ended."""
 
     @property
     def is_over(self) -> bool:
@@ -93,26 +94,29 @@ class ThoughtParser(ReadingParser):
 
 
 class ThoughtTokens:
-    """Counter of the tokens that spell a thought, based on where the text of each token begins."""
+    """Counter of the tokens of a thought. Records at which position the text of each token
+    begins."""
 
     def __init__(self) -> None:
         self.begin: int | None = None
-        """Position of the thought's first character. None until the thought begins."""
+        """Position of the first character of the thought. None until the thought begins."""
         self._starts: list[int] = []
         self._num_chars = 0
 
     def add(self, num_chars: int) -> None:
-        """Adds a token whose text has `num_chars` characters: 0 while a character is incomplete."""
+        """Adds a token whose text has `num_chars` characters. This is 0 for a token that ends
+        inside a character."""
         self._starts.append(self._num_chars)
         self._num_chars += num_chars
 
     def count(self, end: int) -> int:
-        """Returns the number of tokens with text between the thought's beginning and `end`."""
+        """Returns the number of tokens that have text between the thought's beginning and the
+        position `end`."""
         if self.begin is None:
             return 0
         first = bisect_left(self._starts, self.begin)
         after = self._starts[first] if first < len(self._starts) else self._num_chars
         if first and after > self.begin:
-            # This token also spells the end of the opening marker.
+            # The text of this token also contains the end of the opening marker.
             first -= 1
         return max(bisect_left(self._starts, end) - first, 0)
