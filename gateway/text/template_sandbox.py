@@ -234,7 +234,9 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         kind = type(obj)  # pyright: ignore[reportUnknownVariableType]
         if kind in (Macro, BlockReference, LoopContext) or isinstance(obj, Undefined):
             return context.call(obj, *args, **kwargs)
-        kwargs.pop("_loop_vars", None)  # Jinja passes these two arguments to functions that take a context.
+        kwargs.pop(
+            "_loop_vars", None
+        )  # Jinja passes these two arguments to functions that take a context.
         kwargs.pop("_block_vars", None)
         if kind is BuiltinMethodType or kind is MethodType:
             owner = obj.__self__
