@@ -1,15 +1,14 @@
 """Protocols that an op backend implements, and the structures that its ops are called with.
 
-Every tensor lives on the backend's device. Sequences of a step are laid out one after the other: a
-sequence's tokens are contiguous; sequences that share an adapter slot are neighbours, base-only
-sequences come last. Unless stated otherwise, a row of a matrix belongs to one token.
+Every tensor is on the backend's device. The tokens of a step are ordered by sequence. Sequences
+that share an adapter slot are neighbours, and base-only sequences are last. Unless stated
+otherwise, a row of a matrix belongs to one token.
 
     S  sequences in the step        T  tokens in the step             L  layers
     H  query heads, G  KV heads     D  head size                      V  vocabulary
 
-Activations are in `activation_dtype(weights)`. On the CPU that is float32 whatever the serving
-dtype, so that sums keep their precision between ops. Weights, KV pages and adapters are in the
-serving dtype.
+Activations are in `activation_dtype(weights)`. On the CPU this is float32 for any serving dtype, so
+that sums keep their precision between ops. Weights, KV pages and adapters are in the serving dtype.
 """
 
 from __future__ import annotations
@@ -30,25 +29,26 @@ PAGE_TOKENS = 16
 """Tokens in a KV page, on every backend."""
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Projections of a native family that an adapter may touch. An index here is the `projection` axis
-of the tables."""
+"""Projections of a native family that an adapter may touch, in the order of the `projection` axis
+of `AdapterTables`."""
 
 EMBEDDING, HEAD = range(2)
-"""Modules outside of the layers of a native family, the embedding and the output matrix, as indices
-in the last layer of the tables, which is no layer of the model."""
+"""Indices of the embedding and the output matrix on the `projection` axis of `AdapterTables`. Their
+entries are in the last layer of the tables, which is in addition to the model's layers."""
 
 Activation = Literal["silu", "gelu_tanh"]
 
 StreamName = Literal["adapters", "tables", "weights"]
-"""Side streams, one per kind of copy, so that table entries do not queue behind weights."""
+"""Names of side streams. Each kind of copy has its own, so that copies of table entries do not wait
+for copies of weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """Geometry of one model's KV page: K and V of `PAGE_TOKENS` tokens in all layers.
 
-    A page is `[L][K then V][G][...]`; the inner `[...]`, `PAGE_TOKENS * D` elements, is the
-    backend's own.
+    A page is `[L][K then V][G][...]`. Each backend chooses the order of the `PAGE_TOKENS * D`
+    elements of the inner `[...]`.
     """
 
     num_layers: int
@@ -117,7 +117,7 @@ class QKNorm:
 class TableRows:
     """Location of the rows of a table that an adapter replaces, in bytes of its image or the arena.
 
-    ids: of the token ids of the rows, int32 [count], ascending. rows: of the rows themselves,
+    ids: offset of the token ids of the rows, int32 [count], ascending. rows: offset of the rows,
     [count, width] in the serving dtype.
     """
 
@@ -131,7 +131,7 @@ class TableRows:
 class ReplacedRows:
     """Rows of a table [V, K] that the adapter of the tokens first..end - 1 replaces.
 
-    ids: int32 [count], ascending. rows: [count, K].
+    ids: token ids of the rows, int32 [count], ascending. rows: the new rows, [count, K].
     """
 
     first: int
@@ -152,10 +152,10 @@ class AdapterTables:
     rank     int32 [slots, L + 1, P]  0 = the adapter does not touch this projection (offsets
                                       undefined)
 
-    Entries [:, L, EMBEDDING] and [:, L, HEAD] are of modules outside of the layers.
+    Entries [:, L, EMBEDDING] and [:, L, HEAD] belong to the embedding and the output matrix.
 
-    replaced: on the host, by slot, the rows that the adapter replaces of the tables EMBEDDING and
-    HEAD. Slots whose adapter replaces none are absent.
+    replaced: rows of EMBEDDING and HEAD that the adapter replaces, by slot and module, on the host.
+    Slots whose adapter replaces no rows are absent.
     """
 
     a_offset: Tensor
@@ -172,13 +172,14 @@ class AdapterTables:
 
 @dataclass(frozen=True, slots=True)
 class LoRABatch:
-    """Tokens of a step by adapter slot.
+    """Adapters of a step's tokens, as segments of tokens that share an adapter slot.
 
     segment_start int32 [N + 1]   tokens of segment n are segment_start[n]..segment_start[n + 1];
                                   the tokens after segment_start[N] are base only
     segment_slot  int32 [N]       adapter slot; slots may repeat
-    replaced                      rows that the segments' adapters replace, of the embedding in a
-                                  batch of input tokens, of the output matrix in one of sampled rows
+    replaced                      rows that the segments' adapters replace: rows of the embedding in
+                                  a batch of input tokens, of the output matrix in a batch of
+                                  sampled rows
     """
 
     arena: Tensor
@@ -191,7 +192,7 @@ class LoRABatch:
 
     @property
     def outer_layer(self) -> int:
-        """The layer of the tables that has the modules outside of the layers."""
+        """Index of the tables' last layer, which has the embedding and the output matrix."""
         return self.tables.rank.shape[1] - 1
 
 
@@ -240,12 +241,12 @@ class Norm:
 class LayerWeights:
     """Weights and settings of one decoder layer; `workers.layers.decoder_layer` computes with them.
 
-    layer: its index in KV pages and adapter tables. rope, qk_norm, scale, window, softcap: as in
-    `Ops.rope_write_kv` and `Ops.paged_attention`. post_attention_norm, post_mlp_norm: norms of a
-    block's output before it is added to the residual (Gemma), if any. following_norm: the first
-    norm of the next layer, or the model's last. mlp_norm and following_norm are None if the next
-    block reads the residual itself (OLMo). wide_qk_norm: norm over all heads of q, and of k, before
-    rope (OLMo), with weights float32 [heads * D].
+    layer: index of the layer in KV pages and adapter tables. rope, qk_norm, scale, window, softcap:
+    arguments of `Ops.rope_write_kv` and `Ops.paged_attention`. post_attention_norm, post_mlp_norm:
+    norms of a block's output before it is added to the residual (Gemma), if any. following_norm:
+    first norm of the next layer, or the model's last norm. mlp_norm and following_norm are None if
+    the next block reads the residual itself (OLMo). wide_qk_norm: norm over all heads of q, and of
+    k, before rope (OLMo), with weights float32 [heads * D].
     """
 
     layer: int
@@ -271,7 +272,7 @@ class LayerWeights:
 class SamplingBatch:
     """Parameters for drawing one token from each of N rows of logits.
 
-    temperature float32 [N]   0 = greedy: of the other fields only bias and penalties have effect
+    temperature float32 [N]   0 = greedy; then only bias and penalties of the other fields apply
     top_k       int32 [N]     0 = off
     top_p       float32 [N]   1 = off
     min_p       float32 [N]   0 = off
@@ -316,7 +317,7 @@ class DeviceEvent(Protocol):
         ...
 
     def query(self) -> bool:
-        """Whether all work before the event is done."""
+        """Returns whether all work before the event is done."""
         ...
 
     def wait(self) -> None:
@@ -325,7 +326,7 @@ class DeviceEvent(Protocol):
 
 
 class PassedEvent:
-    """Event of a backend whose ops are synchronous: all work before it is always done."""
+    """Event of a backend whose ops are synchronous. All work before the event is already done."""
 
     def synchronize(self) -> None:
         pass
@@ -386,8 +387,8 @@ class Compute(Protocol):
         ...
 
     def table_linear(self, table: Tensor) -> PackedLinear:
-        """Returns an embedding table [V, K] as the output projection: the table itself if
-        `shares_tables`, else packed like any other weight."""
+        """Returns an embedding table [V, K] as the output projection. It is the table itself if
+        `shares_tables`, and otherwise a copy, packed like any other weight."""
         ...
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
@@ -468,7 +469,7 @@ class Compute(Protocol):
         ...
 
     def row_products(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Semantics: y = x rows^T, of rows as an adapter's image stores them.
+        """Semantics: y = x rows^T, where an adapter's image stores the rows.
         Shape: x [T, K], rows [N, K] in the serving dtype -> [T, N]. Sums in float32.
         """
         ...
@@ -499,7 +500,7 @@ class Device(Protocol):
 
     device: torch.device
     compiles: bool
-    """Whether kernels are compiled when they are first launched in a new form."""
+    """Whether kernels are compiled at run time, when they are first launched in a new form."""
 
     @property
     def num_compiled(self) -> int:
@@ -512,9 +513,9 @@ class Device(Protocol):
         ...
 
     def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
-        """Context in which submitted work runs concurrently with the steps in flight, for memory
-        that none of them uses. Work of one stream runs in order. waits: whether leaving the context
-        blocks until the work is done."""
+        """Context whose work runs on the named stream, concurrently with the steps in flight, which
+        must not use the same memory. Work of one stream runs in order. waits: whether leaving the
+        context blocks until the work is done."""
         ...
 
     def record_event(self) -> DeviceEvent:
@@ -523,7 +524,7 @@ class Device(Protocol):
 
 
 class Ops(Compute, Sampling, Device, Protocol):
-    """Backend for all ops. Has no state but scratch memory; keeps no references to arguments."""
+    """Backend for all ops. It has no state except scratch memory, and keeps no arguments."""
 
     name: str
 
@@ -546,7 +547,8 @@ class LayerStack(Protocol):
 
 @runtime_checkable
 class StacksLayers(Protocol):
-    """Optional part of a backend: all layers in one call, bit-identical to its single ops."""
+    """Optional interface of a backend that runs all layers in one call. The results are
+    bit-identical to those of the backend's single ops."""
 
     def bind_layers(self, layers: list[LayerWeights]) -> LayerStack:
         """Binds the layers to the backend. The result keeps references to their tensors."""

@@ -71,7 +71,7 @@ Weight = Tensor | BlockMatrix
 
 
 def join(weights: Sequence[Weight]) -> list[Weight]:
-    """Joins neighbours of one kind, row after row, into one matrix each."""
+    """Concatenates, by rows, neighbouring matrices that have the same format."""
     joined: list[Weight] = []
     for kind, group in groupby(weights, lambda each: getattr(each, "format", None)):
         parts = list(group)
@@ -86,7 +86,7 @@ def join(weights: Sequence[Weight]) -> list[Weight]:
 
 
 def densify(weights: Sequence[Weight]) -> Tensor:
-    """Returns the matrices, row after row, as one plain matrix."""
+    """Dequantises matrices in blocks, and returns all matrices, concatenated by rows, as one."""
     plain = [each.dequantize() if isinstance(each, BlockMatrix) else each for each in weights]
     return plain[0] if len(plain) == 1 else torch.cat(plain)
 

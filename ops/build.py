@@ -1,4 +1,4 @@
-"""Loading of the C++ kernels as a library, either shipped with the package or compiled with the
+"""Loads the C++ kernels as a library, which is either shipped with the package or compiled with the
 system compiler, once per source, variant and compiler.
 
 Each variant is compiled for one instruction set; `ops.processor` selects the fastest. Shipped
@@ -27,7 +27,7 @@ from ops.processor import REQUIRED
 SOURCES = Path(__file__).parent / "native"
 COMPILED = Path(__file__).parent / "compiled"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno")
-# Spelt out because GCC before version 11 does not know -march=x86-64-v3 and -march=x86-64-v4.
+# Flags are listed because GCC before version 11 lacks -march=x86-64-v3 and -march=x86-64-v4.
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mmovbe")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
 VARIANTS = {
@@ -49,13 +49,13 @@ _FAULTS = {
 
 
 class BuildError(Exception):
-    """Failure to compile or load the kernels, or a library that others could have written or that
-    fails its self-check."""
+    """The kernels cannot be compiled or loaded, another account could have written the library, or
+    the library fails its self-check."""
 
 
 def load(variant: str) -> ctypes.CDLL:
-    """Loads the library of a variant, shipped or compiled, and lets it check itself, which takes a
-    few milliseconds for `amx` and no time for others. Raises BuildError."""
+    """Loads the library of a variant, shipped or compiled, and runs its self-check, which takes a
+    few milliseconds for `amx` and no time for other variants. Raises BuildError."""
     path = find_shipped(variant) or compile_library(variant)
     try:
         library = ctypes.CDLL(str(path))
@@ -67,7 +67,7 @@ def load(variant: str) -> ctypes.CDLL:
 
 
 def find_library(variant: str) -> Path | None:
-    """Returns the library that `load` would load without compiling, or None if there is none.
+    """Returns the library that `load` would load, or None if `load` would have to compile it.
     Raises BuildError."""
     if (shipped := find_shipped(variant)) is not None:
         return shipped
@@ -126,7 +126,8 @@ def _compiled_name(compiler: str, variant: str, openmp: list[str], sources: Path
 
 
 def find_compiler() -> str:
-    """Returns the absolute path of $CXX if set, else of g++ or c++. Raises BuildError."""
+    """Returns the absolute path of the compiler $CXX if set, or else of g++ or c++. Raises
+    BuildError if there is none."""
     asked = os.environ.get("CXX")
     for name in [asked] if asked else ["g++", "c++"]:
         # A relative path would name a file in whatever folder the process was started in.
@@ -173,7 +174,7 @@ def _check_ours(path: Path, is_kind: Callable[[int], bool]) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, so that of processes that start together only one compiles."""
+    """Holds the folder's lock, so that only one of several processes compiles the library."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -203,7 +204,7 @@ def _compile(
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
-        # NOTE: torch brings its own OpenMP runtime. Linked first, it is the one used.
+        # NOTE: torch brings its own OpenMP runtime. It is linked first, so that kernels use it.
         linked = f"{folder}/ops.so"
         runtimes = openmp if len(openmp) == 1 else []
         _run([compiler, *flags, "-shared", *objects, "-Wl,--as-needed", *runtimes, "-o", linked])

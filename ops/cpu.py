@@ -45,7 +45,7 @@ SAMPLING_POINTERS = (
 
 
 class Sampling(Structure):
-    """SamplingBatch as pointers: the struct `Sampling` of native/sampling.cpp."""
+    """SamplingBatch as pointers. Matches the struct `Sampling` in native/sampling.cpp."""
 
     _fields_ = (
         *((name, c_void_p) for name in SAMPLING_POINTERS),
@@ -81,12 +81,12 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 
 
 class CpuOps(HostOps):
-    """Ops in C++. Inner layout of a page: K `[G][D][PAGE_TOKENS]`, V `[G][PAGE_TOKENS][D]`. Of
-    bfloat16 pages in the variants `amx` and `tiles`: K `[G][D / 2][PAGE_TOKENS][2]`, V
+    """Ops in C++. In a page, K is `[G][D][PAGE_TOKENS]` and V is `[G][PAGE_TOKENS][D]`. With
+    bfloat16 pages in the variants `amx` and `tiles`, K is `[G][D / 2][PAGE_TOKENS][2]` and V is
     `[G][PAGE_TOKENS / 2][D][2]`.
 
-    variant: key of `build.VARIANTS`; None selects the processor's fastest. threads: the most that
-    are used, see `ops.thread_count`; None uses torch's number. Raises build.BuildError.
+    variant: key of `build.VARIANTS`; None selects the processor's fastest. threads: maximum number
+    of threads, see `ops.thread_count`; None uses torch's number. Raises build.BuildError.
     """
 
     name = "cpu"
@@ -263,7 +263,7 @@ class CpuOps(HostOps):
         self._lib.set_num_threads(self.threads.record_step(begin, end))
 
     def team_ids(self, count: int) -> list[int]:
-        """Returns the system's ids of the calling thread's team of kernel threads."""
+        """Returns the operating system's ids of the calling thread's team of kernel threads."""
         ids = (c_int32 * count)()
         self._lib.team_ids(count, ids)
         return [each for each in ids if each]

@@ -1,4 +1,4 @@
-"""All decoder layers as one C call, through the structures of native/layers.cpp."""
+"""Runs all decoder layers in one C call, with the structures of native/layers.cpp."""
 
 from __future__ import annotations
 

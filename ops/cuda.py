@@ -1,4 +1,4 @@
-"""CUDA backend: matrix products by cuBLAS, everything else by the Triton kernels in this folder.
+"""CUDA backend. cuBLAS computes matrix products, and the Triton kernels in this folder the rest.
 
 This module checks shapes and types and passes tensors. No op waits for the device or reads a
 tensor's values, so that a step can be captured into a graph.
@@ -43,7 +43,7 @@ from ops.plain_linear import PlainLinear
 
 
 class _Compiled:
-    """Counter of the kernels that Triton compiles or loads in this process, for any caller."""
+    """Counter of the kernels that Triton compiles or loads in this process."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -57,10 +57,10 @@ _compiled = _Compiled()
 
 
 class CudaOps:
-    """Ops in Triton. Inner layout of a page: K and V both `[G][PAGE_TOKENS][D]`.
+    """Ops in Triton. In a page, K and V both are `[G][PAGE_TOKENS][D]`.
 
     Offsets of pages and factors are multiples of `triton_table.ALIGNMENT`. Activations are in the
-    serving dtype. Weights, pages and factors narrower than the activations are widened to their
+    serving dtype. Weights, pages and factors of a narrower dtype are converted to the activations'
     dtype.
 
     device: a CUDA device, or the CPU if Triton interprets its kernels (TRITON_INTERPRET=1).
@@ -73,7 +73,8 @@ class CudaOps:
     head_dims = EVEN
 
     def __init__(self, device: torch.device, cache_dir: Path | None = None) -> None:
-        """cache_dir: folder of compiled kernels, kept between processes; None: Triton's default."""
+        """cache_dir: folder in which compiled kernels are kept for later processes; None uses
+        Triton's default."""
         self.device = device
         self.compiles = device.type == "cuda"
         if cache_dir is not None:
@@ -81,15 +82,16 @@ class CudaOps:
             knobs.cache.dir = str(cache_dir)
         self._graph_pool, self._streams = None, dict[str, torch.cuda.Stream]()
         self.overlaps, self.shared_bytes = False, 0
-        """Whether a kernel may start before the one that it waits for has ended, and the shared
-        memory that a program may have."""
+        """Whether a kernel may start before the kernel whose results it needs has ended, and the
+        maximum bytes of shared memory of a program."""
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self.overlaps = properties.major >= 9
-            # Builds of torch for other makers' cards do not tell.
+            # Builds of torch for GPUs of other vendors lack this property.
             self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
             self._graph_pool = torch.cuda.graph_pool_handle()
-            # Made once: torch hands out 32 streams in rotation, so a copy could get a capture's.
+            # Created once, because torch hands out 32 streams in rotation, and a copy could
+            # otherwise get the capture's stream.
             for name in ("capture", *get_args(StreamName)):
                 self._streams[name] = torch.cuda.Stream(device)
         # By default cuBLAS may add the parts of a split sum in bfloat16.

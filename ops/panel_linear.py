@@ -1,4 +1,4 @@
-"""Weight of a linear as native/linear.cpp reads it: in panels of 48 output columns."""
+"""Weight of a linear in panels of 48 output columns, as native/linear.cpp reads it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ PANEL = 48
 
 
 class NativePart(Structure):
-    """Struct `LinearPart` of native/kernels.h."""
+    """Matches the struct `LinearPart` in native/kernels.h."""
 
     _fields_ = (("panels", c_void_p), ("format", c_int64), ("columns", c_int64))
 
 
 class PanelLinear:
-    """Weights side by side, each with its own format, and one bias.
+    """Weights whose output columns are side by side, each with its own format, and one bias.
 
-    bias: float32, one panel longer than the columns, because kernels read whole panels.
+    The stored bias is float32 and one panel longer than the columns, because kernels read whole
+    panels.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Weight of a linear as torch's matrix product reads it."""
+"""Weight of a linear for torch's matrix product."""
 
 from __future__ import annotations
 

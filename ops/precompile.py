@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-# The libraries are linked to its OpenMP runtime.
+# Loads torch's OpenMP runtime, to which the libraries are linked.
 import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from ops.build import COMPILED, BuildError, precompile

@@ -22,7 +22,7 @@ other than x86, `scalar` is compiled for the baseline instruction set, on ARM wi
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A processor's vendor and instruction sets as in /proc/cpuinfo; both empty if unknown."""
+    """Vendor and instruction sets of a processor as in /proc/cpuinfo; both empty if unknown."""
 
     vendor: str = ""
     features: frozenset[str] = frozenset()
@@ -47,7 +47,7 @@ class Processor:
     def variants(self) -> list[str]:
         """Returns the variants that run on the processor, the fastest first.
 
-        `tiles` is the last, because it computes what `amx` does without its instructions.
+        `tiles` is last, because it computes the results of `amx` without AMX instructions.
         """
         runnable = [variant for variant, needed in REQUIRED.items() if needed <= self.features]
         if self.vendor != "AuthenticAMD" and "avx512bf16" in runnable:
@@ -60,8 +60,8 @@ class Processor:
 
 
 def quota_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Returns the number of cores that this process's control groups (version 2, `cpu.max`) let it
-    use, rounded up, or None if they set no limit."""
+    """Returns the number of cores that the `cpu.max` of this process's control groups (version 2)
+    allows, rounded up, or None if they set no limit."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reference backend: every op in plain torch, written to be read. Needs no compiler."""
+"""Reference backend, with every op in plain torch and written for clarity. Needs no compiler."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MASK = 0xFFFFFFFF
 
 
 class ReferenceOps(HostOps):
-    """Ops in float32 torch. Inner layout of a page: K and V both `[G][PAGE_TOKENS][D]`."""
+    """Ops in float32 torch. In a page, K and V both are `[G][PAGE_TOKENS][D]`."""
 
     name = "reference"
     b_rank_major = True
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """device: the CPU by default; another one to compare with a backend's results there."""
+        """device: the CPU by default. Another device serves to check the results of its backend."""
         self.device = torch.device("cpu") if device is None else device
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
@@ -230,14 +230,15 @@ def _penalise(logits: Tensor, batch: SamplingBatch, row: int) -> None:
 
 
 def _keep_top_k(scaled: Tensor, top_k: int) -> Tensor:
-    """Keeps the k largest logits and any equal to the smallest of them; sets the others to -inf."""
+    """Keeps the k largest logits and all that equal the smallest of these. Sets others to -inf."""
     if top_k <= 0 or top_k >= len(scaled):
         return scaled
     return scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], -torch.inf)
 
 
 def _keep_top_p(scaled: Tensor, top_p: float) -> Tensor:
-    """Keeps the fewest largest logits whose probability reaches p, and any equal to the last."""
+    """Keeps the fewest of the largest logits whose probabilities add up to p, and all that equal
+    the smallest of these. Sets others to -inf."""
     if top_p >= 1.0:
         return scaled
     ordered = scaled.sort(descending=True).values
@@ -248,7 +249,7 @@ def _keep_top_p(scaled: Tensor, top_p: float) -> Tensor:
 
 
 def _keep_min_p(scaled: Tensor, min_p: float) -> Tensor:
-    """Keeps logits whose probability is at least min_p times the largest one."""
+    """Keeps logits whose probability is at least min_p times the largest. Sets others to -inf."""
     if min_p <= 0.0:
         return scaled
     return scaled.masked_fill(scaled < scaled.max() + math.log(min_p), -torch.inf)

@@ -35,7 +35,8 @@ def _cuda(**options: Any) -> Ops:
 
 
 def _cpu(**options: Any) -> Ops:
-    """Returns the CPU backend, or the reference with a warning if kernels cannot be compiled."""
+    """Returns the CPU backend. Warns and returns the reference backend if the kernels cannot be
+    compiled or loaded."""
     from ops.build import BuildError
     from ops.cpu import CpuOps
 

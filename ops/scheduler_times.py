@@ -1,4 +1,4 @@
-"""Times of Linux's scheduler: how long threads waited for a core, and how busy cores are."""
+"""Reads from Linux how long threads waited for a core, and how busy the cores are."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from pathlib import Path
 
 PROC = Path("/proc")
 IDLE_FIELDS = (3, 4)
-"""Places of idle and iowait among the times of a core in /proc/stat."""
+"""Indices of idle and iowait among the times of a core in /proc/stat."""
 
 
 class SchedulerTimes:
-    """Reader of this process's and its cores' times. On systems other than Linux no thread ever
-    waits, and nothing is known of the cores."""
+    """Reader of the times of this process and of its cores. On systems other than Linux,
+    `run_delay` returns 0 and `free_cores` returns None."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
         self._before: tuple[float, float] | None = None
 
     def run_delay(self, thread_ids: Iterable[int]) -> float:
-        """Returns the seconds for which threads of this process were ready to run and did not."""
+        """Returns the seconds, since their start and added up, that these threads of the process
+        have waited for a core although they were ready to run."""
         return sum(self._thread_delay(thread_id) for thread_id in thread_ids)
 
     def free_cores(self) -> float | None:
-        """Returns the number of this process's cores that other processes have left to it, on
-        average since the call before. Returns None at the first call, or if nothing is known."""
+        """Returns the number of cores, on average since the previous call, that this process may
+        use and other processes did not. Returns None at the first call, or if it is unknown."""
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
         busy = self._busy_seconds(cores)
         before, self._before = self._before, None
@@ -53,6 +54,6 @@ class SchedulerTimes:
         names, ticks = {f"cpu{core}" for core in cores}, 0
         for name, *fields in (line.split() for line in lines):
             if name in names:
-                # Later fields are guests, whose time is part of the first two.
+                # Later fields are times of guests, which the first two fields include.
                 ticks += sum(int(each) for i, each in enumerate(fields[:8]) if i not in IDLE_FIELDS)
         return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Number of the CPU kernels' threads, which drops while other processes delay them."""
+"""Number of threads of the CPU kernels. It is lowered while other processes delay the threads."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 WINDOW_S = 0.1
-"""Seconds of computing after which the number is considered."""
+"""Seconds of computation after which the number of threads is reconsidered."""
 MAX_DELAY = 0.25
-"""Share of a window's time for which threads may together wait for cores before their number
-drops. Pauses between steps belong to the window: where steps are short beside them, a delay costs
-little, and where it costs much, the steps are long."""
+"""Maximum seconds that all threads together may wait for cores, per second of a window, before
+their number is lowered. A window includes the pauses between steps, because delays matter little
+while steps are short compared with the pauses."""
 SLACK = 0.25
-"""Cores that others may use before a thread more is too many."""
+"""Share of a core that other processes may use while the core still counts as free."""
 
 
 class Times(Protocol):
-    """See `ops.scheduler_times.SchedulerTimes`."""
+    """Interface of `ops.scheduler_times.SchedulerTimes`."""
 
     def run_delay(self, thread_ids: Sequence[int]) -> float: ...
     def free_cores(self) -> float | None: ...
 
 
 class ThreadCount:
-    """Number of threads, at most `limit`.
+    """Number of threads for the next step, at most `limit`.
 
-    A step has more than a hundred barriers, and at each of them all threads wait for one that is
-    not running: beside one busy process, two threads on two cores are many times slower than one.
-    So threads are given up when they are delayed, and taken back when other processes leave their
-    cores free. A process of low priority uses cores and delays nobody, so that it changes nothing.
+    A step has more than a hundred barriers, and at each of them all threads wait for a thread that
+    is not running. Alongside one busy process, two threads on two cores are many times slower than
+    one. Therefore the number is lowered while threads are delayed, and raised when other processes
+    leave cores free. A process of low priority delays no thread, so it does not lower the number.
     """
 
     def __init__(
         self, limit: int, times: Times, thread_ids: Callable[[int], Sequence[int]]
     ) -> None:
-        """thread_ids: returns the ids of a team of that many threads of the calling thread."""
+        """thread_ids: function that returns the ids of the calling thread's team of so many
+        threads."""
         self.limit = limit
         self.current = limit
         self._times = times
@@ -55,7 +56,7 @@ class ThreadCount:
             length = end - self._begin
             if self.current > 1 and (share := self._delayed_seconds() / length) > MAX_DELAY:
                 self._set(max(1, self.current - max(1, round(share))))
-                self._times.free_cores()  # what is free is measured from here on
+                self._times.free_cores()  # starts a new measurement
             elif self.current < self.limit and (free := self._times.free_cores()) is not None:
                 self._set(min(self.limit, max(self.current, int(free + SLACK))))
             self._computed, self._begin = 0.0, end
@@ -66,8 +67,8 @@ class ThreadCount:
             self.current, self._team = count, ()
 
     def _delayed_seconds(self) -> float:
-        """Returns the seconds for which threads waited in this window, or 0 in the first window of
-        a team."""
+        """Returns the seconds that the threads together waited for cores in this window, or 0 in
+        the first window after their number changed."""
         is_new = not self._team
         if is_new:
             self._team = self._thread_ids(self.current)

@@ -25,8 +25,8 @@ from ops.triton_blocks import group_of_block
 from ops.triton_table import ALIGNMENT, MAX_PARTS, SMALLEST_DOT, AttentionBlocks, power_of_two
 
 COUNTS = ("num_seqs", "table_stride", "part_rows")
-"""Arguments that change from step to step. Not specialised, because Triton would compile another
-kernel for 1 or a multiple of 16 in the middle of a request."""
+"""Arguments that change from step to step. They are not specialised, because Triton would compile
+another kernel for 1 or a multiple of 16 while a request waits."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -44,13 +44,13 @@ def paged_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Semantics: as Ops.paged_attention.  Shape: qkv [T, (H + 2G) * D] -> [T, H * D].
-    DType: qkv any float; keys are raised to its dtype, products and sums are float32.
+    DType: qkv any float; keys are converted to the same dtype; products and sums are float32.
 
     Bytes of a decode step: the context's K and V, `context * 2 * G * D * itemsize` per layer;
     queries and results are negligible. Llama 3 8B at 1024 tokens: 4.2 MB per sequence and layer.
-    Parts are `S * min(max_query, short tokens) * H * MAX_PARTS * (D + 2)` floats; only those that a
-    sequence's context needs are written and read, and they stay in the L2. Long sequences have
-    none. Flops of a prefill: `4 * D * H * rows * context / 2`.
+    Parts are `S * min(max_query, short tokens) * H * MAX_PARTS * (D + 2)` floats. Only the parts
+    that a context needs are written and read, and they stay in the L2. Long sequences have no
+    parts. Flops of a prefill: `4 * D * H * rows * context / 2`.
     """
     layout = kv.layout
     num_kv, dim = layout.num_kv_heads, layout.head_dim
@@ -117,7 +117,8 @@ def paged_attention(
 
 @triton.jit
 def _tiles(num_rows, context, window, HAS_WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """Returns (first tile that the last `num_rows` rows of a context see, tiles from there on)."""
+    """Returns the first tile that the last `num_rows` rows of a context see, and the number of
+    tiles from there to the end of the context."""
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(context - num_rows - window + 1, 0) // TILE
@@ -160,8 +161,8 @@ def _sum_tiles(
     ALIGN: tl.constexpr,
 ):
     """Returns (weighted values [ROWS, WIDTH], sum of their weights [ROWS], largest score [ROWS]) of
-    a span of keys. keys: pointer to the head's keys in a page at offset 0; its values are VALUES
-    elements later."""
+    a span of keys. keys: pointer to the head's keys in a page at offset 0; the head's values are
+    VALUES elements later."""
     lane = tl.arange(0, WIDTH)
     known = lane < DIM
     result = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -263,7 +264,7 @@ def _attend(
     valid = (line < TOKENS * GROUP) & (row < end)
     lane = tl.arange(0, WIDTH)
     known = lane < DIM
-    # A row past the end gets position -1, before every key, and so sees none.
+    # A row past the end gets position -1, before every key, so that it sees no key.
     position = tl.load(positions + row, mask=valid, other=-1)
     query_at = (row * (HEADS + 2 * KV_HEADS) + head) * DIM
     shown = valid[:, None] & known[None, :]

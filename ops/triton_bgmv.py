@@ -1,7 +1,8 @@
 """Row form of segmented LoRA, for steps with one or two rows per adapter.
 
-A matrix tile would be 15/16 padding there. These kernels multiply and add, and are bound by the
-bytes of A and B either way. They have the signatures of the matrix form (triton_sgmv).
+In such steps a matrix tile would be 15/16 padding. These kernels multiply and add elements without
+tl.dot; the bytes of A and B limit the speed of either form. Their signatures are the same as in the
+matrix form (`ops.triton_sgmv`).
 """
 
 # pyright does not know that jitted functions return tensors.

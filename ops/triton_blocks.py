@@ -1,10 +1,10 @@
 """Assignment of work to programs when only the device knows how the rows are divided.
 
 The rows of a step are divided into groups (sequences, segments), and groups into blocks of B rows.
-A grid of `T // B + N` blocks covers any division of T rows into N groups: group n owns the blocks
-from `start[n] // B + n` on, at least as many as it needs, and a block past its group's end does
-nothing. So a captured graph replays with fewer groups, more, or none, up to its capacity, and no
-table of blocks has to be built or uploaded.
+A grid of `T // B + N` blocks covers any division of T rows into N groups. Group n owns the blocks
+from `start[n] // B + n` on, at least as many as it needs, and a block past the end of its group
+does nothing. So a captured graph can be replayed with any number of groups up to its capacity, and
+no table of blocks has to be built or uploaded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 COUNTS = ("num_segments", "first_entry", "num_rows")
-"""Arguments of the LoRA kernels that change from step to step or layer to layer. Not specialised,
-because Triton would compile another kernel for 1 or a multiple of 16 in the middle of a request."""
+"""Arguments of the LoRA kernels that change between steps or layers. They are not specialised,
+because Triton would compile another kernel for 1 or a multiple of 16 while a request waits."""
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def group_of_block(start, num_groups, block, ROWS: tl.constexpr):
 
 @triton.jit
 def group_of_row(start, num_groups, row):
-    """Returns the last group that begins at or before the row; this skips groups without rows."""
+    """Returns the last group that begins at or before the row, which skips groups without rows."""
     count = 0
     for first in range(0, num_groups, 128):
         group = first + tl.arange(0, 128)

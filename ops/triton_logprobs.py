@@ -1,7 +1,7 @@
-"""Log-probabilities of a few tokens of each row, without a softmax over the vocabulary.
+"""Computes log-probabilities of a few tokens of each row, without storing a softmax.
 
-A first launch reduces spans of the vocabulary to a maximum, a sum and their best tokens. A second
-merges a row's spans. Bytes: `N * V * 4`, read once.
+A first launch reduces each span of the vocabulary to its maximum, its sum and its best tokens. A
+second launch merges the spans of a row. Logits, `N * V * 4` bytes, are read once.
 """
 
 # pyright knows neither Triton's launch options nor that jitted functions return tensors.
@@ -53,7 +53,8 @@ def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tenso
 
 @triton.jit
 def _next(value, token, last_value, last_token):
-    """Returns the best (value, token) after (last_value, last_token); token NO_TOKEN if none."""
+    """Returns the best (value, token) after (last_value, last_token). The token is NO_TOKEN if
+    there is none."""
     after = (value < last_value) | ((value == last_value) & (token > last_token))
     after = after & (token != NO_TOKEN)
     best = tl.max(tl.where(after, value, float("-inf")), axis=0)

@@ -5,9 +5,9 @@ Expand adds the planes in a fixed order, multiplies by B and adds to the base's 
 atomics, and nothing is zeroed because only written values are read. Every segment's rank, offsets
 and slot are read on the device, so one captured launch serves any adapters.
 
-Where the device can (`overlaps`: Hopper and later), the expand starts before the shrink has ended:
-it loads its part of B, then waits for the planes (programmatic dependent launch, CUDA C++
-Programming Guide). Nothing else may be launched between the two.
+On Hopper and later devices (`overlaps`), expand starts before shrink has ended. It loads its part
+of B and then waits for the planes (programmatic dependent launch, CUDA C++ Programming Guide). No
+other kernel may be launched between the two.
 """
 
 # pyright knows neither Triton's launch options nor that jitted functions return tensors.
@@ -30,8 +30,8 @@ MAX_PROJECTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """Partial sums of shrink. values: float32 [split, T, projections, ranks], undefined in ranks
-    past an adapter's and in rows without one."""
+    """Partial sums of shrink. values: float32 [split, T, projections, ranks], undefined past the
+    rank of a row's adapter and in rows without an adapter."""
 
     values: Tensor
 
@@ -45,10 +45,11 @@ def shrink(
 ) -> Planes:
     """Semantics: planes.sum(0)[t, i, :rank] = x[t] A^T for projection i of the fused linear.
     Shape: x [T, K]; A [rank, K] -> planes [split, T, P, R], R a power of two.
-    DType: x any float, A the adapter's dtype raised to x's, sums float32.
+    DType: x any float, A in the adapter's dtype, converted to the dtype of x; sums float32.
 
-    Bytes: each A once a segment, `P * rank * K * itemsize`, and x once a projection. 32 adapters of
-    rank 16 at gate_up of Llama 3 8B: 8.4 MB, 2 us at 4.3 TB/s; one adapter: the launch.
+    Bytes: each A once per segment, `P * rank * K * itemsize`, and x once per projection. 32
+    adapters of rank 16 at gate_up of Llama 3 8B read 8.4 MB, which takes 2 us at 4.3 TB/s. With one
+    adapter, the launch dominates.
     """
     num_rows, depth = x.shape
     num_segments = len(lora.segment_slot)
@@ -95,8 +96,8 @@ def expand_add(
     DType: the sum over planes is float32, rounded to y's dtype for the matrix form (the row form
     keeps it), the product float32, rounded once with y.
 
-    Bytes: each B once a segment, `sum(N) * rank * itemsize`, y twice. 32 adapters of rank 16 at
-    gate_up of Llama 3 8B: 29.4 MB + 3.7 MB, 7.7 us at 4.3 TB/s.
+    Bytes: each B once per segment, `sum(N) * rank * itemsize`, and y twice. 32 adapters of rank 16
+    at gate_up of Llama 3 8B take 29.4 MB + 3.7 MB, 7.7 us at 4.3 TB/s.
     """
     num_rows, num_segments = len(y), len(lora.segment_slot)
     widths = (*fused.widths, *(0,) * (MAX_PROJECTIONS - len(fused.widths)))
@@ -125,8 +126,8 @@ def add_tokens(y: Tensor, ids: Tensor, lora: LoRABatch, scale: float, blocks: Bl
     Shape: ids [T], y [T, K]; A [V, rank], B [K, rank], scaled.
     DType: A and B the adapter's dtype, sums float32, rounded once with y.
 
-    Bytes: each B once a row, `K * rank * itemsize`. 64 rows of rank 16 at K = 4096 in bf16: 8.4 MB,
-    2 us at 4.3 TB/s; without an adapter of the embedding: the launch.
+    Bytes: each B once per row, `K * rank * itemsize`. 64 rows of rank 16 at K = 4096 in bf16 read
+    8.4 MB, which takes 2 us at 4.3 TB/s. If no adapter changes the embedding, the launch dominates.
     """
     num_rows, width = y.shape
     entries = lora.tables.rank.shape[2]
@@ -145,8 +146,8 @@ def add_tokens(y: Tensor, ids: Tensor, lora: LoRABatch, scale: float, blocks: Bl
 
 
 def _places(num_rows: int, num_segments: int, blocks: Blocks) -> int:
-    """Returns the number of programs that covers any division of the rows (see triton_blocks), or
-    one per row in the row form."""
+    """Returns the number of programs that covers any division of the rows into segments (see
+    `ops.triton_blocks`), which is one per row in the row form."""
     return num_rows if blocks.rows == 1 else num_rows // blocks.rows + num_segments
 
 

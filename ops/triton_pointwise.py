@@ -1,6 +1,6 @@
-"""Triton kernels that read each element once: norm, activation, embedding, hashes.
+"""Triton kernels that read each element once: norm, activation, embedding.
 
-All are memory-bound: with a device bandwidth of W they take at least bytes / W, and below about 4
+All are memory-bound. With a device bandwidth of W they take at least bytes / W, and below about 4
 MB the launch (2 to 4 us inside a graph) dominates. Arithmetic is in float32.
 """
 
@@ -38,7 +38,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
 
 @triton.jit
 def _rms_norm(x, residual, weight, y, width, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
-    """Processes one row per program, held in registers."""
+    """Processes one row per program. The row stays in registers."""
     column = tl.arange(0, BLOCK)
     inside = column < width
     at = tl.program_id(0).to(tl.int64) * width + column
@@ -91,7 +91,7 @@ def _gated_activation(gate_up, y, width, IS_SILU: tl.constexpr, BLOCK: tl.conste
 
 def embed(ids: Tensor, table: Tensor, scale: float) -> Tensor:
     """Semantics: y[t] = table[ids[t]] * scale.  Shape: ids [T], table [V, K] -> [T, K].
-    DType: ids int32; y in the table's. Bytes: 2 * T * K * itemsize.
+    DType: ids int32, y the table's dtype. Bytes: 2 * T * K * itemsize.
     """
     rows, width = len(ids), table.shape[1]
     y = table.new_empty(rows, width)

@@ -1,8 +1,8 @@
 """Sampling in Triton: one draw per row by the Gumbel-max rule, without softmax or sort.
 
-Bytes of a step: `N * V * 4` read once by a plain draw (128 rows of 128256: 66 MB, 15 us at 4.3
-TB/s). A row with top-k or top-p reads its logits up to four more times, in as many programs as a
-draw has; rows without either cost nothing extra.
+Without filters, the `N * V * 4` bytes of the logits are read once (128 rows of 128256: 66 MB, 15 us
+at 4.3 TB/s). Rows with top-k or top-p are usually read up to four more times, see
+`ops.triton_threshold`. Rows without either are not read again.
 """
 
 # pyright knows neither Triton's launch options nor that jitted functions return tensors.
@@ -73,7 +73,7 @@ def _add_bias(logits, bias_start, bias_ids, bias_values, vocab, BLOCK: tl.conste
         known = entry < end
         token = tl.load(bias_ids + entry, mask=known, other=0)
         value = tl.load(bias_values + entry, mask=known, other=0)
-        # Atomic, because a token may have two entries.
+        # The addition is atomic because a token may have two entries.
         tl.atomic_add(logits + row * vocab + token, value, mask=known, sem="relaxed")
 
 
@@ -92,8 +92,8 @@ def _penalise(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Counts, for one row and span of the vocabulary per program, the row's tokens in the span, and
-    penalises their logits."""
+    """Counts the prompt and generated tokens of a row that are in a span of the vocabulary, and
+    penalises their logits. A program processes one row and span."""
     row = tl.program_id(0).to(tl.int64)
     present, frequent = tl.load(presence + row), tl.load(frequency + row)
     repeated = tl.load(repetition + row)
@@ -158,7 +158,8 @@ def _draw(
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """Stores a vocabulary span's best score and smallest token; infinity and -1 for NaN."""
+    """Stores the best score of a span of the vocabulary, and the smallest token that has it. Stores
+    infinity and -1 if a logit of the span is NaN."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * BLOCK + tl.arange(0, BLOCK)
     known = token < vocab

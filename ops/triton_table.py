@@ -1,12 +1,12 @@
-"""Block sizes of the Triton kernels, chosen by shape on the host: no autotuning on the hot path.
+"""Block sizes of the Triton kernels. The host chooses them by shape, without autotuning.
 
-The numbers were measured on an H200 with shapes of an 8B model, see docs/understand/gpu.md;
-`benchmarks/gpu_tuning.py` compares some with their alternatives. Tiles of 128 columns gave NaN in
-the LoRA expand on sm_90 elsewhere (vllm#48590); `tests/ops/test_cuda.py` covers that case, and
-passed there with Triton 3.6.
+The sizes are the result of measurements on an H200 with shapes of an 8B model, see
+docs/understand/gpu.md; `benchmarks/gpu_tuning.py` compares some with their alternatives. In vLLM,
+tiles of 128 columns gave NaN in the LoRA expand on sm_90 (vllm#48590). `tests/ops/test_cuda.py`
+tests this case, and passed on sm_90 with Triton 3.6.
 
-Every value that selects a compiled kernel is a power of two, so that few are compiled. Float32 uses
-no tensor cores (tf32 would not give float32's results), so its tiles are small.
+Sizes that select a compiled kernel are powers of two, so that few kernels are compiled. Float32
+uses no tensor cores (tf32 would not give float32's results), so its tiles are small.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALIGNMENT = 64
 compiler may load 16 bytes per thread from an address read from a table."""
 
 PROCESSORS = 132
-"""Multiprocessors of an H100 or H200. Work is split until each has two programs."""
+"""Number of multiprocessors of an H100 or H200."""
 
 SMALLEST_DOT = 16
 """Smallest side of a tl.dot. Smaller operands are padded and masked."""
@@ -49,9 +49,9 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlocks:
-    """Tile sizes of an attention kernel. rows: query tokens x heads of a group. tile: keys per
-    step. part_tokens: length of the shortest part of a context, a multiple of the tile. programs:
-    number that share the parts of a sequence."""
+    """Tile sizes of an attention kernel. rows: query tokens times heads of a group. tile: keys per
+    step. part_tokens: minimum length of a part of a context, a multiple of the tile. programs:
+    number of programs that share the parts of a sequence."""
 
     rows: int
     tile: int
@@ -72,14 +72,15 @@ def blocks_of(number: int, size: int) -> int:
 
 
 def reads_by_row(num_rows: int, num_segments: int) -> bool:
-    """Whether to use the row form: one or two rows per adapter would not fill a matrix tile."""
+    """Returns whether to use the row form, because one or two rows per adapter would not fill a
+    matrix tile."""
     return num_rows <= 2 * num_segments
 
 
 def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: int) -> Blocks:
-    """Returns the tile sizes of the LoRA shrink. ranks: the largest rank of the step. itemsize:
-    bytes of an activation. The split depends on the form and the depth alone, so that steps of one
-    form add in the same order."""
+    """Returns the tile sizes of the LoRA shrink. depth: input features. ranks: largest rank of the
+    step. itemsize: bytes of an activation. The number of rows changes the split only through the
+    form and the tile's height, so that steps with equal tiles add in the same order."""
     columns = min(max(power_of_two(ranks), SMALLEST_DOT), 64)
     warps = 4
     if reads_by_row(num_rows, num_segments):
@@ -88,7 +89,7 @@ def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: i
         rows, columns, step, split = 16, min(columns, 32), 32, 8
     else:
         rows, step = _rows(num_rows, num_segments), 128
-        # The expand reads all planes of its rows again for each tile of columns.
+        # Fewer planes for tall tiles, because expand reads all planes again for each column tile.
         split = 4 if rows > 16 else 16 if depth > 8192 else 8
     return Blocks(rows, columns, step, min(split, _floor(depth // step)), warps, stages=3)
 
@@ -100,13 +101,13 @@ def expand(num_rows: int, num_segments: int, ranks: int, itemsize: int) -> Block
     if itemsize > 2:
         return Blocks(16, 32, min(depth, 32), 1, warps=4, stages=1)
     rows = _rows(num_rows, num_segments)
-    # A tall tile of that width would not fit the registers.
+    # A tile of 64 rows and EXPAND_COLUMNS columns would not fit the registers.
     columns = EXPAND_COLUMNS if rows == 16 else EXPAND_COLUMNS // 2
     return Blocks(rows, columns, depth, 1, warps=4, stages=1)
 
 
 def expand_by_row(ranks: int) -> Blocks:
-    """Returns the tile sizes of an expand that works by row. ranks: the largest of the step."""
+    """Returns the tile sizes of the LoRA expand's row form. ranks: largest rank of the step."""
     depth = _expand_depth(ranks)
     return Blocks(1, 8192 // depth, depth, 1, warps=4, stages=1)
 
@@ -119,15 +120,15 @@ def short_attention(
     num_seqs: int, num_kv_heads: int, group: int, max_context: int, itemsize: int
 ) -> AttentionBlocks:
     """Returns the tile sizes for sequences of a few tokens. group: query heads per KV head.
-    itemsize: bytes of an activation. At least 4 programs share a sequence's parts, however many
-    sequences there are, because a batch waits for its longest context."""
+    itemsize: bytes of an activation. If there are enough parts, at least 4 programs share a
+    sequence's parts even in a large batch, because a batch waits for its longest context."""
     rows = max(SMALLEST_DOT, power_of_two(group))
     wanted = power_of_two(blocks_of(16 * PROCESSORS, num_seqs * num_kv_heads))
     most = min(MAX_PARTS, power_of_two(blocks_of(max_context, PART_TOKENS)))
     programs = min(max(wanted, 4), most)
     # A page's address is loaded before its keys, which takes two stages. With 3 stages no load of
     # keys or values overlaps the arithmetic on the previous ones, but more programs fit a
-    # multiprocessor, which hides the loads where there are so many.
+    # multiprocessor, which hides the loads if there are many programs.
     stages = 1 if itemsize > 2 else 5 if num_seqs * num_kv_heads < PROCESSORS else 3
     return AttentionBlocks(rows, 32, PART_TOKENS, programs, warps=4, stages=stages)
 
@@ -144,7 +145,7 @@ def long_attention(group: int, dim: int, itemsize: int, shared_bytes: int) -> At
 
 
 def _rows(num_rows: int, num_segments: int) -> int:
-    """Returns the rows of a matrix tile: tall tiles for long segments."""
+    """Returns the number of rows of a matrix tile, which is higher for long segments."""
     return 16 if num_rows <= 64 * num_segments else 64
 
 

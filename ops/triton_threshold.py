@@ -1,11 +1,12 @@
-"""The logit below which top-k, top-p and min-p drop a token, found without a sort.
+"""Finds, without a sort, the logit below which top-k, top-p and min-p drop a token.
 
 Logits are counted into bins by their distance from the row's largest. The counts show which bin
 contains the threshold. The few logits of that bin are collected, and the threshold is found among
-them exactly, digit by digit. Programs that share a row combine by atomic sums of integers, whose
-order does not matter, so a row's threshold depends neither on its neighbours nor on timing.
+them exactly, digit by digit. Programs that share a row combine their results by atomic sums of
+integers, whose order does not matter, so a row's threshold depends neither on other rows nor on
+timing.
 
-Weights of top-p are exp(logit - largest) in units of 2^-40, an int64.
+Weights of top-p are exp(logit - largest) in units of 2^-40, stored as int64.
 """
 
 # pyright knows neither Triton's launch options nor that jitted functions return tensors.
@@ -28,7 +29,7 @@ is negligible and they are never drawn, because the noise of two tokens differs 
 UNIT_WEIGHT = tl.constexpr(float(1 << 40))
 """Weight of probability ratio 1. The sum over a vocabulary of 2^22 tokens fits an int64."""
 CAPACITY = 4096
-"""Maximum number of collected logits of a bin. If more are in it, the whole row is read."""
+"""Maximum number of collected logits of a bin. If the bin has more, the whole row is searched."""
 
 
 def find_lowest(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -109,7 +110,8 @@ def _largest(maxima, row, spans, SPANS: tl.constexpr):
 
 @triton.jit
 def _bin(value, largest, BINS: tl.constexpr):
-    """Returns the bin as int32, larger for smaller values. NaN gets a valid bin, too."""
+    """Returns the index of the bin as int32, which is larger for smaller values. NaN gets a valid
+    bin, too."""
     below = (largest - value) * BINS_A_UNIT
     near = (below < BINS - 1) & (value != largest)
     return tl.where(value == largest, 0, tl.where(near, below, BINS - 1.0).to(tl.int32))
@@ -147,8 +149,9 @@ def _fill_bins(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Fills counts and weights, int64 [N, BINS], zero before. Leaves the last bin zero: at low
-    temperatures it holds nearly all tokens, whose additions would queue for one address."""
+    """Fills counts and weights, int64 [N, BINS], which must be zero on entry. Does not count the
+    last bin. At low temperatures it has nearly all tokens, and their atomic additions would contend
+    for one address."""
     row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
     has_top_k = (top_k > 0) & (top_k < vocab)
@@ -170,7 +173,7 @@ def _fill_bins(
 
 @triton.jit
 def _counts_of(counts, row, vocab, BINS: tl.constexpr):
-    """Returns the counts int64 [BINS], including the last bin's."""
+    """Returns the counts int64 [BINS]. The last bin's count, which is not stored, is computed."""
     bin = tl.arange(0, BINS)
     count = tl.load(counts + row * BINS + bin)
     return tl.where(bin == BINS - 1, vocab - tl.sum(count, axis=0), count)
@@ -178,8 +181,8 @@ def _counts_of(counts, row, vocab, BINS: tl.constexpr):
 
 @triton.jit
 def _last_bin(count, weight, target, BINS: tl.constexpr):
-    """Returns (last non-empty bin with less than `target` weight above it, the weight above it).
-    The bin is -1 if there is none."""
+    """Returns the last non-empty bin that has less than `target` weight in the bins before it, and
+    the weight in these bins. Returns bin -1 if there is none."""
     bin = tl.arange(0, BINS)
     above = tl.cumsum(weight, axis=0) - weight
     chosen = tl.max(tl.where((count > 0) & (above < target), bin, -1), axis=0)
@@ -201,7 +204,8 @@ def _choose_by_count(
     SPANS: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """Writes chosen int64 [N, 3]: bin (-1 = no search needed), count above it, target count."""
+    """Finds the bin in which top-k ends. Writes chosen int64 [N, 3]: bin (-1 = no search needed),
+    number of logits in the bins before it, target count."""
     row = tl.program_id(0).to(tl.int64)
     top_k = tl.load(top_ks + row)
     if (tl.load(temperatures + row) != 0) & (top_k > 0) & (top_k < vocab):
@@ -263,8 +267,9 @@ def _search(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Returns the smallest logit of the bin that is not below `floor` and has less than `target`
-    above it. above: weight of the bins before."""
+    """Returns the smallest logit of the bin that is at least `floor` and has a weight of less than
+    `target` above it. above: weight of the bins before. IS_WEIGHT: whether weights are those of
+    top-p; otherwise each logit has weight 1."""
     digit = tl.arange(0, 16).to(tl.uint32)
     prefix = tl.zeros((1,), tl.uint32)
     for step in range(8):
@@ -307,7 +312,8 @@ def _resolve_by_count(
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Stores the logit at which top-k cuts, and the bin in which top-p cuts the rest."""
+    """Stores the smallest logit that top-k keeps, and the bin with the smallest logit that top-p
+    keeps of the remaining ones."""
     row = tl.program_id(0).to(tl.int64)
     temperature, top_p = tl.load(temperatures + row), tl.load(top_ps + row)
     largest = _largest(maxima, row, spans, SPANS)
@@ -339,7 +345,7 @@ def _resolve_by_count(
         count = _counts_of(counts, row, vocab, BINS)
         if bin >= 0:
             count = tl.where(number > bin, 0, count)
-        # At least one unit, so that the largest stays whatever the target.
+        # The target is at least one unit, so that the largest logit is kept for every top_p.
         share = (tl.sum(weight, axis=0).to(tl.float64) * top_p).to(tl.int64)
         share = tl.maximum(share, 1)
         cut, above_cut = _last_bin(count, weight, share, BINS)
@@ -369,7 +375,7 @@ def _resolve_by_weight(
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Stores the logit at which top-p cuts what top-k kept, and min-p cuts that."""
+    """Stores the smallest logit that remains after top-k, top-p and min-p."""
     row = tl.program_id(0).to(tl.int64)
     if not _is_filtered(row, temperatures, top_ks, top_ps, min_ps, vocab):
         return

@@ -12,17 +12,17 @@ log = logging.getLogger(__name__)
 
 
 class VariantChoice(NamedTuple):
-    """A variant and, if it replaces `amx`, why `amx` cannot be used."""
+    """Variant of the kernels. fault: if it replaces `amx`, the reason why `amx` cannot be used."""
 
     variant: str
     fault: str = ""
 
 
 def choose_variant(wanted: str, processor: Processor) -> VariantChoice:
-    """Returns the variant `wanted`, or the processor's fastest if it is empty.
+    """Returns the variant `wanted`, or the processor's fastest if `wanted` is empty.
 
-    `amx` is returned only if the system permits it and its self-check finds the bits of `tiles`.
-    Otherwise the next fastest is returned, and the reason is logged.
+    Returns `amx` only if the system permits it and its self-check passes. Otherwise returns the
+    next fastest variant and logs the reason.
     """
     runnable = processor.variants()
     variant = wanted or runnable[0]

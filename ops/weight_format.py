@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 class BlockSizes(NamedTuple):
-    """Elements and bytes of a block, elements that share a scale, and bits of an element in the
-    CPU backend's panels, scales and minimums included."""
+    """Number of elements and bytes of a block, number of elements that share a scale, and bits per
+    element in the CPU backend's panels, including scales and minimums."""
 
     block: int
     block_bytes: int
@@ -20,7 +20,7 @@ class BlockSizes(NamedTuple):
 
 
 class WeightFormat(IntEnum):
-    """A stored format. The numbers are those of `WeightFormat` in native/vector.h.
+    """Storage format of numbers. The values are the same as in `WeightFormat` of native/vector.h.
 
     The formats from Q8_0 on are GGUF's block formats, see `ops.block_matrix`.
     """
