@@ -17,8 +17,8 @@ RETRY_S = 30.0
 
 @dataclass(slots=True)
 class Fetch:
-    """Fetch of one model. error: why the last try failed; the next one is at retry_s.
-    is_unsatisfiable: whether this worker's configuration cannot serve the model."""
+    """Fetch of one model. error: why the last attempt failed, or empty. retry_s: time of the next
+    attempt. is_unsatisfiable: whether this worker's configuration cannot serve the model."""
 
     name: str
     future: Future[ServedModel] | None
@@ -38,34 +38,34 @@ class ModelFetcher:
         is_final: Callable[[Exception], bool],
         clock: Callable[[], float],
     ) -> None:
-        """build: fetches a digest from the store and builds the model under a name. May be slow;
-        leaves nothing behind if it raises. thread: runs `build`. is_final: whether an error means
-        that this worker's configuration cannot serve the model."""
+        """build: function that fetches the model with a digest from the store and builds it under a
+        name. It may be slow, and leaves nothing behind if it raises. thread: executor of `build`.
+        is_final: whether an error means that this worker's configuration cannot serve the model."""
         self._build = build
         self._thread = thread
         self._is_final = is_final
         self._clock = clock
         self.fetches: dict[str, Fetch] = {}
-        """Unregistered models by digest."""
+        """Fetches of models that are not registered yet, by digest."""
 
     @property
     def is_first_try(self) -> bool:
-        """Whether a fetch is running that has not failed before."""
+        """Whether any running fetch has not failed before."""
         return any(f.future is not None and not f.error for f in self.fetches.values())
 
     def fetch(self, digest: str, name: str) -> None:
-        """Starts to fetch the model, unless it is being fetched already."""
+        """Starts to fetch the model unless it is already being fetched."""
         if digest not in self.fetches:
             self.fetches[digest] = Fetch(name, self._thread.submit(self._build, digest, name))
 
     def forget(self, wanted: set[str]) -> None:
-        """Cancels and forgets all fetches except those of `wanted`."""
+        """Cancels and forgets all fetches except the fetches of these digests."""
         for digest in self.fetches.keys() - wanted:
             self._drop(self.fetches.pop(digest))
 
     def take(self) -> list[ServedModel]:
-        """Returns the models whose fetches have finished, and restarts failed fetches that are
-        due, because memory may have become free."""
+        """Returns the models whose fetches have finished. Restarts failed fetches whose retry time
+        has come, because memory may have become free."""
         models: list[ServedModel] = []
         for digest, fetch in list(self.fetches.items()):
             if fetch.future is None:
@@ -76,14 +76,13 @@ class ModelFetcher:
                     models.append(fetch.future.result())
                     del self.fetches[digest]
                 except Exception as error:
-                    # Otherwise the future and the error would reference each other through this
-                    # frame.
+                    # A kept future and its error would reference each other through this frame.
                     fetch.future = None
                     self._fail(digest, fetch, error)
         return models
 
     def close_model(self, model: ServedModel) -> None:
-        """Closes an unregistered model on the thread."""
+        """Closes an unregistered model on the thread that fetches models."""
         self._thread.submit(model.close)
 
     def close(self) -> None:
@@ -91,7 +90,7 @@ class ModelFetcher:
         self.forget(set())
 
     def _fail(self, digest: str, fetch: Fetch, error: Exception) -> None:
-        """Records that the model cannot be served. Each reason is logged once."""
+        """Records why the model cannot be served. Logs the reason if it has changed."""
         reason = "not in the store" if isinstance(error, NotInStore) else str(error)
         reason = reason or type(error).__name__
         if reason != fetch.error:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class LoadCancelled(Exception):
-    """Raised in a load that no request waits for any longer."""
+    """Raised in a load that has been cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Load:
     LoadCancelled, raised by `result`."""
 
     def __init__(self, thread: Executor, read: Callable[[ByteProgress], Loaded]) -> None:
-        """read: loads the weights; calls its argument after each tensor."""
+        """read: function that loads the weights and calls its argument after each tensor."""
         self._is_cancelled = False
         self._future = thread.submit(self._run, read)
 
@@ -70,13 +70,14 @@ class ModelLoader:
         self._thread = thread
 
     def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
-        """Starts to load weights to the device or image. Their extents are allocated already."""
+        """Starts to load weights into the image, or to the device if that is None. The extents of
+        the weights must have been allocated."""
         return Load(self._thread, partial(self.load_here, plan, image))
 
     def load_here(
         self, plan: ModelPlan, image: WeightImage | None, progress: ByteProgress
     ) -> Loaded:
-        """Loads on the calling thread, with its number of kernel threads."""
+        """Loads weights on the calling thread, with that thread's number of kernel threads."""
         before = resident_bytes()
         begin = perf_counter()
         try:
@@ -94,7 +95,7 @@ class ModelLoader:
         return Loaded(model, seconds)
 
     def discard(self, digest: str, held: list[object]) -> None:
-        """Clears the list on the loader thread and trims the heap (`malloc_trim`)."""
+        """Clears the list `held` and trims the heap (`malloc_trim`) on the loader thread."""
         self._thread.submit(_discard, digest, held)
 
     def close(self) -> None:

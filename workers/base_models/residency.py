@@ -1,14 +1,14 @@
-"""Policy that decides which base models are on the device, over extents and a clock.
+"""Policy that decides which base models are on the device.
 
     host --> gathering --> loading --> device <--> draining --> host
 
-A model with waiting requests is loaded at once if there is room. Otherwise the model idle for the
-longest time is unloaded. If none is idle, a busy model is, but only after it has stayed `MIN_LOADS`
-times its load time, which bounds the time lost to loading, or if the wait is too long. A busy model
-drains: it admits no sequences, and running ones may finish. At a deadline they are preempted, and
-resume after the model's next load.
+A model with waiting requests is loaded at once if there is room. Otherwise the model that has been
+idle for the longest time is unloaded. If no model is idle, a busy one is unloaded, but only after
+it has stayed `MIN_LOADS` times its load time, which bounds the time lost to loading, or if the wait
+is too long. A busy model drains first: it admits no sequences, and its running sequences may
+finish. At a deadline they are preempted, and resume after the model's next load.
 
-No tensors, no threads, no memory except these numbers. The caller executes the orders.
+The policy only computes with numbers of extents and times. The caller executes its orders.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from typing import Literal
 from workers.scheduling.schedule import Demand
 
 Tier = Literal["host", "gathering", "loading", "device", "draining"]
-"""gathering: loading, but not all extents of the weights are free yet."""
+"""Where a model is. gathering: it is to be loaded, but does not own all extents that it needs."""
 
 MIN_LOADS = 10.0
-"""A busy model stays at least this many times its load time, so at most 1 / (1 + MIN_LOADS) of the
-time is spent loading."""
+"""A busy model stays at least this many times its load time, so that at most 1 / (1 + MIN_LOADS) of
+the time is spent on loading, unless another model has waited too long."""
 LEAST_STAY_S = 0.25
-"""Minimum seconds that a model stays loaded, even if others have waited too long."""
+"""Minimum seconds that a model stays before it is unloaded because another has waited too long."""
 SETTLE_S = 1.0
-"""Seconds after the preemption of all other models when the memory is taken to be unobtainable."""
+"""Seconds after the preemption of all other models' sequences until a model that still lacks memory
+is considered unsatisfiable."""
 
 
 NO_DEMAND = Demand()
@@ -36,10 +37,10 @@ NO_DEMAND = Demand()
 
 @dataclass(slots=True)
 class Orders:
-    """Actions to take, in this order. Models by digest."""
+    """Actions to take, in the order of the attributes. Models are given by digest."""
 
     cancel: list[str] = field(default_factory=list[str])
-    """Loads that no request waits for any longer."""
+    """Models whose loads must be cancelled, because the models are no longer needed."""
     leave: list[str] = field(default_factory=list[str])
     """Models to unload. Their running sequences are preempted."""
     held: set[str] = field(default_factory=set[str])
@@ -52,40 +53,41 @@ class Orders:
 
 @dataclass(slots=True, eq=False)
 class ModelState:
-    """State of one model, which only `ModelResidency` changes, but for the settings of the catalog.
-    Times in seconds of the policy's clock."""
+    """State of one model. Only `ModelResidency` changes it, except for `load_s` and for the
+    catalog's settings. Times are seconds of the policy's clock."""
 
     digest: str
     num_extents: int
-    """Extents of its weights."""
+    """Number of extents that the model's weights need."""
     load_s: float
-    """Seconds of its load: an estimate, then the last measurement."""
+    """Seconds that a load of the model takes: an estimate at first, then the last measurement."""
     is_pinned: bool = False
     is_unloaded: bool = False
-    """Whether it must not be on the device."""
+    """Whether the catalog requires that the model is not on the device."""
     is_named: bool = True
-    """Whether the catalog has it."""
+    """Whether the catalog contains the model."""
     tier: Tier = "host"
     num_swaps: int = 0
     since_s: float = 0.0
-    """Time when it was loaded."""
+    """Time when the model was last loaded."""
     used_s: float = 0.0
-    """Time when it last had work."""
+    """Time when the model last had work."""
     unserved_s: float | None = None
-    """Time since which a request has waited for the model to be loaded or, once it is, for KV
-    memory; None if none waits."""
+    """Time since which a request has waited for the model to be loaded or, after that, for KV
+    memory. None if no request waits."""
     draining_s: float = 0.0
     pressing_s: float | None = None
-    """Time since which all other models admit no sequences for it, or None."""
+    """Time since which all other models admit no sequences, so that this model gets memory. None if
+    they admit sequences."""
     retry_s: float = 0.0
-    """Time before which it is not loaded again after a failure."""
+    """Time before which the model is not loaded again after a failure."""
     demand: Demand = NO_DEMAND
     is_held: bool = False
-    """Whether it must admit no sequences until the next decision."""
+    """Whether the model is barred from admitting sequences until the next decision."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing happens to the model until it has work or the catalog changes."""
+        """Whether the model needs no action until it gets work or the catalog changes."""
         is_loading_or_leaving = self.tier in ("gathering", "loading", "draining")
         must_leave = self.is_here and self.is_unloaded
         return not (is_loading_or_leaving or must_leave or self.has_work or self.is_unserved)
@@ -110,14 +112,14 @@ class ModelState:
 
     @property
     def is_about_to_begin(self) -> bool:
-        """Whether the model is resident but has not started a waiting sequence, so that it is
-        unknown if KV memory suffices. Until then it keeps its waiting time, and so its rank among
-        models that need memory."""
+        """Whether the model is on the device but has not started a waiting sequence, so that it is
+        unknown whether KV memory suffices. During that time the model keeps `unserved_s`, and so
+        its rank among models that need memory."""
         return self.tier == "device" and self.demand.num_waiting > 0 == self.demand.num_running
 
     @property
     def num_missing(self) -> int:
-        """Number of extents that it needs in addition to those that it has."""
+        """Number of extents that the model needs in addition to the extents that it has."""
         weights = 0 if self.is_here else self.num_extents
         return weights + self.demand.num_extents
 
@@ -126,8 +128,8 @@ class ModelResidency:
     """Policy for all models of a worker, with one load at a time. capacity: number of extents for
     weights and KV together.
 
-    A request waits for its model at most max_wait_s plus, for its own model and each that has
-    waited longer, the minimum stay of the model before it, max_drain_s and the load.
+    A request waits for its model at most max_wait_s plus, for its own model and for each model that
+    has waited longer, the minimum stay of the model unloaded for it, max_drain_s and the load time.
     """
 
     def __init__(
@@ -148,16 +150,17 @@ class ModelResidency:
 
     @property
     def num_free(self) -> int:
-        """Extents that no weights own or are about to own."""
+        """Number of extents that no model's weights own or are about to own."""
         return self.capacity - sum(m.num_extents for m in self.models.values() if m.tier != "host")
 
     @property
     def num_wanted(self) -> int:
-        """Extents of the weights of all catalog models, or of all until the catalog is received."""
+        """Number of extents for the weights of all models in the catalog, or of all known models
+        until the catalog is received."""
         return sum(m.num_extents for m in self.models.values() if m.is_named)
 
     def add(self, model: ModelState) -> None:
-        """Adds a model on the host."""
+        """Adds a model whose weights are not on the device."""
         model.used_s = self._clock()
         self.models[model.digest] = model
 
@@ -176,15 +179,15 @@ class ModelResidency:
         model.num_swaps += 1
 
     def failed(self, digest: str) -> None:
-        """Records a failed load. It is retried after `retry_after_s` if a request still waits."""
+        """Records a failed load. After `retry_after_s`, the model is loaded again if needed."""
         model = self.models[digest]
         model.tier = "host"
         model.unserved_s = model.pressing_s = None
         model.retry_s = self._clock() + self._retry_after_s
 
     def decide(self, demands: Mapping[str, Demand]) -> Orders:
-        """Returns the actions to take now. Models ordered to leave count as unloaded at once.
-        demands: of all models but settled ones, which have none."""
+        """Returns the actions to take now. Models that are ordered to leave count as unloaded at
+        once. demands: demand of each model that is not settled."""
         now, orders = self._clock(), Orders()
         models = [self.models[digest] for digest in demands]
         for model in models:
@@ -217,8 +220,8 @@ class ModelResidency:
                 model.unserved_s = None
 
     def _serve_claims(self, models: list[ModelState], now: float, orders: Orders) -> None:
-        """Serves the longest waiting model first. While models drain for one, or it has waited too
-        long, no model with a shorter wait may take the room."""
+        """Makes room for waiting models, the longest waiting first. If other models drain for a
+        model, or if it has waited for `max_wait_s`, no model with a shorter wait is served."""
         claims = [(m.unserved_s, m) for m in models if m.unserved_s is not None]
         claims = sorted(claims, key=lambda claim: claim[0])
         draining: list[ModelState] = []
@@ -241,7 +244,8 @@ class ModelResidency:
     def _make_room(
         self, claim: ModelState, since: float, now: float, orders: Orders
     ) -> list[ModelState]:
-        """Drains or unloads others if that makes room. Returns those still draining."""
+        """Drains or unloads other models if that makes enough room for the claim. Returns the
+        models that are still draining."""
         missing = claim.num_missing - self.num_free
         if missing <= 0:
             return []
@@ -268,7 +272,7 @@ class ModelResidency:
         return is_overdue and stay_s >= max(model.load_s, LEAST_STAY_S)
 
     def _drain(self, model: ModelState, now: float, orders: Orders) -> None:
-        """Drains the model, and unloads it once nothing runs or at the deadline."""
+        """Drains the model, and unloads it once none of its sequences runs or at the deadline."""
         if model.tier == "device":
             model.tier, model.draining_s = "draining", now
         if not model.demand.num_running or now - model.draining_s >= self._max_drain_s:
@@ -276,8 +280,8 @@ class ModelResidency:
             orders.leave.append(model.digest)
 
     def _press(self, claim: ModelState, now: float, orders: Orders) -> None:
-        """Frees KV memory that other models' sequences occupy: after `patience_s` the other models
-        admit no sequences; `max_drain_s` later their running sequences are preempted."""
+        """Frees KV memory that other models' sequences occupy. After a wait of `patience_s`, the
+        other models admit no sequences. `max_drain_s` later, their sequences are preempted."""
         patience_s = self._max_wait_s
         if claim.tier == "gathering":
             patience_s = min(patience_s, MIN_LOADS * claim.load_s)
@@ -295,14 +299,15 @@ class ModelResidency:
 
 
 def _order_of_leaving(model: ModelState) -> tuple[bool, bool, float]:
-    """Sort key for unloading: draining models, idle ones by last use, then the longest loaded."""
+    """Sort key for unloading: first draining models, then idle models by the time of their last
+    use, then busy models by the time of their load, the earliest first."""
     last_s = model.since_s if model.has_work else model.used_s
     return model.tier != "draining", model.has_work, last_s
 
 
 def _first_enough(models: list[ModelState], num_extents: int) -> list[ModelState]:
-    """Returns the first models with `num_extents` in total, without those not needed for it.
-    Returns [] if all together have too few."""
+    """Returns the first models that have `num_extents` in total, without models that are not needed
+    to reach this total. Returns [] if all models together have too few."""
     chosen: list[ModelState] = []
     num_chosen = 0
     for model in models:

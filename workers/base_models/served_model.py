@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ServedModel(ModelInstance):
-    """Base model that a worker serves. `state` says where its weights are; `ServedModels` makes
-    that true."""
+    """Base model that a worker serves. `state` says where the model's weights should be, and
+    `ServedModels` moves them there."""
 
     plan: ModelPlan
     state: ModelState
     make_runner: Callable[[LoadedModel], ModelRunner]
     num_bytes: int
-    """Bytes of its weights: an upper bound, then as loaded."""
+    """Bytes of the model's weights: an upper bound until they are loaded, then the actual size."""
     image: WeightImage | None = None
-    """Packed weights on the host that later loads copy from; None if they are not kept."""
+    """Packed weights on the host, from which later loads copy. None if each load reads files."""
     kept_runner: ModelRunner | None = None
     """Runner with its captured graphs, kept as long as the packed weights stay in host memory."""
     read_s: float = 0.0
@@ -42,13 +42,13 @@ class ServedModel(ModelInstance):
     reuse: Reuse = field(default_factory=Reuse)
     """Recent loads of the model."""
     load: Load | None = None
-    """Running load of its weights from disk."""
+    """Running load of the model's weights from disk."""
     copy_begun_s: float | None = None
     """Start time of the copy to the device that is in progress, or None."""
     error: str = ""
-    """Error of its last load; empty if it succeeded."""
+    """Error of the model's last load; empty if the load succeeded."""
     closing: ExitStack = field(default_factory=ExitStack)
-    """Frees all that was built for it. Waits for threads."""
+    """Callbacks that free everything that was built for the model. They wait for its threads."""
 
     @property
     def digest(self) -> str:
@@ -56,7 +56,7 @@ class ServedModel(ModelInstance):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing happens to it until it has work or the catalog changes."""
+        """Whether the model needs no action until it gets work or the catalog changes."""
         return self.state.is_settled and self.copy_begun_s is None and not self.engine.has_work
 
     def refusal(self, now: float) -> str | None:
@@ -68,7 +68,7 @@ class ServedModel(ModelInstance):
         return None
 
     def status(self, now: float) -> ModelStatus:
-        """Returns its status. Called with the memory lock held."""
+        """Returns the model's status. Called with the memory lock held."""
         state = self.state
         return msgspec.structs.replace(
             self.report.status(),
@@ -82,8 +82,8 @@ class ServedModel(ModelInstance):
         )
 
     def end_copy(self, now: float) -> None:
-        """Records the duration of a finished weight copy, as the estimate for the next one. The
-        copy overlaps the model's first steps."""
+        """Records the duration of a finished weight copy, as the estimate for the next copy. Weight
+        copies overlap the model's first steps."""
         image, begun_s = self.image, self.copy_begun_s
         if image is not None and begun_s is not None and image.arrival.is_complete:
             self.copy_begun_s = None
@@ -102,6 +102,6 @@ class ServedModel(ModelInstance):
         return self.engine.detach()
 
     def close(self) -> None:
-        """Frees its memory, token buffer and threads. Called without the memory lock, when it has
-        no work and its weights are not on the device."""
+        """Frees the model's memory, token buffer and threads. Called without the memory lock, when
+        the model has no work and its weights are not on the device."""
         self.closing.close()

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class ServedModels:
-    """Base models of a worker. Used on the engine thread, which holds the memory lock when it calls
-    `want` and `status`, and no other method."""
+    """Base models of a worker. Used on the engine thread. `want` and `status` are called with the
+    memory lock held, `activate` with or without it, and all other methods without it."""
 
     def __init__(
         self,
@@ -41,11 +41,12 @@ class ServedModels:
         host: Tier[str],
         clock: Callable[[], float],
     ) -> None:
-        """models: changed here alone, with the memory lock held; other threads may look one up.
-        memory: the memory lock. host: packed weights kept in host memory, by digest."""
+        """models: registered models by digest. Only this object changes it, with the memory lock
+        held; other threads may look up a model. memory: the memory lock. host: sizes of the packed
+        weights that are kept in host memory, by digest."""
         self.models = models
         self.active: dict[str, ServedModel] = {}
-        """Models that are not idle. The others cost nothing in a step."""
+        """Models that are not idle. Idle models cost no time in a step."""
         self._residency = residency
         self._weights = weights
         self._memory = memory
@@ -58,7 +59,7 @@ class ServedModels:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a catalog model is being fetched that has not failed before."""
+        """Whether any catalog model is being fetched whose fetch has not failed before."""
         return self._fetcher.is_first_try
 
     def add(self, model: ServedModel) -> None:
@@ -75,7 +76,7 @@ class ServedModels:
 
     def load_now(self, digest: str, progress: ByteProgress) -> bool:
         """Loads a model on the calling thread. Returns False if other models would have to be
-        unloaded for it. Raises CheckpointError and OSError."""
+        unloaded first. Raises CheckpointError and OSError."""
         model = self.models[digest]
         state = model.state
         if state.num_extents > self._residency.num_free:
@@ -99,7 +100,8 @@ class ServedModels:
         self._fetcher.forget(set(self._desired))
 
     def advance(self) -> list[Event]:
-        """Called between two steps: takes finished loads, decides, and executes the decisions."""
+        """Completes finished loads, and executes the orders of the residency policy. Called between
+        two steps."""
         events: list[Event] = []
         active = list(self.active.values())
         for model in active:
@@ -175,7 +177,8 @@ class ServedModels:
         )
 
     def _gather(self, model: ServedModel) -> list[Event]:
-        """Claims idle extents for the model, and starts the load once it holds enough."""
+        """Allocates extents for the model, evicting idle items. Once it has enough, starts its load
+        or attaches its kept runner."""
         digest, num_extents = model.digest, model.state.num_extents
         if not self._weights.allocate(digest, num_extents):
             return []
@@ -198,7 +201,7 @@ class ServedModels:
             work()
         except Exception as error:
             log.exception("loading model %s failed", model.digest[:12])
-            # The frames hold the tensors read so far, and each other by way of the load.
+            # The traceback's frames reference the tensors read so far, and each other by the load.
             traceback.clear_frames(error.__traceback__)
             return self._fail(model, f"{type(error).__name__}: {error}")
         return []
@@ -214,9 +217,9 @@ class ServedModels:
             self._keep(model, runner)
 
     def _keep(self, model: ServedModel, runner: ModelRunner) -> None:
-        """Keeps the packed weights in host memory, replacing those of models off the device that
-        are cheapest to read again, by bytes and expected reuse. If too few can be dropped, the
-        model's own weights are dropped when it is unloaded."""
+        """Keeps the packed weights in host memory. To make room, drops packed weights of models
+        that are not on the device, preferring a low read time per byte, weighted by expected reuse.
+        If there is not enough room, the model's own packed weights are dropped at its unload."""
         now = self._clock()
 
         def worth(digest: str) -> float:
@@ -236,7 +239,7 @@ class ServedModels:
         model.kept_runner = runner
 
     def _drop_image(self, model: ServedModel, held: list[object]) -> None:
-        """Frees the packed weights and the objects in `held`. The next load reads files again."""
+        """Frees the packed weights and the objects in `held`. The next load reads the files."""
         self._host.drop(model.digest)
         held = [*held, model.kept_runner]
         model.kept_runner = None
@@ -246,7 +249,7 @@ class ServedModels:
         self._loader.discard(model.digest, held)
 
     def _attach(self, model: ServedModel, runner: ModelRunner, load_s: float) -> None:
-        """Starts serving with the runner. load_s: estimated seconds of the next load."""
+        """Starts to serve the model with the runner. load_s: estimated seconds of the next load."""
         if model.image is not None:
             begin_s = self._clock()
             model.image.bring()
@@ -273,7 +276,7 @@ class ServedModels:
         return events
 
     def _unregister(self, model: ServedModel) -> list[Event]:
-        """Frees all that was built for the model, on another thread."""
+        """Unregisters the model. Another thread frees everything that was built for it."""
         model.state.is_unloaded = True
         events = self._leave(model) if model.state.is_here else []
         if model.digest in self._host:
@@ -286,7 +289,7 @@ class ServedModels:
         return events
 
     def _cancel(self, model: ServedModel) -> None:
-        """Cancels the load and frees its extents."""
+        """Cancels the model's load and frees its extents."""
         if model.load is not None:
             model.load.cancel()
             model.load = None
@@ -301,7 +304,8 @@ class ServedModels:
             return model.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
 
     def _fail_unsatisfiable(self, model: ServedModel) -> list[Event]:
-        """Fails the first waiting request, because there will be no memory for the model."""
+        """Fails the first waiting request, because the model cannot get memory. If the model was
+        about to be loaded, fails all waiting requests."""
         reason = "its memory is held by what is pinned"
         if model.state.tier == "gathering":
             return self._fail(model, reason)

@@ -17,8 +17,7 @@ from workers.execution.upload import to_host, upload
 from workers.wire.protocol import SamplingParams
 
 MIN_TEMPERATURE = 1e-6
-"""Temperature below which only the likeliest token is drawn. Logits divided by a much lower
-temperature overflow, and no other token could be drawn anyway."""
+"""Temperature below which the likeliest token is drawn, because the division could overflow."""
 
 
 @dataclass(frozen=True, slots=True)

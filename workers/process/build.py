@@ -80,10 +80,10 @@ log = logging.getLogger(__name__)
 LOAD_BYTES_PER_S = 1e9
 """Assumed bytes per second of a model's load until it is measured."""
 ModelProgress = Callable[[str, int, int], None]
-"""Called with the name of the loading model, the bytes done and the total bytes."""
+"""Function called with the name of the model that loads, the bytes done and the total bytes."""
 
 MAX_TENANTS = 100
-"""Maximum number of tenants in a status."""
+"""Maximum number of tenants in a `WorkerStatus`."""
 SLAB_MARGIN = 8
 
 
@@ -93,8 +93,8 @@ class Worker:
     runner: type[ModelRunner] = ModelRunner
 
     def __init__(self, config: WorkerConfig, *, instance_id: str, progress: ModelProgress) -> None:
-        """Loads models to the device in the order of the configuration, as far as there is room.
-        Raises CannotServe, and what `load_model` raises."""
+        """Loads models to the device in the order of the configuration, if there is room for them.
+        Raises CannotServe, and the errors of `load_model`."""
         self.config = config = settled(config)
         self.instance_id = instance_id
         self.ring = StepRing()
@@ -136,9 +136,9 @@ class Worker:
             self._adapter_requests.expected,
         )
         self._inbox: Inbox | None = None
-        """None until there is a loop."""
+        """None until `make_loop` is called."""
         self._closing = ExitStack()
-        """Closes threads and processes."""
+        """Callbacks that close the worker's threads."""
         self._grammar_threads = GrammarThreads(self._notify)
         self._closing.callback(self._grammar_threads.close)
         self.instances: dict[str, ServedModel] = {}
@@ -176,14 +176,14 @@ class Worker:
         self._num_compiled = self.ops.num_compiled
 
     def close(self) -> None:
-        """Closes pools and threads, dropping queued loads. Called after the loop has ended."""
+        """Closes models and threads, dropping queued loads. Called after the loop has ended."""
         self._closing.close()
         for model in self.instances.values():
             model.close()
 
     def remove_deleted_images(self) -> None:
         """Removes the files of packed images whose adapters are deleted from the store. Raises
-        OSError if the store does not answer. Called on any thread."""
+        OSError if the store does not answer. Thread-safe."""
         self._image_cache.remove_deleted(partial(self.store.exists, "adapters"))
 
     @property
@@ -191,7 +191,7 @@ class Worker:
         return {digest: instance.engine for digest, instance in self.instances.items()}
 
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
-        """Returns the loop that runs the engines. Start it once."""
+        """Returns the loop that runs the engines. Called once."""
         inbox = self._inbox = Inbox(
             self.instances,
             bounds=_queue_bounds(self.config),
@@ -260,8 +260,8 @@ class Worker:
             raise CannotServe(f"a warm-up step failed: {error}") from error
 
     def _virtual_memory(self) -> VirtualMemory | None:
-        """Returns virtual memory for weights, or None if they are reloaded into ordinary
-        allocations (CPU without `keeps_weights`)."""
+        """Returns virtual memory for weights, or None if each load allocates ordinary memory (CPU
+        without `keeps_weights`)."""
         if self._is_beside:
             return CudaVirtualMemory.of(self.ops.device)
         return HostVirtualMemory() if self.config.keeps_weights else None
@@ -292,7 +292,7 @@ class Worker:
         )
 
     def _read_plan(self, digest: str) -> ModelPlan:
-        """Fetches the model unless this machine has it, and returns its plan. Thread-safe."""
+        """Fetches the model unless it is on this machine, and returns its plan. Thread-safe."""
         folder, dtype = self.store.model_folder(digest), getattr(torch, self.config.dtype)
         return ModelPlan.read(folder, digest, dtype, self.config.max_model_len)
 
@@ -302,28 +302,29 @@ class Worker:
             self._inbox.wake()
 
     def _thread(self, name: str) -> Executor:
-        """Returns a thread that ends with the worker."""
+        """Returns an executor of one thread that ends when the worker is closed."""
         thread = LoaderThread(name, self._notify)
         self._closing.callback(thread.shutdown, wait=False, cancel_futures=True)
         return thread
 
     def build_model(self, name: str, plan: ModelPlan) -> ServedModel:
-        """Builds all that the model needs except its weights. Called on any thread without the
-        memory lock. Raises CannotServe, OSError or MemoryError, and leaves nothing behind then."""
+        """Builds everything that the model needs except its weights. Called on any thread without
+        the memory lock. If it raises CannotServe, OSError or MemoryError, nothing is left behind.
+        """
         with ExitStack() as closing:
             model = self._build_model(name, plan, closing)
             model.closing = closing.pop_all()
         return model
 
     def _build_model(self, name: str, plan: ModelPlan, closing: ExitStack) -> ServedModel:
-        """closing: receives what frees the parts of the model."""
+        """closing: receives the callbacks that free the model's parts."""
         config, digest, lock = self.config, plan.digest, self.broker.lock
         weight_bytes = plan.max_bytes(self.ops)
         num_extents = -(-weight_bytes // self.arena.extent_bytes)
         max_kv_extents = self._check(plan, num_extents)
         with _sized_by("max_num_seqs", config.max_num_seqs):
             buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
-        # The engine, which refers to the buffer, may be left to the collector of cycles.
+        # The garbage collector may free the engine, which references the buffer, much later.
         closing.callback(setattr, buffer, "tokens", buffer.tokens.new_empty(0))
         with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
             device = DeviceTier(
@@ -394,7 +395,7 @@ class Worker:
         )
         addresses = self._device_memory.reserve(num_extents)
         effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, loader.layout)
-        # Last, because no failure gives this memory back.
+        # Done last, because this memory is not returned if the build fails.
         self._extend_memory(num_extents)
         return ServedModel(
             *(engine, pool, report, effect_proof),
@@ -411,7 +412,7 @@ class Worker:
 
     def _check(self, plan: ModelPlan, num_extents: int) -> int:
         """Returns the maximum number of KV extents of a model whose weights have `num_extents`.
-        Raises CannotServeModel if it cannot be served."""
+        Raises CannotServeModel if the model cannot be served."""
         head_dim, known = plan.spec.head_dim, self.ops.head_dims
         if head_dim not in known:
             raise CannotServeModel(
@@ -436,8 +437,8 @@ class Worker:
         return most
 
     def _extend_memory(self, num_extents: int) -> None:
-        """Extends the memory for weights if `device_memory` is not set. It then holds the weights
-        of all catalog models, and of one more with `num_extents`, in addition to `memory`. Raises
+        """Extends the memory for weights unless `device_memory` is set, so that the weights of all
+        catalog models and of one more model with `num_extents` fit in addition to `memory`. Raises
         CannotServeModel if the machine lacks memory."""
         if self.config.device_memory is not None:
             return
@@ -503,7 +504,7 @@ def _queue_bounds(config: WorkerConfig) -> QueueBounds:
 
 @contextmanager
 def _sized_by(setting: str, value: int) -> Generator[None]:
-    """Raises CannotServe if torch lacks the memory for the object made in the context."""
+    """Context that raises CannotServe if torch lacks memory for the object made in it."""
     try:
         yield
     except RuntimeError as error:
@@ -511,8 +512,8 @@ def _sized_by(setting: str, value: int) -> Generator[None]:
 
 
 def _make_slab(config: WorkerConfig, virtual: VirtualMemory) -> HostSlab:
-    """Allocates the host tier's pinned memory, with a margin for an image that arrives before
-    others are dropped."""
+    """Allocates the host tier's pinned memory, with a margin for an image that is loaded before
+    other images are dropped."""
     num_bytes = config.host_adapter_memory + config.host_adapter_memory // SLAB_MARGIN
     pages = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = torch.frombuffer(mmap.mmap(-1, pages), dtype=torch.uint8)

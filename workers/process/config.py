@@ -28,56 +28,59 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     health: str = "127.0.0.1:0"
     """HOST:PORT or `unix:PATH` of /livez, /readyz and /metrics."""
     device: Device = "cpu"
-    """auto: a GPU if there is a usable one."""
+    """auto: a GPU if there is a usable one, else the CPU."""
     ops: str = ""
-    """Op backend; empty: that of the device."""
+    """Op backend. If empty, it depends on the device."""
     kernel_variant: str = ""
-    """Variant of the `cpu` backend's kernels, see `ops.processor`. Empty: the fastest one."""
+    """Variant of the `cpu` backend's kernels (see `ops.processor`). Empty means the fastest one."""
     kernel_fault: str = ""
-    """Why the kernels of `amx` are not used although the processor has AMX. Filled in."""
+    """Why the `amx` kernels are not used although the processor has AMX. Filled in at the start."""
     dtype: DType = "bfloat16"
     threads: int | None = None
     memory: int = 0
-    """Bytes for KV pages and resident adapters, in addition to the weights of all models. 0: on a
-    GPU `device_memory` is most of what is free, on a CPU 1 GiB or a quarter of the RAM."""
+    """Bytes for KV pages and resident adapters, in addition to the weights of all models. 0 means 1
+    GiB, or a quarter of the RAM if that is less, on a CPU. On a GPU, 0 sets `device_memory`, if it
+    is not set, to most of the free memory."""
     device_memory: int | None = None
-    """Replaces `memory`: bytes including weights. If not all models fit, they take turns."""
+    """Bytes of device memory for everything, weights included. Used instead of `memory` if set. If
+    not all models fit at once, they are loaded in turn."""
     max_model_wait_s: float = 30.0
     """Seconds that a request waits for its model before a busy model is unloaded for it."""
     max_model_drain_s: float = 10.0
-    """Seconds that running sequences may continue when their model is to be unloaded; then they are
-    preempted until it is loaded again."""
+    """Seconds that running sequences may continue when their model is to be unloaded. After that
+    they are preempted until the model is loaded again."""
     adapter_memory_min: int = 0
     adapter_memory_max: int | None = None
     host_adapter_memory: int = 1 << 30
     host_model_memory: int | None = None
-    """Bytes of packed weights kept on the host while their models are not on the device; None: no
-    limit. Only on a GPU or with `keeps_weights`."""
+    """Maximum bytes of packed weights kept on the host, used on a GPU or with `keeps_weights`. None
+    means no limit."""
     adapter_cache: int = 16 << 30
-    """Bytes of packed adapters on local disk."""
+    """Maximum bytes of packed adapters on local disk."""
     max_num_seqs: int = 64
     max_batched_tokens: int = 0
-    """Maximum number of tokens per step. 0: 512 on a CPU, 2048 on a GPU."""
+    """Maximum number of tokens per step. 0 means 512 on a CPU and 2048 on a GPU."""
     max_token_gap: float = 0.25
-    """Maximum seconds of a step while streams run, including prompts computed in it."""
+    """Maximum seconds of a step, including its prompts, while other sequences generate tokens."""
     runs_ahead: bool | None = None
-    """Whether to schedule a step while the previous one is computed."""
+    """Whether to schedule a step while the previous step is computed. None means that this depends
+    on whether the device computes asynchronously."""
     uses_graphs: bool | None = None
-    """Whether steps of few tokens run as captured graphs (`GraphRunner`). None, for this and
-    `runs_ahead`: if the device computes asynchronously."""
+    """Whether steps of few tokens run as captured graphs (`GraphRunner`). None means that this
+    depends on whether the device computes asynchronously."""
     keeps_weights: bool = False
     """Whether packed weights also stay on the host, one image per model, and are copied from there
-    to fixed addresses. Always on a GPU."""
+    to fixed addresses on the device. A GPU worker always does this."""
     max_model_len: int | None = None
     max_lora_rank: int = 256
-    """Maximum rank for which kernels are compiled at start-up. Those for a higher rank are compiled
-    in the step that first needs them."""
+    """Maximum rank for which kernels are compiled at start-up. Kernels for a higher rank are
+    compiled in the step that first needs them."""
     max_queued: int = 1024
     max_queued_tokens: int = 1 << 20
     max_queue_wait: float = 15.0
-    """Bounds of a model's queue: `QueueBounds`."""
+    """This and the two settings above are the bounds of each model's queue (`QueueBounds`)."""
     max_loaded_adapters: int = 128
-    """Number of adapter slots: entries of the device tables, not memory."""
+    """Number of adapter slots. A slot is an entry of the device tables, without adapter memory."""
     drain_s: float = 120.0
     """Seconds that running requests have to finish after SIGTERM."""
     log_format: LogFormat = "text"

@@ -1,8 +1,8 @@
 """Scheduling of steps between resident models, which share the device by weighted service.
 
 Each engine has a virtual time: seconds of its steps divided by its weight. The engine with the
-lowest time runs next. An engine that was idle, or had no weights or adapters to run with, starts at
-the others' time, without credit.
+lowest time runs next. An engine that was idle, or whose weights or adapters were not loaded, starts
+at the lowest time of the others, so that it has no credit for the time when it did not run.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from workers.execution.engine import Engine
 
 
 class DeviceScheduler:
-    """Engines by their weighted service."""
+    """Scheduler that orders engines by their weighted service."""
 
     def __init__(self) -> None:
         self._virtual_s: dict[Engine, float] = {}
         """Virtual time of the engines that could run at the last call of `order`."""
         self._now_s = 0.0
-        """The lowest virtual time."""
+        """Lowest virtual time of the engines that can run."""
 
     def order(self, engines: Iterable[Engine]) -> list[Engine]:
-        """Sorts the engines by virtual time, after those that could not run at their last step."""
+        """Returns the engines by virtual time. Engines that could not run at their last step are
+        first."""
         engines = list(engines)
         able = [engine for engine in engines if engine.has_work and not engine.is_stalled]
         self._virtual_s = {e: max(self._virtual_s.get(e, 0.0), self._now_s) for e in able}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 
 class CannotServe(ValueError):
-    """Configuration that can never run on this machine. The message says why."""
+    """Raised for a configuration that can never run on this machine. The message says why."""
 
 
 class CannotServeModel(CannotServe):
-    """Model that this worker's configuration cannot serve. The message does not name it."""
+    """Raised for a model that this worker's configuration cannot serve. The message does not
+    contain the model's name."""

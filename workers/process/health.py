@@ -1,4 +1,4 @@
-"""Plain HTTP of a worker: /livez, /readyz and documents. GET only, one request a connection."""
+"""HTTP server of a worker for /livez, /readyz and documents. Serves one GET per connection."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ REASONS |= {503: "Service Unavailable"}
 
 
 class HealthServer:
-    """HTTP server on the event loop that also carries the gateways' frames, so that an answer of
-    /livez proves that this loop runs."""
+    """HTTP server on the event loop that also handles the gateways' frames, so that an answer of
+    /livez proves that this event loop runs."""
 
     def __init__(
         self,
@@ -28,14 +28,15 @@ class HealthServer:
         documents: Mapping[str, Callable[[], bytes]],
     ) -> None:
         """address: HOST:PORT or `unix:PATH`. why_not_ready: returns the reason that /readyz gives,
-        or None. documents: by path, such as /metrics; each is made on another thread."""
+        or None. documents: functions that make documents, by path such as /metrics. They are called
+        on another thread."""
         self.address = address
         self._why_not_ready = why_not_ready
         self._documents = documents
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Starts to listen; `address` then has the actual port."""
+        """Starts to listen. After that, `address` has the actual port."""
         if self.address.startswith("unix:"):
             sock = bind_private(Path(self.address.removeprefix("unix:")))
             self._server = await asyncio.start_unix_server(
@@ -86,7 +87,7 @@ class HealthServer:
                 document = self._documents.get(path.decode("latin-1"))
                 if document is None:
                     return 404, b"not found\n"
-                # Takes milliseconds, which this loop needs for the gateways' frames.
+                # Making a document takes milliseconds, which would delay the gateways' frames.
                 return 200, await asyncio.to_thread(document)
 
 

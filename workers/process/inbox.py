@@ -30,12 +30,12 @@ from workers.wire.protocol import (
 log = logging.getLogger(__name__)
 
 MAX_TENANTS_FULL = 4
-"""Maximum size of the inbox, in tenants that each have as many requests as a queue may hold."""
+"""Factor from the limits of one tenant's requests in the inbox to the limits of the whole inbox."""
 MAX_HINTS = 1024
-"""Maximum number of adapter loads that wait for their thread. Further ones are left to the engine
-thread, or dropped if no request needs them yet."""
+"""Maximum number of adapter loads that wait for the thread of hints. Further loads are left to the
+engine thread, or dropped if no request needs the adapter yet."""
 RETRY_S = 1.0
-"""Seconds after which a request that found the inbox full may be sent again."""
+"""Seconds after which a request that was refused by a full inbox may be sent again."""
 
 
 EngineCommand = Generate | Abort | Probe | Withdraw | Desired | Drain | Disconnected
@@ -53,10 +53,10 @@ class Received(NamedTuple):
 class Inbox:
     """Messages that the event loop has received and the engine thread has not handled yet.
 
-    A request that its model can never run is refused at once, and so is one that finds the inbox
-    full. The adapter of any other request starts to load before the engine thread handles the
-    request, because a step may take long. A thread does that, so that the event loop never waits
-    for the memory lock.
+    A request is refused at once if its model can never run it or if the inbox is full. The adapter
+    of any other request starts to load before the engine thread handles the request, because a step
+    may take long. A separate thread starts these loads, so that the event loop never waits for the
+    memory lock.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Inbox:
         deliver: Callable[[Delivery], None],
         clock: Callable[[], float],
     ) -> None:
-        """bounds: of each tenant's requests. hints: runs the starts of loads, with the lock
-        `memory` held. deliver: sends refusals; thread-safe."""
+        """bounds: limits of each tenant's requests. hints: executor that starts adapter loads, with
+        the lock `memory` held. deliver: thread-safe function that sends refusals."""
         self.models = models
         """Registered models by digest. Changed by the engine thread with the memory lock held."""
         self.is_stopped = False
@@ -80,16 +80,16 @@ class Inbox:
         self._deliver = deliver
         self._clock = clock
         self._changed = Condition(Lock())
-        """Guards all attributes below, for microseconds at a time."""
+        """Guards all attributes below. Its lock is held for microseconds only."""
         self._messages: list[Received] = []
         self._is_woken = False
         self._num_requests = Counter[str | None]()
         self._num_tokens = Counter[str | None]()
-        """Requests in `_messages` and their prompt tokens by tenant; None: of all tenants."""
+        """Prompt tokens of the requests in `_messages` by tenant. None is the key of the total."""
         self._num_posted = Counter[str]()
         """Number of requests received for each model since the start."""
         self._num_taken = Counter[str]()
-        """Number of those that the engine thread has taken."""
+        """Number of received requests of each model that the engine thread has taken."""
         self._num_hints = 0
 
     def post(self, connection: int, message: Command) -> None:
@@ -107,7 +107,7 @@ class Inbox:
                     self._put(connection, message)
 
     def wake(self) -> None:
-        """Ends the wait of `take`. Thread-safe."""
+        """Makes `take` return without a message. Thread-safe."""
         with self._changed:
             self._is_woken = True
             self._changed.notify()
@@ -128,7 +128,7 @@ class Inbox:
         return messages
 
     def _refusal(self, request: Generate) -> Failed | None:
-        """Returns the failure of a request that can never run here, or None."""
+        """Returns the failure of a request that can never run on this worker, or None."""
         instance = self.models.get(request.model)
         if instance is None:
             return Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
@@ -180,8 +180,8 @@ class Inbox:
                 self._num_hints -= 1
 
     def _expect(self, model: str, number: int, adapter: AdapterRef, tenant: Tenant) -> None:
-        """Starts to load the adapter of a request that is still here. number: of the model's
-        requests received before it."""
+        """Starts to load the adapter of a request unless the engine thread has taken the request.
+        number: number of the model's requests that were received before it."""
         with self._changed:
             num_ahead = number - self._num_taken[model]
         if num_ahead >= 0:

@@ -1,4 +1,4 @@
-"""Loop of the engine thread: one inbox, one delivery per step, engines served in turn."""
+"""Loop of the engine thread: handles received messages, and runs the steps of all engines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAGES_PERIOD_S = 0.1
 INTEGRITY_PERIOD_S = 60.0
 """Seconds between integrity checks of an idle loop."""
 TIMER_S = 0.02
-"""Seconds between checks of deadlines while nothing can run. Ends of loads wake the loop."""
+"""Seconds between checks of deadlines while nothing can run. Finished loads wake the loop."""
 
 
 class WorkerLoop:
@@ -59,13 +59,14 @@ class WorkerLoop:
         status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
     ) -> None:
-        """memory: lock of the arena that the engines share. status: builds the worker's status from
-        whether it drains and the generation of its desired state."""
+        """memory: lock of the arena that the engines share. status: function that builds the
+        worker's status from whether it drains and from the generation of its desired state."""
         self._inbox = inbox
         self._device_scheduler = DeviceScheduler()
         self._served = served
         self.models = [model.engine.info for model in served.models.values()]
-        """Replaced, never changed, because the event loop reads it."""
+        """Registered models. The list is replaced, never changed, because the event loop reads it.
+        """
         self._memory = memory
         self._verifier = verifier
         self._deliver = deliver
@@ -74,10 +75,10 @@ class WorkerLoop:
         self._next_status_s = self._next_check_s = self._next_pages_s = 0.0
         self._busy_since: float | None = None
         self._is_leaving = False
-        """Whether the process is to end. Then a gateway cannot end the drain."""
+        """Whether the process is shutting down, so that no gateway can turn draining off."""
         self.is_ready = False
-        """False while the models of the first `Desired` are being fetched, because otherwise a
-        rolling update would continue and leave no worker with these models."""
+        """False while the models of the first `Desired` are being fetched. Otherwise a rolling
+        update would continue, and end with no worker that has these models."""
         self._has_settled = False
         """Whether the models of the first `Desired` have been fetched or have failed."""
         self.is_draining = False
@@ -89,12 +90,12 @@ class WorkerLoop:
 
     @property
     def step_age_s(self) -> float:
-        """Seconds of the current step; 0 while the loop waits. Thread-safe."""
+        """Seconds since the current step began, or 0 while the loop waits. Thread-safe."""
         since = self._busy_since
         return 0.0 if since is None else self._clock() - since
 
     def post(self, connection: int, message: Command) -> None:
-        """Refuses a message of a connection or keeps it for the next turn. Thread-safe."""
+        """Refuses a connection's message or keeps it for the next iteration. Thread-safe."""
         self._inbox.post(connection, message)
 
     def stop(self) -> None:
@@ -106,8 +107,8 @@ class WorkerLoop:
         return any(model.engine.has_work for model in self._served.active.values())
 
     def run(self) -> None:
-        """Runs the loop until `stop`. Call it on the thread that built the engines, because OpenMP
-        keeps a thread team per calling thread, and two teams on the same cores may not spin."""
+        """Runs the loop until `stop`. Called on the thread that built the engines, because OpenMP
+        keeps a thread team for each calling thread, and a second team would slow every kernel."""
         self.is_ready = True
         while self._receive():
             self._busy_since = self._clock()
@@ -129,8 +130,8 @@ class WorkerLoop:
         self.is_ready = False
 
     def _step(self) -> list[Event]:
-        """Runs one step of the engine with the lowest virtual time. Engines before it, which could
-        not run at their last step, only check whether they can."""
+        """Runs one step of the engine with the lowest virtual time. Before that, engines that found
+        nothing to run at their last step check whether they can run now."""
         events: list[Event] = []
         models = {m.engine: m for m in self._served.active.values() if m.engine.has_work}
         able = [engine for engine in models if not engine.is_stalled]
@@ -164,7 +165,7 @@ class WorkerLoop:
         return not self._inbox.is_stopped
 
     def _idle_s(self) -> float:
-        """Returns the seconds to wait for a command before there is other work."""
+        """Returns the seconds to wait for a message before other work must be done."""
         engines = [model.engine for model in self._served.active.values()]
         if any(engine.has_work and not engine.is_stalled for engine in engines):
             return 0.0
@@ -205,8 +206,8 @@ class WorkerLoop:
         self._next_status_s = self._clock()
 
     def _report(self) -> None:
-        """Reports the status once in `STATUS_PERIOD_S`. Then, and while the loop is idle, starts
-        the loads of pinned adapters of models without work."""
+        """Reports the status every `STATUS_PERIOD_S`. At each report, and while the loop is idle,
+        starts to load pinned adapters of models without work."""
         is_due = self._clock() >= self._next_status_s
         if is_due or not self.has_work:
             for model in self._served.models.values():
@@ -230,7 +231,7 @@ class WorkerLoop:
         if self.is_draining:
             refused = refuse_draining(probe)
         elif reason is not None:
-            # It would hold a place of its gateway until it is given up.
+            # The probe would otherwise stay in the queue until its gateway withdraws it.
             refused = refuse_unavailable(probe, reason)
         else:
             refused = self._verifier.start(connection, probe)
@@ -240,7 +241,8 @@ class WorkerLoop:
             self._served.activate(probe.model)
 
     def _want(self, desired: Desired) -> None:
-        """Applies the desired state unless it is outdated, because several gateways send it."""
+        """Applies the desired state unless it is outdated or already applied. Each gateway sends
+        its own copy."""
         is_applied = desired.generation <= self._pinned_generation
         if desired.generation < self.generation or is_applied:
             return

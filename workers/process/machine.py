@@ -1,4 +1,4 @@
-"""Settings that depend on the worker's machine: whether it has a GPU."""
+"""Settings that depend on the worker's machine, for example on whether it has a GPU."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from workers.process.errors import CannotServe
 log = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
-"""Minimum compute capability: Ampere, the first to multiply bfloat16 matrices."""
+"""Minimum compute capability: Ampere, the first architecture that multiplies bfloat16 matrices."""
 FREE_PERCENT = 90
 """Percentage of a GPU's free memory for weights, KV and adapters. The rest is for activations,
 captured graphs and cuBLAS."""
 CPU_TOKENS, GPU_TOKENS = 512, 2048
-"""Tokens per step. Fewer than 2,048 leave a GPU's matrix units idle for part of a prefill."""
+"""Default maximum of tokens per step. With fewer than 2,048 tokens, a GPU's matrix units would be
+idle for part of a prefill."""
 
 
 class Card(NamedTuple):
@@ -35,7 +36,7 @@ class Card(NamedTuple):
 
 
 def find_card() -> Card | str:
-    """Returns the current GPU, or why none can be used. Creates a context on it."""
+    """Returns the current GPU, or why no GPU can be used. Creates a CUDA context on the GPU."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
@@ -51,8 +52,8 @@ def find_card() -> Card | str:
 
 
 def settled(config: WorkerConfig, find: Callable[[], Card | str] = find_card) -> WorkerConfig:
-    """Returns the configuration completed with the settings of this machine. find: called if a GPU
-    would be used.
+    """Returns the configuration completed with the settings of this machine. find: function that
+    finds the GPU. It is called only if a GPU would be used.
 
     Raises CannotServe with the reason if a GPU is requested and none can be used.
     """
@@ -107,6 +108,6 @@ def _on_gpu(config: WorkerConfig, card: Card) -> WorkerConfig:
 
 
 def _default_memory() -> int:
-    """Returns the arena's bytes: 1 GiB, or a quarter of a small machine's memory."""
+    """Returns the default of `memory`: 1 GiB, or a quarter of the RAM if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(1 << 30, total // 4)

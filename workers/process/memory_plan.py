@@ -1,4 +1,4 @@
-"""Division of a worker's memory into extents. No tensors."""
+"""Plan of the division of a worker's memory into extents, which only computes numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGES_PER_EXTENT = 8
 DEFAULT_PAGE_BYTES = 1 << 20
 """Assumed page size while no model is known, so that extents can hold pages of large models."""
 MAX_EXTENTS = 1024
-"""Maximum number of extents. More would only make every trade of memory slower."""
+"""Maximum number of extents. More extents would make every transfer of memory slower."""
 
 
 class Footprint(NamedTuple):
@@ -25,8 +25,9 @@ class Footprint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Division of memory into extents. num_extents: of the arena. max_kv_extents: of one model.
-    num_weight_extents: for the weights of all models known at the start."""
+    """Division of memory into extents. num_extents: number of extents of the arena. max_kv_extents:
+    maximum number of KV extents of one model. num_weight_extents: number of extents for the weights
+    of all models that are known at the start."""
 
     extent_bytes: int
     num_extents: int
@@ -38,17 +39,18 @@ class MemoryPlan:
 def plan_memory(
     config: WorkerConfig, models: Sequence[Footprint], *, granularity: int, graph_bytes: int = 0
 ) -> MemoryPlan:
-    """Returns the division for a worker that serves these models. Without `device_memory` there is
-    room for `memory` in addition to the weights of all models. Raises CannotServe.
+    """Returns the division for a worker that serves these models. Without `device_memory`, `memory`
+    bytes are available in addition to the weights of all models. Raises CannotServe if there is too
+    little memory.
 
-    granularity: divisor of an extent's bytes. graph_bytes: bytes of `device_memory` for captured
-    graphs, outside the arena.
+    granularity: an extent's size in bytes is a multiple of it. graph_bytes: bytes of
+    `device_memory` that captured graphs use outside the arena.
     """
     outside = graph_bytes if config.device_memory is not None else 0
     given = (config.device_memory or config.memory) - outside
     extent_bytes, least = _cut(given, config, models, granularity)
     if given < least:
-        # More memory makes larger extents, of which the least may be more.
+        # With more memory, extents are larger, so that the minimum may also be larger.
         while (larger := _cut(least, config, models, granularity)[1]) > least:
             least = larger
         raise CannotServe(
@@ -80,9 +82,9 @@ def setting(config: WorkerConfig) -> str:
 def _cut(
     given: int, config: WorkerConfig, models: Sequence[Footprint], granularity: int
 ) -> tuple[int, int]:
-    """Divides `given` bytes (of `device_memory`, or else of `memory`). Returns the bytes of an
-    extent and the minimum of the setting: the adapters' floor, one extent for KV, and the largest
-    weights if they are included."""
+    """Divides `given` bytes, the value of `device_memory` or else of `memory`. Returns the bytes of
+    an extent and the minimum of that setting: `adapter_memory_min`, one extent for KV and, with
+    `device_memory`, the weights of the largest model."""
     is_all = config.device_memory is not None
     total = given if is_all else given + sum(model.weight_bytes for model in models)
     page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)

@@ -1,4 +1,4 @@
-"""Asyncio side of a worker process: gateways' frames in, the engine's messages out. No torch."""
+"""Asyncio side of a worker process: receives gateways' frames and sends the engine's messages."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ FLUSH_S = 1.0
 
 
 class Disconnected(msgspec.Struct, frozen=True):
-    """Command after the gateway of the connection is lost: all its sequences are to be freed."""
+    """Command to free all sequences of a connection whose gateway has disconnected."""
 
 
 Command = Generate | Abort | Prefetch | Probe | Withdraw | Desired | Drain | Disconnected
 WorkerMessage = StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages | Models
 Delivery = Sequence[tuple[int, WorkerMessage]]
-"""Messages of one engine step with their connection numbers. WorkerStatus, CachedPages and Models
-go to all connections."""
+"""Messages with the numbers of the connections that they are for. WorkerStatus, CachedPages and
+Models are sent to all connections."""
 
 
 class EngineLoop(Protocol):
-    """Engine thread as the server uses it. Its constructor receives `Server.deliver`."""
+    """Interface of the engine thread to the server. The engine thread calls `Server.deliver`."""
 
     @property
     def is_ready(self) -> bool: ...
@@ -78,7 +78,7 @@ class EngineLoop(Protocol):
 
     @property
     def step_age_s(self) -> float:
-        """Seconds of the engine's current step; 0 while it waits. Thread-safe."""
+        """Seconds since the engine's current step began, or 0 while it waits. Thread-safe."""
         ...
 
     def post(self, connection: int, message: Command) -> None:
@@ -94,7 +94,8 @@ class _Gateway:
 
 
 class Server:
-    """Server of gateways for one engine loop. Used in one event loop, except `deliver`."""
+    """Server that connects gateways to one engine loop. All methods except `deliver` must be called
+    in one event loop."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Server:
         self.instance_id = instance_id
         self.status: WorkerStatus | None = None
         self._prefixes = PrefixIndex()
-        """Cached prefixes as reported to all gateways; a new gateway receives them whole."""
+        """Cached prefixes that gateways know of. A new gateway receives all of them."""
         self._security = security
         self._outbox_bytes = outbox_bytes
         self._events = asyncio.get_running_loop()
@@ -120,11 +121,11 @@ class Server:
         self._engine: EngineLoop | None = None
         self._listener: Listener | None = None
         self._is_leaving = False
-        """Whether the process is to end. The engine is notified after its current step."""
+        """Whether the process is shutting down. The engine learns this after its current step."""
         self._pulse: asyncio.Task[None] | None = None
 
     def why_not_ready(self) -> str | None:
-        """Returns why this worker takes no new work, or None if it does."""
+        """Returns why this worker accepts no new work, or None if it accepts work."""
         if self._engine is None or self._listener is None:
             return "it does not listen"
         if self._is_leaving or (self.status is not None and self.status.draining):
@@ -140,8 +141,8 @@ class Server:
         return sum(len(gateway.open_ids) for gateway in self._gateways.values())
 
     async def start(self, engine: EngineLoop) -> None:
-        """Starts to listen; `address` then has the actual port. Raises what
-        `transport.registry.listen` raises."""
+        """Starts to listen. After that, `address` has the actual port. Raises the errors of
+        `transport.registry.listen`."""
         self._engine = engine
         self._listener = await listen(self.address, self._accept, self._security)
         self.address = self._listener.address
@@ -172,7 +173,7 @@ class Server:
             await asyncio.wait([self._pulse])
 
     def deliver(self, delivery: Delivery) -> None:
-        """Sends an engine step's messages without waiting. Called on the engine thread."""
+        """Sends the messages without blocking. Called on the engine thread."""
         self._events.call_soon_threadsafe(self._send_all, delivery)
 
     async def _beat(self, engine: EngineLoop) -> None:
@@ -206,7 +207,7 @@ class Server:
                 connection.send(pages)
             while (message := await connection.receive()) is not None:
                 if number not in self._gateways:
-                    break  # dropped while this was in flight
+                    break  # the gateway was dropped while the message was in flight
                 self._receive(number, message)
         except TransportError as error:
             log.warning("gateway connection %d is closed: %s", number, error)
@@ -248,8 +249,8 @@ class Server:
             self._send(number, message)
 
     def _cut_slow(self) -> None:
-        """Drops gateways whose unsent bytes exceed the limit. Checked before the next delivery is
-        queued, so that one large delivery cannot exceed it by itself."""
+        """Drops gateways whose unsent bytes exceed the limit. Called before a delivery is queued,
+        so that one large delivery alone cannot exceed the limit."""
         for number, gateway in list(self._gateways.items()):
             unsent = gateway.connection.num_unsent_bytes
             if unsent > self._outbox_bytes:

@@ -11,9 +11,9 @@ WARM_TOKENS = 8
 
 
 def warm_up(engine: Engine) -> None:
-    """Runs a short sequence through the whole engine, and then a step with as many sequences as
-    possible, so that kernels are built and caches and threads are warm. Prompts are shorter than a
-    page, so none stays cached. Raises CannotServe if a step fails."""
+    """Runs a short sequence through the whole engine, and then the maximum number of sequences in
+    one step, so that kernels are built and caches and threads are warm. Prompts are shorter than a
+    page, so that no page of them stays cached. Raises CannotServe if a step fails."""
     longest = min(engine.info.max_model_len, PAGE_TOKENS)
     _run_alone(engine, [[0, 1, 2]], max_tokens=min(WARM_TOKENS, longest - 3))
     scheduler = engine.scheduler
@@ -31,6 +31,6 @@ def _run_alone(engine: Engine, prompts: list[list[int]], max_tokens: int) -> Non
         assert failed is None, failed
     while engine.has_work:
         for _, event in engine.step():
-            # A model with NaN logits is served; each of its requests fails with that error.
+            # A model with NaN logits is served, but each of its requests fails with LOGITS_NAN.
             if isinstance(event, Failed) and event.code is not ErrorCode.LOGITS_NAN:
                 raise CannotServe(f"the step that warms the worker up failed: {event.message}")
