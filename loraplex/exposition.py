@@ -26,8 +26,8 @@ Traced = Mapping[str, Histogram]
 
 
 def families(data: MetricsData, traced: Traced) -> Iterator[Family]:
-    """Yields families by name. Combines counters `X_bucket`, `X_sum` and `X_count` to histogram
-    X."""
+    """Yields families by name. Combines the counters `X_bucket`, `X_sum` and `X_count` into the
+    histogram X."""
     found = {
         metric.name: metric for metric in _metrics(data) if not metric.name.startswith(OTLP_ALONE)
     }

@@ -108,7 +108,8 @@ def fitted(
 
 
 def fields(record: Row, width: int, now: datetime, kinds: Mapping[str, Kind]) -> Iterator[str]:
-    """Yields a line for each field with a value. Values with several lines are indented."""
+    """Yields a line for each field that has a value. Lines of a value with several lines are
+    indented."""
     shown = {
         name.replace("_", " "): text
         for name, value in record.items()

@@ -417,7 +417,7 @@ class ModelState(msgspec.Struct, frozen=True):
     num_running: int
     num_waiting: int
     idle_since: datetime | None
-    """null if it has requests, or never had one."""
+    """Time since which the model has had no requests. null if it has requests, or never had one."""
     load_s: float
     """Seconds for a load to the device, measured or estimated. 0 if unknown."""
     error: str

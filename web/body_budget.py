@@ -9,7 +9,8 @@ from typing import Any, Literal
 HELD_BODY = "held_body"
 """Key in the state of an ASGI scope for the request's `HeldBody`."""
 ALL = 256 << 20
-"""Default total in bytes: 25 bodies of the largest size, or thousands of usual ones."""
+"""Default maximum bytes of all bodies: 25 bodies of the largest size, or thousands of usual
+ones."""
 TENANT_PART = 8
 """Divisor of the total. The quotient is the limit of one tenant, and of all bodies without a valid
 key together."""

@@ -105,7 +105,8 @@ class AliasController(Controller):
         tenant: TenantName = None,
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
-        """Keeps the alias's versions on the device, also after it moves. 409 beyond the quota."""
+        """Keeps the alias's versions on the device, also after the alias moves. 409 if the quota
+        does not allow it."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.pin_alias(connection, owner.id, name, alias, pinned=True)
             return tagged(await describe_alias(connection, owner, name, alias))

@@ -188,12 +188,13 @@ class LoraAdapterController(Controller):
     async def load_lora_adapter(
         self, request: AdminRequest, tenant: TenantName = None
     ) -> Response[str]:
-        """Loads an adapter as an ephemeral version, which `"model": lora_name` means from now on.
+        """Loads an adapter as an ephemeral version. From then on, `"model": lora_name` refers to
+        it.
 
-        A JSON body names a folder that the operator has opened to the tenant; a form
-        (multipart/form-data) brings the files, or one .tar or .zip of them. The files are checked
-        as those of every upload; what the version computes is not proved. The newest few versions
-        of a name are kept, for a limited time, and never become `prod`.
+        A JSON body names a folder that the operator has opened to the tenant. A form
+        (multipart/form-data) contains the files, or one .tar or .zip of them. The files are checked
+        like the files of every upload. The version's effect is not verified. The newest few
+        versions of a name are kept for a limited time, and never become `prod`.
         """
         plane = request.plane
         kind, options = media_type(request.headers.get("content-type", ""))

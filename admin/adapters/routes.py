@@ -118,8 +118,8 @@ class AdapterController(Controller):
         version: FromPath[int],
         tenant: TenantName = None,
     ) -> VersionView:
-        """Approves this chat template, also for all other versions with the same text. Verified
-        versions that waited for it become ready."""
+        """Approves the chat template of a version, and of all other versions with the same text.
+        Verified versions that waited for the approval become ready."""
         async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             found = await versions.find_version(connection, owner.id, name, version)

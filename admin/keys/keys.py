@@ -26,7 +26,7 @@ class KeyRights(msgspec.Struct, frozen=True):
 
 class KeyDetails(ApiKey, frozen=True):
     last_used_at: datetime | None = None
-    """Accurate to the minute."""
+    """Time of the key's last use, accurate to the minute."""
 
 
 async def create_key(

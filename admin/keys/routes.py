@@ -38,7 +38,7 @@ class KeyController(Controller):
         data: JSONBody[KeyCreate],
         idempotency_key: IdempotencyKey = None,
     ) -> Response[KeyCreated]:
-        """Creates a key of a tenant. Its text is only in this answer."""
+        """Creates a key of a tenant. Only this answer contains the key's text."""
 
         async def create(connection: Connection, seed: bytes) -> KeyView:
             rights = _rights(data, TENANT_SCOPES)
@@ -70,7 +70,7 @@ class KeyController(Controller):
         data: JSONBody[KeyCreate],
         idempotency_key: IdempotencyKey = None,
     ) -> Response[KeyCreated]:
-        """Creates an admin key, which may manage but not infer."""
+        """Creates an admin key, which can manage but cannot be used for inference."""
         if data.models is not None:
             raise Invalid("an admin key infers with no model", "invalid_models", "models")
 
@@ -108,8 +108,8 @@ class KeyController(Controller):
         idempotency_key: IdempotencyKey = None,
         if_match: IfMatch = None,
     ) -> Response[KeyCreated]:
-        """Creates a key with the same rights, shown here only. The old one ends after
-        `overlap_s`."""
+        """Creates a key with the same rights, whose text only this answer contains. The old key
+        ends after `overlap_s` seconds."""
 
         async def create(connection: Connection, seed: bytes) -> KeyView:
             _check_ahead(data.expires_at)
@@ -126,7 +126,8 @@ class KeyController(Controller):
     async def revoke_key(
         self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
     ) -> Tagged[KeyView]:
-        """Revokes a key permanently, on all gateways once this is answered. Keeps its record."""
+        """Revokes a key permanently. Once this is answered, no gateway accepts the key. Its record
+        is kept."""
         async with request.transaction() as connection:
             await _check(connection, key_id, if_match)
             revoked = KeyView.of(await keys.revoke_key(connection, key_id))

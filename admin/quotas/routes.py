@@ -49,7 +49,7 @@ class TenantQuotaController(Controller):
     async def show_quota(
         self, request: AdminRequest, tenant: FromPath[str]
     ) -> Tagged[TenantQuotaView]:
-        """Shows a tenant's limits, with what is used and left of each. The ETag covers only the
+        """Shows a tenant's limits, and how much of each is used and left. The ETag covers only the
         limits."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
@@ -63,8 +63,8 @@ class TenantQuotaController(Controller):
         data: JSONBody[TenantLimits],
         if_match: IfMatch = None,
     ) -> Tagged[TenantQuotaView]:
-        """Replaces a tenant's quota. 409 if its aliases pin more bytes. Anything else over a limit
-        is kept, but nothing can be added."""
+        """Replaces a tenant's quota. 409 if its aliases pin more bytes than the new quota allows.
+        Other things over a limit are kept, but nothing can be added."""
         async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
             await preconditions.lock(connection, if_match, _limits, TenantLimits, owner.id, None)
@@ -105,8 +105,8 @@ class KeyQuotaController(Controller):
         data: JSONBody[KeyLimits],
         if_match: IfMatch = None,
     ) -> Tagged[KeyQuotaView]:
-        """Replaces a key's limits, in addition to those of its tenant. Keys that it was rotated
-        from or to share them."""
+        """Replaces a key's limits, which apply in addition to its tenant's limits. Keys that it was
+        rotated from or to share its limits."""
         async with request.transaction() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
             subject = key.quota_subject

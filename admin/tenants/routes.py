@@ -59,7 +59,7 @@ class TenantController(Controller):
 
     @get("/{tenant:str}", guards=[requires(ADMIN)])
     async def show_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Tagged[TenantView]:
-        """Shows a tenant by id or name. A deleted one is found by id."""
+        """Shows a tenant by id or name. A deleted tenant can be found by id."""
         async with request.reading() as connection:
             found = await tenants.find_past_or_present(connection, tenant)
         return tagged(TenantView.of(found))

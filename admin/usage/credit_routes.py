@@ -96,10 +96,10 @@ class CreditController(Controller):
     async def make_credit(
         self, request: AdminRequest, credit_id: FromPath[str], data: JSONBody[CreditSet]
     ) -> CreditView:
-        """Lowers recorded costs to what the right price makes them, and with them what counts
-        against spend limits. Done once for each id, which the client chooses: again with the same
-        body, the first answer and no change. A later credit of the same hours replaces this one and
-        covers usage that was recorded in between. 400 if a cost would rise."""
+        """Lowers recorded costs to the costs at the right price, and the use of spend limits with
+        them. Done once for each id, which the client chooses. A repeated request with the same body
+        changes nothing and gets the first answer. A later credit of the same hours replaces this
+        one, and covers usage that was recorded in between. 400 if a cost would rise."""
         aware(data.start, "start")
         aware(data.end, "end")
         since, until = credits.whole_hours(data.start, data.end)

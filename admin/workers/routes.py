@@ -41,13 +41,13 @@ class WorkerController(Controller):
 
     @post("/{worker_id:str}/drain", guards=[requires(ADMIN)], status_code=200)
     async def drain(self, request: AdminRequest, worker_id: FromPath[str]) -> WorkerDetails:
-        """Drains a worker: it finishes its requests and accepts no new ones. It is idle when none
-        runs or waits. Repeating this has no effect."""
+        """Drains a worker: it finishes its requests and accepts no new ones. It is idle once no
+        request is running or waiting. Repeating this has no effect."""
         return await _set_draining(request, worker_id, draining=True)
 
     @delete("/{worker_id:str}/drain", guards=[requires(ADMIN)], status_code=200)
     async def undrain(self, request: AdminRequest, worker_id: FromPath[str]) -> WorkerDetails:
-        """Lets a worker accept requests again, unless it is ending. Repeating this has no
+        """Lets a worker accept requests again, unless it is shutting down. Repeating this has no
         effect."""
         return await _set_draining(request, worker_id, draining=False)
 

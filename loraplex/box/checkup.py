@@ -1,4 +1,5 @@
-"""Checks what keeps loraplex from running well on this machine, without changing anything."""
+"""Checks this machine for problems that keep loraplex from running well, without changing
+anything."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def checkup(settings: Settings) -> Iterator[Finding]:
         except (LoraplexError, ApiError, OSError) as error:
             yield Finding(name, "failed", str(error) or type(error).__name__)
         except Exception as error:
-            # The server that answers may not be a loraplex, and its answer may have any form.
+            # The server that answers may not be loraplex, so its answer may have any form.
             found = f"not to be checked: {type(error).__name__}: {error}"
             yield Finding(name, "failed", found, "see whether the settings name a loraplex")
 

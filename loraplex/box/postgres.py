@@ -57,7 +57,7 @@ SETTINGS = {
 
 
 class EmbeddedPostgres:
-    """One cluster, its server process, and the lock that allows only one supervisor.
+    """PostgreSQL cluster with its server process and the lock that allows only one supervisor.
 
     Call `start` in a thread that lasts, because the kernel stops the server when that thread ends.
     """

@@ -1,4 +1,4 @@
-"""`loraplex adapter`."""
+"""Command group `loraplex adapter`."""
 
 from __future__ import annotations
 

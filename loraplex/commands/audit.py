@@ -1,4 +1,4 @@
-"""`loraplex audit`."""
+"""Command group `loraplex audit`."""
 
 from __future__ import annotations
 

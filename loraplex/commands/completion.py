@@ -1,4 +1,4 @@
-"""`loraplex completion`."""
+"""Command `loraplex completion`."""
 
 from __future__ import annotations
 

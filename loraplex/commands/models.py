@@ -1,4 +1,4 @@
-"""`loraplex model`."""
+"""Command group `loraplex model`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex price`."""
+"""Command group `loraplex price`."""
 
 from __future__ import annotations
 

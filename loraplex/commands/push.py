@@ -1,4 +1,4 @@
-"""`loraplex adapter push`."""
+"""Command `loraplex adapter push`."""
 
 from __future__ import annotations
 

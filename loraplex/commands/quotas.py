@@ -1,4 +1,4 @@
-"""`loraplex quota`."""
+"""Command group `loraplex quota`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex signing-key`."""
+"""Command group `loraplex signing-key`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loraplex tenant` and `loraplex key`."""
+"""Command groups `loraplex tenant` and `loraplex key`."""
 
 from __future__ import annotations
 

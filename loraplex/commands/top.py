@@ -1,4 +1,5 @@
-"""`loraplex top` and `loraplex status`: what runs and its load, live or once."""
+"""Commands `loraplex top` and `loraplex status`, which show what runs and its load: continuously,
+or once."""
 
 from __future__ import annotations
 
@@ -149,7 +150,8 @@ class _Live:
 
 @contextmanager
 def _keys() -> Generator[int | None]:
-    """Yields the descriptor that delivers single keys, or None if there is no terminal."""
+    """Yields the file descriptor from which single key presses can be read, or None if there is no
+    terminal."""
     if not sys.stdin.isatty():
         yield None
         return

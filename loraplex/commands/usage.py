@@ -1,4 +1,4 @@
-"""`loraplex usage`."""
+"""Command group `loraplex usage`."""
 
 from __future__ import annotations
 

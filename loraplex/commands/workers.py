@@ -1,4 +1,5 @@
-"""`loraplex workers`: running workers. `loraplex worker` runs one."""
+"""Command group `loraplex workers`, for running workers. The command `loraplex worker` runs a
+worker."""
 
 from __future__ import annotations
 

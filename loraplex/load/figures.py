@@ -43,9 +43,9 @@ class Figures:
     cached_tokens: int
     output_tokens: int
     ttft_ms: Percentiles | None
-    """Time to the first token."""
+    """Milliseconds to the first token."""
     itl_ms: Percentiles | None
-    """Time between two events of a stream."""
+    """Milliseconds between two events of a stream."""
     e2e_ms: Percentiles | None
     goodput_per_s: float | None
     """Requests per second that met the targets. None if there are no targets."""
@@ -113,7 +113,8 @@ def percentiles(values: Sequence[float] | np.ndarray) -> Percentiles | None:
 
 
 def _is_good(outcome: Outcome, targets: Targets) -> bool:
-    """Returns whether a request met the targets. Uses its mean time between tokens."""
+    """Returns whether a request met the targets. The target between tokens applies to the request's
+    mean time between tokens."""
     arrivals = outcome.arrivals_s
     if targets.ttft_ms is not None and (arrivals[0] - outcome.begun_s) * 1e3 > targets.ttft_ms:
         return False

@@ -16,7 +16,7 @@ LAST_BACKOFF_S = 5.0
 
 async def retry(attempt: Callable[[], Awaitable[T]], report: Callable[[str], None]) -> T:
     """Returns the result of `attempt`, which is retried while it raises DatabaseUnavailable. Calls
-    `report` once for each reason. Raises all other errors."""
+    `report` whenever the reason changes. Raises all other errors."""
     backoff_s = FIRST_BACKOFF_S
     said = ""
     while True:
