@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 MAX_BEFORE_THOUGHT = 4
-"""Number of generated tokens, one of which must begin the thought. An answer with this many other
-tokens at its beginning, such as white space, has no thought."""
+"""Number of first generated tokens, one of which must begin the thought. If they are other tokens,
+such as white space, the answer counts as having no thought."""
 
 
 class TokenLimits:
@@ -34,7 +34,7 @@ class TokenLimits:
                 self._endings[banned[-2]].append(list(banned))
         self._num_kept = max(map(len, rules.banned), default=0) - 1
         self._last: list[int] = []
-        """Last generated tokens, at most one less than the longest banned sequence has."""
+        """Last generated tokens. Keeps one token less than the longest banned sequence has."""
         self._thought: ThoughtBound | None = rules.thought
         """None if the answer has no thought, or the thought has ended."""
         self._is_thinking = rules.thought is not None and rules.thought.is_begun

@@ -28,7 +28,7 @@ STEP = np.dtype(
 )
 """Record of one step. The `*_us` fields add up to the step's duration without the emission of its
 output. If the step was launched while the previous one was in flight, they add up to the host's
-time for it, where `sample_us` includes the wait for the step's end."""
+time for the step, in which `sample_us` includes the wait for the step's end."""
 
 
 class StepRing:

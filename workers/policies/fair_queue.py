@@ -137,9 +137,9 @@ class FairQueue:
         return min(counters, default=self._floor)
 
     def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
-        """Returns the waiting work that is done by the time when the tenant's load `own` is done,
-        including `own`, if no more work is queued. The work of every other tenant and class is done
-        up to the charge that this tenant or class then has."""
+        """Returns the waiting work that will be done by the time when the tenant's load `own` is
+        done, including `own`, if no more work is queued. Every other tenant or class has work done
+        until its counter reaches the counter that this tenant or class then has."""
         ours = tenant.class_queue
         counter = tenant.counter if tenant.pending else max(tenant.counter, ours.least)
         end = counter + own.num_tokens / tenant.weight
@@ -261,8 +261,8 @@ def load_of(sequence: Sequence) -> Load:
 
 
 def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
-    """Returns the sequence to preempt when memory is short: a batch sequence if there is any, from
-    the most charged class and in it the most charged tenant, and there the newest sequence."""
+    """Returns the sequence to preempt when memory is short. Prefers batch sequences, then the most
+    charged class, then the most charged tenant, then the newest sequence."""
 
     def key(sequence: Sequence) -> tuple[bool, float, float, float]:
         tenant = sequence.place.tenant_queue

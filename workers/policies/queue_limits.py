@@ -147,8 +147,8 @@ class QueueLimits:
         return self._bounds.max_wait_s * sequence.terms.ttft_s / _INTERACTIVE.ttft_s
 
     def _wait_with_s(self, newcomer: Sequence, tenant: TenantQueue) -> float:
-        """Returns the predicted seconds until a newcomer has its first token. Its prompt counts no
-        more tokens than the mean waiting prompt, so that long prompts are admitted as often as
+        """Returns the predicted seconds until a newcomer has its first token. Its prompt counts
+        only up to the mean length of waiting prompts, so that long prompts are admitted as often as
         short prompts."""
         num_requests, num_tokens, _ = self._queue.waiting
         load = load_of(newcomer)
@@ -165,8 +165,9 @@ class QueueLimits:
         return self._forecast.seconds(ahead, num_begun, work, terms, memory_tokens)
 
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
-        """Returns refusals that make room for the newcomer, of requests of tenants that fill more
-        of their shares. Returns a refusal of the newcomer if they do not make enough room."""
+        """Returns refusals of waiting requests that make room for the newcomer. They are requests
+        of tenants that fill a larger fraction of their share. If these do not make enough room,
+        returns a refusal of the newcomer."""
         num_requests, num_tokens = 1, load_of(newcomer).num_tokens
         own = self._fullness(tenant, num_requests, num_tokens)
         victims: list[Sequence] = []
@@ -190,9 +191,9 @@ class QueueLimits:
         )
 
     def _fullest(self, gone: list[Sequence], above: float) -> Sequence | None:
-        """Returns the newest waiting request of the tenant that fills most of its share of the
-        queue. Requests in `gone` count as removed. Returns None if no tenant with such a request
-        fills more than the fraction `above` of its share."""
+        """Returns the newest waiting request of the tenant that fills the largest fraction of its
+        share of the queue. Requests in `gone` count as removed. Returns None if no tenant fills
+        more than the fraction `above` of its share."""
         best: Sequence | None = None
         for tenant in self._tenants():
             own = [sequence for sequence in gone if sequence.place.tenant_queue is tenant]

@@ -8,10 +8,10 @@ from workers.policies.step_cost import StepTime
 
 MIN_TOKENS = 64
 MIN_PART = 0.25
-"""Bounds of the prompt tokens that every step may have even if generated tokens are late, because
-otherwise no prompt is computed under load. They are at most MIN_TOKENS, and they must fit into the
-maximum gap between two tokens or, if that permits more, into MIN_PART of the time that the
-generating sequences take alone."""
+"""Bounds of the prompt tokens that a step may have even if generated tokens are late, because
+otherwise no prompt would be computed under load. A step may have MIN_TOKENS of them, or fewer if
+they do not fit into the maximum gap between two tokens. It may exceed that gap by prompt tokens
+that take MIN_PART of the time of its generating sequences."""
 
 
 class StepBudget:

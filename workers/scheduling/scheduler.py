@@ -214,7 +214,7 @@ class Scheduler:
         self.intake.on_step(num_tokens, num_attended, ended_s, is_backlogged=self._is_backlogged)
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Copies the sequence's last `num_tokens` tokens, which the device did not draw, to it."""
+        """Copies the last `num_tokens` tokens to the device, because it did not draw them."""
         if sequence.slot is not None and num_tokens:
             position = len(sequence.tokens) - num_tokens
             self._slots.write(sequence.slot, position, sequence.tokens[position:])

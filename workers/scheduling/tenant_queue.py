@@ -20,7 +20,7 @@ class Terms(NamedTuple):
 
     share: fraction of the device that the class gets, relative to other classes with work. ttft_s:
     promised seconds until the first token. tpot_s: promised seconds between later tokens.
-    gap_factor: factor of `max_token_gap_s`, the maximum time between two tokens.
+    gap_factor: maximum time between two tokens, as a multiple of `max_token_gap_s`.
     """
 
     share: float
@@ -93,7 +93,7 @@ class TenantQueue(Generic[Item]):
     waiting: Load = NO_LOAD
     """Load of the pending sequences that wait."""
     since: int = 0
-    """Serial number that tells the order in which tenants began to have pending sequences."""
+    """Serial number, in the order in which tenants began to have pending sequences."""
     recent_part: float = 0.0
     """Fraction of the recently charged tokens that was charged to the tenant, as of `recent_at`.
     `OverShare` sets both attributes."""

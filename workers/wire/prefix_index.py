@@ -108,7 +108,8 @@ class PrefixIndex:
 def changed_pages(
     model: str, added: Iterable[bytes], removed: Iterable[bytes], *, is_whole: bool = False
 ) -> Iterator[CachedPages]:
-    """Yields the frames that report added and removed keys, at most `MAX_KEYS` of each a frame."""
+    """Yields frames that report added and removed keys. Each frame has at most `MAX_KEYS` of
+    either."""
     come, gone = list(added), list(removed)
     for start in range(0, max(len(come), len(gone), is_whole), MAX_KEYS):
         end = start + MAX_KEYS

@@ -176,7 +176,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     cache_salt: str = ""
     tenant: str = ""
     weight: int = 1
-    """Weight of the tenant in the division of the worker among tenants with work."""
+    """Weight by which the tenant's share of the worker is computed, relative to other tenants."""
     service_class: ServiceClass = ServiceClass.STANDARD
     priority: int = 0
     """Priority among the requests of the tenant. Higher priorities run first."""
@@ -197,7 +197,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     grammar: str = ""
     """Grammar of the generated text, in llguidance's format; empty if the text is free."""
     pooling: Pooling = Pooling.LAST
-    """Pooling that makes the vector of kind `embed`."""
+    """Pooling that makes the vector, used only for kind `embed`."""
     labels: tuple[int, ...] = ()
     """Token ids, only for kind `embed` with pooling `last`. If there are any, the vector holds the
     logits of these tokens after the prompt, in this order, instead of the hidden state."""
@@ -436,8 +436,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     """Number of failed integrity checks, which run while the worker is idle. Each failure is due to
     a bug in the worker."""
     tier: str = "device"
-    """Place of the weights: "device", "loading" (to the device), "draining" (on the device until
-    the running sequences end), "host", "cold" (not fetched yet) or "unsatisfiable"."""
+    """Place of the weights: "device", "loading" (to the device), "draining" (on the device, and
+    unloaded once the model is idle), "host", "cold" (not fetched yet) or "unsatisfiable"."""
     num_bytes: int = 0
     """Bytes of the weights on the device, now or when last loaded; before that, planned bytes."""
     num_swaps: int = 0

@@ -1,4 +1,4 @@
-"""Check whether a model can run a request at all, made before a sequence is built for it."""
+"""Checks whether a model can run a request, before a sequence is built for the request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class RequestLimits:
 
 
 def check_request(request: Generate, limits: RequestLimits) -> tuple[ErrorCode, str] | None:
-    """Returns the error code and message if the request is refused, or None. Thread-safe."""
+    """Returns the error code and message of a refused request, or None if the model can run the
+    request. Thread-safe."""
     message = _refusal(request, limits)
     if message is not None:
         return ErrorCode.INVALID, message
@@ -129,8 +130,8 @@ def _vector_refusal(request: Generate, vocab_size: int) -> str | None:
 
 
 def _resumption_refusal(request: Generate, end_tokens: frozenset[int]) -> str | None:
-    """Returns why a sequence cannot be resumed, such as an end token among the resumed tokens.
-    Returns None if it can be resumed, or is new."""
+    """Returns why a sequence that another worker began cannot be resumed, for example because it
+    has already generated an end token. Returns None if it can be resumed, or is new."""
     if not request.num_resumed:
         return None
     params, resumed = request.params, request.tokens[-request.num_resumed :]

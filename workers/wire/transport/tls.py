@@ -1,4 +1,4 @@
-"""Mutual TLS over TCP: checks the names in peers' certificates, and has a listener that logs why it
+"""Mutual TLS over TCP: a check of the names in peers' certificates, and a listener that logs why it
 refuses a peer."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HANDSHAKE_S = 10.0
 ACCEPT_AGAIN_S = 0.5
 """Seconds to pause after `accept` fails, for example because no file descriptor is free."""
 KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP"}
-"""Kinds of subject alternative names: the spelling in patterns by Python's spelling."""
+"""Kinds of subject alternative names: Python's name of each kind, and the prefix of patterns."""
 
 Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
