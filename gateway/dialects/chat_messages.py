@@ -29,7 +29,7 @@ from gateway.messages import MadeCall, Message
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512
-"""Maximum number of tools in a request, dropped ones included."""
+"""Maximum number of tools in a request, including dropped tools."""
 ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",
     "developer": "system",
@@ -195,8 +195,8 @@ ChatToolChoice = Literal["auto", "none", "required"] | NamedToolChoice | Allowed
 
 
 def neutral_choice(choice: ChatToolChoice | None, reader: ConversationReader) -> ToolChoice:
-    """Returns the neutral choice of tools. Raises InvalidRequest if an allowed function has no
-    name."""
+    """Returns the choice of tools in the neutral form. Raises InvalidRequest if an allowed function
+    has no name."""
     match choice:
         case NamedToolChoice():
             return NamedTool(choice.function.name)

@@ -67,7 +67,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Maximum tokens kept of each text. Default: the context's length. Not allowed with `NONE`."""
     priority: Priority | None = None
     user: str | None = None
-    """Key by which a canary splits requests. Default: the API key."""
+    """Key by which requests are split between a canary's versions. Default: the API key."""
 
     def __post_init__(self) -> None:
         if not is_absent(self.images):

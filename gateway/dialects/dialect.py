@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Answer(msgspec.Struct):
-    """Deltas of one choice, accumulated."""
+    """Accumulated deltas of one choice."""
 
     index: int
     pieces: list[Part] = []

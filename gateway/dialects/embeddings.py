@@ -24,7 +24,7 @@ from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import OutputKind, SamplingParams
 
 MAX_INPUTS = 2048
-"""OpenAI's maximum number of inputs."""
+"""Maximum number of inputs in a request, as in OpenAI's API."""
 NUMBERS_AT_ONCE = 1 << 15
 """Numbers written, in about 5 ms, before the event loop runs other tasks."""
 
@@ -54,7 +54,7 @@ class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
     dimensions: Count | None = None
     """Number of leading dimensions kept of each vector, which is then scaled to length 1."""
     user: str | None = None
-    """Key by which a canary splits requests. Default: the API key."""
+    """Key by which requests are split between a canary's versions. Default: the API key."""
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -82,7 +82,7 @@ class EmbeddingFormat(BodyFormat):
     """Response with vectors of length 1, in the order of the inputs."""
 
     def __init__(self, model: str, dimensions: int | None, *, is_base64: bool) -> None:
-        """`model` is the name in the request."""
+        """`model`: name of the model in the request."""
         self._model = model
         self._dimensions = dimensions
         self._is_base64 = is_base64

@@ -44,11 +44,11 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     prompt_logprobs: TopLogprobs | None = None
     """Number of likeliest tokens returned with each prompt token. Not allowed in a stream."""
     truncate_prompt_tokens: TruncateTokens | None = None
-    """Maximum tokens kept of the prompt. -1 keeps as many as the context has room for."""
+    """Maximum tokens kept of the prompt. -1 keeps the maximum for which the context has room."""
     truncation_side: Side | None = None
     """Side at which `truncate_prompt_tokens` cuts. Default: `left`, the beginning."""
     best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
-    """Accepted if it equals `n`, because every answer that is generated is returned."""
+    """Accepted if it is 1 or equals `n`, because every generated answer is returned."""
     return_token_ids: bool | None = None
     """If true, each choice has `token_ids`, the ids of the tokens that `completion_tokens` counts,
     including the end token. In a stream, each chunk has its own ids. `prompt_token_ids` are in each
@@ -59,7 +59,8 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     """Whether log-probabilities name a token by its id, as `token_id:17`, not by its text."""
 
     user: str | None = None
-    """Key by which a canary splits requests. Default: `safety_identifier`, then the API key."""
+    """Key by which requests are split between a canary's versions. Default:
+    `safety_identifier`, then the API key."""
     safety_identifier: str | None = None
 
     def neutral_fields(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class OpenAIFormat(AnswerFormat):
         *,
         logprobs: bool,
     ) -> None:
-        """`spelled` has the bytes of each token id."""
+        """`spelled`: bytes of each token id."""
         self._id = response_id
         self._model = body.model
         self._created = int(time.time())
@@ -204,7 +204,7 @@ class OpenAIFormat(AnswerFormat):
 
 
 def token_text(spelled: bytes) -> str:
-    """Returns the text of a token. Incomplete characters are written as `bytes:\\xe2\\x82`."""
+    """Returns the text of a token. A token that is not UTF-8 is written as `bytes:\\xe2\\x82`."""
     try:
         return spelled.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """Fields of OpenAI's and vLLM's requests that have no effect here.
 
 Every other field of the schemas has an effect, and a field outside the schemas is refused by name.
-`null`, `[]` and `{}` count as absent. `make api` writes them into docs/use/api-chat.md.
+`null`, `[]` and `{}` count as absent. `make api` writes these fields into docs/use/api-chat.md.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ScoreRequest(InputFields, frozen=True, kw_only=True):
     instruction: Instruction | None = None
     """Criterion of relevance. Default: the criterion of Qwen3-Reranker."""
     user: str | None = None
-    """Key by which a canary splits requests. Default: the API key."""
+    """Key by which requests are split between a canary's versions. Default: the API key."""
 
     @property
     def names(self) -> tuple[str, str]:
@@ -154,7 +154,7 @@ class ScoreFormat(BodyFormat):
     """Response with scores in the order of the texts."""
 
     def __init__(self, response_id: str, model: str) -> None:
-        """`model` is the name in the request."""
+        """`model`: name of the model in the request."""
         self._id = response_id
         self._model = model
 
@@ -175,7 +175,7 @@ class ScoreFormat(BodyFormat):
 
 
 class RerankFormat(BodyFormat):
-    """Response with documents by decreasing relevance, and by index if it is equal."""
+    """Response with documents by decreasing relevance. Ties are in the order of the request."""
 
     def __init__(
         self, response_id: str, model: str, texts: list[str] | None, top_n: int | None

@@ -112,9 +112,10 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
-    """Returned unchanged."""
+    """Labels of the client, which the answer repeats."""
     user: Annotated[str, Meta(max_length=1024)] | None = None
-    """Key by which a canary splits requests. Default: `safety_identifier`, then the API key."""
+    """Key by which requests are split between a canary's versions. Default:
+    `safety_identifier`, then the API key."""
     safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None

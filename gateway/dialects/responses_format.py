@@ -22,7 +22,7 @@ from workers.wire.protocol import TokenLogprobs
 
 encode = msgspec.json.encode
 NAMES = {Text: "output_text", Reasoning: "reasoning_text", ToolCall: "function_call_arguments"}
-"""Middle of event names by type of part, as in `response.output_text.delta`."""
+"""Middle of an event's name, by type of part. Used as in `response.output_text.delta`."""
 FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """Codes of a failed response, by HTTP status of the error. Other statuses: `server_error`."""
 CARRIED = "loraplex:"

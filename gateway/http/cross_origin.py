@@ -24,7 +24,8 @@ EXPOSED = b", ".join(
 """Headers of an answer that a page may read."""
 METHODS = b"GET, HEAD, POST"
 KNOWN_FOR_S = 7200
-"""Seconds for which a browser may cache the permission. No browser keeps it longer."""
+"""Seconds for which a browser may cache the answer to a preflight request. No browser caches it
+longer."""
 HEADER_NAMES = re.compile(r"[A-Za-z0-9, -]{0,2048}")
 
 Headers = list[tuple[bytes, bytes]]
@@ -59,7 +60,8 @@ class CrossOrigin:
         return "*" if "*" in self._origins else origin
 
     async def answers(self, scope: HTTPScope, send: Send) -> bool:
-        """Answers a browser's preflight request of an allowed origin. Returns whether it did."""
+        """Answers the request if it is a preflight request of an allowed origin. Returns whether it
+        was answered."""
         if scope["method"] != "OPTIONS" or self._allowed(scope) is None:
             return False
         if find_header(scope, b"access-control-request-method") is None:

@@ -20,7 +20,7 @@ MAX_NESTED = 1 << 16
 """Maximum number of `[`, `{` and `:` in a body. Each may become a Python object, which takes 0.5
 µs to create. 1 MiB of JSON inside a string of the body has about this many."""
 SMALL_BYTES = 1 << 16
-"""Maximum bytes of a body that is not counted, because it cannot exceed the limits of values."""
+"""Maximum bytes of a body that is decoded without counting its values. It cannot have too many."""
 
 MAX_SEARCHED = 1024
 """Maximum entries of a mapping that are searched for the invalid one."""

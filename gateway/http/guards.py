@@ -70,7 +70,7 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
         try:
             await charge.take(announced_bytes(connection.scope), on_worker=on_worker)
         except ApiError:
-            # A delayed refusal keeps the received bytes in memory, so it needs room for them.
+            # A delayed refusal keeps the body in memory, so it is delayed only if there is room.
             if body.excess is None:
                 await _wait_for_turn(gateway, principal.tenant.id, state)
             raise

@@ -1,4 +1,4 @@
-"""Declares the routes that run on workers, and finds them without the framework's router."""
+"""Routes whose requests run on workers. They are called without the framework's router."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {
     "/v1/messages": MessageAnswer,
     "/v1/responses": ResponseAnswer,
 }
-"""Bodies of the answers of routes that may stream, by path. Other such routes: `Completion`."""
+"""Bodies of the answers of routes that may stream, by path. Others use `Completion`."""
 
 
 @dataclass

@@ -174,8 +174,8 @@ class StreamResponse(GenerationResponse):
             forget_frames(error)
 
     async def _chunks(self, send: Send, deltas: list[Delta]) -> bytes:
-        """Returns the events of these deltas. If the deltas are large, sends all events except the
-        last piece's itself, and lets the event loop run in between."""
+        """Returns the events of these deltas. If the deltas are large, sends the events piece by
+        piece, lets the event loop run in between, and returns the events of the last piece."""
         if sum([num_scores(delta.scored) for delta in deltas]) <= SCORES_AT_ONCE:
             return b"".join([self.format.chunk(delta) for delta in deltas])
         chunks = b""
@@ -218,7 +218,7 @@ class StreamResponse(GenerationResponse):
                 return
 
     async def _ping(self, send: Send) -> bool:
-        """Sends a ping. Returns whether it was written in time, because the client reads."""
+        """Sends a ping. Returns False if the client does not read it in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.slow_client_s):
                 await self._write(send, self.format.ping)

@@ -172,7 +172,7 @@ async def _grammar(
 class Admitted(NamedTuple):
     worker: WorkerClient
     model: ModelInfo
-    """The base model as the worker reported it when it was chosen."""
+    """Base model as the worker reported it when the worker was chosen."""
     reservation: Reservation
 
 
