@@ -20,8 +20,8 @@ def new_instance_id() -> str:
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_folder: Callable[[str], Path]
-    """Returns the folder with the tokenizer and configs of the model with a digest. May have to
-    fetch them."""
+    """Returns the folder with the tokenizer and configs of the model with the given digest. May
+    have to fetch the files."""
     instance_id: str = msgspec.field(default_factory=new_instance_id)
     """Unique id of this gateway process."""
     security: Security = Security()

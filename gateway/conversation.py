@@ -18,7 +18,7 @@ class Conversation(msgspec.Struct, frozen=True):
     continue_final_message: bool = False
     """Whether the text ends with the last message's content, which the model continues."""
     template_arguments: dict[str, Any] = {}
-    """Further variables of the template."""
+    """Additional variables for the template."""
 
     @property
     def num_chars(self) -> int:

@@ -53,7 +53,7 @@ class Constraint(msgspec.Struct, frozen=True):
     text: str
     """Schema as JSON, regular expression, or grammar in llguidance's Lark syntax."""
     param: str
-    """Field of the request's body, for errors."""
+    """Field of the request's body that sets the constraint, for errors."""
     strict: bool = False
     """Whether a JSON Schema with a keyword that cannot be enforced is refused. Otherwise the
     keyword is dropped."""
@@ -68,7 +68,7 @@ class Truncation(msgspec.Struct, frozen=True):
     side: Literal["left", "right"]
     """Side at which tokens are removed. For a pair, tokens are removed from the document."""
     param: str = "truncate_prompt_tokens"
-    """Field of the request's body, for errors."""
+    """Field of the request's body that sets the truncation, for errors."""
 
 
 class ThoughtBudget(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class ThoughtBudget(msgspec.Struct, frozen=True):
 
     max_tokens: int
     param: str
-    """Field of the request's body, for errors."""
+    """Field of the request's body that sets the budget, for errors."""
     is_wish: bool = False
     """Whether a budget that cannot be enforced for the model is dropped and reported in the header
     `loraplex-dropped`. Otherwise such a request is refused."""

@@ -59,7 +59,8 @@ Attributes = Mapping[str, Value]
 
 
 class Stage(NamedTuple):
-    """Stage of a request, as reported by a worker. Times are times of time.perf_counter()."""
+    """Stage of a request, as reported by a worker. `begun_at` and `ended_at` are times of
+    time.perf_counter()."""
 
     name: str
     begun_at: float
@@ -99,7 +100,7 @@ class Untraced:
         self.model = ""
         """Model name in the request, set once the model is resolved."""
         self.first_output_at: float | None = None
-        """Time of time.perf_counter()."""
+        """Time of time.perf_counter() at which the first output arrived. None before that."""
 
     def enter(self, phase: str) -> None:
         """Begins a phase, which ends the previous one."""

@@ -1,4 +1,4 @@
-"""The authenticated caller of a request."""
+"""Defines the authenticated caller of a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from store.records import ApiKey, Tenant
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """The caller of a request: a tenant and one of its keys."""
+    """Caller of a request: a tenant and one of its keys."""
 
     tenant: Tenant
     key: ApiKey

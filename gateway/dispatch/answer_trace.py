@@ -1,4 +1,4 @@
-"""Contents of an answered request's spans, without its prompt and answer."""
+"""Fills the spans of an answered request. They contain neither its prompts nor its answers."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Text added to the answer itself."""
+        """Text that this delta adds to the answer, without thoughts and calls."""
         return "".join([part.text for part in self.parts if type(part) is Text])
 
 

@@ -34,8 +34,7 @@ suspected of crashing them."""
 MAX_LOST = 5
 """Number of workers that may be lost in all before the sequence is suspected of crashing them."""
 VERDICT_S = 3.0
-"""Seconds for workers that were only disconnected to return before a sequence is presumed to have
-crashed them."""
+"""Seconds in which lost workers may return before a sequence is presumed to have crashed them."""
 REFUSALS = (ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN)
 OVERLOADED = (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE)
 
@@ -50,9 +49,9 @@ class Failover:
         self.wait_s = wait_s
         self.full = FullQueues()
         self.num_retried = 0
-        """Sequences sent to another worker before their first token."""
+        """Number of sequences sent to another worker before their first token."""
         self.num_resumed = 0
-        """Sequences continued on another worker after their first token."""
+        """Number of sequences continued on another worker after their first token."""
         self.num_poisonous = 0
         self._fleet = fleet
 
@@ -60,8 +59,8 @@ class Failover:
         self, request: Generate, excluded: Collection[WorkerClient], num_bytes: int
     ) -> WorkerClient | None:
         """Chooses a worker that is not silent, and counts the sequence as sent to it. Returns None
-        if no worker is available, or all that are have just refused such a request. `num_bytes` is
-        the size of the request's body."""
+        if no worker is available, or all available workers have just refused such a request.
+        `num_bytes` is the size of the request's body."""
         if not request.num_resumed:
             excluded = [*excluded, *self.full.full(self._fleet.clients, request, num_bytes)]
         work = _work_of(request)

@@ -29,7 +29,8 @@ adapters and models that the catalog wants loaded."""
 MEMORY = 0.95
 """Factor by which the sums of sequences decay with each report of a worker."""
 NOT_NONE = 0.1
-"""Keeps an idle gateway's estimate of the number of gateways finite."""
+"""Added to this gateway's number of sequences in each report, so that the estimated number of
+gateways stays finite while this gateway is idle."""
 
 
 class Fleet:

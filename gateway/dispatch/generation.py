@@ -52,14 +52,14 @@ NEVER_BEGUN = (
 """Failures before which no worker has computed anything. `INVALID` is excluded, because workers
 also report it for answers that they computed but cannot send."""
 MAX_MOVES = 16
-"""Maximum moves of one request that are recorded."""
+"""Maximum number of moves of one request that are recorded for its trace."""
 
 
 class Move(NamedTuple):
     """Move of a sequence to another worker, after its worker refused it or was lost."""
 
     at: float
-    """Time of time.perf_counter()."""
+    """Time of time.perf_counter() at which the sequence was sent to the new worker."""
     from_worker: str
     to_worker: str
     reason: str
@@ -94,7 +94,7 @@ class RemoteSequence:
     id: int = 0
     """Id of the sequence in the worker's client."""
     sent_at: float = 0.0
-    """Time of time.perf_counter()."""
+    """Time of time.perf_counter() at which the sequence was sent last."""
     tokens: list[int] = field(default_factory=list[int])
     """Tokens generated so far by all its workers."""
     retry_state: RetryState | None = None
@@ -137,7 +137,7 @@ class Generation:
         self.worker_id = worker.instance_id
         """Instance id of the worker to which a sequence was last sent."""
         self.first_output_at: float | None = None
-        """Time of time.perf_counter()."""
+        """Time of time.perf_counter() at which the first output arrived. None before that."""
         self.ended_at: float | None = None
         """Time of time.perf_counter() at which the last choice ended."""
         self.moves: list[Move] = []
@@ -189,7 +189,8 @@ class Generation:
 
     @property
     def sampling(self) -> SamplingParams:
-        """Sampling parameters, which are the same for every choice except for its bounds."""
+        """Sampling parameters of the first choice. Other choices may differ in `max_tokens`,
+        `min_tokens`, `choice` and `prompt_logprobs` and, if the request sets no seed, in `seed`."""
         return self._runs[0].request.params
 
     @property

@@ -16,7 +16,7 @@ from store.queries import sql
 STEPS_PER_OCTAVE = 4
 SHORTEST_MS = 0.25
 NUM_STEPS = 24 * STEPS_PER_OCTAVE
-"""The last step of the histogram ends above one hour."""
+"""Number of steps of the histogram. The last step ends above one hour."""
 
 
 class Tally(msgspec.Struct):
@@ -80,7 +80,7 @@ class Outcomes:
     async def write(self, database: Database, gateway_id: str) -> None:
         """Adds the outcomes to those in the database. If that fails, keeps them for the next call.
 
-        Outcomes of a canary that has moved since are ignored.
+        The database ignores outcomes of a canary whose alias has been changed in the meantime.
         """
         if not self._pending:
             return

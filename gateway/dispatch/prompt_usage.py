@@ -1,4 +1,4 @@
-"""Usage of one prompt of a request, whichever of its sequences computed it."""
+"""Counts the usage of one prompt of a request, regardless of which of its sequences computed it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class PromptUsage:
 
     def __init__(self, num_tokens: int) -> None:
         self.num_reached = 0
-        """Positions that were computed or found in a prefix cache."""
+        """Number of positions that were computed or found in a prefix cache."""
         self.num_cached = 0
-        """Positions that were in the prefix cache before this request."""
+        """Number of positions that were in the prefix cache before this request."""
         self._num_tokens = num_tokens
 
     @property

@@ -30,7 +30,7 @@ from gateway.text.parsers.thoughts import is_in_thought
 from gateway.text.tokenizer import ModelTokenizer
 
 TAIL_TOKENS = 16
-"""Tokens at the end of a prompt that are searched for the beginning of a thought."""
+"""Number of tokens at the end of a prompt that are searched for the beginning of a thought."""
 
 
 WITHOUT_THINKING: dict[str, Any] = {"enable_thinking": False}

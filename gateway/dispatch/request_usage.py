@@ -69,7 +69,7 @@ class RequestUsage:
         telemetry.tokens.add(record.prompt_tokens, *labels, "prompt")
         telemetry.tokens.add(record.cached_tokens, *labels, "cached")
         telemetry.tokens.add(record.completion_tokens, *labels, "completion")
-        # Labels of the GenAI conventions. Empty if there was no error.
+        # Value of the label `error.type` of the GenAI conventions. Empty if there was no error.
         error = "_OTHER" if record.status is Status.FAILED else ""
         about = operation(call), telemetry.PROVIDER, record.model, error
         for seconds, histogram, of_genai in latencies:

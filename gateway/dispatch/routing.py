@@ -2,7 +2,7 @@
 
     first token =   queue       prompt tokens to be computed before the request's / prefill rate
                   + prefill     the request's prompt tokens that are not cached / prefill rate
-                  + row         if every row is taken: earlier sequences x time of an answer / rows
+                  + row         if the batch is full: earlier sequences x time of an answer / rows
                   + model       until the base model is on the device: its load, and a drain if
                                 there is no room
                   + adapter     until the adapter is on the device, by its tier and its bytes
@@ -39,7 +39,8 @@ from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import OLDEST_VERSION, AdapterStatus, ModelStatus, WorkerStatus
 
 STALE_S = 3.0
-"""Seconds until a status is stale. Its worker gets only requests that no other can take."""
+"""Seconds after which a status is stale. A worker with a stale status gets only requests that no
+other worker can take."""
 DOUBT = 1.5
 """Factor for the predicted seconds of a worker that has neither the prefix nor the adapter. Because
 predictions are inexact, such a worker is chosen only if it is faster by this factor."""
@@ -52,7 +53,7 @@ MODEL_LOAD_S = 5.0
 ANSWER_TOKENS = 128
 """Expected number of tokens of an answer, one for each step."""
 ADAPTER_BYTES = 8 << 20
-"""Assumed size of an adapter that no worker holds."""
+"""Assumed bytes of an adapter that no worker holds."""
 LOAD_OVERHEAD_S = 1e-3
 COPY_BYTES_PER_S = 2.5e9
 """Bytes per second of a copy from host to device on a machine without a GPU. A GPU's bus is faster,
@@ -149,7 +150,7 @@ class Claims:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Seconds to compute their prompts."""
+        """Seconds to compute the prompts of these requests."""
         self.num_sequences = 0
 
     def add(self, seconds: float, num_sequences: int) -> None:
@@ -162,7 +163,8 @@ class Standing:
     since."""
 
     def __init__(self, report: Report, reported_at: float, num_gateways: float = 1.0) -> None:
-        """`num_gateways` is the estimated number of gateways with as much traffic as this one."""
+        """`num_gateways` is the estimated total traffic of all gateways, in multiples of this
+        gateway's."""
         self.report = report
         self.reported_at = reported_at
         self.num_gateways = num_gateways

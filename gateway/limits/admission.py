@@ -36,7 +36,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int = 0
     cached_tokens: int = 0
     thought_tokens: int = 0
-    """Completion tokens that spell thoughts."""
+    """Number of completion tokens that belong to thoughts."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ class Admission:
     def __init__(self, leases: Leases | None, refusals: RefusalLimit) -> None:
         """`leases` is None without a database. Requests that have limits are then refused."""
         self.num_open = 0
-        """Reservations that are not settled yet."""
+        """Number of reservations that are not settled yet."""
         self._leases = leases
         self._refusals = refusals
 

@@ -31,8 +31,8 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     answered: int = 0
     """Number of the newest recall that this gateway has followed."""
     need: int = 0
-    """Smallest amount that helps this gateway. If less is left in the database, it recalls the
-    leases of other gateways instead of granting."""
+    """Smallest amount that helps this gateway. If less is left, the database grants nothing, and
+    recalls the leases of other gateways."""
     want: int = 0
     call: int = 0
     """Number of this gateway's recall that is not followed by all gateways yet, or 0."""
@@ -179,7 +179,8 @@ class LeaseBook:
         return done
 
     def hear(self, recall: LeaseRecall) -> None:
-        """Records another gateway's recall. The next renewal returns the lease that it asks for."""
+        """Records another gateway's recall. The next renewal returns the unused lease of its
+        limit."""
         quota = self._held.get((recall.subject, recall.kind, recall.start))
         if quota is None:
             self._recalls.append(recall)

@@ -65,7 +65,7 @@ class LeaseRenewal(Protocol):
     async def upkeep(self) -> None: ...
 
     async def release(self, holders: Sequence[str]) -> None:
-        """Removes gateways that have ended and whose usage is loaded from the database. Their
+        """Removes from the database the gateways that have ended and whose usage is loaded. Their
         leases of the current minute stay counted until the minute ends. Raises ApiError."""
         ...
 
@@ -247,7 +247,7 @@ class Leases:
                             await self._wake.wait()
 
     async def release(self, gateways: Sequence[str]) -> None:
-        """Removes gateways that have ended and whose usage is loaded from the database. Raises
+        """Removes from the database the gateways that have ended and whose usage is loaded. Raises
         ApiError."""
         await self._renewal.release(gateways)
 

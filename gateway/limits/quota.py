@@ -87,7 +87,7 @@ class QuotaWindow:
 
     @property
     def is_low(self) -> bool:
-        """Whether more should be requested ahead of need."""
+        """Whether to request a further grant before a request needs it."""
         return self.ready * 4 < self.last_grant and self.remaining > 0
 
     def is_past(self, now: float) -> bool:

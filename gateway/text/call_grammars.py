@@ -97,8 +97,8 @@ class HeldGrammar(msgspec.Struct, frozen=True):
     grammar: str = ""
     """Text that is sent to a worker. Empty if any text is allowed."""
     dropped: frozenset[str] = frozenset()
-    """Schema keywords that the grammar does not enforce, each after the name of its field and a
-    dot."""
+    """Schema keywords that the grammar does not enforce, each with the name of its field, for
+    example `tools.contains`."""
 
 
 def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> HeldGrammar:

@@ -94,8 +94,8 @@ class Spelling:
     """Mapping from a tokenizer's token ids to bytes and text."""
 
     def __init__(self, tokenizer: Tokenizer, decoder: dict[str, Any] | None) -> None:
-        """`decoder` is the field of tokenizer.json. Raises UnsupportedDecoder if its kind is not
-        supported."""
+        """`decoder` is the field `decoder` of tokenizer.json. Raises UnsupportedDecoder if its kind
+        is not supported."""
         self._is_byte_level = _is_byte_level(decoder)
         special = {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special}
         spell = _spell_byte_level if self._is_byte_level else _spell_byte_fallback

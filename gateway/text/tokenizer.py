@@ -198,8 +198,7 @@ class ModelTokenizer:
 
     @cached_property
     def num_added_tokens(self) -> tuple[int, int]:
-        """Number of special tokens that the tokenizer adds before a text, and number that it adds
-        after it."""
+        """Numbers of special tokens that the tokenizer adds before and after a text."""
         is_added = self._tokenizer.encode("no").special_tokens_mask
         begin = is_added.index(0)
         return begin, is_added[::-1].index(0)

@@ -35,8 +35,8 @@ FINGERPRINTS: tuple[tuple[str, ToolFormat], ...] = (
     ("<|python_tag|>", "llama_json"),
     ("<|start_header_id|>", "llama_json"),
 )
-"""Text that occurs in the chat templates of models with a format of tool calls. If several texts
-occur, the first one in this list decides."""
+"""Texts by which the format of tool calls is recognised in a chat template. If a template contains
+several of them, the first one in this list decides."""
 
 SPECIAL_MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "llama_json": (llama_json.TAG,),
