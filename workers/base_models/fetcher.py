@@ -59,7 +59,7 @@ class ModelFetcher:
             self.fetches[digest] = Fetch(name, self._thread.submit(self._build, digest, name))
 
     def forget(self, wanted: set[str]) -> None:
-        """Cancels and forgets all fetches except the fetches of these digests."""
+        """Cancels and forgets all fetches except the fetches of the digests in `wanted`."""
         for digest in self.fetches.keys() - wanted:
             self._drop(self.fetches.pop(digest))
 

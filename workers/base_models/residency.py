@@ -48,7 +48,7 @@ class Orders:
     preempt: set[str] = field(default_factory=set[str])
     """Models whose running sequences must be preempted, because their memory is needed now."""
     unsatisfiable: list[str] = field(default_factory=list[str])
-    """Models that cannot get their memory because pinned models hold it."""
+    """Models that cannot get memory, because pinned models or adapters hold it."""
 
 
 @dataclass(slots=True, eq=False)

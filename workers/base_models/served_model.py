@@ -48,7 +48,7 @@ class ServedModel(ModelInstance):
     error: str = ""
     """Error of the model's last load; empty if the load succeeded."""
     closing: ExitStack = field(default_factory=ExitStack)
-    """Callbacks that free everything that was built for the model. They wait for its threads."""
+    """Callbacks that free everything built for the model. They wait for the model's threads."""
 
     @property
     def digest(self) -> str:

@@ -201,7 +201,7 @@ class ServedModels:
             work()
         except Exception as error:
             log.exception("loading model %s failed", model.digest[:12])
-            # The traceback's frames reference the tensors read so far, and each other by the load.
+            # The traceback's frames reference tensors that were read and, via the load, each other.
             traceback.clear_frames(error.__traceback__)
             return self._fail(model, f"{type(error).__name__}: {error}")
         return []

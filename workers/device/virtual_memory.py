@@ -17,8 +17,8 @@ PROT_NONE, MAP_FIXED = 0, 0x10
 
 
 class VirtualMemory(Protocol):
-    """Address space of a device. All sizes and addresses are multiples of `granularity`. Every
-    method raises OSError, or MemoryError if memory is exhausted, with the system's error name."""
+    """Address space of a device. All sizes and addresses are multiples of `granularity`. Methods
+    may raise OSError, or MemoryError if memory is exhausted, with the system's error name."""
 
     granularity: int
 

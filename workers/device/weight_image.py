@@ -23,7 +23,7 @@ class Arrival:
         self._events: Sequence[DeviceEvent] = ()
 
     def begin(self, events: Sequence[DeviceEvent]) -> None:
-        """Starts tracking a copy. events: one event per part, which is done when the part is."""
+        """Starts tracking a copy. events: one event per part, recorded after the part's copy."""
         self._events = events
 
     @property
@@ -34,7 +34,8 @@ class Arrival:
         return not self._events
 
     def wait(self, part: int) -> None:
-        """Makes later work of this thread wait, on the device, for the part. Does not block."""
+        """Makes the device delay later work of this thread until the part is copied. Does not
+        block."""
         if self._events:
             self._events[part].wait()
 

@@ -9,7 +9,7 @@ from workers.device.device_memory import DeviceMemory
 
 class WeightMemory:
     """Extents of the weights of all models, and the memory behind them. Used on the engine thread.
-    Callers must not hold the memory lock, because it is not held during driver calls."""
+    Callers must not hold the memory lock, because no thread may hold it during driver calls."""
 
     def __init__(self, arena: Arena, broker: MemoryBroker, device: DeviceMemory) -> None:
         self._arena = arena

@@ -1,5 +1,5 @@
 """Engine of one base model: receives requests, schedules, launches and collects steps, and emits
-events. It runs on one thread; adapters load on others."""
+events. It runs on one thread; adapters load on other threads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from workers.wire.request_check import RequestLimits, check_request
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 8
-"""Number of consecutive failed steps that shows that the device is faulty, not the requests."""
+"""Number of consecutive failed steps after which the device, not the requests, counts as faulty."""
 
 DRAWING_ERRORS = {
     ErrorCode.LOGITS_NAN: "the model's output is not numbers",

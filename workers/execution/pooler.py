@@ -1,4 +1,4 @@
-"""Pooling of hidden states to the vectors of prompts."""
+"""Pooling of hidden states into the vectors of prompts."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from workers.execution.upload import to_host, upload
 from workers.wire.protocol import SamplingParams
 
 MIN_TEMPERATURE = 1e-6
-"""Temperature below which the likeliest token is drawn, because the division could overflow."""
+"""Temperature below which the likeliest token is drawn, because dividing by less may overflow."""
 
 
 @dataclass(frozen=True, slots=True)

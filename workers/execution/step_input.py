@@ -136,7 +136,7 @@ class PendingStep(Protocol):
     """Launched step."""
 
     def result(self) -> StepOutput:
-        """Waits for the step. Raises DeviceFailed, or another error if the step has ended."""
+        """Waits for the step. Raises DeviceFailed, or another error if a failed step has ended."""
         ...
 
 

@@ -60,7 +60,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def upload(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """Copies the arrays to the device without blocking. On the CPU, tensors share their memory."""
+    """Copies the arrays to the device without blocking. CPU tensors share the arrays' memory."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     packing = Packing(arrays)

@@ -45,7 +45,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of device memory for everything, weights included. Used instead of `memory` if set. If
     not all models fit at once, they are loaded in turn."""
     max_model_wait_s: float = 30.0
-    """Seconds that a request waits for its model before a busy model is unloaded for it."""
+    """Seconds that a request waits for its model before a busy model is unloaded for it, even if
+    the busy model was loaded only recently."""
     max_model_drain_s: float = 10.0
     """Seconds that running sequences may continue when their model is to be unloaded. After that
     they are preempted until the model is loaded again."""
@@ -63,11 +64,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_token_gap: float = 0.25
     """Maximum seconds of a step, including its prompts, while other sequences generate tokens."""
     runs_ahead: bool | None = None
-    """Whether to schedule a step while the previous step is computed. None means that this depends
-    on whether the device computes asynchronously."""
+    """Whether to schedule a step while the previous step is computed. None means yes if the device
+    computes asynchronously, else no."""
     uses_graphs: bool | None = None
-    """Whether steps of few tokens run as captured graphs (`GraphRunner`). None means that this
-    depends on whether the device computes asynchronously."""
+    """Whether steps of few tokens run as captured graphs (`GraphRunner`). None means yes if the
+    device computes asynchronously, else no."""
     keeps_weights: bool = False
     """Whether packed weights also stay on the host, one image per model, and are copied from there
     to fixed addresses on the device. A GPU worker always does this."""

@@ -107,7 +107,7 @@ class Inbox:
                     self._put(connection, message)
 
     def wake(self) -> None:
-        """Makes `take` return without a message. Thread-safe."""
+        """Makes `take` return even if there are no messages. Thread-safe."""
         with self._changed:
             self._is_woken = True
             self._changed.notify()

@@ -274,8 +274,8 @@ class Server:
         self._note_ends(number, message)
 
     def _send_apart(self, number: int, message: ToGateway, error: FrameTooLarge) -> None:
-        """Sends a step that is too large for one frame one sequence at a time. Fails a sequence
-        that is itself too large."""
+        """Splits a step that is too large for one frame, and sends its sequences one by one. Fails
+        a sequence that is itself too large."""
         match message:
             case StepFrame(sequences=[output], progress=[]):
                 if self._engine is not None:
