@@ -167,8 +167,8 @@ def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[Pr
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Shows a spinner on a terminal. Elsewhere, prints each text that is passed to the yielded
-    function on its own line."""
+    """Shows a spinner on a terminal. Elsewhere, prints a line with `what` and the text for each
+    text that is passed to the yielded function."""
     if not sys.stderr.isatty():
         yield lambda detail: tell(f"{what}: {detail}")
         return

@@ -181,7 +181,7 @@ async def leave(database: Database, worker_id: str) -> None:
 
 
 async def forget_lost(database: Database) -> None:
-    """Deletes workers that have not reported for FORGOTTEN_S seconds."""
+    """Deletes workers without a report or a lease for FORGOTTEN_S seconds."""
     async with database.transaction(EVERYTHING) as connection:
         if not await connection.fetchval(sql["workers_gone"], FORGOTTEN_S):
             return

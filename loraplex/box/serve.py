@@ -320,8 +320,9 @@ def command_line() -> str:
 
 
 def _is_up(address: str) -> bool:
-    """Returns whether the process is ready. A process that only lacks a base model which the worker
-    can serve counts as ready, because this can be corrected through the admin plane."""
+    """Returns whether the process is ready. A process that is not ready only because the worker can
+    serve none of the base models counts as ready, because this can be corrected through the admin
+    plane."""
     answer = answer_of(address, "/readyz")
     return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
 
