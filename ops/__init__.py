@@ -1,1 +1,1 @@
-"""Kernels: one protocol (`ops.base`) and one implementation per backend."""
+"""Kernels, with one protocol (`ops.base`) and one implementation per backend."""

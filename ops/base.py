@@ -70,8 +70,8 @@ class KVLayout:
 class KVCacheView:
     """Arena memory with the KV layout of one model, as attention reads it.
 
-    arena: uint8 [arena bytes]. The K of layer `l` of a page at byte offset `p` begins at `p + l *
-    layout.layer_bytes`, its V half a `layer_bytes` later.
+    arena: uint8 [arena bytes]. In a page at byte offset `p`, the K of layer `l` begins at
+    `p + l * layout.layer_bytes`, and the V of this layer `layout.layer_bytes / 2` bytes later.
     """
 
     arena: Tensor
@@ -85,7 +85,7 @@ class AttentionBatch:
     query_start  int32 [S + 1]        tokens of sequence s are query_start[s]..query_start[s + 1]
     token_seq    int32 [T]            sequence of each token
     positions    int32 [T]            absolute position of each row in its sequence
-    context_lens int32 [S]            tokens of the sequence in KV, this step's included
+    context_lens int32 [S]            tokens of the sequence in KV, including this step's tokens
     block_tables int64 [S, P]         byte offset in the arena of each page; entries past the
                                       context are undefined and must not be read
     max_query    int                  largest number of tokens of a sequence in the step
@@ -105,7 +105,7 @@ class AttentionBatch:
 class QKNorm:
     """Per-head RMS norm of q and k before rope (Qwen3, Gemma 3).
 
-    Weights float32 [D], offset folded in.
+    Weights are float32 [D] and include the family's offset.
     """
 
     q_weight: Tensor
@@ -146,8 +146,8 @@ class AdapterTables:
 
     P is the number of projections of a layer that adapters may touch.
 
-    a_offset int64 [slots, L + 1, P]  byte offset in the arena of A, [rank, K], K contiguous; of the
-                                      embedding [V, rank], rank contiguous
+    a_offset int64 [slots, L + 1, P]  byte offset in the arena of A, [rank, K], K contiguous; A of
+                                      the embedding is [V, rank], rank contiguous
     b_offset int64 [slots, L + 1, P]  byte offset in the arena of B in the backend's layout, scaled
     rank     int32 [slots, L + 1, P]  0 = the adapter does not touch this projection (offsets
                                       undefined)
@@ -200,8 +200,8 @@ class LoRABatch:
 class FusedLinear:
     """Linear layer whose output is one or more projections side by side.
 
-    projections: indices on the `projection` axis of the adapter tables, in output column order;
-    widths: their output columns.
+    projections: indices on the `projection` axis of the adapter tables, in output column order.
+    widths: number of output columns of each projection.
     """
 
     projections: tuple[int, ...]
@@ -231,7 +231,7 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMS norm as in `Ops.rms_norm`. weight: float32 [K], the model family's offset folded in."""
+    """RMS norm as in `Ops.rms_norm`. weight: float32 [K], including the model family's offset."""
 
     weight: Tensor
     eps: float
@@ -280,7 +280,7 @@ class SamplingBatch:
     presence, frequency float32 [N]   OpenAI penalties over generated tokens, 0 = off
     repetition  float32 [N]   over prompt and generated tokens, 1 = off
     token_buffer int32 [slots, max_model_len]; buffer_slot, prompt_len, total_len int32 [N]
-                              the tokens the penalties count
+                              the tokens that the penalties count
     bias_start int32 [N + 1], bias_ids int32 [B], bias_values float32 [B]
                               logit bias as ragged rows; -inf bans a token
     all_greedy, has_penalties, has_bias
@@ -408,7 +408,7 @@ class Compute(Protocol):
     ) -> Tensor:
         """Semantics: with residual: residual += x in place, y = norm(residual); else y = norm(x).
         norm(v) = v / sqrt(mean(v^2) + eps) * weight.
-        Shape: x, residual [T, K]; weight float32 [K], the model family's offset folded in."""
+        Shape: x, residual [T, K]; weight float32 [K], including the model family's offset."""
         ...
 
     def rope_write_kv(
@@ -469,7 +469,7 @@ class Compute(Protocol):
         ...
 
     def row_products(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Semantics: y = x rows^T, where an adapter's image stores the rows.
+        """Semantics: y = x rows^T, with rows that an adapter replaces in the output matrix.
         Shape: x [T, K], rows [N, K] in the serving dtype -> [T, N]. Sums in float32.
         """
         ...
@@ -481,8 +481,8 @@ class Sampling(Protocol):
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """Semantics: bias, then penalties, then temperature, top-k, top-p, min-p (each applied to
         the tokens that the previous one kept), then argmax(logit / temperature + Gumbel noise). The
-        noise is a pure function of (seed, position, choice, token id). Of equal tokens the smallest
-        id wins. -1 for a row with a NaN logit.
+        noise is a pure function of (seed, position, choice, token id). Among equal tokens the
+        smallest id wins. The result is -1 for a row with a NaN logit.
         Shape: logits float32 [N, V], may be changed -> int32 [N]."""
         ...
 
@@ -513,9 +513,9 @@ class Device(Protocol):
         ...
 
     def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
-        """Context whose work runs on the named stream, concurrently with the steps in flight, which
-        must not use the same memory. Work of one stream runs in order. waits: whether leaving the
-        context blocks until the work is done."""
+        """Context that submits work to the named stream. The work runs concurrently with the steps
+        in flight, so it must not use their memory. Work of one stream runs in order. waits: whether
+        leaving the context blocks until the work is done."""
         ...
 
     def record_event(self) -> DeviceEvent:
@@ -524,7 +524,7 @@ class Device(Protocol):
 
 
 class Ops(Compute, Sampling, Device, Protocol):
-    """Backend for all ops. It has no state except scratch memory, and keeps no arguments."""
+    """Backend for all ops. It keeps only scratch memory, and no references to arguments."""
 
     name: str
 

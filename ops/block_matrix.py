@@ -21,7 +21,7 @@ from ops.weight_format import BLOCK_SIZES, WeightFormat
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Integers of a matrix [N, K] and how to scale them.
+    """Integers of a matrix [N, K], and their scales and minimums.
 
     levels   int8 [N, K]
     scales   float32 [N, K / group]
@@ -42,13 +42,13 @@ class BlockMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)."""
+        """Number of rows and columns, (N, K)."""
         sizes = BLOCK_SIZES[self.format]
         rows, num_bytes = self.blocks.shape
         return rows, num_bytes // sizes.block_bytes * sizes.block
 
     def __getitem__(self, rows: Tensor | slice) -> BlockMatrix:
-        """Returns some of the rows."""
+        """Returns the matrix of the selected rows."""
         return BlockMatrix(self.format, self.blocks[rows])
 
     def unpack(self) -> Levels:

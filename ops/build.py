@@ -45,7 +45,7 @@ _FAULTS = {
     1: "the system does not let this process use AMX (arch_prctl refused ARCH_REQ_XCOMP_PERM)",
     2: "the processor's AMX instructions do not give the bits that they are specified to give",
 }
-"""Results of `check_tiles` in native/tile_checks.cpp other than 0."""
+"""Faults by the result of `check_tiles` in native/tile_checks.cpp, which is 0 without a fault."""
 
 
 class BuildError(Exception):
@@ -162,8 +162,8 @@ def _cache_dir() -> Path:
 
 
 def _check_ours(path: Path, is_kind: Callable[[int], bool]) -> None:
-    """Raises BuildError unless `path` is no link, belongs to us or root, and no other account can
-    write to it, because code loaded from it runs as us."""
+    """Raises BuildError if `path` is a link, does not belong to this user or root, or can be
+    written by another account, because code loaded from it runs as this user."""
     found = path.lstat()
     is_group_ours = found.st_gid in (os.getegid(), *os.getgroups())
     others = stat.S_IWOTH if is_group_ours else stat.S_IWOTH | stat.S_IWGRP

@@ -68,8 +68,8 @@ class NativeLayers:
         layers: list[LayerWeights],
         after_step: Callable[[float, float], None],
     ) -> None:
-        """library: the compiled kernels. after_step: called with the times in seconds at
-        which each step began and ended."""
+        """library: the compiled kernels. after_step: function called after each step with the
+        times, in seconds, at which the step began and ended."""
         self._run = library.run_layers
         self._after_step = after_step
         self._layers = layers  # keeps the memory that the structures point to

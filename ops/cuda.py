@@ -87,7 +87,7 @@ class CudaOps:
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self.overlaps = properties.major >= 9
-            # Builds of torch for GPUs of other vendors lack this property.
+            # Builds of torch for GPUs of other vendors may lack this property.
             self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
             self._graph_pool = torch.cuda.graph_pool_handle()
             # Created once, because torch hands out 32 streams in rotation, and a copy could
@@ -222,7 +222,7 @@ class CudaOps:
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Loader threads copy and allocate during the capture.
+            # thread_local, because loader threads copy and allocate during the capture.
             with torch.cuda.graph(
                 graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"
             ):

@@ -1,4 +1,4 @@
-"""Selection of the fastest variant of the C++ kernels for a processor, and its usable cores."""
+"""Ranks the variants of the C++ kernels for a processor, and counts the cores of cgroup quotas."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Processor:
         runnable = [variant for variant, needed in REQUIRED.items() if needed <= self.features]
         if self.vendor != "AuthenticAMD" and "avx512bf16" in runnable:
             # On Intel's processors `vdpbf16ps` is about a third slower than float32 arithmetic
-            # (100 against 147 to 165 GFLOP/s a core of Sapphire Rapids); on Zen 4 and 5 it is
-            # nearly twice as fast (190 against 100 GFLOP/s a core of Zen 4).
+            # (100 against 147 to 165 GFLOP/s per core of Sapphire Rapids). On Zen 4 and 5 it is
+            # nearly twice as fast (190 against 100 GFLOP/s per core of Zen 4).
             runnable.remove("avx512bf16")
             runnable.insert(runnable.index("avx512") + 1, "avx512bf16")
         return runnable

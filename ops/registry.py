@@ -1,4 +1,4 @@
-"""Op backends by name, each imported only when selected."""
+"""Selects op backends by name. A backend is imported only when it is selected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ops.base import Ops
 
 
 def select(name: str, **options: Any) -> Ops:
-    """Imports and returns the backend of that name. Raises ValueError for an unknown name."""
+    """Imports and returns the named backend. Raises ValueError if the name is unknown."""
     match name:
         case "reference":
             from ops.reference import ReferenceOps

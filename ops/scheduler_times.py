@@ -21,13 +21,13 @@ class SchedulerTimes:
         self._before: tuple[float, float] | None = None
 
     def run_delay(self, thread_ids: Iterable[int]) -> float:
-        """Returns the seconds, since their start and added up, that these threads of the process
-        have waited for a core although they were ready to run."""
+        """Returns the total seconds that these threads of the process have waited for a core, since
+        they started, although they were ready to run."""
         return sum(self._thread_delay(thread_id) for thread_id in thread_ids)
 
     def free_cores(self) -> float | None:
-        """Returns the number of cores, on average since the previous call, that this process may
-        use and other processes did not. Returns None at the first call, or if it is unknown."""
+        """Returns the average number of this process's cores that other processes did not use since
+        the previous call. Returns None at the first call, or if the number is unknown."""
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
         busy = self._busy_seconds(cores)
         before, self._before = self._before, None

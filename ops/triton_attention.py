@@ -1,8 +1,8 @@
-"""Paged attention in Triton: one kernel, launched separately for short and for long sequences.
+"""Paged attention in Triton, with one kernel launched separately for short and long sequences.
 
-Online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) over tiles of keys. A program computes
-one block of query tokens of one sequence for one KV head. The rows of its tile are tokens x the
-query heads that share the KV head, so that each key is read once for all of them.
+Computes an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) over tiles of keys. A
+program computes one block of query tokens of one sequence for one KV head. Its tile has a row for
+each token and query head of the KV head, so that each key is read once for all of them.
 
 Sequences with few tokens (decode, drafts to verify) use a small tile, and their contexts are split
 into parts that are combined afterwards. The split depends on the sequence's own context only, so

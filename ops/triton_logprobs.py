@@ -18,7 +18,7 @@ from ops.triton_sampling import NO_TOKEN
 from ops.triton_table import blocks_of, power_of_two
 
 USUAL_TOP = 20
-"""Number of alternatives up to which one compiled form of the kernel serves all requests."""
+"""Number of top tokens up to which all requests use the same compiled kernel."""
 
 
 def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,8 +30,8 @@ def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tenso
     assert num_top <= vocab
     block = min(power_of_two(vocab), 2048)
     chunks = blocks_of(vocab, block)
-    # Separate tensors, because half of one could begin at an address of another alignment, for
-    # which Triton compiles another kernel.
+    # These are separate tensors, because the second half of one tensor could have another
+    # alignment, for which Triton would compile another kernel.
     maxima, sums = logits.new_empty(rows, chunks), logits.new_empty(rows, chunks)
     values = logits.new_empty(rows, chunks, num_top)
     ids = torch.empty(rows, chunks, num_top, dtype=torch.int32, device=logits.device)

@@ -27,7 +27,7 @@ def rope_write_kv(
     """Semantics: norms q and k per head if `qk_norm` is given, rotates both if `rope` is given,
     writes k and v to pages.
     Shape: qkv [T, (H + 2G) * D]; pages [L][K then V][G][PAGE_TOKENS][D].
-    DType: qkv any float, pages the layout's, arithmetic float32.
+    DType: qkv any float, pages the layout's dtype, arithmetic float32.
     Bytes: T * D * (2H + 4G) * itemsize, because q, k and v are read and written. 256 rows of 32 +
     2 x 8 heads of 128 in bf16 take 6.3 MB, 1.5 us. With fewer bytes the launch dominates."""
     layout = kv.layout

@@ -1,4 +1,4 @@
-"""Selection of the variant of the C++ kernels that is used on this machine."""
+"""Selects the variant of the C++ kernels that is used on this machine."""
 
 from __future__ import annotations
 

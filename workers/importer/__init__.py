@@ -23,7 +23,7 @@ def import_model(
     table_format: ImportFormat | None = None,
 ) -> str:
     """Imports a Hugging Face directory or a `.gguf` file and returns the digest of its folder.
-    table_format: format of the embedding and output matrix; None follows `weight_format`.
+    table_format: format of the embedding and output matrix; see `ImportFormats.tables` for None.
 
     The same source in the same format gives the same digest, and importing it again changes
     nothing. Raises ImportRefused, UnsupportedModel or CheckpointError (ValueErrors that name what

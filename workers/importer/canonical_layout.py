@@ -15,11 +15,11 @@ NORMS: dict[str, dict[str, str]] = {
         "post_feedforward_layernorm": "post_mlp_layernorm",
     }
 }
-"""By family and canonical name of a norm: the name that the family uses for that norm."""
+"""Names of norms in a family's checkpoints, by family and by name in canonical folders."""
 
 
 def is_canonical(spec: ModelSpec) -> bool:
-    """Returns whether the family's own layout is the canonical one."""
+    """Returns whether the family's checkpoints already have the canonical layout."""
     own = spec.model_type in JOINED or spec.model_type in NEIGHBOURS or spec.model_type in NORMS
     return not own and not spec.layers[0].rope.rotary_dim
 

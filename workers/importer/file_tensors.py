@@ -66,7 +66,8 @@ class FileTensor:
     order: list[int] | None = None
 
     def rows(self, first: int, count: int, order: list[int] | None) -> FileTensor:
-        """Returns the tensor of the `count` rows from `first` on, which is read in this order."""
+        """Returns a tensor of `count` rows, starting at row `first`. order: index among these rows
+        of each row that `read` returns; None reads the stored order."""
         row_bytes = math.prod(self.shape[1:]) * np.dtype(NUMPY_TYPES[self.dtype]).itemsize
         shape = (count, *self.shape[1:])
         return replace(self, offset=self.offset + first * row_bytes, shape=shape, order=order)

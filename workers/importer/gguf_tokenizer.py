@@ -134,7 +134,7 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> Tokenizer:
 def _bpe(**options: Any) -> models.BPE:
     try:
         return models.BPE(**options)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # tokenizers raises no subclass of Exception
         raise ImportRefused(f"tokenizer.ggml.merges: {error}") from error
 
 

@@ -163,7 +163,7 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
     shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
     try:
         Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # tokenizers raises no subclass of Exception
         raise ImportRefused(f"tokenizer.json cannot be read: {error}") from error
     config = _read_object(source / "tokenizer_config.json")
     template = _chat_template(source, config.pop("chat_template", None))

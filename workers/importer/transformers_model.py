@@ -91,7 +91,7 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
         )
     try:
         parsed = transformers.CONFIG_MAPPING[model_type].from_dict(config)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # transformers may raise any kind of exception
         raise NotComputable(model_type, f"its config cannot be read: {error}") from error
     if parsed.is_encoder_decoder:
         raise NotComputable(model_type, "it is an encoder-decoder")

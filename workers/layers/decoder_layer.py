@@ -100,7 +100,7 @@ def run_layer(
 
 
 def _norm_wide(ops: Ops, qkv: Tensor, norm: QKNorm) -> None:
-    """Norms q and k over all of their heads, in place."""
+    """Applies the RMS norm over all heads of q, and over all heads of k, in place."""
     start = 0
     for weight in (norm.q_weight, norm.k_weight):
         part = qkv[:, start : start + len(weight)]

@@ -18,7 +18,7 @@ base-only rows (-1) last. Returns logits, float32 [n, V]."""
 
 
 class LMHead:
-    """Output matrix, with a family's scale (Granite) or cap (Gemma 2) on logits."""
+    """Output matrix, and the factor (Granite) or soft cap (Gemma 2) that a family has on logits."""
 
     def __init__(self, ops: Ops, weight: PackedLinear, scale: float, softcap: float | None) -> None:
         self._ops = ops

@@ -1,5 +1,5 @@
-"""Computes rotary embedding tables (Su et al. 2021). Frequencies can be scaled linearly, as in
-Llama 3, by YaRN (Peng et al. 2023) or by LongRoPE (Ding et al. 2024)."""
+"""Computes rotary embedding tables (Su et al. 2021). Frequencies can be scaled linearly, by the
+smoothing of Llama 3, by YaRN (Peng et al. 2023) or by LongRoPE (Ding et al. 2024)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def _smooth_llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
 
 
 def _blend_yarn(frequencies: Tensor, spec: RopeSpec) -> Tensor:
-    """Divides low frequencies by `factor`, keeps high ones, and blends by pair index (YaRN)."""
+    """Divides low frequencies by `factor` and keeps high ones. In between, blends both by the index
+    of the pair (YaRN)."""
     rotary_dim = 2 * len(frequencies)
 
     def pair(turns: float) -> float:

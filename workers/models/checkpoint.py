@@ -1,4 +1,4 @@
-"""Weights of a canonical folder: the tensors that a spec requires, and how to read them."""
+"""Reads the weights of a canonical folder, and checks them against the spec of its model."""
 
 from __future__ import annotations
 

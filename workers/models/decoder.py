@@ -87,7 +87,7 @@ def load_norm(loader: WeightLoader, spec: ModelSpec, module: str) -> Norm:
 
 
 def load_layer(loader: WeightLoader, spec: ModelSpec, layer: int, rope: Tensor) -> LayerWeights:
-    """Loads the weights of one layer. rope: float32 [positions, D] of this layer."""
+    """Loads the weights of one layer. rope: the layer's rotary table, float32 [positions, D]."""
     prefix = f"model.layers.{layer}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     hidden, inner, q, kv = spec.hidden_size, spec.intermediate_size, spec.q_width, spec.kv_width
@@ -135,6 +135,6 @@ def _load_qk_norm(loader: WeightLoader, spec: ModelSpec, block: str) -> QKNorm:
 
 
 def rope_tables(spec: ModelSpec, num_positions: int) -> dict[RopeSpec, Tensor]:
-    """Returns one host table for each distinct rope of the model's layers."""
+    """Returns one rotary table, on the host, for each distinct rope of the model's layers."""
     ropes = {layer.rope for layer in spec.layers}
     return {rope: rope_table(rope, spec.head_dim, num_positions) for rope in ropes}

@@ -28,7 +28,7 @@ GEMMA3: dict[str, Any] = {
 
 
 def read_gemma(config: dict[str, Any]) -> ModelSpec:
-    """Reads Gemma 1. The first releases' `hidden_act: gelu` means the tanh approximation, too."""
+    """Reads Gemma 1. Its first releases say `hidden_act: gelu` for the tanh approximation, too."""
     config = {"head_dim": 256, "tie_word_embeddings": True, **config}
     require(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
     if config.get("hidden_act") != "gelu":

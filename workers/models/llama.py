@@ -35,7 +35,8 @@ def read_mistral(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_smollm3(config: dict[str, Any]) -> ModelSpec:
-    """Reads SmolLM3. Layers with 0 in `no_rope_layers`, or each fourth, have no rope."""
+    """Reads SmolLM3. Layers with 0 in `no_rope_layers` have no rope. If the field is missing, every
+    fourth layer has none, or every `no_rope_layer_interval`-th."""
     config = {"tie_word_embeddings": True, **config}
     require(config, "hidden_act", "silu", "silu")
     num_layers = positive(config, "num_hidden_layers")
@@ -62,9 +63,9 @@ def read_smollm3(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_granite(config: dict[str, Any]) -> ModelSpec:
-    """Reads Granite 3, which multiplies each block's output before it is added to the residual
-    stream. Here the whole stream is divided by that multiplier instead. The norms undo this if
-    their epsilon is divided by its square."""
+    """Reads Granite 3, which multiplies each block's output by `residual_multiplier` before adding
+    it to the residual stream. Here the whole stream is divided by the multiplier instead. Norms
+    undo the division, because their epsilon is divided by the square of the multiplier."""
     require(config, "hidden_act", "silu", "silu")
     pattern = ["full_attention"] * positive(config, "num_hidden_layers")
     residual = _multiplier(config, "residual_multiplier")

@@ -43,7 +43,7 @@ class WeightLoader:
         return packed if self.image is None else packed.placed(self.image.place)
 
     def norm(self, module: str, offset: float) -> Tensor:
-        """Loads a norm's weight, float32 [K], with the family's offset folded in."""
+        """Loads a norm's weight, float32 [K], and adds the family's offset to it."""
         return self.keep(self._read(f"{module}.weight", torch.float32) + offset)
 
     def table(self, name: str) -> Tensor:
@@ -62,7 +62,8 @@ class WeightLoader:
         return tensor.to(self._device) if self.image is None else self.image.place(tensor)
 
     def end_part(self) -> None:
-        """Ends the group of tensors that a forward pass needs together."""
+        """Ends a part of the weight image. A forward pass waits for the copy of each part as a
+        whole."""
         if self.image is not None:
             self.image.end_part()
 

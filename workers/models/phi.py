@@ -1,5 +1,5 @@
-"""Phi 3, 3.5 and 4 (plain Phi-4, mini): Llama with a part of each head rotated, LongRoPE, and
-projections that the checkpoint stores fused, see `adapters.family_layout`."""
+"""Phi 3, 3.5 and 4 (Phi-4 and Phi-4-mini). Unlike Llama, they rotate a part of each head, use
+LongRoPE, and store projections fused, see `adapters.family_layout`."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from workers.models.spec import ModelSpec
 from workers.models.transformers_spec import TransformersSpec
 
 MAX_PADDING = 64
-"""Maximum number of rows that a backend adds to a linear as padding, and of numbers between two
-tensors of a weight image."""
+"""Maximum number of rows that a backend adds to a linear as padding, and maximum number of unused
+elements between two tensors of a weight image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class ModelPlan:
 
 
 def _read_formats(folder: Path) -> dict[str, WeightFormat]:
-    """Returns the block formats, or an empty dictionary if the weights cannot be read, because
-    loading them will report why."""
+    """Returns the formats of the tensors stored in blocks. Returns an empty dictionary if the
+    weights cannot be read, because a later attempt to load them reports the error."""
     try:
         with Checkpoint(folder, "np") as checkpoint:
             return checkpoint.formats

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 ByteProgress = Callable[[int, int], None]
-"""Called with the bytes done and the total bytes. Both are equal in the last call."""
+"""Function that is called with the bytes done and the total bytes; both are equal at the end."""
 
 
 class ProgressMeter:
-    """Counter of bytes towards a total, which reports each advance."""
+    """Counter of processed bytes that reports each increase to `progress`."""
 
     def __init__(self, total: int, progress: ByteProgress | None) -> None:
         self._total = total

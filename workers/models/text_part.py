@@ -1,4 +1,4 @@
-"""Language model of a checkpoint with image or audio parts, which are not served."""
+"""Finds the language model in a checkpoint with image or audio parts, which are not served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT_TYPES = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
 }
-"""Family of the text part, by `model_type` of the whole or of the part."""
+"""Family of the language model, by `model_type` of the whole config or of its text part."""
 OTHER_PARTS = (
     *("model.audio_tower.", "model.embed_audio.", "model.embed_vision."),
     *("model.multi_modal_projector.", "model.vision_model.", "model.vision_tower."),

@@ -10,7 +10,7 @@ from adapters.manifest import RECORDED, BaseModelShape
 from workers.models.spec import end_tokens
 
 HEAD_STEP = 16
-"""Heads are padded with zeros to a multiple of this size, which all backends compute."""
+"""Head sizes are padded with zeros to a multiple of this number, which all backends support."""
 
 
 class AttentionSite(msgspec.Struct, frozen=True, array_like=True):

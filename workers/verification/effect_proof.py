@@ -35,7 +35,7 @@ from workers.verification.transformers_scoring import score_with_transformers
 SEED = 20250923
 BASE = ""
 MAX_SCORES = 1024
-"""Maximum number of adapters whose scores are kept. The scores of an adapter have 60 bytes."""
+"""Maximum number of adapters whose scores are kept. The scores of an adapter take 60 bytes."""
 PROBE_TOKENS = 16
 
 CHANGE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.05}
