@@ -83,7 +83,7 @@ class ThoughtBudget(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Checked request for generated text or vectors. A sampling field that is None takes the
+    """Checked request for generated text or vectors. A generation parameter that is None takes the
     default of the adapter, the base model or the gateway. Either `messages` is set, or `prompts`
     has one entry for each prompt, as text or token ids, or `pairs` is set."""
 

@@ -47,8 +47,8 @@ class PostgresSource:
     """Source that listens for notifications of changes, and also polls the catalog's generation in
     case a notification is lost.
 
-    The first change is loaded immediately. Changes that follow within `LOAD_INTERVAL_S` are loaded
-    together.
+    The first change after a pause is loaded immediately. Changes that follow within
+    `LOAD_INTERVAL_S` are loaded together.
     """
 
     def __init__(self, database: Database, poll_interval_s: float = POLL_INTERVAL_S) -> None:

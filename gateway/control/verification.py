@@ -2,8 +2,8 @@
 
 A gateway claims a version in Postgres for a minute, and renews the claim while the worker's probe
 of the version is in flight. So several gateways share the work, and others take over the claims of
-a gateway that was killed. A probe may take as long as the worker's proofs advance, even if its
-queue is long. If the gateway gives a probe up, it cancels it at the worker.
+a gateway that was killed. A probe is not given up while the worker's proofs advance, even if the
+worker's queue is long. A probe that is given up is cancelled at the worker.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ GREET_INTERVAL_S = 0.25
 """Seconds between checks for new connections to workers. A newly connected worker is sent the
 adapters and models that the catalog wants loaded."""
 MEMORY = 0.95
-"""Factor by which the sums of sequences decay with each report of a worker."""
+"""Factor by which `_num_sequences` and `_num_own` decay with each report of a worker."""
 NOT_NONE = 0.1
 """Added to this gateway's number of sequences in each report, so that the estimated number of
 gateways stays finite while this gateway is idle."""
@@ -144,8 +144,8 @@ class Fleet:
 
     @contextmanager
     def claimed(self, worker: WorkerClient, work: Work) -> Generator[None]:
-        """Counts a request at its chosen worker while the request waits for its rate limits. At the
-        end of the block, counts the request as sent, unless the block raises."""
+        """Counts a request at its chosen worker while the request waits for its limits to be
+        reserved. At the end of the block, counts the request as sent, unless the block raises."""
         if len(self.clients) == 1 or worker not in self._workers.standings:
             yield
             return

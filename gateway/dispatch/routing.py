@@ -171,7 +171,7 @@ class Standing:
         self.num_more = 0
         """Change in the number of this gateway's sequences on the worker since the report."""
         self.claims = Claims()
-        """Requests of this gateway that wait for their rate limits."""
+        """Requests of this gateway that wait for their limits to be reserved."""
         self._known_s = report.queue_s
         self._sent_s = 0.0
         """Seconds to compute the requests that this gateway has sent since the report."""

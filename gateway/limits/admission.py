@@ -192,8 +192,8 @@ class Admission:
         max_model_len: int,
     ) -> Reservation:
         """Reserves tokens and money for a request. Raises ContextLengthExceeded if a prompt and its
-        answer do not fit the context, and QuotaExceeded or QuotaUnavailable if a limit refuses.
-        Reserves nothing if it raises."""
+        answer do not fit the context, QuotaExceeded if a limit has no room, and QuotaUnavailable if
+        limits cannot be checked. Reserves nothing if it raises."""
         limits = self._limits_of(view, caller)
         reservation = Reservation(
             self._leases,

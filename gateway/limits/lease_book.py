@@ -29,13 +29,13 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     """Amount used without a grant since the last renewal."""
     returned: int = 0
     answered: int = 0
-    """Number of the newest recall that this gateway has followed."""
+    """Id of the newest recall that this gateway has followed, or 0."""
     need: int = 0
     """Smallest amount that helps this gateway. If less is left, the database grants nothing, and
     recalls the leases of other gateways."""
     want: int = 0
     call: int = 0
-    """Number of this gateway's recall that is not followed by all gateways yet, or 0."""
+    """Id of this gateway's recall that not all other gateways have followed yet, or 0."""
 
     @property
     def is_empty(self) -> bool:
@@ -245,7 +245,7 @@ class LeaseBook:
         self._requested = []
 
     def see_nothing(self) -> None:
-        """Sets the amounts that no gateway has leased to 0, because they are unknown after a failed
+        """Sets the remaining amounts of all limits to 0, because they are unknown after a failed
         renewal."""
         for quota in self._held.values():
             quota.remaining = 0

@@ -39,7 +39,7 @@ class QuotaWindow:
         self.reserved = 0
         """Amount reserved for requests in flight."""
         self.remaining = 0
-        """Amount that no gateway had leased at the last renewal."""
+        """Amount of the limit that was neither used nor leased at the last renewal."""
         self.used_at = max(0.0, window.start)
         self.last_grant = 0
         """Amount of the last grant. A further grant is requested as soon as less than a quarter of
@@ -55,9 +55,9 @@ class QuotaWindow:
         self.refused_amount = 0
         """Amount that the last refused request needed."""
         self.recall = 0
-        """Number of this gateway's recall that not all other gateways have followed yet, or 0."""
+        """Id of this gateway's recall that not all other gateways have followed yet, or 0."""
         self.recall_to_answer = 0
-        """Number of the newest recall by another gateway that this gateway has not followed yet, or
+        """Id of the newest recall by another gateway that this gateway has not followed yet, or
         0."""
         self.may_share = 0.0
         """Fraction of a limit per minute that this gateway may use without a grant while the

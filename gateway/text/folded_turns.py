@@ -132,8 +132,8 @@ FORMS: tuple[tuple[Fold, ...], ...] = (
     (_with_one_system, _with_calls_as_text, _alternating),
     (_with_one_system, _with_calls_as_text, _alternating, _without_system),
 )
-"""Functions that are applied, in this order, for each simplified form. The forms are tried from the
-first to the last."""
+"""For each simplified form, the functions that are applied to the conversation, in order. The forms
+are yielded from the first to the last."""
 
 
 def _with(conversation: Conversation, messages: list[Message]) -> Conversation:

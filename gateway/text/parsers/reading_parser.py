@@ -51,8 +51,8 @@ class ReadingParser(Parser):
         """Whether text is dropped because it follows a malformed call of which parts were already
         returned."""
         self._unsure: list[str] | None = None
-        """Text read by the current attempt, which becomes plain text if the attempt fails. None if
-        there is no attempt, or it can no longer fail."""
+        """Text that the current attempt has read since its last call. It becomes plain text if the
+        attempt fails. None if there is no attempt, and during a call."""
         self._reading = self.read()
         self._is_begun = False
 
@@ -204,8 +204,9 @@ class ReadingParser(Parser):
     def attempt(self, reading: Reading[None], before: str = "") -> Reading[None]:
         """Runs `reading` on text that may turn out not to be a call. If `reading` raises Malformed
         after a call has begun, ends the call and drops the text that follows. If it raises
-        Malformed before that, adds the text read so far as plain text, after the marker `before`,
-        or drops it if the length limit ended the answer."""
+        Malformed outside a call, adds the text read since the last call as plain text, or drops it
+        if the length limit ended the answer. If there was no call, the marker `before` belongs to
+        this text."""
         self._unsure = [before]
         try:
             yield from reading
