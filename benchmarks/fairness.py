@@ -80,7 +80,7 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         ).result()
         market.scheduler.update(schedule, [len(result.tokens) for result in output.sequences])
         for item in schedule.items:
-            item.sequence.append([0], None, market.clock.now)
+            item.sequence.tokens.append(0)
     return 1e3 * median(seconds)
 
 

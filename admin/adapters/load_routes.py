@@ -64,7 +64,7 @@ class VllmErrorBody(msgspec.Struct, frozen=True):
 
 
 class LoadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields are vLLM's, and `model`."""
+    """Body of a load. Its fields are those of vLLM, and `model`."""
 
     example: ClassVar[dict[str, Any]] = {
         "lora_name": "policy",
@@ -84,7 +84,7 @@ class LoadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UnloadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields are vLLM's."""
+    """Body of an unload. Its fields are those of vLLM."""
 
     example: ClassVar[dict[str, Any]] = {"lora_name": "policy"}
 

@@ -47,7 +47,7 @@ class ModelView(msgspec.Struct, frozen=True):
     digest: str
     model_type: str
     served_by: str
-    """What computes the model: `native` code, or that of `transformers`."""
+    """Code that computes the model: `native`, or `transformers` for its modelling file."""
     max_model_len: int
     residency: Residency
     source: str

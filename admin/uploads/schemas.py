@@ -17,7 +17,7 @@ class UploadCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     example: ClassVar[dict[str, Any]] = {"bytes": 1048576, "filename": "bot.tar"}
     bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 50)]
     filename: Annotated[str, msgspec.Meta(max_length=255)]
-    """Says by its end what it is: .tar or .zip."""
+    """Its extension gives the archive's format: .tar or .zip."""
 
 
 class UploadView(msgspec.Struct, frozen=True):
@@ -25,9 +25,9 @@ class UploadView(msgspec.Struct, frozen=True):
     bytes: int
     filename: str
     offset: int
-    """What has come, and where the next piece begins."""
+    """Number of bytes received so far, which is where the next piece begins."""
     expires_at: datetime
-    """Unless more comes."""
+    """Time at which the upload is deleted unless another piece arrives before."""
     object: str = "upload"
 
 
@@ -40,7 +40,7 @@ class RejectedUploadView(RejectedUpload, frozen=True):
 
 
 class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A version of what was uploaded."""
+    """Version of an adapter to create from an upload."""
 
     example: ClassVar[dict[str, Any]] = {
         "upload": "upl_000000000000000000000000",
@@ -54,7 +54,7 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str | None = None
     alias: str | None = None
     sha256: str | None = None
-    """Hex, of the archive."""
+    """SHA-256 of the archive in hex."""
     signature: str | None = None
     """Base64 of the ed25519 signature of the content."""
     approve_template: bool = False
