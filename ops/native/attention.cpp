@@ -1,7 +1,7 @@
 // Attention over paged KV, prefill and decode in one call.
 //
-// Inner page layout: K [G][D][16], so that the scores of a page's tokens are one vector without
-// horizontal sums, V [G][16][D]. For bfloat16 on tiles see tile_attention.cpp.
+// In a page, K is [G][D][16], so that the scores of a page's tokens are one vector without
+// horizontal sums, and V is [G][16][D]. For bfloat16 on tiles see tile_attention.cpp.
 #include "attention_items.h"
 
 using namespace attention;
@@ -78,8 +78,8 @@ void sum_all_values(const float* probs, const T* const* pages, int64_t begin, in
         sum_values<R, 1>(probs, at(), begin, end, dim, sums + d, stride);
 }
 
-// Rows row..row + R of the item over one chunk. NOTE: only tokens that some row of the tile sees are
-// read from V, because later ones may never have been written.
+// Computes rows row..row + R of the item over one chunk. NOTE: V is read only for tokens that some row
+// of the tile sees, because V of later tokens may never have been written.
 template <int R, class T>
 void tile(const Call& call, const Item& item, int64_t row, int64_t chunk, const T* const* keys,
           const T* const* values, const float* q, float* scores, State* states) {
@@ -161,8 +161,8 @@ void run(const Call& call, const std::vector<Item>& items, State* partials, int 
 // Semantics: causal attention of each query row over the pages of its sequence; scores = q · k * scale,
 // capped by softcap * tanh(scores / softcap) if softcap > 0, over the last `window` positions if > 0;
 // sinks[h], if there are sinks, is one more score of head h, whose value is zero.
-// Shape: qkv float32 [T, (H + 2G) * D], q in front; block_tables int64 [S, table_stride]; the layer's
-// K and V lie `layer` bytes into each page; sinks float32 [H] or null; out float32 [T, H * D]; D a
+// Shape: qkv float32 [T, (H + 2G) * D], q first; block_tables int64 [S, table_stride]; the layer's K
+// and V begin at byte `layer` of each page; sinks float32 [H] or null; out float32 [T, H * D]; D a
 // multiple of 16, at most 256.
 EXPORT void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* query_start,
                             const int32_t* positions, int64_t max_context,

@@ -1,8 +1,8 @@
-// Attention's work in items, and the softmax of a chunk of a context.
+// Divides the work of attention into items, and computes the softmax of a chunk of a context.
 //
-// A context is split into chunks of CHUNK tokens at fixed positions; each has a softmax of its own, and
-// these are folded in ascending order. So a row's bits depend neither on the other rows nor on the
-// distribution of chunks over threads.
+// A context is split into chunks of CHUNK tokens at fixed positions. A softmax is computed for each
+// chunk, and they are combined in ascending order. So a row's bits depend neither on the other rows nor
+// on the distribution of chunks over threads.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct Call {
     int64_t group() const { return num_heads / num_kv; }
 };
 
-// Query rows of one sequence and KV head, position-major; chunks first_chunk..last_chunk of them.
+// Query rows of one sequence and KV head, ordered by position, and the chunks first_chunk..last_chunk.
 struct Item {
     int32_t seq, kv_head;
     int64_t first_row, num_rows;
@@ -43,7 +43,7 @@ struct Item {
     int64_t partial;  // index of its partial states, -1 = the item has all chunks
 };
 
-// The folded softmax of one row so far.
+// Softmax of one row, combined over the chunks so far.
 struct State {
     float max, total;
     float sums[MAX_DIM];
@@ -154,7 +154,7 @@ static int64_t split(const std::vector<Item>& items, std::vector<Item>& parts) {
     return partials;
 }
 
-// Folds the chunks of an item whose states begin at `partials`; returns where the next item's begin.
+// Combines the chunks of an item whose states begin at `partials`. Returns the next item's states.
 static const State* fold_parts(const Call& call, const Item& item, const State* partials) {
     static thread_local State state;
     const int64_t chunks = item.last_chunk - item.first_chunk;
@@ -169,8 +169,8 @@ static const State* fold_parts(const Call& call, const Item& item, const State* 
     return partials + chunks * item.num_rows;
 }
 
-// Calls act(chunk, keys, values) for each chunk of the item. keys and values: of the item's KV head, in
-// each page of the chunk; null if no row of the item sees the page.
+// Calls act(chunk, keys, values) for each chunk of the item. keys, values: pointers to K and V of the
+// item's KV head in each page of the chunk, or null if no row of the item sees the page.
 template <class T, class Act>
 void for_each_chunk(const Call& call, const Item& item, Act act) {
     const int64_t last_page = visible(call, item, item.num_rows - 1).high / PAGE;

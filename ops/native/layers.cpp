@@ -1,7 +1,7 @@
-// All decoder layers in one call: the kernels in sequence, with scratch memory that is kept.
+// Runs all decoder layers in one call, with scratch memory that is kept between calls.
 //
-// Called from Python, each kernel costs about 10 us in calls and fresh memory, a fifth of a step
-// with one row. The structures are those of ops/cpu_layers.py.
+// If Python called each kernel, calls and new memory would cost about 10 us per kernel, a fifth of a
+// step with one row. The structures match those in ops/cpu_layers.py.
 #include <vector>
 
 #include "kernels.h"
@@ -61,7 +61,7 @@ void project(const Linear& w, const Step& step, int64_t layer, const float* x, f
                  step.lora_arena, step.lora_format);
 }
 
-// x: input of this layer, replaced by the input of the next one.
+// Computes one layer. x: input of the layer, replaced by the input of the next layer.
 void run_layer(const Layer& layer, const Step& step, Scratch& scratch, float* x, float* residual) {
     const int64_t rows = step.rows, heads = layer.num_heads, index = layer.layer;
     const int64_t hidden = layer.output.out_features, inner = layer.down.in_features;
@@ -95,7 +95,7 @@ void run_layer(const Layer& layer, const Step& step, Scratch& scratch, float* x,
 
 }  // namespace
 
-// Semantics: the layers in order, as workers.layers.decoder_layer does each.
+// Semantics: computes the layers in order, each as in workers.layers.decoder_layer.
 // Shape: x, residual float32 [rows, K], both changed in place.
 EXPORT void run_layers(const Layer* layers, int64_t count, const Step* step, float* x,
                        float* residual) {

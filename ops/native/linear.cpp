@@ -1,7 +1,7 @@
-// y = x W^T + bias over weights packed in panels.
+// Computes y = x W^T + bias with weights packed in panels.
 //
-// Every element of y is one chain of fused multiply-adds over k in ascending order, begun with the
-// bias, whatever the number of rows or threads: a row alone and a row in a batch give the same bits.
+// Every element of y is one chain of fused multiply-adds over k in ascending order that begins with
+// the bias. Numbers of rows and threads do not change it, so a row has the same bits in every batch.
 #include <algorithm>
 #include <vector>
 
@@ -111,7 +111,7 @@ void tile(const float* x, int64_t x_stride, const uint32_t* w, int64_t depth, A 
 }
 
 #ifdef PAIR_DOT
-// Both sides as bfloat16 pairs: the processor multiplies and adds two k at once.
+// x and weights as bfloat16 pairs, of which the processor multiplies and adds two k at once.
 inline F pair_dot(F acc, U a, U w) {
     return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)w);
 }
@@ -176,15 +176,15 @@ inline const float* widen(const float*, const uint32_t* w, int64_t depth, float*
 }
 
 // Sums of a panel's rows between blocks of k.
-// NOTE: not in y, because with a power of two of columns they would map to few cache sets.
+// NOTE: the sums are not in y, because rows of y whose length is a power of two share few cache sets.
 inline To resting(int64_t rows) {
     static thread_local std::vector<float> scratch;
     scratch.resize(rows * PANEL);
     return {scratch.data(), PANEL};
 }
 
-// Rows against one block of a panel. ahead(call): what to prefetch during each call.
-// Rows are divided evenly, so that no tile has only one or two.
+// Multiplies rows by one block of a panel. ahead(call): memory to prefetch during each call.
+// Rows are divided evenly over tiles, so that no tile has only one or two rows.
 template <class X, class W, class A>
 void multiply_block(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, A ahead,
                     From from, To to) {
@@ -198,7 +198,7 @@ void multiply_block(int64_t rows, const X* x, int64_t x_stride, const W* w, int6
     }
 }
 
-// Many rows against a panel, a BLOCK of k at a time, while the next block is fetched.
+// Multiplies many rows by a panel, a BLOCK of k at a time, while the next block is fetched.
 template <class X, class W>
 void multiply_blocks(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
                      From from, To to) {
@@ -252,7 +252,7 @@ inline void multiply_pair(F (&acc)[R][NV], const uint32_t* x, int64_t stride, in
 }
 #endif
 
-// Few rows against the columns of a panel from c on, whose weights stay in registers.
+// Multiplies few rows by the columns of a panel from c on. The weights stay in registers.
 template <int R, class Q, class X>
 void tile_packed(const X* x, int64_t x_stride, const char* group, int64_t c, int64_t depth,
                  From from, To to) {
@@ -287,8 +287,8 @@ void multiply_few(int64_t rows, const X* x, int64_t x_stride, const char* w, int
         }
 }
 
-// Any number of rows against a panel of quantised weights. Many take a BLOCK of k at a time, while
-// the next block is fetched.
+// Multiplies any number of rows by a panel of quantised weights. Many rows are multiplied by a BLOCK
+// of k at a time, while the next block is fetched.
 template <class X, class Q>
 void multiply(int64_t rows, const X* x, int64_t x_stride, Packed<Q> w, int64_t depth, From from,
               To to) {
@@ -312,7 +312,7 @@ void multiply(int64_t rows, const X* x, int64_t x_stride, Packed<Q> w, int64_t d
     }
 }
 
-// Some rows against one panel, of which the first `width` columns count.
+// Multiplies some rows by one panel, of which only the first `width` columns exist.
 template <class X, class W>
 void panel(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W w, const float* bias,
            float* y, int64_t y_stride, int64_t width) {
@@ -333,7 +333,7 @@ void multiply_part(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W 
                    const float* bias, int64_t columns, float* y, int64_t y_stride) {
     const int64_t panels = ceil_div(columns, PANEL);
     const int threads = team(rows * depth * columns);
-    // Rows are divided, too, if there are fewer panels than threads need.
+    // Rows are divided as well if there are fewer panels than threads need.
     const int64_t cuts = std::clamp<int64_t>(4 * threads / panels, 1, ceil_div(rows, 4 * ROWS));
     const int64_t cut = ceil_div(rows, cuts);
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
@@ -361,7 +361,7 @@ void to_pairs(const float* x, int64_t rows, int64_t depth, bf16* out) {
 
 }  // namespace
 
-// Semantics: whether linear() rounds x to bfloat16 when the weights are.
+// Semantics: returns whether linear() rounds x to bfloat16 if the weights are bfloat16.
 EXPORT int rounds_input() {
 #if defined(PAIR_DOT) || defined(TILES)
     return 1;

@@ -1,8 +1,8 @@
-// y += (x A^T) B for every segment and projection of one fused linear (SGMV), after Punica's shrink and expand.
+// Computes y += (x A^T) B for every segment and projection of one fused linear, as Punica's SGMV does.
 //
-// A is [rank, K], B [rank, N]. Shrink: each (row, rank) is a dot product over K in LANES partial sums.
-// Expand: each element of y is one chain of multiply-adds over the ranks. Neither order depends on the
-// other rows, the other segments or the threads.
+// A is [rank, K], B [rank, N]. Shrink computes each (row, rank) as a dot product over K in LANES partial
+// sums. Expand computes each element of y as one chain of multiply-adds over the ranks. Neither order
+// depends on the other rows, the other segments or the threads.
 #include "kernels.h"
 #include "lora_items.h"
 #include "vector.h"
@@ -20,8 +20,8 @@ constexpr int FEW_ROWS = 8;
 constexpr int LINE = 64;          // bytes of a cache line
 constexpr int RANKS_AHEAD = 8;    // rows of B to prefetch, too short for the hardware prefetcher
 
-// Vectors of A or B that a tile of M rows holds, so that its sums stay in registers: of these AVX-512
-// has 32, the others 16.
+// Number of vectors of A or B in a tile of M rows. It is chosen so that the sums stay in registers:
+// AVX-512 has 32 vector registers, other instruction sets have 16.
 constexpr int tile_width(int M) { return M < SHRINK_ROWS ? 4 : LANES == 16 ? 3 : 2; }
 
 template <int M, int R, class T>
@@ -90,7 +90,7 @@ void shrink(const Item& item, const float* x, int64_t depth) {
     run(std::integral_constant<int, 1>{});
 }
 
-// A tile of y stays in registers while all ranks are added. The chain of each element is that of
+// Adds all ranks to a tile of y that stays in registers. Elements are summed in the order of
 // add_ranks.
 template <int M, int V, class T>
 void add_all_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, float* y,
@@ -186,7 +186,7 @@ template <class T>
 void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector<Item>& expands,
          const float* x, int64_t depth, float* y, int64_t stride, int threads) {
     list_whole_items(parts, ROW_BLOCK, shrinks);
-    // With enough items per thread, none needs to wait for another's shrink.
+    // With enough items per thread, a thread runs shrink and expand of an item without waiting.
     if ((int64_t)shrinks.size() >= ITEMS_A_THREAD * threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
         for (size_t i = 0; i < shrinks.size(); i++) {
@@ -211,8 +211,8 @@ void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector
 
 }  // namespace
 
-// Semantics: y[rows of n, columns of p] += (x[rows of n] A^T) B for segment n and projection p, A and
-// B of the slot's entry first_entry + projections[p]; nothing where the rank is 0.
+// Semantics: y[rows of n, columns of p] += (x[rows of n] A^T) B for segment n and projection p, with A
+// and B of the slot's entry first_entry + projections[p]. Does nothing where the rank is 0.
 // Shape: x float32 [*, depth], y float32 [*, sum of widths]; segment_start int32 [N + 1],
 // segment_slot int32 [N]; a_offset, b_offset int64 and rank int32 [slots, slot_entries].
 EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* projections,
@@ -265,8 +265,8 @@ static void add_row(float* y, const T* a, const T* b, int64_t rank, int64_t widt
     }
 }
 
-// Semantics: y[row] += (A[ids[row]] B) * scale for the rows of each segment, A and B of the slot's
-// `entry`; nothing where the rank is 0. Rows do not depend on each other.
+// Semantics: y[row] += (A[ids[row]] B) * scale for the rows of each segment, with A and B of the slot's
+// `entry`. Does nothing where the rank is 0. Rows do not depend on each other.
 // Shape: y float32 [*, width], ids int32 [*]; A [V, rank], B [rank, width]; tables as in add_lora.
 EXPORT void add_embedding_lora(float* y, const int32_t* ids, int64_t width, float scale,
                                int64_t entry, int64_t slot_entries,

@@ -1,4 +1,4 @@
-// Work of add_lora in parts and items.
+// Divides the work of add_lora into parts and items.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace lora {
 
-// With this many for each thread, a segment's projection is one item.
+// Number of items per thread from which on a block of rows of a part is one item with all ranks.
 constexpr int ITEMS_A_THREAD = 4;
 
 // One projection of one segment: rows first..first + rows, rank columns of `hidden` per row.
@@ -22,7 +22,7 @@ struct Item {
     int64_t row, rows, begin, end;  // ranks (shrink) or columns (expand) begin..end
 };
 
-// Rows of each part in blocks, and its ranks or columns, which `extent` is, in blocks of their own.
+// Lists items of row_block rows and block_of(part) ranks or columns. extent: member with their number.
 template <class Block>
 void list_items(const std::vector<Part>& parts, int64_t Part::*extent, int64_t row_block,
                 Block block_of, std::vector<Item>& items) {
@@ -36,8 +36,8 @@ void list_items(const std::vector<Part>& parts, int64_t Part::*extent, int64_t r
     }
 }
 
-// Rows of each part in blocks, the most work first, so that the threads end together. Of an item, all
-// ranks are meant.
+// Lists items of row_block rows with all ranks. Items with the most work are first, so that the
+// threads end together.
 inline void list_whole_items(const std::vector<Part>& parts, int64_t row_block,
                              std::vector<Item>& items) {
     items.clear();

@@ -17,7 +17,7 @@ void ask_for_huge_pages(void* out, int64_t bytes) {
 #endif
 }
 
-// A 32-bit word of a row: one float32, or a pair of bfloat16 of which the last may have no partner.
+// A 32-bit word of a row: one float32, or a pair of bfloat16. The last pair may have one number.
 inline uint32_t word(const uint32_t* row, int64_t k, int64_t) { return row[k]; }
 inline uint32_t word(const uint16_t* row, int64_t k, int64_t depth) {
     const uint32_t high = 2 * k + 1 < depth ? row[2 * k + 1] : 0;
@@ -46,7 +46,7 @@ void pack(const T* weight, int64_t columns, int64_t depth, uint32_t* out) {
 }
 
 inline void store_scale(float scale, float* out) { *out = scale; }
-// Exact only for float32 converted from float16.
+// Converts a float32 to float16. Exact only for numbers that were converted from float16.
 inline void store_scale(float scale, uint16_t* out) {
     uint32_t bits;
     const float small = scale * 0x1p-112f;

@@ -44,7 +44,7 @@ inline I level_of(const uint16_t*, U pair, bool high) {
     return (I)(high ? pair << 16 : pair << 24) >> 24;
 }
 
-// The product of a format with minimums is exact, so that it may be fused.
+// In formats with minimums, level * scale is exact, so that fma gives the same bits.
 template <class Q>
 inline F scaled(F level, F scale, F minimum) {
     return Q::has_minimum ? fma(level, scale, minimum) : level * scale;

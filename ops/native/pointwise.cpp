@@ -1,5 +1,5 @@
-// Ops that process every row once: embedding, RMS norm, gated activation, rope with the KV write.
-// A row's result never depends on the other rows.
+// Ops that process every row once: embedding, RMS norm, gated activation, and rope with the write of
+// keys and values. A row's result never depends on the other rows.
 #include <algorithm>
 #include <cstring>
 
@@ -94,7 +94,7 @@ void rotate(float* x, const float* angles, int64_t dim) {
     }
 }
 
-// Whether neighbours in D of K, and in tokens of V, are stored as pairs, as tiles take them.
+// Whether neighbours in D of K, and neighbouring tokens of V, are stored as pairs, as tiles need them.
 #ifdef TILES
 template <class T>
 constexpr bool ARE_PAIRED = std::is_same_v<T, bf16>;
@@ -109,7 +109,7 @@ int64_t key_index(int64_t slot, int64_t d) {
     return ARE_PAIRED<T> ? (d / 2 * PAGE + slot) * 2 + d % 2 : d * PAGE + slot;
 }
 
-// The same in V [16][D], or [8][D][2] of pairs.
+// Location of one element of a token in V [16][D], or [8][D][2] of pairs.
 template <class T>
 int64_t value_index(int64_t slot, int64_t d, int64_t dim) {
     return ARE_PAIRED<T> ? (slot / 2 * dim + d) * 2 + slot % 2 : slot * dim + d;

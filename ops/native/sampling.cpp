@@ -1,5 +1,5 @@
-// One token for each row of logits, and log-probabilities. Nothing sorts the vocabulary: top-k and
-// top-p become thresholds, found in passes over the row whose number has a bound.
+// Samples one token for each row of logits, and computes log-probabilities. The vocabulary is not
+// sorted: top-k and top-p become thresholds, which are found in a bounded number of passes over a row.
 #include <algorithm>
 #include <vector>
 
@@ -59,7 +59,7 @@ struct Best {
         token = better ? tokens : token;
     }
 
-    // The largest value, of equal ones the smallest token.
+    // Keeps the largest value, and the smallest token among equal values.
     int32_t winner() const {
         int32_t best = 0;
         for (int lane = 1; lane < LANES; lane++)
@@ -123,9 +123,9 @@ float float_of(int32_t order) {
 
 constexpr int PIVOTS = 3;
 
-// The largest threshold in [low, high] above which the weight is at least `wanted`; low if none is.
-// weigh(pivots, weights) passes over the row. Each pass quarters the range, so that 16 passes find
-// any float, and a row's cost does not depend on its logits.
+// Returns the largest threshold in [low, high] with at least `wanted` weight above it, or low if there
+// is none. weigh(pivots, weights) passes over the row. Each pass quarters the range, so that 16 passes
+// find any float, and a row's cost does not depend on its logits.
 template <class Weigh>
 float find_threshold(float low, float high, double wanted, Weigh weigh) {
     int64_t first = order_of(low), last = order_of(high);
@@ -282,7 +282,7 @@ int32_t sample_row(float* logits, int64_t vocab, const Sampling& s, int64_t r) {
     return draw(logits, vocab, threshold, Key(s.seed[r], s.position[r], s.choice[r]));
 }
 
-// The `count` largest, descending, of equal ones the smaller token first.
+// Finds the `count` largest logits, descending, with the smaller token first among equal logits.
 void top_tokens(const float* logits, int64_t vocab, int64_t count, int32_t* ids, float* values) {
     int64_t kept = 0;
     const auto insert = [&](float value, int32_t token) {

@@ -1,10 +1,10 @@
 // Attention over pages of bfloat16 on tiles, see attention.cpp.
 //
-// Inner page layout: K [G][D / 2][16][2], V [G][8][D][2], so that a page's K is the second operand of
-// tiles of 16 elements of D, and its V that of tiles of 16 tokens. q, scaled, and the weights of a
-// softmax are rounded to bfloat16. The scores of a token are added over D, and the values over the
-// tokens of a chunk, 16 products at a time in ascending order. Tokens that a row does not see have
-// the weight zero, which changes no sum. So a row's bits do not depend on the other rows.
+// In a page, K is [G][D / 2][16][2] and V is [G][8][D][2]. So a page's K is the second operand of
+// products over 16 elements of D, and its V is the second operand of products over 16 tokens. The
+// scaled q and the weights of a softmax are rounded to bfloat16. Scores are added over D, and values
+// over the tokens of a chunk, 16 products at a time in ascending order. Tokens that a row does not see
+// have weight zero, which changes no sum. So a row's bits do not depend on the other rows.
 #ifdef TILES
 #include "attention_items.h"
 #include "tile_checks.h"
@@ -83,8 +83,8 @@ void sum_values(T& tiles, const bf16* weights, const bf16* const* values, int64_
     });
 }
 
-// Copies the first `count` tokens of V of a page. The others become zero, because they may never have been
-// written, and a weight of zero times NaN is NaN.
+// Copies the first `count` tokens of V of a page and sets the others to zero, because they may never
+// have been written, and a weight of zero times NaN is NaN.
 void copy_values(const bf16* values, int64_t count, int64_t dim, bf16* out) {
     std::fill_n(out, PAGE * dim, bf16{});
     for (int64_t t = 0; t < count; t++)
@@ -94,7 +94,7 @@ void copy_values(const bf16* values, int64_t count, int64_t dim, bf16* out) {
         }
 }
 
-// Up to TILE rows of the item, from `row` on, over one chunk.
+// Computes up to TILE rows of the item, from `row` on, over one chunk.
 template <class T>
 void attend_rows(T& tiles, const Call& call, const Item& item, int64_t row, int64_t chunk,
                  const bf16* const* keys, const bf16* const* values, Scratch& scratch,

@@ -1,8 +1,8 @@
-// y = x W^T + bias on tiles, of weights packed in panels.
+// Computes y = x W^T + bias on tiles, with weights packed in panels.
 //
 // x is rounded to bfloat16. Every element of y is the bias, to which the products of TILE_DEPTH k at
-// a time are added in ascending order, see tiles.h. Rows are computed in whole tiles whatever their
-// number, so a row alone and a row in a batch give the same bits.
+// a time are added in ascending order, see tiles.h. Any number of rows is computed in whole tiles, so
+// a row alone and a row in a batch give the same bits.
 #ifdef TILES
 #include <algorithm>
 #include <vector>
@@ -47,7 +47,7 @@ struct Steps {
     }
 };
 
-// Some rows against one panel, of which the first `width` columns count. x: their tiles.
+// Multiplies some rows by one panel, of which only the first `width` columns exist. x: tiles of the rows.
 template <class T, class W>
 void panel(T& tiles, const uint32_t* x, int64_t rows, int64_t depth, W weight, const float* bias,
            float* y, int64_t y_stride, int64_t width) {
@@ -79,7 +79,7 @@ void multiply_part(const uint32_t* x, int64_t rows, int64_t depth, W weight, con
                    int64_t columns, float* y, int64_t y_stride) {
     const int64_t panels = ceil_div(columns, PANEL), steps = ceil_div(depth, TILE_DEPTH);
     const int threads = team(rows * depth * columns);
-    // Rows are divided, too, if there are fewer panels than threads need.
+    // Rows are divided as well if there are fewer panels than threads need.
     const int64_t cuts = std::clamp<int64_t>(4 * threads / panels, 1, ceil_div(rows, ROWS));
     const int64_t cut = ceil_div(ceil_div(rows, cuts), ROWS) * ROWS;
 #pragma omp parallel num_threads(threads) if (threads > 1)

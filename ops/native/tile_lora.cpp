@@ -1,9 +1,9 @@
-// y += (x A^T) B on tiles, see lora.cpp.
+// Computes y += (x A^T) B on tiles, see lora.cpp.
 //
-// x and x A^T are rounded to bfloat16. Each element of x A^T is a sum over K, and each element of y
-// one over the ranks, of the products of TILE_DEPTH at a time in ascending order, see tiles.h. Rows
-// are computed in whole tiles, those of other segments with them, and only the segment's are kept. So
-// a row's bits depend neither on the other rows nor on the threads.
+// x and x A^T are rounded to bfloat16. Each element of x A^T is a sum over K, and each element of y is
+// a sum over the ranks. Both add TILE_DEPTH products at a time in ascending order, see tiles.h. Rows
+// are computed in whole tiles, which may include rows of other segments; only the segment's rows are
+// kept. So a row's bits depend neither on the other rows nor on the threads.
 #ifdef TILES
 #include <vector>
 
@@ -206,7 +206,7 @@ void add(std::vector<Part>& parts, const float* x, int64_t depth, float* y, int6
     uint32_t* tiles_of_x = rounded.data();
     const int threads = team(work);
     list_whole_items(parts, ROW_BLOCK, shrinks);
-    // With enough items per thread, none needs to wait for another's shrink.
+    // With enough items per thread, a thread runs shrink and expand of an item without waiting.
     const bool are_whole = (int64_t)shrinks.size() >= ITEMS_A_THREAD * threads;
     if (!are_whole) {
         list_items(parts, &Part::rank, ROW_BLOCK, [](const Part&) { return WIDTH; }, shrinks);

@@ -14,7 +14,8 @@ constexpr int TILE_WORDS = TILE * TILE;
 constexpr int TILE_ROW_BYTES = 4 * TILE;
 
 // x [rows, depth], rounded to bfloat16, as tiles [rows / TILE][depth / TILE_DEPTH][TILE][TILE_DEPTH].
-// Beyond `depth` they are zero, and beyond `rows` whatever they were. Called by each thread of a team.
+// Sets elements beyond `depth` to zero and leaves rows beyond `rows` as they were. Called by each
+// thread of a team.
 inline void to_tiles(const float* x, int64_t rows, int64_t depth, bf16* out) {
     const int64_t steps = ceil_div(depth, TILE_DEPTH);
 #pragma omp for schedule(static)

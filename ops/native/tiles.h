@@ -6,9 +6,10 @@
 // are those of TDPBF16PS in Intel's Software Developer's Manual: for each element, a chain of fused
 // multiply-adds over even k and one over odd k, both begun with zero, are added to each other, and
 // then to C. Every operation rounds to nearest even, and takes and gives zero for subnormal numbers.
-// So a row of C depends on its own row of A alone.
+// So a row of C depends only on the same row of A.
 //
-// Compiled with TILES, bfloat16 and quantised weights are multiplied so; with AMX, too, by AMX.
+// If TILES is defined, bfloat16 and quantised weights are multiplied on tiles; if AMX is defined as
+// well, AMX's instructions compute the products.
 #pragma once
 
 #include <cstdint>
@@ -74,10 +75,10 @@ class ScalarTiles {
         return value;
     }
 
-    // The float32 nearest to a sum of two, or to a sum of one and a product of two bfloat16, zero if
-    // it is subnormal. Products are exact in double, and rounding a sum twice, because double has more
-    // than twice the digits, gives what rounding it once does. The bound is where rounding to the
-    // digits of float32 gives less than the smallest normal number.
+    // Rounds a sum of two float32, or of a float32 and a product of two bfloat16, to float32, or to
+    // zero if it is subnormal. Products are exact in double. Rounding a sum twice gives the same as
+    // rounding it once, because double has more than twice the digits. The bound is where rounding to
+    // the digits of float32 gives less than the smallest normal number.
     static float rounded(double sum) {
         const float nearest = (float)sum;
         const bool is_small = __builtin_fabs(sum) < 0x1p-126 - 0x1p-151;
@@ -86,7 +87,7 @@ class ScalarTiles {
 };
 
 #ifdef AMX
-// The processor's own tiles, configured for the calling thread while this exists.
+// The processor's own tiles, which are configured for the calling thread while the object exists.
 template <int PAIRS>
 class AmxTiles {
   public:

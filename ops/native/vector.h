@@ -18,12 +18,13 @@ constexpr int LANES = 8;
 constexpr int LANES = 4;
 #endif
 
-// With bfloat16 x bfloat16 instructions it pays to round a linear's input, too. See tiles.h for TILES.
+// With instructions that multiply bfloat16 pairs, a linear's input is rounded to bfloat16 as well,
+// because this is faster. See tiles.h for TILES.
 #if defined(__AVX512BF16__) && defined(VECTOR_AVX512) && !defined(TILES)
 #define PAIR_DOT 1
 #endif
 
-/* How stored numbers are encoded; the same numbers as ops/weight_format.py. */
+/* How stored numbers are encoded. The values are the same as in ops/weight_format.py. */
 enum WeightFormat { FP32 = 0, BF16 = 1, Q8_0 = 2, Q4_0 = 3, Q4_1 = 4, Q4_K = 5, Q6_K = 6 };
 
 struct bf16 {
