@@ -53,7 +53,7 @@ class Constraint(msgspec.Struct, frozen=True):
     text: str
     """Schema as JSON, regular expression, or grammar in llguidance's Lark syntax."""
     param: str
-    """Field of the request's body that sets the constraint, for errors."""
+    """Name of the body field that sets the constraint. Error messages name it."""
     strict: bool = False
     """Whether a JSON Schema with a keyword that cannot be enforced is refused. Otherwise the
     keyword is dropped."""
@@ -68,7 +68,7 @@ class Truncation(msgspec.Struct, frozen=True):
     side: Literal["left", "right"]
     """Side at which tokens are removed. For a pair, tokens are removed from the document."""
     param: str = "truncate_prompt_tokens"
-    """Field of the request's body that sets the truncation, for errors."""
+    """Name of the body field that sets the truncation. Error messages name it."""
 
 
 class ThoughtBudget(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class ThoughtBudget(msgspec.Struct, frozen=True):
 
     max_tokens: int
     param: str
-    """Field of the request's body that sets the budget, for errors."""
+    """Name of the body field that sets the budget. Error messages name it."""
     is_wish: bool = False
     """Whether a budget that cannot be enforced for the model is dropped and reported in the header
     `loraplex-dropped`. Otherwise such a request is refused."""
@@ -100,9 +100,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """For kind `embed`, the number of leading dimensions of each vector that are kept. None keeps
     all."""
     dimensions_param: str = "dimensions"
-    """Field of the body that `dimensions` came from, for errors."""
+    """Name of the body field that sets `dimensions`. Error messages name it."""
     prompts_param: str = "prompt"
-    """Field of the body that the prompts came from, for errors."""
+    """Name of the body field that contains the prompts. Error messages name it."""
     echo: bool = False
     """Whether each prompt is shown before its answer, and scored if log-probabilities are
     requested. With `messages`, whether the content that the answer continues is shown."""
@@ -124,7 +124,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of generated tokens. It is cut to the room that the prompt leaves in the
     context."""
     max_tokens_param: str = "max_tokens"
-    """Field of the body that `max_tokens` came from, for errors."""
+    """Name of the body field that sets `max_tokens`. Error messages name it."""
     min_tokens: int = 0
     stop: list[str] = []
     stop_token_ids: tuple[int, ...] = ()

@@ -123,11 +123,11 @@ class Cost(NamedTuple):
 
 
 class Tariff(NamedTuple):
-    """Prices of tokens, and the weight at which cached prompt tokens count in quotas."""
+    """Prices of tokens, and the weight by which cached prompt tokens count toward quotas."""
 
     price: Price = FREE
     cached_weight: int = 100
-    """Weight in percent."""
+    """Weight of a cached prompt token toward quotas, in percent of an uncached one."""
 
     def promise(self, kind: Kind, prompt_tokens: int, completion_tokens: int) -> int:
         """Returns the maximum amount that the tokens can take from a limit of tokens or money,

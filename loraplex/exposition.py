@@ -13,16 +13,16 @@ from prometheus_client.samples import Exemplar, Sample
 from telemetry.tallies import LE, Histogram
 
 VLLM = "vllm"
-"""Prefix of names that are followed by a colon on the page. The API allows no colons in names."""
+"""Prefix of metric names, which a colon follows on the page. The API allows no colons in names."""
 OTLP_ALONE = "gen_ai."
 """Prefix of the names that OpenTelemetry's conventions define. These metrics are sent over OTLP but
 are not on the page."""
 BUCKET, PARTS = "_bucket", ("_sum", "_count")
 PROCESS = "process"
-"""Label that tells two processes apart, for families that both processes of a page have."""
+"""Label with the name of the process, on families that both processes of a page have."""
 
 Traced = Mapping[str, Histogram]
-"""Histograms by name whose exemplars are shown."""
+"""Histograms whose exemplars are shown, by name."""
 
 
 def families(data: MetricsData, traced: Traced) -> Iterator[Family]:
@@ -41,8 +41,8 @@ def families(data: MetricsData, traced: Traced) -> Iterator[Family]:
 
 
 def joined(own: Iterable[Family], others: str, names: tuple[str, str]) -> list[Family]:
-    """Returns the families of this process's page and of another one's. If both have a family, its
-    samples get the label `process`, with one of the two `names`."""
+    """Returns the families of this process's page and of another process's page. Samples of a
+    family that is on both pages get the label `process` with one of `names`."""
     result = {family.name: family for family in own}
     for other in text_string_to_metric_families(others):
         if (family := result.get(other.name)) is None:

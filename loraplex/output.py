@@ -60,8 +60,8 @@ def _neutral(given: io.TextIOWrapper, kind: type[io.FileIO]) -> NeutralText:
 
 
 def print_answer(text: str) -> None:
-    """Prints a part of a model's answer. Makes it harmless on a terminal, and leaves it unchanged
-    to a file or pipe."""
+    """Prints a part of a model's answer. On a terminal, the text is made harmless first. In a file
+    or pipe, it is unchanged."""
     ExactText(sys.stdout).write(neutral(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -167,8 +167,8 @@ def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[Pr
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Shows a spinner on a terminal. Elsewhere, prints a line with `what` and the text for each
-    text that is passed to the yielded function."""
+    """Shows a spinner on a terminal. Elsewhere, prints a line with `what`, and again with the text
+    at each call of the yielded function."""
     if not sys.stderr.isatty():
         yield lambda detail: tell(f"{what}: {detail}")
         return

@@ -50,7 +50,7 @@ LEAST = {Kind.NAME: 16, Kind.ID: 12, Kind.TEXT: 16, Kind.PROSE: 20}
 
 
 class Size(int):
-    """Number of bytes, for a column of numbers of which some are not bytes."""
+    """Number of bytes, in a column that also contains numbers that are not bytes."""
 
 
 class Column(NamedTuple):

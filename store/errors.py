@@ -101,7 +101,7 @@ class DatabaseMisconfigured(DatabaseUnavailable):
 
 
 class DatabaseRefused(ApiError):
-    """Statement that Postgres refuses for a reason that no client caused."""
+    """Statement that Postgres refused although no client made a mistake."""
 
     public_message = FAILED
 

@@ -44,8 +44,8 @@ def new_key(seed: bytes | None = None) -> NewKey:
 
 
 def parse_key(text: str) -> str | None:
-    """Returns the id in a key's text, or None if the form or checksum is invalid. No key with this
-    id need exist."""
+    """Returns the id in a key's text, or None if the form or checksum is invalid. A key with this
+    id need not exist."""
     found = KEY_PATTERN.fullmatch(text)
     if found is None or _checksum(text[:-6]) != found.group(2):
         return None
@@ -99,7 +99,7 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """API key. `id` is its public part; only a keyed hash of the whole is stored."""
+    """API key. `id` is its public part. Of the whole key, only a keyed hash is stored."""
 
     id: str
     tenant_id: str | None
@@ -136,8 +136,8 @@ class ApiKey(msgspec.Struct, frozen=True):
         )
 
     def may_use(self, model: str) -> bool:
-        """Returns whether the key may use a model. `bot` lists only its alias `prod`; `bot@*` lists
-        all versions and aliases."""
+        """Returns whether the key may use a model. In `models`, `bot` permits only the alias `prod`
+        of the adapter, and `bot@*` permits all its versions and aliases."""
         if self.models is None:
             return True
         name = plain_model(model)
@@ -259,13 +259,14 @@ class ServingData(ServingFields, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CanaryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Policy of an automatic rollback to the stable version, over the last `window_s` seconds."""
+    """Policy of rollback to the stable version, judged over the last `window_s` seconds."""
 
     window_s: Annotated[int, msgspec.Meta(ge=10, le=86400)] = 300
     min_requests: Annotated[int, msgspec.Meta(ge=1)] = 20
-    """Minimum requests of both canary and stable version in the window for a judgement."""
+    """Minimum number of requests to the canary, and also to the stable version, in the window. With
+    fewer requests, the canary is not judged."""
     max_error_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
-    """Maximum error rate of the canary above that of the stable version."""
+    """Maximum amount by which the canary's error rate may exceed the stable version's."""
     max_ttft_ratio: Annotated[float, msgspec.Meta(ge=1)] = 2.0
     """Maximum ratio of the canary's median time to first token to the stable version's."""
 
@@ -339,10 +340,10 @@ class Quota(msgspec.Struct, frozen=True):
     adapter_bytes: int | None = None
     """Bytes of all adapter versions. Each content counts once."""
     cached_weight: int = 100
-    """Percentage of a cached prompt token that counts against token limits, for all keys of the
-    tenant."""
+    """Weight of a cached prompt token toward token limits of the tenant and its keys, in percent of
+    an uncached one."""
     weight: int = 1
-    """Scheduling weight of its requests among other tenants on the same worker."""
+    """Weight of the tenant's requests on a worker, relative to other tenants."""
     service_class: ServiceClassName = msgspec.field(default="standard", name="class")
 
 
@@ -394,7 +395,7 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     aliases: tuple[Alias, ...]
     proofs: tuple[AdapterProof, ...] = ()
     approved_templates: frozenset[str] = frozenset()
-    """Digests of adapters' chat templates that are approved."""
+    """Digests of the approved chat templates of adapters."""
     quotas: tuple[Quota, ...] = ()
     prices: tuple[Price, ...] = ()
     workers: tuple[KnownWorker, ...] = ()
@@ -411,7 +412,7 @@ class ModelState(msgspec.Struct, frozen=True):
     """State on the worker: device; host or cold (must be loaded); loading or draining (in
     transition); unsatisfiable (the worker's settings cannot serve it)."""
     num_bytes: int
-    """Bytes of its weights on the device, now or when it was last there."""
+    """Bytes that the weights take on the device, or took when they were last there."""
     num_swaps: int
     """Number of loads to the device."""
     num_running: int
@@ -421,5 +422,5 @@ class ModelState(msgspec.Struct, frozen=True):
     load_s: float
     """Seconds for a load to the device, measured or estimated. 0 if unknown."""
     error: str
-    """Why it could not be loaded. Empty after a successful load."""
+    """Reason why the model could not be loaded. Empty after a successful load."""
     reported_at: datetime

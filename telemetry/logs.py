@@ -72,9 +72,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of one JSON object per line. It has the time (UTC, RFC 3339), level, logger and
-    message, the exception with its traceback if there is one, and the record's extra fields, such
-    as request_id."""
+    """Formatter that writes each log record as one line of JSON. The object has the time (UTC, RFC
+    3339), level, logger and message, the exception with its traceback if there is one, and the
+    record's extra fields, such as request_id."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

@@ -157,8 +157,8 @@ class HttpProtocol(HttpToolsProtocol):
                 clock.cancel()
             self._start_clock(self.config.head_s)
         elif not is_busy:
-            # The clock continues, because these bytes belong to a head or to a body that is not
-            # read.
+            # The timeout is not restarted, because these bytes belong to a head, or to a body that
+            # the application does not read.
             self.timeout_keep_alive_task = clock
         else:
             if clock is not None:
@@ -233,7 +233,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        # Also applies to a body that is not read.
+        # The body has been received, even if the application does not read it.
         self.cycle.more_body = False
         if self.config.draining.is_on and self.cycle.response_complete:
             self.transport.close()
@@ -262,7 +262,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes += num_bytes
         if not self.cycle or self.cycle.response_complete:
             self.config.connections.add_to_head(self, num_bytes)
-        # A head of exactly this size would be complete.
+        # The head is incomplete, so it is too long: a head that fits would be complete by now.
         if self._head_bytes >= MAX_HEAD_BYTES:
             self.send_400_response("The head of the request is too long.")
 

@@ -120,7 +120,7 @@ class ImageCache:
                 files.append((path.stat(), path))
         files.sort(key=lambda item: item[0].st_mtime)
         self._tier = Tier[tuple[str, str]](max_bytes)
-        """Sizes in bytes by (layout, digest)."""
+        """Images by (layout, digest), with their sizes in bytes."""
         for status, path in files:
             self._tier.put((path.parent.name, path.stem), status.st_size)
         self._make_room(0)

@@ -42,8 +42,8 @@ class Holder(Protocol):
     """Pool of an entry, as used by other pools that share the host tier."""
 
     def host_worth(self, entry: AdapterEntry) -> tuple[bool, float]:
-        """Returns whether a caller waits for the image to be copied to the device, and the cost of
-        losing the image in seconds."""
+        """Returns whether a caller waits for the image to be copied to the device, and the cost in
+        seconds of losing the image."""
         ...
 
     def forget(self, entry: AdapterEntry) -> None:
@@ -53,8 +53,8 @@ class Holder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class AdapterEntry:
-    """State of an adapter. `placement` and `slot` are both set or both None. They are being filled
-    while `loading` is set, and can be leased afterwards."""
+    """State of an adapter. `placement` and `slot` are both set or both None. If they are set, the
+    adapter is copied to them while `loading` is set, and can be leased afterwards."""
 
     digest: str
     holder: Holder
@@ -105,12 +105,12 @@ class AdapterEntry:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the loaded image differs from the proved one."""
+        """Whether a checksum is required (`proved`) and the loaded image has another one."""
         return self.proved not in ("", self.checksum)
 
     @property
     def is_proved(self) -> bool:
-        """Whether the loaded image is the proved one."""
+        """Whether an image is loaded that has the required checksum `proved`."""
         is_here = self.image is not None or self.slot is not None
         return is_here and self.proved != "" and self.proved == self.checksum
 

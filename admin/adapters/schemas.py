@@ -19,29 +19,29 @@ Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class PolicySet(CanaryPolicy, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Policy of an automatic rollback, over the last `window_s` seconds."""
+    """Policy of automatic rollback, judged over the last `window_s` seconds."""
 
 
 class AliasSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Either a version or a canary."""
+    """New target of an alias: either a version or a canary."""
 
     example: ClassVar[dict[str, Any]] = {"canary": {"7": 90, "8": 10}}
 
     version: VersionNumber | None = None
     canary: dict[VersionNumber, Weight] | None = None
-    """Weight by version. The version that the alias points to now must be included."""
+    """Weight of each version. The version that the alias points to now must be included."""
     policy: PolicySet | msgspec.UnsetType | None = msgspec.UNSET
     """Policy of an automatic rollback. null disables it; the default applies if it is omitted."""
     completions_only: bool = False
-    """Also accepts versions whose chat template is not approved. Their completions are served, and
-    their chats refused."""
+    """Whether versions whose chat template is not approved are accepted. Their completions are
+    served, and their chats refused."""
 
 
 class TemplateView(msgspec.Struct, frozen=True):
     digest: str
     approved: bool
-    """Otherwise the version serves completions but not chats, and an alias points to it only with
-    `completions_only`."""
+    """Whether an admin has approved the template. Until then, the version serves completions but no
+    chats, and an alias points to it only with `completions_only`."""
     text: str
 
 
@@ -97,8 +97,8 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     aliases: list[str]
     """Aliases that point to the version, alone or in a canary."""
     wanted_alias: str | None
-    """Alias given with the upload that does not point to the version: it is not ready, the alias
-    has moved since, or pins exceed the quota."""
+    """Alias given with the upload, if it does not point to the version. The version is then not
+    ready, the alias has moved since, or pins exceed the quota."""
     uploaded_by: str | None
     retired_at: datetime | None
     expires_at: datetime | None
@@ -106,7 +106,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     signed_by: str | None
     """Id of the key that signed the content. null if it is not signed."""
     signing_key_revoked_at: datetime | None
-    """When that key was revoked."""
+    """Time at which the signing key was revoked. null if it is not revoked."""
     effect_proof: Literal["passed", "pending", "failed", "skipped"]
     """Whether a worker has verified the version's effect. `skipped` for an ephemeral version."""
     serving: ServingView
@@ -115,9 +115,9 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     faults: list[FaultView]
     """Errors of workers that could not load the version on their last attempt."""
     tiers: list[TierView]
-    """Locations on workers. Only for admin keys; others see none."""
+    """Tier of the version on each worker. Empty unless the caller has an admin key."""
     stored: StoredContent | None = None
-    """State of the version in the store. Only set where a single version is shown."""
+    """State of the version in the store. Set only if a single version is requested."""
     object: str = "adapter.version"
 
     @classmethod
@@ -193,9 +193,9 @@ class AdapterFields(msgspec.Struct, frozen=True):
     tenant: str
     created_at: datetime
     aliases: dict[str, int]
-    """Version by alias. For a canary, the stable one."""
+    """Version of each alias. For a canary, the stable version."""
     canaries: dict[str, dict[int, int]]
-    """Weights by version, by alias, of aliases with a canary."""
+    """For each alias with a canary, the weight of each version."""
     pinned: list[str]
     """Pinned aliases."""
 
@@ -213,8 +213,8 @@ class AdapterSummaryView(AdapterFields, frozen=True):
     last_state: str
     """State of the newest version."""
     tiers: list[VersionTierView]
-    """Locations on workers of the versions that aliases point to. Only for admin keys; others see
-    none."""
+    """Tier, on each worker, of each version that an alias points to. Empty unless the caller has an
+    admin key."""
     object: str = "adapter.summary"
 
     @classmethod
@@ -241,9 +241,9 @@ class AliasView(msgspec.Struct, frozen=True):
     policy: CanaryPolicy | None
     pinned: bool
     change: int | None
-    """Increases with each move."""
+    """Id of the alias's last move. Later moves have higher ids."""
     history: list[AliasMove]
-    """Newest first."""
+    """Moves of the alias, the newest first."""
     object: str = "adapter.alias"
 
     @classmethod
@@ -254,6 +254,6 @@ class AliasView(msgspec.Struct, frozen=True):
 class Retired(msgspec.Struct, frozen=True):
     id: str
     in_flight: int
-    """Requests that still use it. They end normally."""
+    """Number of running requests that still use the version. They end normally."""
     deleted: bool = True
     object: str = "deleted"

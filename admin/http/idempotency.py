@@ -29,8 +29,8 @@ async def once(
     create: Create,
     finish: Callable[[bytes, bytes], bytes] | None = None,
 ) -> Response[Any]:
-    """Answers 201 with the result of `create`, which runs once for each value of the caller's
-    header and whose result is stored. Waits until gateways know of the change.
+    """Runs `create` once for each value of the caller's header, and stores the result. Waits until
+    gateways know of the change, and answers 201. A repeated call gets the stored result.
 
     `finish` makes the body of the answer from the stored JSON and the seed. Raises
     IdempotencyKeyReused if the header was used for another request.

@@ -48,8 +48,8 @@ class Tagged(Response[T]):
 
 
 def tagged(view: T, tag: str | None = None) -> Tagged[T]:
-    """Returns a response with an ETag. `tag` replaces the ETag of the view, for a tag that does not
-    cover the whole view."""
+    """Returns a response with an ETag, which covers the whole view by default. Pass `tag` if the
+    ETag must cover only a part of the view."""
     return Tagged(view, headers={"etag": tag or etag(view)})
 
 

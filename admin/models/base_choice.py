@@ -34,7 +34,7 @@ class _Configuration(msgspec.Struct):
 def read_trained_on(config: Path) -> str:
     """Returns the name or path of the model on which an adapter was trained, from its
     configuration. Returns an empty text if the configuration has none or is not JSON. Validation
-    refuses the latter."""
+    refuses a configuration that is not JSON."""
     with config.open("rb") as file:
         raw = file.read(MAX_CONFIG_BYTES)
     try:
@@ -49,9 +49,9 @@ def choose_base(
 ) -> BaseModel:
     """Returns the base model of an adapter.
 
-    `bases` are the models that the adapter may be for. `fitting` are the models among them that
-    accept its tensors. Raises AdapterRejected if several models remain, or if none that the
-    configuration names is among `fitting`.
+    `bases` are the models that the adapter may be for. `fitting` are the models among `bases` that
+    accept the adapter's tensors. Raises AdapterRejected if several models remain, or if the
+    configuration names models and none of them is in `fitting`.
     """
     named = _find_named(trained_on, bases)
     chosen = [base for base in fitting if base in named] if named else list(fitting)

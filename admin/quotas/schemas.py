@@ -1,4 +1,5 @@
-"""Request and response bodies of quotas. Omitted limits are not enforced; `pin_bytes` is 0."""
+"""Request and response bodies of quotas. An omitted limit is not enforced, except `pin_bytes`,
+which is 0 if it is omitted."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits of a key. Minutes, days and months are those of UTC. 0 allows nothing."""
+    """Limits of a key. Minutes, days and months begin by the UTC clock. 0 allows nothing."""
 
     example: ClassVar[dict[str, Any]] = {"requests_per_minute": 60, "spend_per_day": "5.00"}
 
@@ -30,7 +31,7 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     tokens_per_day: Count | None = None
     tokens_per_month: Count | None = None
     spend_per_day: Decimal | None = None
-    """Dollars, such as "12.50": up to 9,000,000 with 12 decimals."""
+    """Dollars, such as "12.50". At most 9,000,000, with at most 12 decimals."""
     spend_per_month: Decimal | None = None
 
 
@@ -46,9 +47,10 @@ class TenantLimits(KeyLimits, frozen=True, kw_only=True):
     adapters: Count | None = None
     """Number of adapter names."""
     adapter_bytes: Count | None = None
-    """Bytes of all versions, each content once."""
+    """Bytes of all versions. Each content counts once."""
     cached_weight: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
-    """Percent that a cached prompt token counts against token limits, also of the tenant's keys."""
+    """Weight of a cached prompt token toward token limits, in percent of an uncached one. Also
+    applies to the limits of the tenant's keys."""
     weight: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """Share of a busy worker, relative to other tenants of its class."""
     service_class: ServiceClassName = msgspec.field(default="standard", name="class")
@@ -58,8 +60,8 @@ class TenantLimits(KeyLimits, frozen=True, kw_only=True):
 
 
 class UseView(msgspec.Struct, frozen=True):
-    """Use of a limit, in dollars for money. `used` is in the usage reports. `held` is leased to
-    gateways: reserved, used but not reported yet, or ready."""
+    """Use of a limit, in dollars for money. `used` is the amount in usage reports. `held` is leased
+    to gateways: reserved, used but not reported yet, or ready for requests."""
 
     limit: int | str
     used: int | str

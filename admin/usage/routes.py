@@ -46,20 +46,20 @@ class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int
     completion_tokens: int
     metered_tokens: int
-    """Tokens that count against quotas: cached ones by their weight."""
+    """Tokens that count against quotas. A cached token counts by its weight."""
     cost: str
-    """Exact dollars, at the prices when the requests arrived or as corrected since."""
+    """Exact dollars, at the prices when the requests arrived, or as these were corrected later."""
     input_cost: str
     """Part of the cost for prompt tokens not found in a cache. Like the other two parts, it
     excludes usage from before costs were split."""
     cached_input_cost: str
     output_cost: str
     credited: str
-    """Dollars that corrections of a wrong price have taken off the cost."""
+    """Dollars by which corrections of a wrong price have lowered the cost."""
     tenant: str | msgspec.UnsetType = msgspec.UNSET
     """Id of the tenant."""
     tenant_name: str | msgspec.UnsetType = msgspec.UNSET
-    """Name of the tenant, also of a deleted one. Its id if the audit log no longer has it."""
+    """Name of the tenant, even if deleted. Its id if the audit log no longer has the name."""
     model: str | msgspec.UnsetType = msgspec.UNSET
     adapter: str | msgspec.UnsetType | None = msgspec.UNSET
     adapter_version: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -109,7 +109,7 @@ class UsageController(Controller):
         """Sums usage in buckets from the one that contains `start` (default: seven days before
         `end`) to the last that begins before `end` (default: now). `group_by` lists some of tenant,
         model, adapter, adapter_version and key, separated by commas. `tenant` may be the id of a
-        deleted one. CSV is selected by `format` or the Accept header."""
+        deleted tenant. CSV is selected by `format` or the Accept header."""
         told = _told_apart(group_by)
         before = aware(end, "end") or datetime.now(UTC)
         since = aware(start, "start") or before - DEFAULT_SPAN
@@ -140,7 +140,7 @@ class UsageController(Controller):
 
 
 async def _tenant_id(connection: Connection, key: ApiKey, reference: str | None) -> str:
-    """Returns the id of the tenant that the request names. Admin keys may name a deleted one."""
+    """Returns the id of the tenant that the request names. Admin keys may name a deleted tenant."""
     if key.tenant_id is None and reference:
         return (await tenants.find_past_or_present(connection, reference)).id
     return (await tenant_for(connection, key, reference)).id

@@ -18,7 +18,7 @@ from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 ASK_AGAIN_S = 0.25
-"""Maximum seconds for which a refusal is remembered, except for a large request."""
+"""Maximum seconds for which a refusal is remembered. A large request's refusal lasts longer."""
 LARGE = 64 << 10
 """Size of a request's body in bytes above which its refusal is remembered longer, in proportion to
 the size."""
@@ -27,7 +27,7 @@ MANY = 64
 
 
 Line = tuple[str, str, ServiceClass]
-"""Requests that share one queue at a worker, as (digest of the model, tenant id, service class)."""
+"""Key of a queue at a worker, as (digest of the model, tenant id, service class)."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class FullQueues:
         self, workers: Sequence[WorkerClient], line: Line, num_bytes: int
     ) -> Sequence[WorkerClient]:
         """Returns the workers that have just refused such a request. Raises WorkerFailed, as a
-        worker's own refusal does, if all of them have."""
+        worker's own refusal does, if all `workers` have."""
         now = self._clock()
         found = self._full(workers, line, num_bytes, now)
         if not found or len(found) < len(workers):

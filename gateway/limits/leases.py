@@ -44,8 +44,8 @@ REQUESTS_AT_ONCE = 1000
 gateways wait while it handles this gateway's."""
 RETRY_S = 0.25
 REFUSED_S = 0.5
-"""Seconds for which a refusal also applies to other requests that need at least as much, without
-another renewal."""
+"""Seconds for which a refusal also applies, without another renewal, to other requests that need at
+least the refused amount."""
 UPKEEP_INTERVAL_S = 30.0
 
 Wanted = Sequence[tuple[Limit, int]]
@@ -97,8 +97,8 @@ class PostgresLeaseRenewal:
 
     async def listen(self, hear: Callable[[LeaseRecall], None]) -> None:
         def heard(payload: str) -> None:
-            # An empty payload reports a new connection. Recalls missed before it are sent again by
-            # the gateways that need them.
+            # An empty payload means that the connection is new. Recalls that it has missed are not
+            # requested here, because the gateways that still need them send them again.
             if payload:
                 hear(msgspec.json.decode(payload, type=LeaseRecall))
 
@@ -119,7 +119,7 @@ class Leases:
 
     While the database is unavailable, the gateway continues with its leases for at most
     `lifetime_s`. In a new minute, it uses the share of each limit that it had leased in the
-    previous one. After `lifetime_s`, other gateways may be granted its leases.
+    previous minute. After `lifetime_s`, other gateways may be granted its leases.
     """
 
     def __init__(

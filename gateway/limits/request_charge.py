@@ -37,10 +37,10 @@ class RequestCharge:
         """Number of bytes passed to RefusalLimit.begin. None if the request is not open there."""
 
     async def take(self, num_bytes: int, *, on_worker: bool) -> None:
-        """Charges the request to the tenant's limits. With `on_worker`, also occupies one
-        concurrent request, and raises if a limit of tokens or money is used up. `num_bytes` is the
-        size of the body, as far as it is known. Raises TooManyRefusals, QuotaExceeded or
-        QuotaUnavailable."""
+        """Charges the request to the tenant's limits. With `on_worker`, also takes one of the
+        tenant's concurrent requests, and raises if a limit of tokens or money is used up.
+        `num_bytes` is the size of the body, as far as it is known. Raises TooManyRefusals,
+        QuotaExceeded or QuotaUnavailable."""
         self._body.on_unread = partial(self._refusals.add_unread, self._tenant_id)
         self._refusals.begin(self._tenant_id, num_bytes)
         self._num_begun = num_bytes
@@ -68,7 +68,7 @@ class RequestCharge:
             self._settle(slot, 0)
 
     def headers(self) -> dict[str, str]:
-        """Returns the `x-ratelimit-*` headers, with the amounts that remain of the limits."""
+        """Returns the `x-ratelimit-*` headers with the remaining amounts of the limits."""
         if self._leases is None or not self._limits:
             return {}
         return self._leases.headers([limit for limit in self._limits if is_shown(limit.kind)])

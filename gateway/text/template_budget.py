@@ -95,10 +95,10 @@ def spend_chars(num_chars: int) -> None:
 
 
 def weighed(value: Any) -> Any:
-    """Returns the value, after spending the steps that it takes to read all of it.
+    """Spends the steps that it takes to read the whole value, and returns the value.
 
-    A part counts each time it occurs, because a short template can build a value in which the same
-    part occurs very often.
+    A part that occurs several times is charged each time, because a short template can build a
+    value in which the same part occurs very often.
     """
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is str:

@@ -316,8 +316,8 @@ def _tell(text: str) -> None:
 
 
 def _speed(usage: dict[str, Any], started: float, first: float | None) -> str:
-    """Returns a line with the tokens of prompt and answer, the time to the first token, and the
-    rate of the remaining tokens."""
+    """Returns a line with the numbers of prompt and answer tokens, the time to the first token, and
+    the rate of the tokens after it."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     prompt = f"prompt {usage.get('prompt_tokens', 0)} tokens, {cached} cached"
     if first is None:

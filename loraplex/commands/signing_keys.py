@@ -53,7 +53,8 @@ def list_signing_keys(tenant: str | None) -> None:
 @tenant_option
 @json_option
 def revoke_signing_key(key_id: str, tenant: str | None) -> None:
-    """Revoke a signing key permanently. Versions signed with it stay served, and say so."""
+    """Revoke a signing key permanently. Versions signed with it are still served, and are shown as
+    signed with a revoked key."""
     with api() as server:
         gone = server.delete(route("signing-keys", key_id), tenant=tenant)
     show_done(gone, f"revoked {key_id}; it signed {gone['versions']} version(s)")

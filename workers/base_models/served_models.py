@@ -59,7 +59,8 @@ class ServedModels:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether any catalog model is being fetched whose fetch has not failed before."""
+        """Whether a catalog model is being fetched. Does not count a model whose earlier fetch
+        failed."""
         return self._fetcher.is_first_try
 
     def add(self, model: ServedModel) -> None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 MAX_BEFORE_THOUGHT = 4
-"""Number of first generated tokens, one of which must begin the thought. If they are other tokens,
-such as white space, the answer counts as having no thought."""
+"""Number of generated tokens within which the thought must begin. If it does not, for example
+because these tokens are white space, the answer counts as having no thought."""
 
 
 class TokenLimits:
@@ -57,7 +57,7 @@ class TokenLimits:
 
     @property
     def banned(self) -> frozenset[int]:
-        """Tokens that would complete a banned sequence as the next token."""
+        """Tokens that would complete a banned sequence if they were drawn next."""
         if not self._endings or not self._last:
             return self._always
         found = [

@@ -28,10 +28,10 @@ class BatchInputs(NamedTuple, Generic[A]):
     buffer_positions int64 [T]  position of each token in its slot
     query_start int32 [S + 1], token_seq int32 [T], positions int32 [T], context_lens int32 [S],
     block_tables int64 [S, P]  as in `AttentionBatch`
-    last_tokens int64 [N]      index below T of the last token of each sampled sequence
+    last_tokens int64 [N]      index in the T tokens of each sampled sequence's last token
     segment_start int32 [G + 1], segment_slot int32 [G]   as in `LoRABatch`; G is 0 without adapters
-    sampled_start int32 [G + 1]   `segment_start` in sampled sequences instead of tokens, because
-                               the output matrix computes one row for each sampled sequence
+    sampled_start int32 [G + 1]   like `segment_start`, but counts sampled sequences, because the
+                               output matrix computes one row for each of these, not each token
     """
 
     buffer_slots: A

@@ -53,7 +53,7 @@ DRAWING_ERRORS = {
 }
 
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
-"""Connection, and an event of one of its sequences."""
+"""Number of a connection, and the output, progress or failure of one of its sequences."""
 
 
 class NewTokens(NamedTuple):
@@ -444,7 +444,7 @@ class Engine:
         return self._fail(sequence, error, message)
 
     def _remove(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> Answer:
-        """Removes a sequence that has ended. Returns its answer, which builds the last message."""
+        """Removes a sequence that has ended. Returns its `Answer`, which makes the last message."""
         del self._sequences[sequence.key]
         self.scheduler.remove(sequence)
         self._observer.on_end(sequence, end, now)

@@ -39,17 +39,17 @@ from workers.models.loading import LoadedModel
 log = logging.getLogger(__name__)
 
 NUM_TOKENS = (1, 2, 4, 8, 16, 24, *range(32, 257, 16))
-"""Numbers of tokens that graphs of steps without prompts are captured for."""
+"""Token counts for which a graph of a step without prompts is captured."""
 NUM_TOKENS_WITH_PROMPTS = (128, 256, 512)
-"""Numbers of tokens that graphs of steps with prompts are captured for. Larger steps are computed
-op by op."""
+"""Token counts for which a graph of a step with prompts is captured. Larger steps are computed op
+by op."""
 FEW_SEQUENCES = 16
-"""Maximum number of sequences in the smaller of the two graphs for each size with prompts."""
+"""Maximum number of sequences in the smaller of the two graphs that each size with prompts has."""
 NUM_SEGMENTS = (4, 16, 64)
-"""Numbers of adapters that graphs are captured for (see `segment_sizes`). Each padding segment
-costs kernel programs that end at once."""
+"""Adapter counts for which graphs are captured (see `segment_sizes`). Each padding segment costs
+kernel programs, which end at once."""
 NUM_PAUSED = 256
-"""Number of steps that run without a graph after a failed capture, until a capture is tried again.
+"""Number of steps after a failed capture that run without a graph. Then a capture is tried again.
 Doubles with each consecutive failure, up to MAX_PAUSED, because a capture takes longer than a
 step."""
 MAX_PAUSED = 1 << 16
@@ -316,7 +316,7 @@ class GraphRunner:
             ):
                 num_sequences = min(most, num_tokens)
                 yield GraphKey(num_tokens, True, num_sequences, 0, 0)
-                # The most with which LoRA kernels still work by adapter (see `segment_sizes`).
+                # The largest number with which LoRA kernels work by adapter (see `segment_sizes`).
                 num_segments = min(num_sequences, self._limits.num_slots, (num_tokens - 1) // 2)
                 for bound in bounds:
                     yield GraphKey(num_tokens, True, num_sequences, num_segments, bound)
@@ -342,7 +342,7 @@ def _least(sizes: tuple[int, ...], number: int) -> int:
 
 
 def _inputs(num_tokens: int, num_sequences: int, num_segments: int) -> BatchInputs[Array]:
-    """Returns inputs of a step of these sizes that are all zeros, without block tables."""
+    """Returns inputs, all zeros, of a step of these sizes, without block tables."""
     many, few = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.int32)
     return BatchInputs[Array](
         buffer_slots=many,

@@ -13,7 +13,8 @@ from workers.scheduling.constraint import NO_TOKENS
 from workers.wire.protocol import SamplingParams
 
 ENOUGH_S = 0.25
-"""Seconds after which a step counts as long: it is not repeated, and no longer prompt follows."""
+"""Seconds from which a step counts as long. A long step is not repeated, and no longer prompt is
+timed after it."""
 FIRST_CHUNK, GROWTH = 64, 4
 """Tokens of the shortest timed prompt, and the factor from one prompt length to the next."""
 FAR = 1024
@@ -31,9 +32,9 @@ def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
     max_len, max_tokens = engine.info.max_model_len, scheduler.max_batched_tokens
 
     def time(num_sequences: int, num_tokens: int, start: int) -> float:
-        """Runs the step three times, records the shorter of the last two runs and returns its
-        seconds, because other work of the machine can only make a run longer. If the first run
-        takes `ENOUGH_S`, it is the only one."""
+        """Runs the step three times. Records and returns the seconds of the shorter of the last two
+        runs, because other work on the machine can only lengthen a run. A first run that takes
+        `ENOUGH_S` or more is used alone."""
         start = min(start, max_len - 1 - num_tokens)
         step = _step(num_sequences, num_tokens, start)
         times_s: list[float] = []

@@ -137,9 +137,9 @@ class FairQueue:
         return min(counters, default=self._floor)
 
     def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
-        """Returns the waiting work that will be done by the time when the tenant's load `own` is
-        done, including `own`, if no more work is queued. Every other tenant or class has work done
-        until its counter reaches the counter that this tenant or class then has."""
+        """Returns the waiting work, including the tenant's load `own`, that will be done until
+        `own` is done, if no more work is queued. Every other tenant or class has work done until
+        its counter reaches the counter that this tenant or class will have then."""
         ours = tenant.class_queue
         counter = tenant.counter if tenant.pending else max(tenant.counter, ours.least)
         end = counter + own.num_tokens / tenant.weight
@@ -287,8 +287,9 @@ def _counter(class_queue: ClassQueue) -> float:
 
 
 def _in_order(tenant: TenantQueue, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
-    """Yields pending sequences of one tenant. Ends when `MAX_PASSED` consecutive sequences were
-    charged nothing, or when only waiting sequences are left and the tenant is closed."""
+    """Yields the pending sequences of one tenant, until `MAX_PASSED` consecutive sequences were
+    charged nothing. Stops before waiting sequences, which come last, if the tenant may start no
+    more (`is_closed`)."""
     num_passed = 0
     for sequence in tenant.pending.copy():
         if num_passed == MAX_PASSED or (sequence.is_waiting and is_closed(tenant)):

@@ -26,12 +26,13 @@ from workers.scheduling.sequence import Sequence
 
 MAX_TOKEN_GAP_S = 0.25
 PREFILL_COST = 1.0
+"""Charge for a computed prompt token."""
 DECODE_COST = 2.0
+"""Charge for a generated token."""
 CACHED_COST = 0.1
-"""Charges per token: for a computed prompt token, a generated token, and a prompt token that is
-found in the prefix cache."""
+"""Charge for a prompt token that is found in the prefix cache."""
 MIN_KEPT = 64
-"""Number of entries up to which `Deadlines` keeps ended sequences until their deadline."""
+"""Number of entries up to which `Deadlines` does not remove sequences that have ended."""
 
 
 class FairnessPolicy:
@@ -158,7 +159,8 @@ class FairnessPolicy:
 
     @property
     def is_full(self) -> bool:
-        """Whether waiting sequences wait for slots, pages or time, not for an adapter or model."""
+        """Whether sequences wait because the worker's slots, pages or step time are used up, and
+        not because their adapter or model is not loaded."""
         if self._closed_by is BlockReason.MODEL:
             return False
         return self.is_closed or self.over_share.is_closed or self._is_spent
@@ -236,7 +238,7 @@ class FairnessPolicy:
         )
 
     def _max_gap_s(self, item: ScheduledSequence) -> float:
-        """Returns the maximum seconds of a step with this generating sequence."""
+        """Returns the maximum seconds of a step that includes this generating sequence."""
         return self._max_token_gap_s * item.sequence.terms.gap_factor
 
 

@@ -18,8 +18,8 @@ from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn
 from workers.scheduling.sequence import Sequence
 
 RECENT_TOKENS = 4096.0
-"""Number of tokens charged to all tenants after which the weight of an earlier charge has fallen to
-1/e in a tenant's recent part."""
+"""Number of tokens after which earlier work counts 1/e in a tenant's `recent_part`. Tokens charged
+to all tenants are counted."""
 LEEWAY = 0.25
 """Fraction of the other tenants' shares that a tenant may use beyond its own share before it counts
 as over its share."""
@@ -48,7 +48,7 @@ class OverShare:
         tenant.recent_at = self._num_charged
 
     def includes(self, tenant: TenantQueue) -> bool:
-        """Whether the tenant recently had more than its share plus the leeway."""
+        """Whether the tenant recently used more than its share plus the leeway."""
         if tenant.recent_part <= LEEWAY:
             return False
         return self._recent_part(tenant) > _with_leeway(self._queue.share(tenant))
@@ -65,9 +65,9 @@ class OverShare:
     def may_have_slot(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
         """Whether the sequence's tenant may have one more slot.
 
-        About one slot for each other tenant with work is reserved for tenants that are within their
-        share and hold few slots. If no slot is free, or the free slots are reserved and the tenant
-        may not use them, it gets a slot only if an over-share tenant must give one up.
+        Some free slots, about one for each other tenant with work, are reserved for tenants that
+        are within their share and hold few slots. A tenant that finds no free slot that it may use
+        gets a slot only if an over-share tenant must give one up.
         """
         tenant = sequence.place.tenant_queue
         share = self._queue.share(tenant)
@@ -80,7 +80,7 @@ class OverShare:
         return self.victim(sequence, running) is not None
 
     def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the running sequence that must give up its slot to the sequence: the newest
+        """Returns the running sequence that must give up its slot to `sequence`: the newest
         sequence of the over-share tenant that holds the most slots for its share. A tenant gives up
         no slot if it would then hold fewer for its share than the sequence's tenant. Returns None
         if no tenant must give up a slot, or if the sequence's tenant is itself over its share."""

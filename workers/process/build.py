@@ -411,7 +411,7 @@ class Worker:
         )
 
     def _check(self, plan: ModelPlan, num_extents: int) -> int:
-        """Returns the maximum number of KV extents of a model whose weights have `num_extents`.
+        """Returns the maximum number of KV extents of a model whose weights take `num_extents`.
         Raises CannotServeModel if the model cannot be served."""
         head_dim, known = plan.spec.head_dim, self.ops.head_dims
         if head_dim not in known:
@@ -437,9 +437,9 @@ class Worker:
         return most
 
     def _extend_memory(self, num_extents: int) -> None:
-        """Extends the memory for weights unless `device_memory` is set, so that the weights of all
-        catalog models and of one more model with `num_extents` fit in addition to `memory`. Raises
-        CannotServeModel if the machine lacks memory."""
+        """Extends the memory for weights, unless `device_memory` is set. Afterwards the weights of
+        all catalog models and of one more model of `num_extents` fit in addition to `memory`.
+        Raises CannotServeModel if the machine has too little memory."""
         if self.config.device_memory is not None:
             return
         with self.broker.lock:

@@ -1,18 +1,19 @@
 """Admission of waiting sequences by their adapters: which adapter is loaded, and which is drained
 to make room for it.
 
-    short --(patience)--> starving: a victim starts no sequences --(its last ends)--> loaded
+    no room --(patience ends)--> starving: its victim starts no sequences
+            --(the victim's last sequence ends)--> loaded
 
 An adapter that finds no room is skipped until the promised time to first token (`Terms.ttft_s`) has
 passed, which is its patience. Then the adapter starves and gets a victim: the adapter in use whose
 sequences end soonest. An adapter of a tenant that was charged less than the starving adapter's
 tenant becomes a victim only if there is no other. No sequence starts on a victim, and while an
 adapter starves, no adapter that does not starve may load. So an adapter waits for room at most its
-patience and, for each victim that it needs, the time of the victim's longest running sequence. The
+patience and, for each victim that it needs, the time until the victim's last sequence ends. The
 adapter that has starved longest gets its victim first.
 
-If no adapter in use can be a victim, the pages of running sequences fill the memory. Then only
-sequences of starving adapters start, until enough running sequences have ended.
+If no adapter in use can be a victim, the memory is full of the pages of running sequences. Then
+only sequences of starving adapters start, until enough running sequences have ended to make room.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class AdapterAdmission:
         self._asked: set[str] = set()
         """Adapters requested in this step that are not on the device."""
         self._starves_at_s: dict[str, float] = {}
-        """Time from which an adapter that lacks room starves, by adapter."""
+        """Time from which each adapter that lacks room starves."""
         self._victims: dict[str, str] = {}
-        """Victims by starving adapter. No sequence may start on a victim."""
+        """Victim of each starving adapter. No sequence may start on a victim."""
         self._lacks_pages = False
         """Whether an adapter starves without a victim, so that sequences must free pages."""
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
@@ -171,7 +172,7 @@ class AdapterAdmission:
             self._victims[digest] = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))
 
     def _in_use(self, running: Iterable[Sequence]) -> dict[str, tuple[Charge, int]]:
-        """Returns, by adapter in use, the smallest charge of the tenants that use it, and the
+        """Returns, for each adapter in use, the smallest charge of the tenants that use it, and the
         largest number of tokens that one of its sequences may still generate."""
         used: dict[str, tuple[Charge, int]] = {}
         for sequence in running:

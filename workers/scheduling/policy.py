@@ -41,7 +41,7 @@ class SchedulingPolicy(Protocol):
 
     @property
     def first_waiting(self) -> Sequence | None:
-        """The waiting sequence that is next in turn, or None."""
+        """Next waiting sequence in turn, or None if no sequence waits."""
         ...
 
     @property
@@ -51,7 +51,8 @@ class SchedulingPolicy(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether waiting sequences wait for slots, pages or time, not for an adapter or model."""
+        """Whether sequences wait because the worker's slots, pages or step time are used up, and
+        not because their adapter or model is not loaded."""
         ...
 
     def add(self, sequence: Sequence, num_live: int) -> None:
@@ -104,7 +105,7 @@ class SchedulingPolicy(Protocol):
     ) -> bool: ...
 
     def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the running sequence that gives up its slot to the sequence, or None."""
+        """Returns the running sequence that must give up its slot to `sequence`, or None."""
         ...
 
     def last_in_turn(self, sequences: Iterable[Sequence]) -> Sequence:

@@ -48,8 +48,8 @@ class Scheduler:
 
     A step may be scheduled while the previous one is in flight. Each sequence is then assumed to
     continue, and `update` discards the tokens of sequences that ended. Pages, slots and leases that
-    a step in flight uses are kept until its `update`. No sequence can be preempted before, so a
-    sequence that lacks pages is left out of the step, and `Schedule.needs_drain` is set.
+    a step in flight uses are kept until its `update`. Until then no sequence can be preempted, so a
+    sequence that lacks pages is left out of the new step, and `Schedule.needs_drain` is set.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Scheduler:
         self.intake = intake
         self._adapters = AdapterAdmission(pool, policy.charged)
         self._able_s = 0.0
-        """Time of the last `schedule` with `is_held`, since when sequences may be admitted."""
+        """Time of the last `schedule` with `is_held`, after which sequences may be admitted."""
         self.running: list[Sequence] = []
         self.leaving: list[Sequence] = []
         """Ended sequences whose tokens a step in flight still computes."""
@@ -214,7 +214,7 @@ class Scheduler:
         self.intake.on_step(num_tokens, num_attended, ended_s, is_backlogged=self._is_backlogged)
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Copies the last `num_tokens` tokens to the device, because it did not draw them."""
+        """Copies the last `num_tokens` tokens, which the device did not draw, to the device."""
         if sequence.slot is not None and num_tokens:
             position = len(sequence.tokens) - num_tokens
             self._slots.write(sequence.slot, position, sequence.tokens[position:])

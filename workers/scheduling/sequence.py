@@ -35,19 +35,19 @@ class Sequence:
         0 ........ num_cached ........ num_computed ..... num_prompt .... len(tokens)
         from the prefix cache | computed here       | still to compute  | generated
 
-    Tokens computed by a step in flight count as computed, and the token that it draws counts in
-    `length`, because the next step is built from these before the host has seen the token.
+    Tokens that a step in flight computes count as computed. The token that this step draws counts
+    in `length`, because the next step is built before the host has seen that token.
 
-    A preempted sequence returns to `num_computed = 0` and keeps its generated tokens. Its
-    `num_cached` changes only if it then finds more positions in the cache than it had reached,
-    because earlier positions may have been computed for it. A resumed sequence starts in the same
-    way, with tokens that another worker generated.
+    A preempted sequence returns to `num_computed = 0` and keeps its generated tokens. When it
+    restarts, `num_cached` rises only if more positions are cached than it had reached, because
+    positions up to there may be cached only because it computed them. A resumed sequence starts
+    like a preempted one, with tokens that another worker generated.
 
     The engine appends tokens, the policy changes `place`, and the scheduler changes the rest. Each
     of the three records some of the `times`.
 
-    An activated LoRA acts on positions from `request.activation` on. Its lease is held from the
-    start nevertheless, so that an admitted sequence never waits for its adapter in mid-prefill.
+    An activated LoRA acts on positions from `request.activation` on. The adapter's lease is held
+    from the start, so that an admitted sequence never waits for its adapter in mid-prefill.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class Sequence:
         return self.num_computed >= self.request.activation
 
     def num_next(self, budget: int) -> int:
-        """Returns the number of tokens for the next step, at most `budget` and up to the activation
-        (a step uses the adapter for all of the sequence's tokens or for none)."""
+        """Returns the number of tokens for the next step, at most `budget`. Stops at the
+        activation, because a step uses the adapter for all of the sequence's tokens or for none."""
         end = self.length if self.is_activated else self.request.activation
         return min(end - self.num_computed, budget)
 

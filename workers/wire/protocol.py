@@ -439,13 +439,14 @@ class ModelStatus(msgspec.Struct, frozen=True):
     """Place of the weights: "device", "loading" (to the device), "draining" (on the device, and
     unloaded once the model is idle), "host", "cold" (not fetched yet) or "unsatisfiable"."""
     num_bytes: int = 0
-    """Bytes of the weights on the device, now or when last loaded; before that, planned bytes."""
+    """Bytes that the weights take on the device, or took when they were last loaded. Planned bytes
+    if they were never loaded."""
     num_swaps: int = 0
     """Number of times that the model was loaded to the device."""
     idle_s: float = 0.0
     """Seconds since the model's last request ended; 0 while it has requests."""
     load_s: float = 0.0
-    """Seconds that a load to the device takes, as last measured, or as estimated before that."""
+    """Seconds of the last load to the device. An estimate if the model was never loaded."""
     error: str = ""
     """Error message if the model's last load failed, else empty."""
     max_num_seqs: int = 0
@@ -464,8 +465,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     num_proof_steps: int = 0
     """Number of finished steps of adapter proofs. While it grows, waiting probes make progress."""
     itl: list[tuple[float, int]] = []
-    """Histogram of the times between two tokens of a sequence in the last minute. Each entry is an
-    upper bound in seconds, and the number of times between the previous bound and this one."""
+    """Histogram of the inter-token latencies of the last minute. Each entry is an upper bound in
+    seconds, and the number of latencies above the previous bound and up to this one."""
 
 
 class TenantStatus(msgspec.Struct, frozen=True):

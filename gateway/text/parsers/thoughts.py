@@ -110,8 +110,8 @@ class ThoughtTokens:
         self._num_chars += num_chars
 
     def count(self, end: int) -> int:
-        """Returns the number of tokens that have text between the thought's beginning and the
-        position `end`."""
+        """Returns the number of tokens whose text lies, at least in part, between the beginning of
+        the thought and the position `end`."""
         if self.begin is None:
             return 0
         first = bisect_left(self._starts, self.begin)

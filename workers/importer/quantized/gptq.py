@@ -76,8 +76,9 @@ def _find(
 def _zeros(
     words: NDArray[np.int32], bits: int, count: int, is_first_layout: bool
 ) -> NDArray[np.uint8]:
-    """Returns the zero points. The first layout stores each of them minus one. The subtraction is
-    undone on whole words, as it was made, if `bits` divides 32, and otherwise on each integer."""
+    """Returns the zero points. The first layout stores each zero point minus one, so one is added
+    here: to whole 32-bit words if `bits` divides 32, because the writer subtracted from whole words
+    too, and otherwise to each integer."""
     if is_first_layout and 32 % bits == 0:
         ones = sum(1 << shift for shift in range(0, 32, bits))
         words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)

@@ -27,7 +27,7 @@ VERIFY_FAILURES = {
     21: UNKNOWN_AUTHORITY,
     26: "its certificate is not meant for clients (extended key usage)",
 }
-"""Reasons of refusals by OpenSSL's X509_V_ERR codes."""
+"""Reason of a refusal for each X509_V_ERR code of OpenSSL."""
 PLAIN_TEXT = "it speaks plain text, and this port speaks TLS"
 SSL_FAILURES = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has shown no certificate",
@@ -36,7 +36,7 @@ SSL_FAILURES = {
     "HTTPS_PROXY_REQUEST": PLAIN_TEXT,
     "WRONG_VERSION_NUMBER": PLAIN_TEXT,
 }
-"""Reasons of refusals by OpenSSL's SSL_R names."""
+"""Reason of a refusal for each SSL_R name of OpenSSL."""
 LEFT = (
     "it closed the connection during the handshake. Perhaps it does not accept this worker's"
     " certificate, for its authority, dates or name; its own log says why"
