@@ -90,8 +90,8 @@ class AliasController(Controller):
         tenant: TenantName = None,
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
-        """Undoes the last move: restores the version or canary before it. A second call restores
-        the present state, so that clients which may repeat the request should send If-Match."""
+        """Undoes the alias's last move, by restoring the previous version or canary. A second call
+        undoes the first, so clients that may repeat the request should send If-Match."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.roll_back(connection, owner.id, name, alias, request.user.id)
             return tagged(await describe_alias(connection, owner, name, alias))
@@ -105,8 +105,8 @@ class AliasController(Controller):
         tenant: TenantName = None,
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
-        """Keeps the alias's versions on the device, also after the alias moves. 409 if the quota
-        does not allow it."""
+        """Pins the alias, so that the versions to which it points, now or later, stay on the
+        device. 409 if the quota does not allow it."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.pin_alias(connection, owner.id, name, alias, pinned=True)
             return tagged(await describe_alias(connection, owner, name, alias))

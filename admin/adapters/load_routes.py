@@ -45,26 +45,26 @@ SKIPPED = {"loraplex-effect-proof": "skipped"}
 
 
 class VllmErrorDetails(msgspec.Struct, frozen=True):
-    """Some reasons bring more fields: a refused adapter has field, got, allowed and hint."""
+    """Details of an error. For a refused adapter, also has field, got, allowed and hint."""
 
     message: str
     type: str
     param: str | None
-    """The field, parameter or header that is wrong."""
+    """Name of the wrong field, parameter or header."""
     code: int
-    """The HTTP status."""
+    """HTTP status."""
     reason: str | None
-    """The code that errors of the other routes have."""
+    """Code of the error, as on the other routes."""
 
 
 class VllmErrorBody(msgspec.Struct, frozen=True):
-    """The body of an error as vLLM shapes it, and the reason."""
+    """Body of an error in vLLM's format, with our error code as `reason`."""
 
     error: VllmErrorDetails
 
 
 class LoadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a load. Its fields are those of vLLM, and `model`."""
+    """Body of a request to load an adapter. Has vLLM's fields, and `model`."""
 
     example: ClassVar[dict[str, Any]] = {
         "lora_name": "policy",
@@ -78,19 +78,19 @@ class LoadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_inplace: bool = False
     """Whether an adapter of this name that is loaded is replaced."""
     is_3d_lora_weight: Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})] = False
-    """Adapters of mixture-of-experts layers are not supported: only false is taken."""
+    """Must be false, because adapters of mixture-of-experts layers are not supported."""
     model: str | None = None
-    """Served name of the base model; needed where the adapter fits several."""
+    """Served name of the base model. Required if the adapter fits several base models."""
 
 
 class UnloadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of an unload. Its fields are those of vLLM."""
+    """Body of a request to unload an adapter. Has vLLM's fields."""
 
     example: ClassVar[dict[str, Any]] = {"lora_name": "policy"}
 
     lora_name: str
     lora_int_id: int | None = None
-    """Without effect."""
+    """Accepted without effect."""
 
 
 class LoadForm(FormFields, kw_only=True):
@@ -240,8 +240,8 @@ class LoraAdapterController(Controller):
         data: JSONBody[UnloadLoraAdapter],
         tenant: TenantName = None,
     ) -> str:
-        """Retires all ephemeral versions of an adapter; requests that have one end as they would
-        have. Versions that were pushed stay."""
+        """Retires all ephemeral versions of an adapter. Requests in flight with them end normally.
+        Versions that were pushed stay."""
         if not data.lora_name:
             raise Invalid(
                 "'lora_name' needs to be provided to unload a LoRA adapter.", param="lora_name"

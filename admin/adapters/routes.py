@@ -38,8 +38,8 @@ class AdapterController(Controller):
         after: After = "",
         limit: Limit = 100,
     ) -> Page[AdapterSummaryView]:
-        """Lists adapters by name. An admin key without `tenant` lists those of all tenants, by
-        tenant and name, and `after` is TENANT/NAME."""
+        """Lists adapters by name. An admin key without `tenant` lists the adapters of all tenants
+        by tenant and name. `after` is then TENANT/NAME."""
         async with request.reading() as connection:
             is_of_all = request.user.tenant_id is None and not tenant
             owner = None if is_of_all else await tenant_for(connection, request.user, tenant)
@@ -88,8 +88,8 @@ class AdapterController(Controller):
         tenant: TenantName = None,
         verify: FromQuery[bool] = False,
     ) -> VersionView:
-        """Shows a version. `stored` is its state in the store, checked by the files' sizes, or with
-        `verify` by every byte. One version is verified at a time."""
+        """Shows a version. Its state in the store, `stored`, is checked by file sizes, or with
+        `verify` by reading every byte. One version is verified at a time."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             shown = await describe_version(connection, owner, name, version)

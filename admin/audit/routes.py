@@ -30,7 +30,8 @@ class VerificationView(msgspec.Struct, frozen=True):
     seq: int
     """Number of the last row verified. Continue after it until it equals `newest`."""
     hash: str
-    """Hash of that row. Keep the newest one elsewhere to detect a wholly rewritten chain."""
+    """Hash of the last row verified. Store the newest hash elsewhere to detect a rewritten
+    chain."""
     newest: int
     pruned: int
     """Number of the last pruned row, or 0."""
@@ -52,8 +53,8 @@ class AuditController(Controller):
         after: Annotated[int | None, QueryParameter(ge=1, le=MAX_SEQ)] = None,
         limit: Limit = 100,
     ) -> Page[AuditView]:
-        """Lists entries, newest first. `tenant` is an id, also of a deleted one; `after` is a
-        seq."""
+        """Lists entries, the newest first. `tenant` is the id of a tenant, which may be deleted.
+        `after` is the `seq` of an entry."""
         async with request.reading() as connection:
             found = await audit.list_entries(
                 connection, tenant_id=tenant, object=object, before=after, limit=limit + 1

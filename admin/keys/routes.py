@@ -109,7 +109,7 @@ class KeyController(Controller):
         if_match: IfMatch = None,
     ) -> Response[KeyCreated]:
         """Creates a key with the same rights, whose text only this answer contains. The old key
-        ends after `overlap_s` seconds."""
+        expires after `overlap_s` seconds."""
 
         async def create(connection: Connection, seed: bytes) -> KeyView:
             _check_ahead(data.expires_at)
@@ -126,8 +126,8 @@ class KeyController(Controller):
     async def revoke_key(
         self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
     ) -> Tagged[KeyView]:
-        """Revokes a key permanently. Once this is answered, no gateway accepts the key. Its record
-        is kept."""
+        """Revokes a key permanently. Once this request is answered, no gateway accepts the key. Its
+        record is kept."""
         async with request.transaction() as connection:
             await _check(connection, key_id, if_match)
             revoked = KeyView.of(await keys.revoke_key(connection, key_id))

@@ -27,7 +27,7 @@ class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "models": ["bot@staging"],
     }
     scopes: frozenset[str] | None = None
-    """Default: all scopes of a tenant's key, or `admin` for an admin key."""
+    """Scopes of the key. Default: all scopes of a tenant's key, or `admin` for an admin key."""
     name: Annotated[str, msgspec.Meta(max_length=128)] = ""
     not_before: Moment | None = None
     expires_at: Moment | None = None
@@ -51,7 +51,7 @@ class KeyRotate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_s: Annotated[int, msgspec.Meta(ge=0, le=30 * 86400)] = 3600
     """Seconds for which the old key stays valid."""
     expires_at: Moment | None = None
-    """End of the new key. Default: the end of the old one."""
+    """Time at which the new key expires. Default: when the old key would have expired."""
 
 
 class KeyView(msgspec.Struct, frozen=True):
@@ -68,9 +68,9 @@ class KeyView(msgspec.Struct, frozen=True):
     models: list[str] | None
     cidrs: list[str] | None
     replaces: str | None
-    """Id of the key that it was rotated from."""
+    """Id of the key that this key was rotated from."""
     last_used_at: datetime | None
-    """Accurate to the minute."""
+    """Time of the last use, accurate to the minute."""
     object: str = "api_key"
 
     @classmethod
@@ -86,7 +86,7 @@ class KeyView(msgspec.Struct, frozen=True):
 
 
 class KeyCreated(msgspec.Struct, frozen=True):
-    """The only answer that contains the secret."""
+    """New key. Only this answer contains the secret."""
 
     key: str
     record: KeyView

@@ -26,8 +26,8 @@ class ModelRegister(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: Length | None = None
     """Maximum tokens of prompt and answer. Default and upper bound: the model's own maximum."""
     source: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """Name under which the weights were imported: adapters that were trained on it are for this
-    model."""
+    """Name under which the weights were imported. Adapters that were trained on a model of this
+    name are for this model."""
 
 
 class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     example: ClassVar[dict[str, Any]] = {"max_model_len": 4096}
 
     digest: Digest | None = None
-    """Other weights, if no adapter is bound to the present ones."""
+    """Digest of other weights. Allowed if no adapter is bound to the present ones."""
     max_model_len: Length | None = None
     residency: Residency | None = None
     """Whether workers load the model: on request, always, or never."""
@@ -62,7 +62,7 @@ class ModelView(msgspec.Struct, frozen=True):
 
 class ModelDetails(ModelView, frozen=True, kw_only=True):
     workers: list[ModelState]
-    """State on each worker. Only for admin keys; others see none."""
+    """State of the model on each worker. Empty unless the caller has an admin key."""
 
     @classmethod
     def with_states(cls, model: BaseModel, workers: list[ModelState]) -> ModelDetails:

@@ -21,7 +21,7 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     state: State
     reason: str
-    """Why gateways cannot reach it, or the problem of its base models. Empty if there is none."""
+    """Why gateways cannot reach the worker, or the problem of its base models. Empty if none."""
     num_running: int
     num_waiting: int
     tokens_per_s: float
@@ -29,9 +29,9 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     itl: Percentiles | None
     """Times between two tokens of a sequence in the last minute."""
     resident: list[str]
-    """Names of the base models on its device."""
+    """Names of the base models on the worker's device."""
     memory: dict[str, int]
-    """Bytes of its device by use: free, kv, adapters, weights."""
+    """Bytes of the worker's device by use: free, kv, adapters, weights."""
     adapters: dict[str, Held]
     """Adapters by the nearest tier that has them: device, host, loading."""
 
@@ -41,7 +41,7 @@ class ModelOverview(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     num_on_device: int
-    """Number of workers that have it on the device."""
+    """Number of workers that have the model on the device."""
     num_running: int
     num_waiting: int
     requests_per_s: float
@@ -58,9 +58,9 @@ class ModelOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 class TenantOverview(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """Id of the tenant. `other` stands for all that gateways do not count separately."""
+    """Id of the tenant. `other` stands for all tenants that gateways do not count separately."""
     name: str
-    """Name. Empty if the tenant does not exist."""
+    """Name of the tenant. Empty if the tenant does not exist."""
     requests_per_s: float
     tokens_per_s: float
     """Tokens of prompts and completions."""
@@ -78,7 +78,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime | None = None
     """Time of the last failure. null for a present problem."""
     number: int = 1
-    """Number of failures since its gateway started."""
+    """Number of failures since the gateway started."""
     request_id: str = ""
     """Id of the last failed request, as in the log."""
 
@@ -96,7 +96,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Percentiles | None
     itl: Percentiles | None
     refusals: dict[str, int]
-    """Answers of the last minute with a status of 400 or more, by code, most frequent first."""
+    """Answers with status 400 or more in the last minute, by code, most frequent first."""
     workers: list[WorkerOverview]
     models: list[ModelOverview]
     tenants: list[TenantOverview]

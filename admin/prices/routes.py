@@ -28,7 +28,7 @@ MAX_DOLLARS = 1_000_000
 
 
 class PriceSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Dollars per million tokens, such as "2.50": up to 1,000,000 with 6 decimals."""
+    """Prices in dollars per million tokens, such as "2.50". At most 1,000,000, with 6 decimals."""
 
     example: ClassVar[dict[str, Any]] = {"input": "0.20", "cached_input": "0.05", "output": "0.60"}
 
@@ -39,7 +39,7 @@ class PriceSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceView(msgspec.Struct, frozen=True):
-    """Dollars per million tokens."""
+    """Prices in dollars per million tokens."""
 
     model: str
     input: str

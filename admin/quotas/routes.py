@@ -64,7 +64,7 @@ class TenantQuotaController(Controller):
         if_match: IfMatch = None,
     ) -> Tagged[TenantQuotaView]:
         """Replaces a tenant's quota. 409 if its aliases pin more bytes than the new quota allows.
-        Other things over a limit are kept, but nothing can be added."""
+        Anything else that exceeds the new quota is kept, but nothing can be added."""
         async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
             await preconditions.lock(connection, if_match, _limits, TenantLimits, owner.id, None)
@@ -92,7 +92,7 @@ class KeyQuotaController(Controller):
     async def show_quota(
         self, request: AdminRequest, key_id: FromPath[str]
     ) -> Tagged[KeyQuotaView]:
-        """Shows a key's limits and their use, as for a tenant. A tenant's key sees only its own."""
+        """Shows a key's limits and their use. A tenant's key sees only its own quota."""
         async with request.reading() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
             return await _show_keys(connection, key, owner_id)

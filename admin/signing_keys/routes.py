@@ -61,7 +61,8 @@ class SigningKeyController(Controller):
     async def revoke_signing_key(
         self, request: AdminRequest, signing_key_id: FromPath[str], tenant: TenantName = None
     ) -> SigningKeyView:
-        """Revokes a signing key permanently. Versions that it signed show that, and stay served."""
+        """Revokes a signing key permanently. Versions signed with it are still served, and show
+        that it is revoked."""
         async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             gone = await signing_keys.revoke_key(connection, owner.id, signing_key_id)

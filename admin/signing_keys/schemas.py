@@ -20,18 +20,18 @@ class SigningKeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     }
     name: EntityName
     public_key: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
-    """An ed25519 key in PEM, or as OpenSSH writes it (`ssh-ed25519 ...`)."""
+    """Ed25519 public key in PEM, or in OpenSSH's format (`ssh-ed25519 ...`)."""
 
 
 class SigningKeyView(msgspec.Struct, frozen=True):
     id: str
     name: str
     public_key: str
-    """Base64 of the 32 raw bytes."""
+    """Base64 of the public key's 32 bytes."""
     created_at: datetime
     revoked_at: datetime | None
     versions: int
-    """Number of versions that it has signed."""
+    """Number of versions that the key has signed."""
     object: str = "signing_key"
 
     @classmethod

@@ -14,7 +14,7 @@ from store.records import Tenant
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     example: ClassVar[dict[str, Any]] = {"name": "acme", "sharing_group": "family"}
     name: EntityName
-    """Must not have the form of a tenant's id."""
+    """Name of the tenant. Must not have the form of a tenant's id."""
     sharing_group: EntityName | None = None
 
 
@@ -37,7 +37,7 @@ class TenantView(msgspec.Struct, frozen=True):
     """Whether only adapters signed with one of the tenant's keys are accepted."""
     created_at: datetime | None
     deleted_at: datetime | None = None
-    """When the tenant was deleted. Its usage is kept."""
+    """Time at which the tenant was deleted. Its usage is kept."""
     object: str = "tenant"
 
     @classmethod

@@ -138,8 +138,8 @@ class UploadController(Controller):
     async def list_rejected(
         self, request: AdminRequest, tenant: TenantName = None
     ) -> Page[RejectedUploadView]:
-        """Lists uploads whose files were refused, newest first, with the reason. Keeps the last 20
-        for 7 days."""
+        """Lists uploads whose files were refused, the newest first, with the reason. The last 20
+        are kept for 7 days."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             found = await versions.list_rejected(connection, owner.id)
@@ -158,7 +158,7 @@ class UploadController(Controller):
     )
     async def append(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
         """Appends the body at the offset in the header `upload-offset`. 409 with the right offset
-        if it is another.
+        if the header has another.
 
         The answer counts only bytes that are on the disk. If a request breaks off, the bytes
         received so far are kept.

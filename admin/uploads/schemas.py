@@ -17,7 +17,7 @@ class UploadCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     example: ClassVar[dict[str, Any]] = {"bytes": 1048576, "filename": "bot.tar"}
     bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 50)]
     filename: Annotated[str, msgspec.Meta(max_length=255)]
-    """Its extension gives the archive's format: .tar or .zip."""
+    """Name of the archive, whose extension gives the format: .tar or .zip."""
 
 
 class UploadView(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class UploadView(msgspec.Struct, frozen=True):
     offset: int
     """Number of bytes received so far, which is where the next piece begins."""
     expires_at: datetime
-    """Time at which the upload is deleted unless another piece arrives before."""
+    """Time at which the upload is deleted unless another piece arrives first."""
     object: str = "upload"
 
 
@@ -58,7 +58,7 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: str | None = None
     """Base64 of the ed25519 signature of the content."""
     approve_template: bool = False
-    """Lets the chat template run. Admin keys only."""
+    """Whether the chat template is approved. Only for admin keys."""
     serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     folder_serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """Serving data from files in the adapter's folder. A field is used if `serving` does not set it

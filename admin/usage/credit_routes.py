@@ -36,12 +36,12 @@ class CreditSet(PriceSet, frozen=True, kw_only=True, forbid_unknown_fields=True)
     }
 
     model: str
-    """Served name of the base model, also of one that was removed."""
+    """Served name of the base model, which may have been removed."""
     start: Moment
     end: Moment
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
     tenant: str | None = None
-    """Id or name of a tenant, also the id of a deleted one. Default: all tenants."""
+    """Id or name of a tenant, or the id of a deleted tenant. Default: all tenants."""
 
 
 class CreditView(msgspec.Struct, frozen=True):
@@ -50,17 +50,17 @@ class CreditView(msgspec.Struct, frozen=True):
     id: str
     model: str
     tenant_id: str | None
-    """null: all tenants."""
+    """Id of the tenant. null for all tenants."""
     since: datetime
     until: datetime
     input: str
-    """Dollars per million tokens, as the other two prices."""
+    """Dollars per million tokens, like the other two prices."""
     cached_input: str
     output: str
     reason: str
     requests: int
     cost_before: str
-    """Dollars that these requests cost before the credit."""
+    """Dollars that the corrected requests cost before the credit."""
     cost_after: str
     created_at: datetime
     object: str = "credit"

@@ -129,7 +129,7 @@ class Amount(msgspec.Struct, frozen=True):
 class CostResult(msgspec.Struct, frozen=True):
     amount: Amount
     line_item: str | None = None
-    """Such as `MODEL, cached input`, for a base model with its adapters."""
+    """Line item, such as `MODEL, cached input`, of a base model with its adapters."""
     project_id: str | None = None
     api_key_id: str | None = None
     user_id: None = None

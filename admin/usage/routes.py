@@ -48,7 +48,7 @@ class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
     metered_tokens: int
     """Tokens that count against quotas. A cached token counts by its weight."""
     cost: str
-    """Exact dollars, at the prices when the requests arrived, or as these were corrected later."""
+    """Cost in exact dollars, at the prices when the requests arrived, with later corrections."""
     input_cost: str
     """Part of the cost for prompt tokens not found in a cache. Like the other two parts, it
     excludes usage from before costs were split."""

@@ -60,7 +60,7 @@ class UsageSum(msgspec.Struct, frozen=True):
     metered_tokens: int
     """Tokens that count against quotas, in which a cached prompt token counts by its weight."""
     cost: Decimal
-    """Cost in whole pico-dollars, at the prices when the requests arrived or as corrected since."""
+    """Whole pico-dollars, at the prices when the requests arrived, with later corrections."""
     input_cost: Decimal
     """Cost of the prompt tokens that were not found in a cache."""
     cached_input_cost: Decimal

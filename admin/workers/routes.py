@@ -27,7 +27,7 @@ class WorkerController(Controller):
         after: After = "",
         limit: Limit = 100,
     ) -> Page[WorkerView]:
-        """Lists workers by id. A lost one stays in the list for half a minute."""
+        """Lists workers by id. A lost worker stays in the list for half a minute."""
         async with request.reading() as connection:
             found = await workers.list_workers(connection, after, limit + 1)
         return page([WorkerView.of(worker) for worker in found], limit)

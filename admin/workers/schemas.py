@@ -23,18 +23,18 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     address: str
     state: State
-    """`lost`: no gateway has reported it for some seconds. `unreached`: none ever has.
-    `unsatisfiable`: it cannot serve any base model that it knows."""
+    """`lost`: no gateway has reported it for some seconds. `unreached`: no gateway has ever
+    reported it. `unsatisfiable`: it cannot serve any base model that it knows."""
     reason: str
-    """Why gateways cannot reach it, or the problem of its base models. Empty if there is none."""
+    """Why gateways cannot reach the worker, or the problem of its base models. Empty if none."""
     drain_wanted: bool
     num_running: int
     num_waiting: int
     tokens_per_s: float
     resident: list[str]
-    """Names of the base models on its device."""
+    """Names of the base models on the worker's device."""
     is_registered: bool
-    """Whether gateways find it by its registration. Otherwise their settings name it."""
+    """Whether gateways find the worker by its registration. Otherwise their settings name it."""
     registered_at: datetime
     reported_at: datetime | None
     object: str = "worker"
@@ -63,10 +63,11 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
     """Id of the gateway."""
     models: list[WorkerModel]
     adapters: dict[str, list[WorkerAdapterView]]
-    """Adapters by tier: device, host, loading. Elsewhere, only those that could not be loaded."""
+    """Adapters by tier: device, host, loading. In other tiers, only adapters that failed to
+    load."""
     arena_bytes: int
     extents: str
-    """Map of extents, a character each: '.' free, 'k' KV pages, 'a' adapters, 'w' weights."""
+    """Map of extents, one character each: '.' free, 'k' KV pages, 'a' adapters, 'w' weights."""
     tenants: list[WorkerTenant]
     """Tenants by the memory of their KV pages and adapters, the most first."""
     step: int
