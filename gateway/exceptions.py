@@ -217,8 +217,8 @@ def to_failure(error: Exception) -> ApiError:
 
 
 def is_our_fault(error: Exception) -> bool:
-    """Returns whether the server caused the error. This is so if its status is 500 or above, or if
-    it is unforeseen."""
+    """Returns whether the server caused the error: its status is 500 or above, or it is
+    unforeseen."""
     return _failure_of(error).status >= 500
 
 

@@ -97,7 +97,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of a query and a document, instead of prompts for kind `embed`. The chat template
     renders each pair as a question, and its vector has the logits of the answers "no" and "yes"."""
     dimensions: int | None = None
-    """For kind `embed`, the number of leading dimensions of each vector that are kept. None keeps
+    """Number of leading dimensions that are kept of each vector, for kind `embed`. None keeps
     all."""
     dimensions_param: str = "dimensions"
     """Name of the body field that sets `dimensions`. Error messages name it."""

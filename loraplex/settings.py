@@ -112,7 +112,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     models: dict[str, str] = {}
     """Path of each base model, by served name."""
     workers: tuple[str, ...] = ()
-    """Addresses of workers for the gateway role, in addition to those that register."""
+    """Addresses of workers for the gateway role, in addition to workers that register."""
     insecure_transport: bool = False
     """Whether TCP between gateways and workers may be without TLS."""
     transport_certificate: Path | None = None
@@ -130,7 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call the data plane from a browser. `*` allows all. Default: none."""
     max_connections: Positive | None = None
-    """Maximum open connections of one server. Default: as many as the limit of file descriptors
+    """Maximum open connections of one server. Default: the most that the limit of file descriptors
     allows."""
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Maximum connections from one address, if no proxy is trusted. Default: a quarter of

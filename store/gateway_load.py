@@ -53,4 +53,4 @@ class GatewayLoad(msgspec.Struct, frozen=True):
     tenants: list[TenantLoad] = []
     """Tenants that used the most tokens, in descending order."""
     errors: list[LastError] = []
-    """Newest first."""
+    """Last errors, the newest first."""

@@ -69,8 +69,8 @@ def _listening(address: str) -> Generator[None]:
 async def _serve(
     worker: Worker, engine: ThreadPoolExecutor, metrics: Callable[[], bytes] | None
 ) -> None:
-    """Until SIGTERM or SIGINT: then drains; a second signal ends at once. `engine` is the thread
-    that built the worker."""
+    """Serves until SIGTERM or SIGINT, and then drains. A second signal ends the process at once.
+    `engine` is the thread that built the worker."""
     config = worker.config
     server = Server(config.listen, instance_id=worker.instance_id, security=config.security)
     loop = worker.make_loop(server.deliver)

@@ -1,8 +1,5 @@
 """Estimated seconds to load an adapter from one tier to the next, which is also the cost of
-evicting it from the latter.
-
-Measured on one CPU core.
-"""
+evicting it from the second tier. Measured on one CPU core."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class AdapterFields(msgspec.Struct, frozen=True):
     aliases: dict[str, int]
     """Version of each alias. For a canary, the stable version."""
     canaries: dict[str, dict[int, int]]
-    """For each alias with a canary, the weight of each version."""
+    """Weights of the versions in a canary, by alias and version."""
     pinned: list[str]
     """Pinned aliases."""
 
@@ -236,7 +236,7 @@ class AliasView(msgspec.Struct, frozen=True):
     name: str
     alias: str
     version: int
-    """For a canary, the stable version."""
+    """Version that the alias points to. For a canary, the stable version."""
     canary: dict[int, int] | None
     policy: CanaryPolicy | None
     pinned: bool

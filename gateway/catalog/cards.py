@@ -15,7 +15,8 @@ class AdapterCard(ServingFields, frozen=True, kw_only=True):
     """Weight by version if the name is a canary. The stable version gets the rest."""
     has_chat_template: bool
     is_chat_template_approved: bool
-    """Otherwise chats are refused and completions served. True without a template."""
+    """Whether chats are accepted. Otherwise only completions are served. True without a
+    template."""
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ class TenantPart:
 
     def __init__(self) -> None:
         self.tenant: Tenant | None = None
-        """None in the part that holds the admin keys."""
+        """Tenant of the part. None in the part that holds the admin keys."""
         self.keys: list[ApiKey] = []
         self.quotas: dict[str, Quota] = {}
         """Quotas by subject, which is the tenant's id or a key's ApiKey.quota_subject."""

@@ -17,8 +17,8 @@ from telemetry.tallies import Labels, Recent, Totals
 MAX_MODELS = 64
 MAX_TENANTS = 32
 MAX_REASONS = 32
-"""Maximum numbers of models, tenants and refusal reasons in a report. A report has those with the
-highest counts, and about 20 KB in all."""
+"""Maximum numbers of models, tenants and refusal reasons in a report. The ones with the highest
+counts are reported. A report has about 20 KB in all."""
 
 
 class LoadReports:

@@ -45,7 +45,7 @@ class ScoreRequest(InputFields, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1)]
     queries: Texts | None = None
-    """Used with `documents` or `items`."""
+    """Queries, which are compared with `documents` or `items`."""
     documents: Texts | None = None
     items: Texts | None = None
     """Alias of `documents`."""

@@ -38,7 +38,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         | None
     ) = None
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED)] | None = None
-    """Only these tokens are generated. An empty list has no effect."""
+    """Ids of the only tokens that are generated. An empty list has no effect."""
     bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] | None = None
     """Texts that are not generated, with or without a space before them."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None

@@ -78,10 +78,9 @@ class Outcomes:
         self._pending.setdefault(key, Tally()).add(tally)
 
     async def write(self, database: Database, gateway_id: str) -> None:
-        """Adds the outcomes to those in the database. If that fails, keeps them for the next call.
-
-        The database ignores outcomes of a canary whose alias has been changed in the meantime.
-        """
+        """Adds the outcomes to the database's counts. If that fails, keeps the outcomes for the
+        next call. The database ignores outcomes of a canary whose alias has been changed in the
+        meantime."""
         if not self._pending:
             return
         taken, self._pending = self._pending, {}

@@ -20,7 +20,8 @@ MAX_NESTED = 1 << 16
 """Maximum number of `[`, `{` and `:` in a body. Each may become a Python object, which takes 0.5
 µs to create. 1 MiB of JSON inside a string of the body has about this many."""
 SMALL_BYTES = 1 << 16
-"""Maximum bytes of a body that is decoded without counting its values. It cannot have too many."""
+"""Maximum bytes of a body that is decoded without counting its values. A body of this size cannot
+have too many values."""
 
 MAX_SEARCHED = 1024
 """Maximum entries of a mapping that are searched for the invalid one."""

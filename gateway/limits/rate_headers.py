@@ -11,8 +11,8 @@ from gateway.limits.quota import Hold, QuotaWindow
 from gateway.quota_types import BUDGETS, Kind
 
 SLOT_FREES_S = 1.0
-"""Seconds after which a client should retry if it has too many concurrent requests. It is a guess,
-because the time at which one of them ends is unknown."""
+"""Seconds after which a client should retry if it has too many concurrent requests. This is a
+guess, because the time at which one of these requests ends is unknown."""
 DOLLAR = 10**12
 """Pico-dollars in a dollar."""
 

@@ -69,8 +69,8 @@ class WriteAheadLog:
         await self.on_thread(self.files.open)
 
     def append(self, record: bytes) -> Batch:
-        """Adds the record to the next batch, and returns the batch. It is written even if it is not
-        awaited."""
+        """Adds the record to the next batch, and returns the batch. A batch is written even if it
+        is not awaited."""
         batch = self._gathering
         batch.frames.append(frame(record))
         if self._committing is None:

@@ -110,7 +110,7 @@ class WalFiles:
         self.remove(segment)
 
     def adopt(self) -> None:
-        """Takes over the segments of owners that have ended, which are those whose folders are not
+        """Takes over the segments of owners that have ended. The folder of such an owner is not
         locked."""
         with self._settled():
             for folder in sorted(self._root.iterdir()):

@@ -19,7 +19,7 @@ RUNTIME = (
     "spend, weighed, text, joined, add, multiply, power, modulo, contains, key, integer, spend_size"
 )
 """Names of `template_budget` that compiled templates use. They cannot collide with a template's own
-names, because Jinja adds a prefix to those."""
+names, because Jinja adds a prefix to a template's names."""
 
 UNSUPPORTED: dict[type[nodes.Node], str] = {
     nodes.Include: "include",

@@ -25,8 +25,8 @@ SPAN = re.compile(r"(\d{1,5})([hd])", re.ASCII)
 F = TypeVar("F", bound=Callable[..., Any])
 
 Options = Mapping[str, str]
-"""Help text of each setting that is an option. The option's type and default are those of the field
-in `Settings`."""
+"""Help text of each setting that is an option. The option's type and default come from the field in
+`Settings`."""
 
 PLACE: Options = {"data_dir": "Folder of everything that is stored."}
 SERVING: Options = {

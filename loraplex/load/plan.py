@@ -18,7 +18,7 @@ TEXT = (
     " country problem hand part place case week company system program question work number night"
     " point home water room mother area money story fact month lot right study book eye job word"
 )
-"""Most tokenizers encode each of these words as one token."""
+"""Words of which most tokenizers encode each as one token."""
 
 
 class Plan(NamedTuple):

@@ -20,7 +20,8 @@ from typing import Literal
 from workers.scheduling.schedule import Demand
 
 Tier = Literal["host", "gathering", "loading", "device", "draining"]
-"""Where a model is. gathering: it is to be loaded, but does not own all extents that it needs."""
+"""Place of a model. gathering: the model is to be loaded, but does not own all extents that it
+needs."""
 
 MIN_LOADS = 10.0
 """A busy model stays at least this many times its load time, so that at most 1 / (1 + MIN_LOADS) of

@@ -53,7 +53,7 @@ DRAWING_ERRORS = {
 }
 
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
-"""Number of a connection, and the output, progress or failure of one of its sequences."""
+"""Connection number, and the output, progress or failure of one of that connection's sequences."""
 
 
 class NewTokens(NamedTuple):

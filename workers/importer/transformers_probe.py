@@ -296,7 +296,7 @@ def _shape(
     model: PreTrainedModel, sites: tuple[AttentionSite, ...], adapted: dict[str, nn.Linear]
 ) -> BaseModelShape:
     """Returns the base model's shape, which adapters are checked against. The number and size of
-    heads are those of the first layer."""
+    heads are taken from the first layer."""
     config: Any = model.config
     num_layers: int = config.num_hidden_layers
     linears: list[ModelLinear] = []

@@ -342,7 +342,8 @@ class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
     """Time when the base model was unloaded (0 if it was not loaded at the sequence's arrival), and
     time when the model was loaded again. None if the model was loaded all the time."""
     adapter_load: AdapterLoadTimes | None = None
-    """None if there is no adapter, or if it was on the device when the sequence arrived."""
+    """Times of the adapter's load. None without an adapter, or if it was on the device on
+    arrival."""
     preempted_s: list[float] = []
     """Times of the sequence's first few preemptions."""
     num_preemptions: int = 0
@@ -356,14 +357,16 @@ class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Sent once, with the first generated token (or with the finish, if none is generated)."""
+    """Log-probabilities of the prompt's tokens. Sent once, with the first generated token (or with
+    the finish, if none is generated)."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     num_cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache, as in `PromptProgress`. Set on the first
     output and the last."""
     times: SequenceTimes | None = None
-    """Set on the first output and the last, if the request has a `traceparent`."""
+    """Times of the sequence's stages. Set on the first and the last output if the request has a
+    `traceparent`."""
     vector: bytes | None = None
     """Vector of kind `embed`, sent with the finish: float32, little-endian, not normalised."""
 
