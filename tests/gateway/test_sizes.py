@@ -49,10 +49,15 @@ def test_files_that_a_chat_passes(
         assert list(stream)
 
     ask()
-    service.call(lambda: sys.setprofile(note))
-    try:
-        ask()
-    finally:
-        service.call(lambda: sys.setprofile(None))
-    print(*sorted(str(Path(name).relative_to(ROOT)) for name in passed), sep="\n")
-    assert len(passed) <= MAX_CHAT_FILES
+    sizes: list[int] = []
+    for _ in range(3):
+        passed.clear()
+        service.call(lambda: sys.setprofile(note))
+        try:
+            ask()
+        finally:
+            service.call(lambda: sys.setprofile(None))
+        print(*sorted(str(Path(name).relative_to(ROOT)) for name in passed), sep="\n")
+        sizes.append(len(passed))
+    # Tasks in the background may run meanwhile, but not in each of the three.
+    assert min(sizes) <= MAX_CHAT_FILES
