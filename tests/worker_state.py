@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 
+from loraplex.private import socket_folder
 from tests.stack import Stack
 from workers.process.loop import STATUS_PERIOD_S
 from workers.wire.client import WorkerClient
@@ -23,7 +24,8 @@ IN_USE = (
 
 
 def _get(stack: Stack, path: str) -> httpx.Response:
-    socket = next(stack.data_dir.rglob("*health*.sock"))
+    name = "worker-health.sock"
+    socket = socket_folder(stack.data_dir, name) / name
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket))) as client:
         return client.get(f"http://worker{path}")
 
