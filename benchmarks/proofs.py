@@ -30,7 +30,7 @@ from workers.importer import import_model
 GOAL_S = 0.6
 """Seconds for each adapter: 1,000 in ten minutes on two idle cores."""
 BYTES_ON_DISK = 30 << 20
-"""Of an adapter of rank 16: its folder, its copy in the store and its packed image."""
+"""Bytes of an adapter of rank 16: its folder, its copy in the store and its packed image."""
 
 console = Console()
 

@@ -103,7 +103,7 @@ class ResolvedModel(msgspec.Struct, frozen=True):
 
 
 class CatalogView:
-    """One generation of the catalog, indexed for lookups."""
+    """Generation of the catalog, indexed for lookups."""
 
     def __init__(self, snapshot: CatalogSnapshot, before: CatalogView | None = None) -> None:
         """`before` is the previous view. The unchanged parts are copied from it if the snapshot has

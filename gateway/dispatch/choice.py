@@ -61,7 +61,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Choice:
-    """One answer to a prompt. Pass each output of its sequence to `feed` until `finish_reason` is
+    """Answer to a prompt. Pass each output of its sequence to `feed` until `finish_reason` is
     set."""
 
     def __init__(

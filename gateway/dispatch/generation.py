@@ -81,7 +81,7 @@ class WorkerTimes(NamedTuple):
 
 @dataclass(slots=True)
 class RemoteSequence:
-    """One sequence, its current worker and its state."""
+    """Sequence with its current worker and its state."""
 
     request: Generate
     """Request as it was sent last."""

@@ -30,8 +30,7 @@ class _Rule:
     names: list[str] = field(default_factory=list[str])
     """All names in the rule, including names that are not rules."""
     weight: int = 1
-    """One plus the largest depth of nested brackets, including the brackets of embedded JSON
-    Schemas."""
+    """Largest depth of nested brackets, plus one. Brackets of embedded JSON Schemas count."""
 
 
 class LarkRules:
