@@ -46,7 +46,6 @@ from workers.wire.protocol import (
     FinishReason,
     Generate,
     ModelStatus,
-    Prefetch,
     SamplingParams,
     WorkerStatus,
     why_unsatisfiable,
@@ -629,9 +628,11 @@ def test_adapters_on_the_host_have_one_bound_for_all_models(house: House) -> Non
     def held(host_bytes: int) -> list[int]:
         config = house.config(*FAMILIES, host_adapter_memory=host_bytes)
         with Driver(config) as driver:
-            for name in FAMILIES:
-                driver.loop.post(0, Prefetch(house.digests[name], house.refs[name][0]))
-            pools = [instance.pool for instance in driver.worker.instances.values()]
+            pools = [driver.worker.instances[house.digests[name]].pool for name in FAMILIES]
+            # Not as messages: their loads begin on a thread for which a test cannot wait.
+            for name, pool in zip(FAMILIES, pools, strict=True):
+                with driver.worker.broker.lock:
+                    pool.prefetch(house.refs[name][0])
             while any(pool.is_loading for pool in pools):
                 sleep(0.001)
             return [one.num_bytes for pool in pools for one in pool.status() if one.tier == "host"]
