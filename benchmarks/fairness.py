@@ -42,8 +42,7 @@ from tests.e2e.shares import (
 from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask, service_gap
 from tests.workers.simulation import StubPool
-from workers.execution.block_tables import BlockTables
-from workers.execution.step_input import build_step_input
+from workers.execution.step_builder import BlockTables, build_step_input
 from workers.policies.queue_limits import QueueBounds
 
 NUM_RUNNING, NUM_WAITING = 256, 1000

@@ -21,10 +21,10 @@ from benchmarks.shaped_model import TINY, Batch, ShapedModel
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import PAGE_TOKENS, AdapterTables, LoRABatch
+from workers.execution.batch import TokenBuffer
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
-from workers.execution.token_buffer import TokenBuffer
 from workers.layers.forward_batch import ForwardBatch
 from workers.models.loading import LoadedModel
 from workers.observe.report import EngineReport

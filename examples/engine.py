@@ -13,10 +13,10 @@ from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import AdapterTables
 from ops.reference import ReferenceOps
+from workers.execution.batch import TokenBuffer
 from workers.execution.engine import Engine
 from workers.execution.model_runner import ModelRunner
 from workers.execution.observer import NoObserver
-from workers.execution.token_buffer import TokenBuffer
 from workers.models import read_spec
 from workers.models.checkpoint import expected_tensors
 from workers.models.loading import LoadedModel, load_model

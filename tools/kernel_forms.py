@@ -26,14 +26,13 @@ from benchmarks.gpu_timing import Bench
 from benchmarks.gpu_tuning import attention_rows, beside_rows, form_rows, sampling_rows
 from benchmarks.shaped_model import LLAMA_8B, Batch, ShapedModel
 from ops.base import DeviceEvent, KVCacheView, PassedEvent, StreamName
+from ops.copies import upload
 from ops.cuda import CudaOps
 from tests.workers.driver import Driver
 from tests.workers.process.test_gpu_worker import Models
 from tools.late_kernels import UnrunWorker
 from tools.triton_driver import SHARED_BYTES, run_nothing
-from workers.execution.batch_builder import BatchInputs, build_inputs, forward_batch
-from workers.execution.token_buffer import TokenBuffer
-from workers.execution.upload import upload
+from workers.execution.batch import BatchInputs, TokenBuffer, build_inputs, forward_batch
 from workers.execution.warm_up import every_form
 
 META = torch.device("meta")

@@ -15,15 +15,14 @@ from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from workers.execution.answer import Answer
-from workers.execution.block_tables import BlockTables
 from workers.execution.observer import FinishedStep, StepObserver
+from workers.execution.step_builder import BlockTables, build_step_input
 from workers.execution.step_input import (
     DeviceFailed,
     PendingStep,
     Runner,
     SequenceResult,
     StepOutput,
-    build_step_input,
 )
 from workers.scheduling.constraint import ConstraintSource
 from workers.scheduling.intake import Refusal

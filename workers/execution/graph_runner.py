@@ -30,10 +30,9 @@ import torch
 from torch import Tensor
 
 from ops.base import PAGE_TOKENS, AdapterTables, KVCacheView, Ops
-from workers.execution.batch_builder import BatchInputs, StepShape, forward_batch, rank_bounds
+from ops.copies import ALIGNMENT, Packing, new_host_buffer
+from workers.execution.batch import BatchInputs, StepShape, TokenBuffer, forward_batch, rank_bounds
 from workers.execution.step_input import Array
-from workers.execution.token_buffer import TokenBuffer
-from workers.execution.upload import ALIGNMENT, Packing, new_host_buffer
 from workers.models.loading import LoadedModel
 
 log = logging.getLogger(__name__)

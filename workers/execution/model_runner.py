@@ -21,9 +21,11 @@ from ops.base import (
     LoRABatch,
     Ops,
 )
-from workers.execution.batch_builder import (
+from ops.copies import upload
+from workers.execution.batch import (
     BatchInputs,
     StepShape,
+    TokenBuffer,
     build_inputs,
     forward_batch,
 )
@@ -38,8 +40,6 @@ from workers.execution.step_input import (
     StepInput,
     StepOutput,
 )
-from workers.execution.token_buffer import TokenBuffer
-from workers.execution.upload import upload
 from workers.execution.warm_up import every_form
 from workers.layers.segments import build_segments
 from workers.layers.table_rows import with_replaced, with_rows

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ops.copies import to_host, upload
 from workers.execution.step_input import Array, PoolInput, StepInput
-from workers.execution.upload import to_host, upload
 from workers.layers.lm_head import Head
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ops.base import Ops, SamplingBatch
+from ops.copies import to_host, upload
+from workers.execution.batch import TokenBuffer
 from workers.execution.scores import SampleScores, score_samples
 from workers.execution.step_input import Array, SampleInput, StepInput
-from workers.execution.token_buffer import TokenBuffer
-from workers.execution.upload import to_host, upload
 from workers.wire.protocol import SamplingParams
 
 MIN_TEMPERATURE = 1e-6

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ops.base import Ops
+from ops.copies import to_host
 from workers.execution.step_input import StepInput
-from workers.execution.upload import to_host
 from workers.layers.lm_head import Head
 from workers.wire.protocol import ALL_TOKENS, SamplingParams, TokenLogprobs
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memory.page_key import PAGE_TOKENS
-from workers.execution.batch_builder import rank_bounds
+from workers.execution.batch import rank_bounds
 from workers.execution.step_input import SampleInput, ScoreInput, StepInput
 from workers.scheduling.constraint import NO_TOKENS
 from workers.wire.protocol import SamplingParams

@@ -48,11 +48,11 @@ from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory,
 from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
 from workers.device.weight_image import WeightImage
 from workers.device.weight_memory import WeightMemory
+from workers.execution.batch import TokenBuffer
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
 from workers.execution.speed import measure_speed
-from workers.execution.token_buffer import TokenBuffer
 from workers.models.plan import ModelPlan
 from workers.models.spec import UnsupportedModel
 from workers.observe.report import EngineReport

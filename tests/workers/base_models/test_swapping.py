@@ -30,7 +30,7 @@ from tests.scale import scaled
 from tests.workers.driver import Driver, store_adapter
 from workers.base_models import fetcher
 from workers.device.device_memory import AddressRange
-from workers.execution.token_buffer import TokenBuffer
+from workers.execution.batch import TokenBuffer
 from workers.importer import import_model
 from workers.models.plan import ModelPlan
 from workers.process import loop

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ops.base import PAGE_TOKENS, KVCacheView
+from ops.copies import Packing, new_host_buffer, upload
 from ops.registry import select
 from ops.triton_table import reads_by_row
 from tests.doubles import make_adapter, make_model
@@ -22,9 +23,10 @@ from tests.ops.interpreter import IS_INTERPRETED
 from tests.workers.driver import Driver
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.process.test_worker import Setup
-from workers.execution.batch_builder import (
+from workers.execution.batch import (
     BatchInputs,
     StepShape,
+    TokenBuffer,
     forward_batch,
     rank_bound,
     rank_bounds,
@@ -42,8 +44,6 @@ from workers.execution.graph_runner import (
     segment_sizes,
 )
 from workers.execution.step_input import Array
-from workers.execution.token_buffer import TokenBuffer
-from workers.execution.upload import Packing, new_host_buffer, upload
 from workers.layers.segments import build_segments
 from workers.models.loading import load_model
 from workers.models.plan import ModelPlan

@@ -13,10 +13,10 @@ from ops.base import Ops
 from ops.cpu import CpuOps
 from ops.reference import ReferenceOps
 from workers.execution import scores as scoring
+from workers.execution.batch import TokenBuffer
 from workers.execution.sampler import Sampler
 from workers.execution.scores import score_prompts
 from workers.execution.step_input import Array, SampleInput, ScoreInput, StepInput
-from workers.execution.token_buffer import TokenBuffer
 from workers.wire.protocol import ALL_TOKENS, SamplingParams
 
 VOCAB = 40

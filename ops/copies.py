@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from workers.execution.step_input import Array
+Array = NDArray[Any]
 
 ALIGNMENT = 16
 """Alignment of each array in the buffer in bytes, sufficient for any element type."""

@@ -12,7 +12,7 @@ from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from tests.memory.holder import page_keys
-from workers.execution.block_tables import BlockTables
+from workers.execution.step_builder import BlockTables
 
 NUM_SLOTS = 4
 MAX_PAGES = 6
