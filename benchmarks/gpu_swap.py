@@ -13,9 +13,9 @@ import torch
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import Batch, Shape, ShapedModel
 from ops.base import Ops
+from tests.workers.host_virtual_memory import HostVirtualMemory
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import MappedMemory
-from workers.device.virtual_memory import HostVirtualMemory
 from workers.device.weight_image import WeightImage
 
 MAX_EXTENTS = 512

@@ -23,9 +23,9 @@ from triton import knobs
 from ops.base import Ops, SamplingBatch
 from ops.cuda import CudaOps
 from tests.workers.driver import Driver
+from tests.workers.formed_worker import FormedWorker
 from tests.workers.process.test_worker import Setup
 from tools.triton_driver import SHARED_BYTES, run_nothing
-from workers.process.build import Worker
 from workers.wire.protocol import Generate, SamplingParams
 
 ADAPTERS = {name: {"rank": rank} for name, rank in (("low", 4), ("middle", 40), ("high", 90))}
@@ -53,7 +53,7 @@ class UnrunOps(CudaOps):
         return super().sample(logits, batch).zero_()
 
 
-class UnrunWorker(Worker):
+class UnrunWorker(FormedWorker):
     def _select_ops(self) -> Ops:
         return UnrunOps()
 

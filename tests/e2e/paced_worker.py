@@ -47,6 +47,10 @@ class PacedRunner(ModelRunner):
 class PacedWorker(Worker):
     runner = PacedRunner
 
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
 
 if __name__ == "__main__":
     main(PacedWorker)

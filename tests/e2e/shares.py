@@ -55,7 +55,7 @@ async def paced(
         num_adapters=num_adapters,
         tenants=(*ORDINARY, HEAVY),
         worker="tests.e2e.paced_worker",
-        **{"runs_ahead": True, "max_num_seqs": NUM_ROWS, "memory": 64 << 20, **settings},
+        **{"max_num_seqs": NUM_ROWS, "memory": 64 << 20, **settings},
     ) as cluster:
         yield cluster, cluster.gateways["gateway-0"].url
 

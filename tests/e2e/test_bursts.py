@@ -54,7 +54,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         num_adapters=0,
         tenants=ORDINARY[:1],
         worker="tests.e2e.paced_worker",
-        runs_ahead=True,
         max_num_seqs=NUM_ROWS,
         memory=256 << 20,
         max_queue_wait=MAX_QUEUE_WAIT_S,

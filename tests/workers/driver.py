@@ -13,6 +13,7 @@ from adapters.format.module_list import write_module_list
 from adapters.format.validator import AdapterFiles, validate_and_list
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
+from tests.workers.formed_worker import FormedWorker
 from workers.process.build import Worker
 from workers.process.config import WorkerConfig
 from workers.process.server import Delivery, WorkerMessage
@@ -47,7 +48,7 @@ def store_adapter(store: LocalStore, folder: Path, shape: BaseModelShape) -> Ada
 class Driver:
     """Starts the loop of a worker and waits for answers; use as a context manager."""
 
-    def __init__(self, config: WorkerConfig, kind: type[Worker] = Worker) -> None:
+    def __init__(self, config: WorkerConfig, kind: type[Worker] = FormedWorker) -> None:
         self._deliveries: SimpleQueue[Delivery] = SimpleQueue()
         self.worker = kind(config, instance_id="test", progress=lambda *_: None)
         self.loop = self.worker.make_loop(self._deliveries.put)

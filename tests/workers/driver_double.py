@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.workers.host_virtual_memory import HostVirtualMemory
 from workers.device.cuda_memory import Addresses, CudaDriver, CudaVirtualMemory
-from workers.device.virtual_memory import HostVirtualMemory
 
 GRANULARITY = 1 << 21
 INVALID_VALUE, OUT_OF_MEMORY, ALREADY_REGISTERED = 1, 2, 712

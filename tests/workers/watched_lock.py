@@ -13,8 +13,8 @@ import pytest
 
 import memory.eviction.broker
 from ops.base import PassedEvent
+from tests.workers.host_virtual_memory import HostVirtualMemory
 from workers.device.cuda_memory import CudaDriver
-from workers.device.virtual_memory import HostVirtualMemory
 from workers.device.weight_image import Arrival
 from workers.execution.engine import InFlightStep
 

@@ -45,7 +45,7 @@ from workers.constraints.request_constraints import RequestConstraints
 from workers.constraints.sequence_grammar import GrammarThreads
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory, gib
-from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
+from workers.device.virtual_memory import VirtualMemory
 from workers.device.weight_image import WeightImage
 from workers.device.weight_memory import WeightMemory
 from workers.execution.batch import TokenBuffer
@@ -211,8 +211,13 @@ class Worker:
         )
 
     @property
-    def _is_beside(self) -> bool:
-        """Whether the device computes asynchronously."""
+    def runs_ahead(self) -> bool:
+        """Whether a step is scheduled while the previous step is computed."""
+        return self.ops.device.type == "cuda"
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether steps of few tokens run as captured graphs (`GraphRunner`)."""
         return self.ops.device.type == "cuda"
 
     def _select_ops(self) -> Ops:
@@ -234,7 +239,7 @@ class Worker:
 
     def _graph_limits(self, plan: ModelPlan) -> Limits | None:
         config = self.config
-        if not (self._is_beside if config.uses_graphs is None else config.uses_graphs):
+        if not self.uses_graphs:
             return None
         return Limits.of(
             config.max_num_seqs,
@@ -260,11 +265,9 @@ class Worker:
             raise CannotServe(f"a warm-up step failed: {error}") from error
 
     def _virtual_memory(self) -> VirtualMemory | None:
-        """Returns virtual memory for weights, or None if each load allocates ordinary memory (CPU
-        without `keeps_weights`)."""
-        if self._is_beside:
-            return CudaVirtualMemory.of(self.ops.device)
-        return HostVirtualMemory() if self.config.keeps_weights else None
+        """Returns virtual memory, at whose addresses packed weights are copied from the host. None
+        if each load of weights reads files into ordinary memory (CPU)."""
+        return CudaVirtualMemory.of(self.ops.device) if self.ops.device.type == "cuda" else None
 
     def status(self, draining: bool, generation: int) -> WorkerStatus:
         """Returns the current status. Called on the engine thread only."""
@@ -391,7 +394,7 @@ class Worker:
             vocab_size=plan.spec.vocab_size,
             end_tokens=frozenset(plan.spec.eos_token_ids),
             clock=time.monotonic,
-            runs_ahead=self._is_beside if config.runs_ahead is None else config.runs_ahead,
+            runs_ahead=self.runs_ahead,
         )
         addresses = self._device_memory.reserve(num_extents)
         effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, loader.layout)

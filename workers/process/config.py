@@ -54,8 +54,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapter_memory_max: int | None = None
     host_adapter_memory: int = 1 << 30
     host_model_memory: int | None = None
-    """Maximum bytes of packed weights kept on the host, used on a GPU or with `keeps_weights`. None
-    means no limit."""
+    """Maximum bytes of packed weights that a GPU worker keeps on the host. None means no limit."""
     adapter_cache: int = 16 << 30
     """Maximum bytes of packed adapters on local disk."""
     max_num_seqs: int = 64
@@ -63,15 +62,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of tokens per step. 0 means 512 on a CPU and 2048 on a GPU."""
     max_token_gap: float = 0.25
     """Maximum seconds of a step, including its prompts, while other sequences generate tokens."""
-    runs_ahead: bool | None = None
-    """Whether to schedule a step while the previous step is computed. None means yes if the device
-    computes asynchronously, else no."""
-    uses_graphs: bool | None = None
-    """Whether steps of few tokens run as captured graphs (`GraphRunner`). None means yes if the
-    device computes asynchronously, else no."""
-    keeps_weights: bool = False
-    """Whether packed weights also stay on the host, one image per model, and are copied from there
-    to fixed addresses on the device. A GPU worker always does this."""
     max_model_len: int | None = None
     max_lora_rank: int = 256
     """Maximum rank for which kernels are compiled at start-up. Kernels for a higher rank are

@@ -28,6 +28,7 @@ from ops.registry import select
 from tests.doubles import make_adapter, make_model, write_adapter
 from tests.scale import scaled
 from tests.workers.driver import Driver, store_adapter
+from tests.workers.formed_worker import FormedConfig
 from workers.base_models import fetcher
 from workers.device.device_memory import AddressRange
 from workers.execution.batch import TokenBuffer
@@ -104,7 +105,7 @@ class House:
             "max_batched_tokens": 64,
             **changes,
         }
-        return WorkerConfig(**settings)  # pyright: ignore
+        return FormedConfig(**settings)  # pyright: ignore
 
     def generate(
         self,

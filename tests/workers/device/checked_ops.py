@@ -11,8 +11,8 @@ from torch import Tensor
 from ops.base import Ops
 from ops.registry import select
 from tests.workers.driver_double import DriverDouble
+from tests.workers.formed_worker import FormedWorker
 from workers.device.virtual_memory import VirtualMemory
-from workers.process.build import Worker
 
 COMPUTES = (
     *("linear", "embed", "rms_norm", "rope_write_kv", "paged_attention", "gated_activation"),
@@ -67,7 +67,7 @@ def _lies_in(address: int, ranges: Any) -> bool:
     return any(start <= address < start + size for start, size in ranges)
 
 
-class WorkerOnDouble(Worker):
+class WorkerOnDouble(FormedWorker):
     """Its weights and its arena are mapped by the double of a GPU's driver."""
 
     driver: DriverDouble

@@ -18,10 +18,11 @@ from memory.arena import Arena
 from memory.errors import IntegrityError
 from memory.eviction.broker import MemoryBroker
 from tests.workers.driver_double import DriverDouble
+from tests.workers.host_virtual_memory import HostVirtualMemory
 from workers.base_models.loader import resident_bytes
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import HostMemory, MappedMemory
-from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
+from workers.device.virtual_memory import VirtualMemory
 from workers.device.weight_memory import WeightMemory
 
 EXTENT = 1 << 21

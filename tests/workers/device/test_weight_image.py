@@ -21,9 +21,9 @@ from ops.registry import select
 from tests.doubles import make_model
 from tests.ops.conftest import triton_backend
 from tests.ops.interpreter import IS_INTERPRETED
+from tests.workers.host_virtual_memory import HostVirtualMemory
 from tests.workers.paged import PagedModel, Stream
 from workers.device.device_memory import AddressRange, MappedMemory
-from workers.device.virtual_memory import HostVirtualMemory
 from workers.device.weight_image import Arrival, WeightImage
 from workers.models.loading import LoadedModel, load_model
 from workers.models.plan import ModelPlan

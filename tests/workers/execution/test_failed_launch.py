@@ -10,9 +10,9 @@ import pytest
 
 from ops.base import Ops
 from ops.registry import select
+from tests.workers.formed_worker import FormedWorker
 from tests.workers.process.test_worker import Setup
 from workers.execution.engine import Engine, EngineFailed
-from workers.process.build import Worker
 from workers.wire.protocol import ErrorCode, Failed
 
 
@@ -61,7 +61,7 @@ class Event:
         pass
 
 
-class WorkerBeside(Worker):
+class WorkerBeside(FormedWorker):
     device: Beside
 
     def _select_ops(self) -> Ops:

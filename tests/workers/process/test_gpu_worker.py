@@ -20,6 +20,7 @@ from adapters.store.folder import LocalStore
 from tests.doubles import write_adapter
 from tests.workers.device.checked_ops import WorkerOnDouble
 from tests.workers.driver import Driver, store_adapter
+from tests.workers.formed_worker import FormedConfig
 from workers.models import read_spec
 from workers.models.checkpoint import expected_tensors
 from workers.process.build import Worker
@@ -101,7 +102,7 @@ class Models:
             "max_lora_rank": 64,
             **changes,
         }
-        return WorkerConfig(**settings)  # pyright: ignore
+        return FormedConfig(**settings)  # pyright: ignore
 
     def requests(self) -> list[Generate]:
         """Of both models in turns; with two adapter slots their adapters replace each other."""

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.workers.base_models.test_swapping import FORMS, House
+from tests.workers.formed_worker import FormedWorker
+from tests.workers.host_virtual_memory import HostVirtualMemory
 from workers.constraints.sequence_grammar import SequenceGrammar
 from workers.device.device_memory import MappedMemory
-from workers.device.virtual_memory import HostVirtualMemory
 from workers.process import server
-from workers.process.build import Worker
 from workers.process.server import Server
 from workers.verification.effect_proof import EffectProof
 from workers.wire import grammars
@@ -91,7 +91,7 @@ async def gates(
     config = house.config("one", "two", **FORMS["as-on-a-gpu"])
     with ThreadPoolExecutor(1) as thread:
         events = asyncio.get_running_loop()
-        build = lambda: Worker(config, instance_id="w", progress=lambda *_: None)  # noqa: E731
+        build = lambda: FormedWorker(config, instance_id="w", progress=lambda *_: None)  # noqa: E731
         worker = await events.run_in_executor(thread, build)
         serving = Server(f"unix:{tmp_path}/w", instance_id="w")
         loop = worker.make_loop(serving.deliver)

@@ -19,6 +19,7 @@ from loraplex.settings import load_settings
 from tests.doubles import make_adapter, make_model
 from tests.oracle import Oracle, Verdict
 from tests.workers.driver import Driver, store_adapter
+from tests.workers.formed_worker import FormedConfig
 from workers.importer import import_model
 from workers.process.build import Worker
 from workers.process.config import WorkerConfig
@@ -75,7 +76,7 @@ class Setup:
             "max_batched_tokens": 64,
             **changes,
         }
-        return WorkerConfig(**settings)  # pyright: ignore
+        return FormedConfig(**settings)  # pyright: ignore
 
     def generate(
         self, number: int, prompt: list[int], max_tokens: int, adapter: AdapterRef | None
@@ -233,7 +234,7 @@ def import_broken_model(folder: Path, table: str) -> str:
 def test_what_makes_no_numbers_fails_alone(tmp_path: Path, backend: str, runs_ahead: bool) -> None:
     """A model that is broken for one token."""
     digest = import_broken_model(tmp_path, "model.embed_tokens.weight")
-    config = WorkerConfig(
+    config = FormedConfig(
         models={"tiny": digest},
         store=str(tmp_path / "store"),
         cache_dir=tmp_path / "cache",
