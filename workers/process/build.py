@@ -186,10 +186,6 @@ class Worker:
         OSError if the store does not answer. Thread-safe."""
         self._image_cache.remove_deleted(partial(self.store.exists, "adapters"))
 
-    @property
-    def engines(self) -> dict[str, Engine]:
-        return {digest: instance.engine for digest, instance in self.instances.items()}
-
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
         """Returns the loop that runs the engines. Called once."""
         inbox = self._inbox = Inbox(

@@ -55,7 +55,7 @@ class Traffic:
 
     def __init__(self, setup: Setup, worker: Worker, seed: int) -> None:
         self.setup = setup
-        self.engine = worker.engines[setup.digest]
+        self.engine = worker.instances[setup.digest].engine
         self.pool = worker.instances[setup.digest].pool
         self.memory = worker.broker.lock
         self.rng = random.Random(seed)

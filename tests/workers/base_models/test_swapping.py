@@ -223,7 +223,7 @@ def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
             driver.submit(request)
             driver.wait()
             for name in names:
-                runners[name].add(id(driver.worker.engines[house.digests[name]].runner))
+                runners[name].add(id(driver.worker.instances[house.digests[name]].engine.runner))
             if request.id == 1:
                 for name in names:
                     shutil.rmtree(store / "models" / house.digests[name])
@@ -247,7 +247,7 @@ def test_kept_weights_are_bounded(house: House) -> None:
             driver.submit(request)
             driver.wait()
             for name in names:
-                runner = driver.worker.engines[house.digests[name]].runner
+                runner = driver.worker.instances[house.digests[name]].engine.runner
                 if runner is not None:
                     # Alive, so that no later one has its id.
                     kept.append(runner)
@@ -266,7 +266,7 @@ def test_an_unloaded_model_is_not_kept(house: House, without_collector: None) ->
     wanted, unloaded = DesiredModel(one, "one"), DesiredModel(one, "one", is_unloaded=True)
     with Driver(house.config("one", **FORMS["as-on-a-gpu"])) as driver:
         is_freed = Event()
-        weakref.finalize(driver.worker.engines[one].runner, is_freed.set)
+        weakref.finalize(driver.worker.instances[one].engine.runner, is_freed.set)
         driver.submit(house.generate(0, "one", [1, 2, 3], 8))
         driver.wait()
         driver.loop.post(1, Desired(1, [], [unloaded]))
@@ -277,7 +277,7 @@ def test_an_unloaded_model_is_not_kept(house: House, without_collector: None) ->
         driver.submit(house.generate(1, "one", [1, 2, 3], 8))
         driver.wait()
         assert driver.answers[0] == driver.answers[1]
-        assert driver.worker.engines[one].runner is not None
+        assert driver.worker.instances[one].engine.runner is not None
 
 
 def tiers(driver: Driver) -> dict[str, str]:
@@ -491,7 +491,10 @@ def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
         driver.await_first(0)
         assert num_adapter_threads() == 2
         worker = driver.worker
-        parts = [worker.engines[one.digest].runner, worker.engines[one.digest].scheduler._slots]
+        parts = [
+            worker.instances[one.digest].engine.runner,
+            worker.instances[one.digest].engine.scheduler._slots,
+        ]
         freed = [freed_event(part) for part in parts]
         del parts
         driver.loop.post(1, Desired(2, [], [two]))

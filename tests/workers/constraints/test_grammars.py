@@ -119,7 +119,7 @@ def test_every_answer_is_valid_and_no_neighbour_changes(
         for request in random.Random(1).sample([*constrained, *free], 44):
             mixed.submit(request)
         mixed.wait()
-    engine = mixed.worker.engines[tiny.digest]
+    engine = mixed.worker.instances[tiny.digest].engine
     pool = mixed.worker.instances[tiny.digest].pool
     assert engine.scheduler.num_preemptions > 0 and pool.device.num_evictions > 0
     assert {n: answer for n, answer in mixed.answers.items() if n < 200} == {

@@ -98,7 +98,7 @@ def test_batched_with_strangers_equals_peft(
         for number, (prompt, name) in enumerate(asked):
             driver.submit(ask(llama, number, prompt, name, greedy(64)))
         driver.wait()
-        scheduler = driver.worker.engines[llama.digest].scheduler
+        scheduler = driver.worker.instances[llama.digest].engine.scheduler
         assert scheduler.num_preemptions > 0
         assert scheduler.num_hit_tokens > 0
     verdict = Verdict()

@@ -357,7 +357,7 @@ def played(llama: Setup, requests: list[Generate], runs_ahead: bool) -> Driver:
         for request in requests:
             driver.submit(request)
         driver.wait()
-    assert driver.worker.engines[llama.digest].scheduler.num_preemptions > 0
+    assert driver.worker.instances[llama.digest].engine.scheduler.num_preemptions > 0
     return driver
 
 

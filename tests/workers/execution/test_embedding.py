@@ -146,7 +146,7 @@ def test_vectors_of_two_adapters_beside_streams_equal_peft(
         for each in sorted(asked + streams, key=lambda each: each.request.id):
             driver.submit(each.request)
         driver.wait()
-        scheduler = driver.worker.engines[llama.digest].scheduler
+        scheduler = driver.worker.instances[llama.digest].engine.scheduler
         assert scheduler.num_preemptions > 0
         assert scheduler.num_hit_tokens > 0
     for each in asked:

@@ -78,7 +78,7 @@ def begin(llama: Setup) -> tuple[Engine, Beside]:
     worker = WorkerBeside(
         llama.config(runs_ahead=True), instance_id="test", progress=lambda *_: None
     )
-    engine = worker.engines[llama.digest]
+    engine = worker.instances[llama.digest].engine
     assert engine.submit(0, llama.generate(1, [1, 2, 3], 8, None)) is None
     engine.step()
     return engine, worker.device

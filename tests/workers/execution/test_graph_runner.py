@@ -460,5 +460,5 @@ def played(llama: Setup, requests: list[Generate], **form: bool) -> dict[int, li
         for request in requests:
             driver.submit(request)
         driver.wait()
-    assert driver.worker.engines[llama.digest].scheduler.num_preemptions > 0
+    assert driver.worker.instances[llama.digest].engine.scheduler.num_preemptions > 0
     return driver.answers

@@ -148,7 +148,7 @@ def assert_batched_equals_alone(setup: Setup, config: WorkerConfig) -> None:
         for request, _ in requests:
             driver.submit(request)
         driver.wait()
-        scheduler = driver.worker.engines[setup.digest].scheduler
+        scheduler = driver.worker.instances[setup.digest].engine.scheduler
         assert scheduler.num_preemptions > 0
         assert scheduler.num_hit_tokens > 0
     oracle = Oracle(setup.model, setup.folders)
