@@ -42,9 +42,15 @@ class HostVirtualMemory:
 
     def map(self, address: int, pieces: list[int], piece_bytes: int) -> None:
         access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED
-        for start, piece in enumerate(pieces):
-            place = address + start * piece_bytes
-            _mmap(place, piece_bytes, access, flags, self._file, piece)
+        end = address
+        try:
+            for piece in pieces:
+                _mmap(end, piece_bytes, access, flags, self._file, piece)
+                end += piece_bytes
+        except OSError:
+            if end > address:
+                self.unmap(address, end - address)
+            raise
 
     def unmap(self, address: int, num_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED

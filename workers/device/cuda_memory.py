@@ -131,10 +131,12 @@ class CudaVirtualMemory:
         weakref.finalize(owner, _free, *arguments).atexit = False
         # torch asks the driver which device owns the memory, so some memory must be mapped.
         piece = self.create(self.granularity)
-        self.map(address.value, [piece], self.granularity)
-        tensor = self._view(owner)
-        self.unmap(address.value, self.granularity)
-        self.release(piece)
+        try:
+            self.map(address.value, [piece], self.granularity)
+            tensor = self._view(owner)
+            self.unmap(address.value, self.granularity)
+        finally:
+            self.release(piece)
         assert tensor.data_ptr() == address.value, "torch made a copy"
         return tensor
 

@@ -17,7 +17,7 @@ import torch
 from memory.arena import Arena
 from memory.errors import IntegrityError
 from memory.eviction.broker import MemoryBroker
-from tests.workers.driver_double import DriverDouble
+from tests.workers.driver_double import INVALID_VALUE, DriverDouble
 from tests.workers.host_virtual_memory import HostVirtualMemory
 from workers.base_models.loader import resident_bytes
 from workers.device.cuda_memory import CudaVirtualMemory
@@ -189,14 +189,52 @@ def test_access_is_asked_for_once_a_range() -> None:
 
 
 @linux
-def test_a_range_that_cannot_be_mapped_whole_is_not_mapped() -> None:
+@pytest.mark.parametrize("call", ["cuMemMap", "cuMemSetAccess"])
+def test_a_range_that_cannot_be_mapped_whole_is_not_mapped(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = DriverDouble()
     virtual = library.virtual_memory()
-    addresses = virtual.reserve(2 * EXTENT).data_ptr()
-    piece = virtual.create(EXTENT)
-    with pytest.raises(OSError, match="cuMemMap: CUDA_ERROR_INVALID_VALUE"):
-        virtual.map(addresses, [piece, 12345], EXTENT)
+    addresses = virtual.reserve(2 * EXTENT)
+    pieces = [virtual.create(EXTENT), 12345 if call == "cuMemMap" else virtual.create(EXTENT)]
+    if call == "cuMemSetAccess":
+        monkeypatch.setitem(library._functions, call, lambda *_: INVALID_VALUE)
+    with pytest.raises(OSError, match=f"{call}: CUDA_ERROR_INVALID_VALUE"):
+        virtual.map(addresses.data_ptr(), pieces, EXTENT)
     assert not library.mapped
+
+
+@linux
+def test_a_range_of_the_host_that_cannot_be_mapped_whole_is_not_mapped() -> None:
+    virtual = HostVirtualMemory()
+    addresses = virtual.reserve(2 * EXTENT)
+    # An assertion must not show the tensor, whose addresses have no memory.
+    start = addresses.data_ptr()
+    with pytest.raises(OSError, match="Invalid argument"):
+        virtual.map(start, [virtual.create(EXTENT), 1], EXTENT)
+    assert access_at(start) == "---p"
+    virtual.map(start, [virtual.create(EXTENT)] * 2, EXTENT)
+    assert access_at(start) == "rw-s"
+
+
+def access_at(address: int) -> str:
+    """The access that this process has to the memory at the address, as the kernel says it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, *_ = line.split()
+        start, stop = (int(end, 16) for end in span.split("-"))
+        if start <= address < stop:
+            return access
+    raise LookupError(hex(address))
+
+
+@linux
+def test_addresses_that_cannot_be_reserved_leave_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = DriverDouble()
+    virtual = library.virtual_memory()
+    monkeypatch.setitem(library._functions, "cuMemMap", lambda *_: INVALID_VALUE)
+    with pytest.raises(OSError, match="cuMemMap: CUDA_ERROR_INVALID_VALUE"):
+        virtual.reserve(EXTENT)
+    assert not library.pieces
 
 
 @linux
