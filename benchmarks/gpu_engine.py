@@ -23,7 +23,7 @@ from memory.kv_cache import KVCache
 from ops.base import PAGE_TOKENS, AdapterTables, LoRABatch
 from workers.execution.batch import TokenBuffer
 from workers.execution.engine import Engine
-from workers.execution.graph_runner import Limits
+from workers.execution.graph_runner import GraphRunner, Limits
 from workers.execution.model_runner import ModelRunner
 from workers.layers.forward_batch import ForwardBatch
 from workers.models.loading import LoadedModel
@@ -186,10 +186,9 @@ def make_engine(
     pool = FixedAdapters({str(slot): rank for slot, rank in enumerate(ranks)})
     num_slots, vocab = len(tables.rank), model.shape.vocab
     max_tokens = 2048
-    runner = ModelRunner(
-        *(cast(LoadedModel, Shaped(model, max_len)), model.ops, memory, buffer, tables),
-        graphs=Limits.of(rows, max_tokens, max_len, num_slots, vocab) if graphs else None,
-    )
+    parts = cast(LoadedModel, Shaped(model, max_len)), model.ops, memory, buffer, tables
+    limits = Limits.of(rows, max_tokens, max_len, num_slots, vocab)
+    runner = ModelRunner(*parts, GraphRunner.of(limits, *parts) if graphs else None)
     scheduler = fair_scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=max_tokens)
     ring = StepRing()
     info = ModelInfo("model", "model", max_len)

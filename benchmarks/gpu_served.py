@@ -12,6 +12,7 @@ from benchmarks.gpu_engine import make_engine, timed
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import ShapedModel
 from workers.execution.model_runner import ModelRunner
+from workers.execution.warm_up import warm_up_runner
 
 
 def warm_up_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
@@ -25,7 +26,7 @@ def warm_up_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     assert isinstance(runner, ModelRunner)
     bench.free_memory()
     free, begin = _free_bytes(bench), time.perf_counter()
-    num_graphs = runner.warm_up(max(ranks), max_tokens)
+    num_graphs = warm_up_runner(runner, max(ranks), max_tokens)
     seconds = time.perf_counter() - begin
     bench.free_memory()
     taken, num_kernels = free - _free_bytes(bench), model.ops.num_compiled

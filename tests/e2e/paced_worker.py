@@ -37,9 +37,9 @@ class PacedRunner(ModelRunner):
 
     _free_s = 0.0
 
-    def launch(self, step: StepInput) -> LaunchedStep:
+    def launch(self, step: StepInput, *, may_use_graph: bool = True) -> LaunchedStep:
         begin_s = max(time.monotonic(), self._free_s)
-        launched = super().launch(step)
+        launched = super().launch(step, may_use_graph=may_use_graph)
         self._free_s = begin_s + STEP_S + ROW_S * int(step.counts.sum())
         return replace(launched, event=Due(self._free_s))
 

@@ -226,16 +226,17 @@ class GraphRunner:
     def of(
         cls,
         limits: Limits,
-        ops: Ops,
         model: LoadedModel,
+        ops: Ops,
+        arena: Tensor,
         buffer: TokenBuffer,
-        view: KVCacheView,
         tables: AdapterTables,
         *,
-        on_failure: Callable[[], object],
+        on_failure: Callable[[], object] = lambda: None,
     ) -> GraphRunner:
         """Returns a runner of the model's graphs. The graphs have no reference to the
         `ModelRunner`, so that they are freed as soon as the `ModelRunner` is dropped."""
+        view = KVCacheView(arena, model.plan.kv_layout)
         return cls(limits, ops, partial(_compute_logits, model, buffer, view, tables), on_failure)
 
     def capture_all(self, max_rank: int) -> int:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ops.copies import to_host, upload
-from workers.execution.step_input import Array, PoolInput, StepInput
+from workers.execution.step_input import Array, PoolInput, SequenceResult, StepInput
 from workers.layers.lm_head import Head
+from workers.wire.protocol import ErrorCode
 
 
-def pool(step: StepInput, hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+class Pooled(NamedTuple):
+    """Vectors of a step's `PoolInput`s: for the P inputs without labels, sums of hidden states,
+    float32 [P, K]; for the Q inputs with labels, logits, float32 [Q, largest number of labels]."""
+
+    inputs: list[PoolInput]
+    sums: Tensor
+    logits: Tensor
+
+    def read_into(self, results: list[SequenceResult]) -> None:
+        """Adds the vectors to the sequences' results, when they have been copied to the host."""
+        sums, logits = iter(self.sums.numpy()), iter(self.logits.numpy())
+        for pool in self.inputs:
+            vector = next(logits)[: len(pool.labels)] if pool.labels else next(sums)
+            if np.isfinite(vector).all():
+                results[pool.sequence].vector = vector
+            else:
+                results[pool.sequence].error = ErrorCode.LOGITS_NAN
+
+
+def pool(step: StepInput, hidden: Tensor, head: Head) -> Pooled:
     """Computes the vectors of the step's `PoolInput`s and starts their copy to the host.
-
-    Returns two float32 tensors: for the P inputs without labels, sums of hidden states [P, K]; for
-    the Q inputs with labels, logits [Q, largest number of labels].
 
     hidden [T, K]: hidden states of the step's tokens.
     """
@@ -41,13 +60,7 @@ def pool(step: StepInput, hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
     if labelled:
         slots = step.adapter_slots[[pool.sequence for pool in labelled]]
         logits = head(hidden[judged], slots).gather(1, label_ids)
-    return to_host(sums), to_host(logits)
-
-
-def read_vectors(pools: list[PoolInput], pooled: tuple[Tensor, Tensor]) -> list[Array]:
-    """Returns the vector of each `PoolInput`. pooled: tensors of `pool`, copied to the host."""
-    sums, logits = (iter(tensor.numpy()) for tensor in pooled)
-    return [next(logits)[: len(pool.labels)] if pool.labels else next(sums) for pool in pools]
+    return Pooled(step.pools, to_host(sums), to_host(logits))
 
 
 def _tokens(pools: list[PoolInput], firsts: Array) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from ops.base import Ops, SamplingBatch
 from ops.copies import to_host, upload
 from workers.execution.batch import TokenBuffer
 from workers.execution.scores import SampleScores, score_samples
-from workers.execution.step_input import Array, SampleInput, StepInput
-from workers.wire.protocol import SamplingParams
+from workers.execution.step_input import Array, SampleInput, SequenceResult, StepInput
+from workers.wire.protocol import ErrorCode
 
 MIN_TEMPERATURE = 1e-6
 """Temperature below which the likeliest token is drawn, because dividing by less may overflow."""
@@ -30,15 +29,36 @@ class SamplerInputs:
     targets              int32, the targets of each `ScoreInput`
     """
 
+    samples: list[SampleInput]
     batch: SamplingBatch
     scored: Tensor
-    scored_params: list[SamplingParams]
-    num_top: int
     named_rows: Tensor
     named: Tensor
     masked: Tensor
-    masks: Tensor | None
+    masks: Tensor
     targets: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Drawn tokens int32 [N], -1 for a row with a NaN logit. scores: of the samples that request
+    log-probabilities."""
+
+    samples: list[SampleInput]
+    tokens: Tensor
+    scores: SampleScores | None
+
+    def read_into(self, results: list[SequenceResult]) -> None:
+        """Adds the tokens to the sequences' results, when they have been copied to the host."""
+        logprobs = iter([] if self.scores is None else self.scores.read())
+        for sample, token in zip(self.samples, self.tokens.tolist(), strict=True):
+            result = results[sample.sequence]
+            if sample.params.logprobs is not None:
+                result.logprobs = [next(logprobs)]
+            if token < 0:
+                result.error = ErrorCode.LOGITS_NAN
+            else:
+                result.tokens.append(token)
 
 
 class Sampler:
@@ -54,50 +74,35 @@ class Sampler:
         samples = step.samples
         columns = _columns(step)
         scored = [i for i, sample in enumerate(samples) if sample.params.logprobs is not None]
-        masked = [i for i, sample in enumerate(samples) if sample.mask is not None]
-        scored_params = [samples[i].params for i in scored]
-        named = [each.logprob_token_ids for each in scored_params]
-        arrays = [
-            *columns.values(),
-            np.array(scored, np.int64),
-            np.repeat(np.arange(len(named)), list(map(len, named))),
-            np.array([token for tokens in named for token in tokens], np.int64),
-            np.array(masked, np.int64),
-            *(np.array(score.targets, np.int32) for score in step.scores),
-            *([np.stack([s.mask for s in samples if s.mask is not None])] if masked else []),
-        ]
-        tensors = upload(arrays, self._ops.device)
-        first = len(columns)
-        scored_tensor, named_rows, named_tensor, masked_tensor, *rest = tensors[first:]
-        targets = rest[: len(step.scores)]
+        named = [samples[i].params.logprob_token_ids for i in scored]
+        masks = {i: sample.mask for i, sample in enumerate(samples) if sample.mask is not None}
+        arrays = columns | {
+            "scored": np.array(scored, np.int64),
+            "named_rows": np.repeat(np.arange(len(named)), list(map(len, named))),
+            "named": np.array([token for tokens in named for token in tokens], np.int64),
+            "masked": np.array(list(masks), np.int64),
+            "masks": np.stack(list(masks.values())) if masks else np.zeros((0, 0), np.int32),
+        }
+        targets = [np.array(score.targets, np.int32) for score in step.scores]
+        uploaded = upload([*arrays.values(), *targets], self._ops.device)
+        tensors = dict(zip(arrays, uploaded, strict=False))
         batch = SamplingBatch(
-            **dict(zip(columns, tensors[:first], strict=True)),
+            **{name: tensors.pop(name) for name in columns},
             token_buffer=self._buffer.tokens,
             all_greedy=not columns["temperature"].any(),
             has_penalties=any(map(_has_penalties, samples)),
             has_bias=len(columns["bias_ids"]) > 0,
         )
-        return SamplerInputs(
-            batch,
-            scored=scored_tensor,
-            scored_params=scored_params,
-            num_top=max((each.logprobs or 0 for each in scored_params), default=0),
-            named_rows=named_rows,
-            named=named_tensor,
-            masked=masked_tensor,
-            masks=tensors[-1] if masked else None,
-            targets=targets,
-        )
+        return SamplerInputs(samples, batch, **tensors, targets=uploaded[len(arrays) :])
 
-    def draw(self, logits: Tensor, inputs: SamplerInputs) -> tuple[Tensor, SampleScores | None]:
-        """Draws tokens int32 [N] (-1 for a row with a NaN logit) and scores the tokens of the
-        samples in `inputs.scored`.
+    def draw(self, logits: Tensor, inputs: SamplerInputs) -> Drawn:
+        """Draws tokens, and scores the tokens of the samples in `inputs.scored`.
 
         logits: float32 [N, V], a row for each sample. They may be overwritten.
         """
         batch = inputs.batch
         raw = logits[inputs.scored] if len(inputs.scored) else None
-        if inputs.masks is not None:
+        if len(inputs.masked):
             logits[inputs.masked] = _masked(logits[inputs.masked], inputs.masks)
         drawn = self._ops.sample(logits, batch)
         # The next step may read the tokens before the host sees that one is -1, not a token id.
@@ -105,12 +110,10 @@ class Sampler:
         self._buffer.tokens[batch.buffer_slot, batch.position] = tokens
         scores = None
         if raw is not None:
+            params = [s.params for s in inputs.samples if s.params.logprobs is not None]
             named = inputs.named_rows, inputs.named
-            scores = score_samples(
-                *(self._ops, raw, tokens[inputs.scored], inputs.scored_params),
-                *(max(inputs.num_top, 0), named),
-            )
-        return to_host(drawn), scores
+            scores = score_samples(self._ops, raw, tokens[inputs.scored], params, named)
+        return Drawn(inputs.samples, to_host(drawn), scores)
 
 
 def _columns(step: StepInput) -> dict[str, Array]:
@@ -120,29 +123,25 @@ def _columns(step: StepInput) -> dict[str, Array]:
     biases = [_bias(sample) for sample in samples]
     bias_start = np.zeros(len(samples) + 1, np.int32)
     np.cumsum([len(bias) for bias in biases], out=bias_start[1:])
-
-    def column(values: list[float] | list[int], dtype: type[Any]) -> Array:
-        return np.array(values, dtype)
-
     temperatures = [p.temperature if p.temperature >= MIN_TEMPERATURE else 0.0 for p in params]
-    positions = column([sample.position for sample in samples], np.int64)
+    positions = np.array([sample.position for sample in samples], np.int64)
     return {
-        "temperature": column(temperatures, np.float32),
-        "top_k": column([p.top_k for p in params], np.int32),
-        "top_p": column([p.top_p for p in params], np.float32),
-        "min_p": column([p.min_p for p in params], np.float32),
-        "seed": column([p.seed for p in params], np.int64),
+        "temperature": np.array(temperatures, np.float32),
+        "top_k": np.array([p.top_k for p in params], np.int32),
+        "top_p": np.array([p.top_p for p in params], np.float32),
+        "min_p": np.array([p.min_p for p in params], np.float32),
+        "seed": np.array([p.seed for p in params], np.int64),
         "position": positions,
-        "choice": column([p.choice for p in params], np.int64),
-        "presence": column([p.presence_penalty for p in params], np.float32),
-        "frequency": column([p.frequency_penalty for p in params], np.float32),
-        "repetition": column([p.repetition_penalty for p in params], np.float32),
+        "choice": np.array([p.choice for p in params], np.int64),
+        "presence": np.array([p.presence_penalty for p in params], np.float32),
+        "frequency": np.array([p.frequency_penalty for p in params], np.float32),
+        "repetition": np.array([p.repetition_penalty for p in params], np.float32),
         "buffer_slot": step.sequence_slots[[s.sequence for s in samples]].astype(np.int32),
-        "prompt_len": column([sample.num_prompt for sample in samples], np.int32),
+        "prompt_len": np.array([sample.num_prompt for sample in samples], np.int32),
         "total_len": positions.astype(np.int32),
         "bias_start": bias_start,
-        "bias_ids": column([token for bias in biases for token in bias], np.int32),
-        "bias_values": column([value for bias in biases for value in bias.values()], np.float32),
+        "bias_ids": np.array([token for bias in biases for token in bias], np.int32),
+        "bias_values": np.array([v for bias in biases for v in bias.values()], np.float32),
     }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ops.base import Ops
 from ops.copies import to_host
-from workers.execution.step_input import StepInput
+from workers.execution.step_input import ScoreInput, SequenceResult, StepInput
 from workers.layers.lm_head import Head
 from workers.wire.protocol import ALL_TOKENS, SamplingParams, TokenLogprobs
 
@@ -40,6 +40,18 @@ class Scores(NamedTuple):
             TokenLogprobs(token, logprob, list(zip(ids, values, strict=True)))
             for token, logprob, ids, values in zip(*columns, strict=True)
         ]
+
+
+class PromptScores(NamedTuple):
+    """Scores of the prompt tokens that each `ScoreInput` requests."""
+
+    inputs: list[ScoreInput]
+    scores: list[Scores]
+
+    def read_into(self, results: list[SequenceResult]) -> None:
+        """Adds the scores to the sequences' results, when they have been copied to the host."""
+        for score, scores in zip(self.inputs, self.scores, strict=True):
+            results[score.sequence].prompt_logprobs = scores.read()
 
 
 class SampleScores(NamedTuple):
@@ -79,7 +91,6 @@ def score_samples(
     logits: Tensor,
     tokens: Tensor,
     params: list[SamplingParams],
-    num_top: int,
     named: tuple[Tensor, Tensor],
 ) -> SampleScores:
     """Scores drawn tokens, and starts the copy of the scores to the host.
@@ -87,6 +98,7 @@ def score_samples(
     logits: raw logits, float32 [M, V]. tokens: drawn tokens, int32 [M]. named: rows and token ids
     of the tokens that `params` name, int64.
     """
+    num_top = max(0, *(each.logprobs or 0 for each in params))
     chosen, *top = ops.log_softmax_top(logits, tokens, num_top)
     # Computes log(sum(exp(row))) without a second pass over the row.
     sums = logits.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - chosen
@@ -101,7 +113,7 @@ def score_samples(
 
 def score_prompts(
     ops: Ops, step: StepInput, all_targets: list[Tensor], hidden: Tensor, head: Head
-) -> list[Scores]:
+) -> PromptScores:
     """Scores the targets of each `ScoreInput`, and starts the copy of the scores to the host.
     Computes logits of `MAX_SCORED_ROWS` tokens at a time.
 
@@ -120,7 +132,7 @@ def score_prompts(
         ]
         columns = map(torch.cat, zip(*parts, strict=True))
         scored.append(Scores(*map(to_host, (targets, *columns))))
-    return scored
+    return PromptScores(step.scores, scored)
 
 
 def _scores_all(params: SamplingParams) -> bool:

@@ -1,4 +1,5 @@
-"""Steps that use every form of every kernel, so that no kernel is compiled during a request.
+"""Warm-up of a runner by steps that use every form of every kernel, so that no kernel is compiled
+during a request.
 
 The form of a kernel depends on what a step contains (sequences that decode or prefill, contexts of
 one part or several, adapters of few or many tokens), not on exact numbers.
@@ -6,15 +7,21 @@ one part or several, adapters of few or many tokens), not on exact numbers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from time import perf_counter_ns
 
 import numpy as np
+import torch
 
 from memory.page_key import PAGE_TOKENS
 from workers.execution.batch import rank_bounds
+from workers.execution.model_runner import ModelRunner
 from workers.execution.step_input import SampleInput, ScoreInput, StepInput
 from workers.scheduling.constraint import NO_TOKENS
 from workers.wire.protocol import SamplingParams
+
+log = logging.getLogger(__name__)
 
 FAR = 300
 """Context length in tokens that attention splits into parts, because it is more than
@@ -37,6 +44,25 @@ EVERYTHING = SamplingParams(
     logit_bias={0: 1.0},
     logprobs=3,
 )
+
+
+@torch.inference_mode()
+def warm_up_runner(runner: ModelRunner, max_rank: int, max_tokens: int) -> int:
+    """Compiles every form of the kernels that steps of up to `max_tokens` tokens use, with adapters
+    up to `max_rank`, and captures the steps' graphs. Returns the number of graphs. Called while no
+    sequence runs. Errors of a step are raised."""
+    begin = perf_counter_ns()
+    model, ops, graphs = runner.model, runner.ops, runner.graphs
+    model.arrival.synchronize()
+    if ops.compiles:
+        for step in every_form(model.plan.max_model_len, max_tokens, max_rank):
+            runner.launch(step, may_use_graph=False).result()
+    num_graphs = 0 if graphs is None else graphs.capture_all(max_rank)
+    log.info(
+        "%d kernels compiled or read, %d graphs captured in %.1f s",
+        *(ops.num_compiled, num_graphs, (perf_counter_ns() - begin) / 1e9),
+    )
+    return num_graphs
 
 
 def every_form(max_len: int, max_tokens: int, max_rank: int) -> Iterator[StepInput]:

@@ -32,7 +32,7 @@ from memory.eviction.broker import MemoryBroker
 from memory.eviction.tier import Tier
 from memory.kv_cache import KVCache
 from memory.reuse import ReuseByKey
-from ops.base import Ops
+from ops.base import AdapterTables, Ops
 from ops.processor import quota_cores
 from telemetry import engine_metrics
 from workers.base_models.fetcher import ModelFetcher
@@ -50,9 +50,11 @@ from workers.device.weight_image import WeightImage
 from workers.device.weight_memory import WeightMemory
 from workers.execution.batch import TokenBuffer
 from workers.execution.engine import Engine
-from workers.execution.graph_runner import Limits
+from workers.execution.graph_runner import GraphRunner, Limits
 from workers.execution.model_runner import ModelRunner
 from workers.execution.speed import measure_speed
+from workers.execution.warm_up import warm_up_runner
+from workers.models.loading import LoadedModel
 from workers.models.plan import ModelPlan
 from workers.models.spec import UnsupportedModel
 from workers.observe.report import EngineReport
@@ -107,12 +109,12 @@ class Worker:
         names = {digest: name for name, digest in config.models.items()}
         plans = {digest: self._read_plan(digest) for digest in names}
         virtual = self._virtual_memory()
-        limits = map(self._graph_limits, plans.values())
+        graphs = [_graph_limits(config, p) for p in plans.values()] if self.uses_graphs else []
         self._plan = plan_memory(
             config,
             [Footprint(p.kv_layout.page_bytes, p.max_bytes(self.ops)) for p in plans.values()],
             granularity=UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity),
-            graph_bytes=sum(each.num_bytes for each in limits if each is not None),
+            graph_bytes=sum(limits.num_bytes for limits in graphs),
         )
         self.arena = _make_arena(config, self._plan)
         sizes = (self.arena.num_extents, self.arena.extent_bytes)
@@ -233,25 +235,13 @@ class Worker:
             case _:
                 return ops.registry.select(name)
 
-    def _graph_limits(self, plan: ModelPlan) -> Limits | None:
-        config = self.config
-        if not self.uses_graphs:
-            return None
-        return Limits.of(
-            config.max_num_seqs,
-            config.max_batched_tokens,
-            plan.max_model_len,
-            config.max_loaded_adapters,
-            plan.spec.vocab_size,
-        )
-
     def _warm_up(self, digest: str) -> None:
         """Warms up a model loaded at start-up. A model loaded later compiles its kernels and
         captures its graphs during its first steps."""
         engine = self.instances[digest].engine
         assert isinstance(engine.runner, ModelRunner)
         try:
-            engine.runner.warm_up(self.config.max_lora_rank, self.config.max_batched_tokens)
+            warm_up_runner(engine.runner, self.config.max_lora_rank, self.config.max_batched_tokens)
             warm_up(engine)
             measure_speed(engine, time.monotonic)
         except CannotServe:
@@ -400,14 +390,21 @@ class Worker:
             *(engine, pool, report, effect_proof),
             plan=plan,
             state=ModelState(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S),
-            make_runner=lambda model: self.runner(
-                *(model, self.ops, self.memory, buffer, device.tables),
-                graphs=self._graph_limits(plan),
-                on_failed_capture=partial(engine_metrics.graph_failures.add, 1),
-            ),
+            make_runner=lambda model: self._make_runner(model, buffer, device.tables),
             num_bytes=weight_bytes,
             image=None if addresses is None else WeightImage(addresses, self.ops),
         )
+
+    def _make_runner(
+        self, model: LoadedModel, buffer: TokenBuffer, tables: AdapterTables
+    ) -> ModelRunner:
+        parts = model, self.ops, self.memory, buffer, tables
+        graphs = None
+        if self.uses_graphs:
+            on_failure = partial(engine_metrics.graph_failures.add, 1)
+            limits = _graph_limits(self.config, model.plan)
+            graphs = GraphRunner.of(limits, *parts, on_failure=on_failure)
+        return self.runner(*parts, graphs)
 
     def _check(self, plan: ModelPlan, num_extents: int) -> int:
         """Returns the maximum number of KV extents of a model whose weights take `num_extents`.
@@ -453,6 +450,16 @@ class Worker:
             raise CannotServeModel(f"needs {needed} more beside `memory`, {error}") from error
         with self.broker.lock:
             self.arena.extend(missing)
+
+
+def _graph_limits(config: WorkerConfig, plan: ModelPlan) -> Limits:
+    return Limits.of(
+        config.max_num_seqs,
+        config.max_batched_tokens,
+        plan.max_model_len,
+        config.max_loaded_adapters,
+        plan.spec.vocab_size,
+    )
 
 
 def _make_arena(config: WorkerConfig, plan: MemoryPlan) -> Arena:

@@ -54,7 +54,8 @@ def test_a_mask_and_a_ban_hold_for_their_sample_and_scores_are_of_samples_that_a
     sampler = Sampler(ops, buffer)
     inputs = sampler.upload(step)
     expected = logits[0].log_softmax(0)
-    tokens, scores = sampler.draw(logits, inputs)
+    drawn = sampler.draw(logits, inputs)
+    tokens, scores = drawn.tokens, drawn.scores
     assert tokens.tolist() == [39, 37, 38, 39]
     assert buffer.tokens[:, 4].tolist() == [39, 37, 38, 39]
     assert scores is not None
@@ -78,7 +79,8 @@ def test_each_sample_is_told_the_tokens_that_it_asks_for(ops: Ops) -> None:
     logits = torch.randn(len(asked), VOCAB, generator=torch.Generator().manual_seed(1)) * 4
     wanted = logits.log_softmax(-1)
     sampler = Sampler(ops, TokenBuffer(len(asked), 8, torch.device("cpu")))
-    tokens, scores = sampler.draw(logits.clone(), sampler.upload(step_of(samples)))
+    drawn = sampler.draw(logits.clone(), sampler.upload(step_of(samples)))
+    tokens, scores = drawn.tokens, drawn.scores
     assert scores is not None
     told = dict(zip((0, 1, 3, 4), scores.read(), strict=True))
     for row, entry in told.items():
@@ -111,8 +113,8 @@ def test_a_long_prompt_is_scored_some_tokens_at_a_time(monkeypatch: pytest.Monke
         slots.update(adapters.tolist())
         return 2 * rows
 
-    whole = [score.read() for score in score_prompts(ops, step, targets, hidden, head)]
+    whole = [score.read() for score in score_prompts(ops, step, targets, hidden, head).scores]
     monkeypatch.setattr(scoring, "MAX_SCORED_ROWS", 2)
-    parts = [score.read() for score in score_prompts(ops, step, targets, hidden, head)]
+    parts = [score.read() for score in score_prompts(ops, step, targets, hidden, head).scores]
     assert sizes == [3, 4, 2, 1, 2, 2] and slots == {2, -1}
     assert parts == whole and [len(score) for score in whole] == [3, 4]
