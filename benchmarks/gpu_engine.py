@@ -20,12 +20,11 @@ from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import TINY, Batch, ShapedModel
 from memory.arena import Arena
 from memory.kv_cache import KVCache
-from ops.base import PAGE_TOKENS, AdapterTables, LoRABatch
+from ops.base import PAGE_TOKENS, AdapterTables, ForwardBatch, LoRABatch
 from workers.execution.batch import TokenBuffer
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import GraphRunner, Limits
 from workers.execution.model_runner import ModelRunner
-from workers.layers.forward_batch import ForwardBatch
 from workers.models.loading import LoadedModel
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing

@@ -197,6 +197,19 @@ class LoRABatch:
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Inputs of one forward pass, built once per step. input_ids: token ids, int32 [T]. lora:
+    adapters of the rows, or None if no row has one. sample_lora: adapters of the sampled rows
+    alone, for the output matrix."""
+
+    input_ids: Tensor
+    attention: AttentionBatch
+    kv: KVCacheView
+    lora: LoRABatch | None
+    sample_lora: LoRABatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FusedLinear:
     """Linear layer whose output is one or more projections side by side.
 
@@ -207,6 +220,13 @@ class FusedLinear:
     projections: tuple[int, ...]
     widths: tuple[int, ...]
     in_features: int
+
+    @classmethod
+    def of(cls, in_features: int, **widths: int) -> FusedLinear:
+        """Returns the fused linear of the named projections, in the order given. widths: number of
+        output columns by name of the projection."""
+        projections = tuple(PROJECTIONS.index(name) for name in widths)
+        return cls(projections, tuple(widths.values()), in_features)
 
 
 class PackedLinear(Protocol):
@@ -532,14 +552,7 @@ class Ops(Compute, Sampling, Device, Protocol):
 class LayerStack(Protocol):
     """All layers of a model, bound to a backend."""
 
-    def forward(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        lora: LoRABatch | None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
         """Runs all layers. x [T, K] is the first norm of `residual` [T, K], which is changed in
         place. Returns the last layer's following norm [T, K]."""
         ...

@@ -10,7 +10,7 @@ from ctypes import POINTER, Structure, byref, c_double, c_int32, c_int64, c_void
 import torch
 from torch import Tensor
 
-from ops.base import AdaptedLinear, AttentionBatch, KVCacheView, LayerWeights, LoRABatch, Norm
+from ops.base import AdaptedLinear, ForwardBatch, LayerWeights, Norm
 from ops.panel_linear import NativePart, PanelLinear
 from ops.weight_format import WeightFormat
 
@@ -75,20 +75,13 @@ class NativeLayers:
         self._layers = layers  # keeps the memory that the structures point to
         self._native = (NativeLayer * len(layers))(*map(_layer, layers))
 
-    def forward(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        lora: LoRABatch | None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
         """Implements `LayerStack.forward`."""
         assert x.dtype is torch.float32 and residual.dtype is torch.float32
         assert x.is_contiguous() and residual.is_contiguous() and residual.shape == x.shape
         assert x.shape[1] == self._layers[0].qkv.weight.in_features
         y = x.clone()
-        step = _step(len(x), batch, kv, lora)
+        step = _step(len(x), batch)
         begin = time.perf_counter()
         self._run(self._native, len(self._layers), byref(step), y.data_ptr(), residual.data_ptr())
         self._after_step(begin, time.perf_counter())
@@ -141,17 +134,18 @@ def _norm(norm: Norm | None) -> NativeNorm:
     return NativeNorm(weight=norm.weight.data_ptr(), eps=norm.eps)
 
 
-def _step(rows: int, batch: AttentionBatch, kv: KVCacheView, lora: LoRABatch | None) -> NativeStep:
-    layout, tables = kv.layout, batch.block_tables
+def _step(rows: int, batch: ForwardBatch) -> NativeStep:
+    attention, kv, lora = batch.attention, batch.kv, batch.lora
+    layout, tables = kv.layout, attention.block_tables
     assert tables.dtype is torch.int64
     step = NativeStep(
         rows=rows,
-        num_seqs=len(batch.context_lens),
-        max_context=batch.max_context,
+        num_seqs=len(attention.context_lens),
+        max_context=attention.max_context,
         table_stride=tables.stride(0),
-        query_start=batch.query_start.data_ptr(),
-        token_seq=batch.token_seq.data_ptr(),
-        positions=batch.positions.data_ptr(),
+        query_start=attention.query_start.data_ptr(),
+        token_seq=attention.token_seq.data_ptr(),
+        positions=attention.positions.data_ptr(),
         block_tables=tables.data_ptr(),
         arena=kv.arena.data_ptr(),
         layer_bytes=layout.layer_bytes,

@@ -15,6 +15,8 @@ from ops.base import (
     AdaptedLinear,
     AdapterTables,
     AttentionBatch,
+    ForwardBatch,
+    FusedLinear,
     KVCacheView,
     KVLayout,
     LayerWeights,
@@ -27,7 +29,6 @@ from ops.base import (
 from tests.ops.test_attention import make_batch
 from workers.device.weight_image import Arrival
 from workers.layers.decoder_layer import OpByOp
-from workers.layers.linear import fused_linear
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
 
@@ -43,7 +44,7 @@ def make_layer(ops: Ops, layer: int, dtype: torch.dtype) -> LayerWeights:
         weight = (torch.randn(out, in_features) / in_features**0.5).to(dtype)
         bias = torch.randn(out) if "q_proj" in widths else None
         return AdaptedLinear(
-            ops.pack_linear(weight, bias=bias), fused_linear(in_features, **widths)
+            ops.pack_linear(weight, bias=bias), FusedLinear.of(in_features, **widths)
         )
 
     return LayerWeights(
@@ -110,7 +111,9 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     kv = replace(kv, arena=kv.arena.clone())
     residual = residual.clone()
-    return stack.forward(x, residual, batch, kv, lora), residual, kv.arena
+    ids = torch.empty(0, dtype=torch.int32)  # no layer reads them
+    step = ForwardBatch(ids, batch, kv, lora)
+    return stack.forward(x, residual, step), residual, kv.arena
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -17,12 +17,12 @@ from ops.base import (
     PAGE_TOKENS,
     AdapterTables,
     AttentionBatch,
+    ForwardBatch,
     KVCacheView,
     LoRABatch,
     Ops,
     TableRows,
 )
-from workers.layers.forward_batch import ForwardBatch
 from workers.layers.table_rows import with_rows
 from workers.models.loading import LoadedModel
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ops.base import AdapterTables, AttentionBatch, KVCacheView, LoRABatch
+from ops.base import AdapterTables, AttentionBatch, ForwardBatch, KVCacheView, LoRABatch
 from workers.execution.step_input import Array, StepInput
-from workers.layers.forward_batch import ForwardBatch
 from workers.layers.segments import build_segments
 
 A = TypeVar("A", Array, Tensor)

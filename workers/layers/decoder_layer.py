@@ -6,11 +6,9 @@ from torch import Tensor
 
 from ops.base import (
     AdaptedLinear,
-    AttentionBatch,
-    KVCacheView,
+    ForwardBatch,
     LayerStack,
     LayerWeights,
-    LoRABatch,
     Norm,
     Ops,
     QKNorm,
@@ -37,28 +35,15 @@ class OpByOp:
         self._layers = layers
         self._arrival = arrival
 
-    def forward(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        lora: LoRABatch | None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
         for part, layer in enumerate(self._layers, start=1):
             self._arrival.wait(part)
-            x = run_layer(self._ops, layer, x, residual, batch, kv, lora)
+            x = run_layer(self._ops, layer, x, residual, batch)
         return x
 
 
 def run_layer(
-    ops: Ops,
-    w: LayerWeights,
-    x: Tensor,
-    residual: Tensor,
-    batch: AttentionBatch,
-    kv: KVCacheView,
-    lora: LoRABatch | None,
+    ops: Ops, w: LayerWeights, x: Tensor, residual: Tensor, batch: ForwardBatch
 ) -> Tensor:
     """Computes attention and MLP of a layer and adds both to the residual [T, K], in place.
 
@@ -67,8 +52,8 @@ def run_layer(
 
     def linear(x: Tensor, linear: AdaptedLinear) -> Tensor:
         y = ops.linear(x, linear.weight)
-        if lora is not None:
-            ops.add_lora(y, x, linear.fused, w.layer, lora)
+        if batch.lora is not None:
+            ops.add_lora(y, x, linear.fused, w.layer, batch.lora)
         return y
 
     def norm(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
@@ -81,13 +66,9 @@ def run_layer(
     qkv = linear(x, w.qkv)
     if w.wide_qk_norm is not None:
         _norm_wide(ops, qkv, w.wide_qk_norm)
-    ops.rope_write_kv(qkv, w.rope, batch, kv, w.layer, w.num_heads, w.qk_norm)
-    x = ops.paged_attention(
-        *(qkv, batch, kv, w.layer, w.num_heads),
-        scale=w.scale,
-        window=w.window,
-        softcap=w.softcap,
-    )
+    where = (batch.attention, batch.kv, w.layer, w.num_heads)
+    ops.rope_write_kv(qkv, w.rope, *where, w.qk_norm)
+    x = ops.paged_attention(qkv, *where, scale=w.scale, window=w.window, softcap=w.softcap)
     x = linear(x, w.output)
     if w.post_attention_norm is not None:
         x = norm(x, w.post_attention_norm)

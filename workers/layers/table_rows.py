@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ops.base import EMBEDDING, HEAD, LoRABatch, Ops, ReplacedRows
-from workers.layers.forward_batch import ForwardBatch
+from ops.base import EMBEDDING, HEAD, ForwardBatch, LoRABatch, Ops, ReplacedRows
 
 Array = NDArray[Any]
 

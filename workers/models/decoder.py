@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ops.base import AdaptedLinear, LayerWeights, LoRABatch, Norm, Ops, QKNorm
+from ops.base import (
+    AdaptedLinear,
+    ForwardBatch,
+    FusedLinear,
+    LayerWeights,
+    LoRABatch,
+    Norm,
+    Ops,
+    QKNorm,
+)
 from workers.device.weight_image import Arrival
 from workers.layers.decoder_layer import bind_layers
-from workers.layers.forward_batch import ForwardBatch
-from workers.layers.linear import fused_linear
 from workers.layers.lm_head import LMHead
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
@@ -56,7 +63,7 @@ class Decoder:
             replace_embeddings(self._ops, residual, batch.input_ids, batch.lora, scale)
             self._ops.add_embedding_lora(residual, batch.input_ids, batch.lora, scale)
         x = first_input(self._ops, residual, self._input_norm)
-        return self._layers.forward(x, residual, batch.attention, batch.kv, batch.lora)
+        return self._layers.forward(x, residual, batch)
 
     def logits(
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
@@ -104,16 +111,16 @@ def load_layer(loader: WeightLoader, spec: ModelSpec, layer: int, rope: Tensor) 
         spec.num_heads,
         qkv=AdaptedLinear(
             loader.linear(qkv, bias=spec.qkv_bias),
-            fused_linear(hidden, q_proj=q, k_proj=kv, v_proj=kv),
+            FusedLinear.of(hidden, q_proj=q, k_proj=kv, v_proj=kv),
         ),
         output=AdaptedLinear(
-            loader.linear([f"{attention}.o_proj"]), fused_linear(q, o_proj=hidden)
+            loader.linear([f"{attention}.o_proj"]), FusedLinear.of(q, o_proj=hidden)
         ),
         gate_up=AdaptedLinear(
-            loader.linear(gate_up), fused_linear(hidden, gate_proj=inner, up_proj=inner)
+            loader.linear(gate_up), FusedLinear.of(hidden, gate_proj=inner, up_proj=inner)
         ),
         down=AdaptedLinear(
-            loader.linear([f"{mlp}.down_proj"]), fused_linear(inner, down_proj=hidden)
+            loader.linear([f"{mlp}.down_proj"]), FusedLinear.of(inner, down_proj=hidden)
         ),
         rope=rope,
         qk_norm=_load_qk_norm(loader, spec, attention) if spec.qk_norm else None,

@@ -6,9 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ops.base import LoRABatch, Ops
+from ops.base import ForwardBatch, LoRABatch, Ops
 from workers.device.weight_image import Arrival, WeightImage
-from workers.layers.forward_batch import ForwardBatch
 from workers.models.checkpoint import Checkpoint, weight_files
 from workers.models.decoder import Decoder
 from workers.models.loader import WeightLoader

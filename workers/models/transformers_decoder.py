@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ops.base import AdaptedLinear, FusedLinear, LoRABatch
+from ops.base import AdaptedLinear, ForwardBatch, FusedLinear, LoRABatch
 from workers.device.weight_image import Arrival
-from workers.layers.forward_batch import ForwardBatch
 from workers.models.checkpoint import canonical_name
 from workers.models.loader import WeightLoader
 from workers.models.plan import ModelPlan

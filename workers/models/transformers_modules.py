@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ops.base import AdaptedLinear, KVCacheView, KVLayout, LoRABatch, Ops
-from workers.layers.forward_batch import ForwardBatch
+from ops.base import AdaptedLinear, ForwardBatch, KVCacheView, KVLayout, LoRABatch, Ops
 from workers.models.spec import UnsupportedModel
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from ops.base import (
     PAGE_TOKENS,
     AdapterTables,
     AttentionBatch,
+    ForwardBatch,
     FusedLinear,
     KVCacheView,
     KVLayout,
@@ -96,9 +97,9 @@ def score_tokens(
     ops = UnmergedOps(adapters)
     count, num_tokens = len(adapters) + 1, len(tokens)
     layout = KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
-    attention, kv = _sequences(count, num_tokens, layout)
     lora = _segments(len(adapters), num_tokens, shape, dtype) if adapters else None
     ids = torch.tensor(tokens * count, dtype=torch.int32)
+    batch = ForwardBatch(ids, *_sequences(count, num_tokens, layout), lora)
     with Checkpoint(folder) as checkpoint:
         loader = WeightLoader(checkpoint, ops, dtype, ProgressMeter(0, None))
         table = densify([checkpoint.get("model.embed_tokens.weight")[torch.tensor(tokens)]])
@@ -112,7 +113,7 @@ def score_tokens(
         ropes = rope_tables(spec, num_tokens)
         for layer, layer_spec in enumerate(spec.layers):
             weights = load_layer(loader, spec, layer, ropes[layer_spec.rope])
-            x = run_layer(ops, weights, x, residual, attention, kv, lora)
+            x = run_layer(ops, weights, x, residual, batch)
             on_layer()
         module = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
         weight = checkpoint.get(f"{module}.weight")
