@@ -50,28 +50,24 @@ def find_lowest(logits: Tensor, batch: SamplingBatch) -> Tensor:
     chosen = torch.empty(rows, 3, dtype=torch.int64, device=logits.device)
     collected = logits.new_empty(rows, CAPACITY)
     num_collected = [torch.zeros(rows, dtype=torch.int32, device=logits.device) for _ in range(2)]
-    filters = (batch.temperature, batch.top_k, batch.top_p, batch.min_p)
-    shared = (logits, *filters, maxima, vocab, spans)
-    sizes = {"SPANS": power_of_two(spans), "BINS": BINS}
+    temperature, top_k, top_p = batch.temperature, batch.top_k, batch.top_p
+    filters = (temperature, top_k, top_p, batch.min_p)
+    row_of, size = (maxima, vocab, spans), {"SPANS": power_of_two(spans), "BINS": BINS}
+    by_span, by_row = size | {"BLOCK": block}, size | {"BLOCK": 1024}
     _find_maxima[(rows, spans)](logits, *filters, maxima, vocab, BLOCK=block, num_warps=4)
-    _fill_bins[(rows, spans)](*shared, counts, weights, **sizes, BLOCK=block, num_warps=8)
-    _choose_by_count[(rows,)](*shared, counts, chosen, **sizes, num_warps=4)
-    for step in range(2):
-        _collect[(rows, spans)](
-            *(*shared, chosen, collected, num_collected[step]),
-            **sizes,
-            CAPACITY=CAPACITY,
-            BLOCK=block,
-            num_warps=8,
-        )
-        resolve = _resolve_by_weight if step else _resolve_by_count
-        resolve[(rows,)](
-            *(*shared, counts, weights, chosen, collected, num_collected[step], lowest),
-            **sizes,
-            CAPACITY=CAPACITY,
-            BLOCK=1024,
-            num_warps=8,
-        )
+    _fill_bins[(rows, spans)](
+        *(logits, temperature, top_k, top_p, *row_of, counts, weights), **by_span, num_warps=8
+    )
+    _choose_by_count[(rows,)](temperature, top_k, vocab, counts, chosen, BINS=BINS, num_warps=4)
+    first, second = ((chosen, collected, number) for number in num_collected)
+    options = {"CAPACITY": CAPACITY, "num_warps": 8}
+    _collect[(rows, spans)](logits, temperature, *row_of, *first, **(by_span | options))
+    _resolve_by_count[(rows,)](
+        *(logits, temperature, top_p, *row_of, *first, counts, weights, lowest),
+        **(by_row | options),
+    )
+    _collect[(rows, spans)](logits, temperature, *row_of, *second, **(by_span | options))
+    _resolve_by_weight[(rows,)](*(logits, *filters, *row_of, *second, lowest), **(by_row | options))
     return lowest
 
 
@@ -139,7 +135,6 @@ def _fill_bins(
     temperatures,
     top_ks,
     top_ps,
-    min_ps,
     maxima,
     vocab,
     spans,
@@ -190,20 +185,7 @@ def _last_bin(count, weight, target, BINS: tl.constexpr):
 
 
 @triton.jit
-def _choose_by_count(
-    logits,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    maxima,
-    vocab,
-    spans,
-    counts,
-    chosen,
-    SPANS: tl.constexpr,
-    BINS: tl.constexpr,
-):
+def _choose_by_count(temperatures, top_ks, vocab, counts, chosen, BINS: tl.constexpr):
     """Finds the bin in which top-k ends. Writes chosen int64 [N, 3]: bin (-1 = no search needed),
     number of logits in the bins before it, target count."""
     row = tl.program_id(0).to(tl.int64)
@@ -223,9 +205,6 @@ def _choose_by_count(
 def _collect(
     logits,
     temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
     maxima,
     vocab,
     spans,
@@ -295,17 +274,15 @@ def _search(
 def _resolve_by_count(
     logits,
     temperatures,
-    top_ks,
     top_ps,
-    min_ps,
     maxima,
     vocab,
     spans,
-    counts,
-    weights,
     chosen,
     collected,
     num_collected,
+    counts,
+    weights,
     lowest,
     SPANS: tl.constexpr,
     BINS: tl.constexpr,
@@ -364,8 +341,6 @@ def _resolve_by_weight(
     maxima,
     vocab,
     spans,
-    counts,
-    weights,
     chosen,
     collected,
     num_collected,
