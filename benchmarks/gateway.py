@@ -281,7 +281,7 @@ def new_version(tenant_id: str, base_digest: str) -> NewVersion:
         layers=(0,),
     )
     return NewVersion(
-        tenant_id=tenant_id, name=ADAPTER, base_name=MODEL, manifest=manifest, alias="prod"
+        tenant_id=tenant_id, name=ADAPTER, base_name=MODEL, manifest=manifest, wanted_alias="prod"
     )
 
 

@@ -3,7 +3,8 @@
 A file consists of blocks, each a line `-- name: <name>` and the statement after it. Names are
 unique. `{columns of MODULE.STRUCT}` stands for the columns of a struct's fields, without those that
 the statement itself names with AS. `{t.columns of MODULE.STRUCT}` takes the columns from the table
-`t`.
+`t`. `{values of MODULE.STRUCT}` stands for the values of a struct's fields, which are the
+statement's last parameters: pass them as `*msgspec.structs.astuple(record)`.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ ROWS_AT_ONCE = 500
 T = TypeVar("T")
 
 _HEADER = re.compile(r"^-- name: (\w+)[ \t]*$", re.MULTILINE)
-_COLUMNS = re.compile(r"\{(\w+\.)?columns of ([\w.]+)\.(\w+)\}")
+_FIELDS = re.compile(r"\{(\w+\.)?(columns|values) of ([\w.]+)\.(\w+)\}")
 _NAMED = re.compile(r"\bAS (\w+)")
+_PARAMETER = re.compile(r"\$(\d+)")
 
 
 class Queries(dict[str, str]):
@@ -53,14 +55,20 @@ class Queries(dict[str, str]):
 
     def __getitem__(self, name: str) -> str:
         text = super().__getitem__(name)
-        if _COLUMNS.search(text):
-            self[name] = text = _COLUMNS.sub(partial(_columns, _NAMED.findall(text)), text)
+        if _FIELDS.search(text):
+            num_own = max(map(int, _PARAMETER.findall(text)), default=0)
+            expand = partial(_expand, _NAMED.findall(text), num_own)
+            self[name] = text = _FIELDS.sub(expand, text)
         return text
 
 
-def _columns(named: Sequence[str], found: re.Match[str]) -> str:
-    table, module, struct = found.groups("")
+def _expand(named: Sequence[str], num_own: int, found: re.Match[str]) -> str:
+    """Returns the columns or values that a placeholder stands for. `named` are the columns that the
+    statement names with AS, and `num_own` is the number of its own parameters."""
+    table, what, module, struct = found.groups("")
     fields = msgspec.structs.fields(getattr(import_module(module), struct))
+    if what == "values":
+        return ", ".join(f"${number}" for number, _ in enumerate(fields, num_own + 1))
     return ", ".join(table + f.encode_name for f in fields if f.encode_name not in named)
 
 

@@ -271,11 +271,22 @@ class CanaryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     """Maximum ratio of the canary's median time to first token to the stable version's."""
 
 
-class ServedVersion(msgspec.Struct, frozen=True):
+class VersionFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that an adapter version has everywhere: in an upload's form and JSON body, in its
+    database row (one column each), in the admin API's answers, and at the gateways.
+
+    Each field except the name is also an option of `loraplex adapter push`, with the `description`
+    of its `msgspec.Meta` as help. It must have a default, which ephemeral versions get.
+    """
+
+    name: str
+    """Name of the adapter."""
+
+
+class ServedVersion(VersionFields, frozen=True):
     """Ready version, as gateways need it."""
 
     tenant_id: str
-    name: str
     version: int
     created_at: datetime
     digest: str

@@ -75,8 +75,8 @@ async def add_ephemeral(
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
     await connection.execute(
         sql["ephemeral_insert"],
-        *(new.tenant_id, new.name, number, new.manifest.digest, new.base_name, new.manifest),
-        *(new.key_id, retention.ttl_s),
+        *(number, new.manifest.digest, retention.ttl_s),
+        *msgspec.structs.astuple(new),
     )
     return await versions.find_version(connection, new.tenant_id, new.name, number)
 

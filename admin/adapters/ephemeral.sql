@@ -4,12 +4,11 @@ SELECT version FROM adapter_versions
 WHERE tenant_id = $1 AND name = $2 AND state = 'ready' AND expires_at IS NOT NULL ORDER BY version DESC;
 
 -- name: ephemeral_insert
--- $1-$3: the version; $4: digest; $5: served name of the base model; $6: manifest; $7: key id; $8: seconds that it lives. A
--- statement's own bump is not seen by itself, hence + 1.
+-- $1: number; $2: digest of the content; $3: seconds that it lives. A statement's own bump is not seen by itself, hence + 1.
 INSERT INTO adapter_versions
-    (tenant_id, name, version, state, digest, base_name, manifest, uploaded_by, expires_at, ready_generation)
-VALUES ($1, $2, $3, 'ready', $4, $5, $6, $7, now() + make_interval(secs => $8),
-        (SELECT generation + 1 FROM catalog_generation));
+    (version, state, digest, expires_at, ready_generation, {columns of admin.adapters.versions.NewVersion})
+VALUES ($1, 'ready', $2, now() + make_interval(secs => $3), (SELECT generation + 1 FROM catalog_generation),
+        {values of admin.adapters.versions.NewVersion});
 
 -- name: ephemeral_is_promoted
 -- Whether the plain name means a version that stays.

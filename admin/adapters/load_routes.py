@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -12,13 +11,6 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from litestar import Controller, MediaType, Request, Response, post
 from litestar.openapi import ResponseSpec
-from litestar.openapi.spec import (
-    OpenAPIFormat,
-    OpenAPIMediaType,
-    OpenAPIType,
-    RequestBody,
-    Schema,
-)
 from litestar.params import JSONBody
 
 from adapters.errors import AdapterRejected
@@ -28,16 +20,14 @@ from admin.adapters.versions import NewVersion, VersionDetails
 from admin.http import problems
 from admin.http.body import decode_json, read_all
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
-from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
+from admin.http.upload_operation import JSON, UploadOperation
 from admin.models import models
-from admin.uploads.upload import MULTIPART, FormFields, media_type
+from admin.uploads.upload import MULTIPART, UploadForm, media_type
 from store.errors import Invalid, NotFound
 from store.records import BaseModel, Tenant
-from web.openapi import flat
 
-JSON = "application/json"
 MAX_JSON_BYTES = 64 << 10
 TYPES = {400: "InvalidUserInput", 404: "NotFoundError", 500: "InternalServerError"}
 """Type of an error in vLLM's answers, by status."""
@@ -93,12 +83,7 @@ class UnloadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Accepted without effect."""
 
 
-class LoadForm(FormFields, kw_only=True):
-    """Fields of the form that contains the files."""
-
-    lora_name: str | None = None
-    load_inplace: str | None = None
-    is_3d_lora_weight: str | None = None
+FORM = UploadForm(LoadLoraAdapter, absent={"lora_path": "(in the body)"})
 
 
 class _Load(msgspec.Struct, frozen=True):
@@ -129,27 +114,8 @@ class _Stages:
         return ", ".join(self._stages)
 
 
-@dataclass
-class LoadOperation(AdminOperation):
-    """Operation whose body is JSON with a path, or a form with the files."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        text = Schema(type=OpenAPIType.STRING)
-        binary = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
-        files = ("adapter_config.json", "adapter_model.safetensors", "file")
-        form = Schema(
-            type=OpenAPIType.OBJECT,
-            required=["lora_name"],
-            properties={
-                **dict.fromkeys(LoadForm.__struct_fields__, text),
-                **dict.fromkeys(files, binary),
-            },
-        )
-        self.request_body = RequestBody(
-            {JSON: OpenAPIMediaType(flat(LoadLoraAdapter)), MULTIPART: OpenAPIMediaType(form)},
-            required=True,
-        )
+class LoadOperation(UploadOperation):
+    form = FORM
 
 
 def _answered(*statuses: int) -> dict[int, ResponseSpec]:
@@ -208,11 +174,10 @@ class LoraAdapterController(Controller):
                     await _copy(request, load, given.lora_path, staged)
                     made = await _load(request, load, staged, None, stages)
                 elif kind == MULTIPART and options.get("boundary"):
-                    fields = LoadForm()
-                    archive = await request.receive_form(
-                        options["boundary"], staged, fields, partial(_check_first, request, tenant)
+                    given, archive = await request.receive_form(
+                        options["boundary"], staged, FORM, partial(_check_first, request, tenant)
                     )
-                    load = await _check(request, _fields(fields), tenant)
+                    load = await _check(request, given, tenant)
                     made = await _load(request, load, staged, archive, stages)
                 else:
                     raise Invalid(
@@ -253,22 +218,11 @@ class LoraAdapterController(Controller):
         return f"Success: LoRA adapter '{data.lora_name}' removed successfully."
 
 
-def _fields(form: LoadForm) -> LoadLoraAdapter:
-    """Returns the fields of a form as the equivalent JSON body. Raises Invalid."""
-    switches: dict[str, bool] = {}
-    for name in ("load_inplace", "is_3d_lora_weight"):
-        text = getattr(form, name)
-        if text not in (None, "true", "false", "True", "False"):
-            raise Invalid(f"{name} is true or false", param=name)
-        switches[name] = text in ("true", "True")
-    return LoadLoraAdapter(form.lora_name or "", "(in the body)", model=form.model, **switches)
-
-
-async def _check_first(request: AdminRequest, tenant: str | None, form: LoadForm) -> None:
+async def _check_first(request: AdminRequest, tenant: str | None, given: LoadLoraAdapter) -> None:
     """Checks the fields that precede the files, so that a wrong request is refused before its files
     are read."""
-    if form.lora_name:
-        await _check(request, _fields(form), tenant)
+    if given.lora_name:
+        await _check(request, given, tenant)
 
 
 async def _check(request: AdminRequest, given: LoadLoraAdapter, reference: str | None) -> _Load:
@@ -324,7 +278,7 @@ async def _load(
         name=load.name,
         base_name=base.name,
         manifest=manifest,
-        key_id=request.user.id,
+        uploaded_by=request.user.id,
     )
     stages.end("check")
     made = await plane.load(new, staged, request.actor, in_place=load.in_place)

@@ -12,7 +12,7 @@ from admin.adapters.aliases import AliasMove
 from admin.adapters.stored import StoredContent
 from admin.adapters.versions import MAX_VERSION, Fault, Proof, VersionDetails
 from admin.schemas import shown
-from store.records import AdapterState, Alias, CanaryPolicy, ServingFields
+from store.records import AdapterState, Alias, CanaryPolicy, ServingFields, VersionFields
 
 VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -80,8 +80,7 @@ class VersionTierView(TierView, frozen=True):
     version: int
 
 
-class VersionView(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
+class VersionView(VersionFields, frozen=True, kw_only=True):
     version: int
     state: AdapterState
     served: bool

@@ -64,14 +64,15 @@ def _check_form(field: str, given: str | None, kind: Any, form: str) -> None:
         raise Invalid(FORMS[form], param=field) from None
 
 
-def parse_serving(text: str | None, field: str = "serving") -> ServingData:
+def parse_serving(written: str | msgspec.Raw, field: str = "serving") -> ServingData:
     """Parses the JSON object in the field `serving`, or in another field of the same form. Takes up
     to 0.1 s, so call it in a thread. Raises Invalid."""
-    if not text:
-        return ServingData()
     try:
+        text = written if isinstance(written, str) else bytes(written).decode()
+        if not text:
+            return ServingData()
         serving = msgspec.json.decode(text, type=_Given)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"{field}: {error}", "serving_invalid", field) from None
     check_json(text.encode(), field)
     if serving.chat_template is not None:

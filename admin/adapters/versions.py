@@ -17,7 +17,7 @@ from admin.signing_keys.signing_keys import check_signature
 from store.database import Connection
 from store.errors import Conflict, NotFound
 from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
-from store.records import AdapterState, Quota, ServingData
+from store.records import AdapterState, Quota, ServingData, VersionFields
 
 MAX_VERSION = 2**31 - 1
 """Maximum version number, which is the largest integer of the database column."""
@@ -28,28 +28,25 @@ REJECTED_DAYS = 7
 """Days for which refused uploads, and versions that failed verification, are kept."""
 
 
-class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """Version that an upload creates."""
+class NewVersion(VersionFields, frozen=True, kw_only=True):
+    """Columns of a version that its upload sets."""
 
     tenant_id: str
-    name: str
     base_name: str
     manifest: AdapterManifest
     serving: ServingData = ServingData()
-    alias: str | None = None
+    wanted_alias: str | None = None
     """Alias that will point to the version as soon as the version is ready."""
-    key_id: str | None = None
+    uploaded_by: str | None = None
+    """Id of the key that sends the upload."""
     signature: bytes | None = None
     """Detached signature of the content."""
-    approves_template: bool = False
-    """Whether the chat template is approved."""
 
 
-class VersionDetails(msgspec.Struct, frozen=True, kw_only=True):
+class VersionDetails(VersionFields, frozen=True, kw_only=True):
     """Version of an adapter. Immutable except for its state."""
 
     tenant_id: str
-    name: str
     version: int
     state: AdapterState
     created_at: datetime
@@ -140,12 +137,9 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
     await check_holdings(connection, new.tenant_id, new.name, new.manifest)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
     key = (new.tenant_id, new.name, number)
-    await connection.execute(
-        sql["version_insert"],
-        *(*key, AdapterState.PROVING, digest, new.base_name, new.manifest, None),
-        *(new.serving, new.alias, new.key_id),
-        *(None if signed is None else signed.signed_by, new.signature),
-    )
+    signed_by = None if signed is None else signed.signed_by
+    values = msgspec.structs.astuple(new)
+    await connection.execute(sql["version_insert"], number, digest, signed_by, *values)
     await connection.execute(sql["version_prove"], *key, new.base_name)
     return await find_version(connection, *key), True
 
@@ -155,14 +149,14 @@ async def _want_alias(
 ) -> None:
     """Applies the alias of an upload whose version already exists: points the alias to the version
     if that is ready, otherwise records the alias."""
-    if new.alias is None:
+    if new.wanted_alias is None:
         return
     if state == AdapterState.READY:
-        alias = (new.tenant_id, new.name, new.alias)
-        await aliases.set_alias(connection, *alias, version, new.key_id)
+        alias = (new.tenant_id, new.name, new.wanted_alias)
+        await aliases.set_alias(connection, *alias, version, new.uploaded_by)
     else:
         key = (new.tenant_id, new.name, version)
-        await connection.execute(sql["version_want_alias"], *key, new.alias, new.key_id)
+        await connection.execute(sql["version_want_alias"], *key, new.wanted_alias, new.uploaded_by)
 
 
 async def add_rejected(

@@ -3,10 +3,9 @@ UPDATE adapters SET last_version = last_version + 1 WHERE tenant_id = $1 AND nam
 RETURNING last_version;
 
 -- name: version_insert
-INSERT INTO adapter_versions
-    (tenant_id, name, version, state, digest, base_name, manifest, error, serving, wanted_alias, uploaded_by,
-     signed_by, signature)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
+-- $1: number; $2: digest of the content; $3: id of the key that signed it, or null.
+INSERT INTO adapter_versions (version, state, digest, signed_by, {columns of admin.adapters.versions.NewVersion})
+VALUES ($1, 'proving', $2, $3, {values of admin.adapters.versions.NewVersion});
 
 -- name: version_prove
 INSERT INTO version_proving (tenant_id, name, version, detail)

@@ -202,7 +202,7 @@ class AdminPlane:
             )
 
     async def publish(
-        self, new: NewVersion, staged: Path, actor: Actor
+        self, new: NewVersion, staged: Path, actor: Actor, *, approves_template: bool
     ) -> tuple[VersionDetails, bool]:
         """Stores the files and adds the version. Returns the version and whether it is new. If
         `approves_template` is set, also approves its chat template. If the version is ready at
@@ -210,7 +210,7 @@ class AdminPlane:
 
         async def add(connection: Connection) -> tuple[VersionDetails, bool]:
             template = new.serving.template_digest
-            if template is not None and new.approves_template:
+            if template is not None and approves_template:
                 await versions.approve_template(connection, template, actor.key.id)
             return await versions.add_version(connection, new)
 

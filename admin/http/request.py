@@ -16,7 +16,7 @@ from litestar.types import Message, Scope
 from admin.audit.audit import Actor, changing
 from admin.http.body import UploadPace, decode_json, held_chunks, released_chunks
 from admin.http.plane import AdminPlane
-from admin.uploads.upload import F, receive_form
+from admin.uploads.upload import T, UploadForm, receive_form
 from store.database import Connection
 from store.records import ApiKey
 from web.body_budget import held_body
@@ -78,9 +78,9 @@ class AdminRequest(Request[ApiKey, Any, State]):
         self,
         boundary: str,
         staged: Path,
-        fields: F,
-        check_fields: Callable[[F], Awaitable[None]],
-    ) -> Path | None:
+        form: UploadForm[T],
+        check: Callable[[T], Awaitable[None]],
+    ) -> tuple[T, Path | None]:
         """Reads a form with an adapter's files to its end; see `admin.uploads.upload`."""
         plane = self.plane
         plane.store.check_room(self.num_body_bytes)
@@ -90,8 +90,8 @@ class AdminRequest(Request[ApiKey, Any, State]):
             staged,
             plane.config.max_upload_bytes,
             plane.store.check_room,
-            fields,
-            check_fields,
+            form,
+            check,
         )
 
     async def _chunks(self) -> AsyncGenerator[bytes]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+import msgspec
+
 from store.database import Connection
 from store.errors import NotFound
 from store.queries import fetch_all, fetch_one, sql
@@ -30,9 +32,7 @@ async def find_price(connection: Connection, model: str) -> PriceDetails:
 
 async def set_price(connection: Connection, price: Price) -> None:
     """Sets the price of an existing model. Must be called in a transaction."""
-    await connection.execute(
-        sql["price_put"], price.model, price.input, price.cached_input, price.output
-    )
+    await connection.execute(sql["price_put"], *msgspec.structs.astuple(price))
 
 
 async def remove_price(connection: Connection, model: str) -> None:

@@ -5,7 +5,7 @@ SELECT {columns of admin.prices.prices.PriceDetails} FROM prices WHERE model > $
 SELECT {columns of admin.prices.prices.PriceDetails} FROM prices WHERE model = $1;
 
 -- name: price_put
-INSERT INTO prices (model, input, cached_input, output) VALUES ($1, $2, $3, $4)
+INSERT INTO prices ({columns of store.records.Price}) VALUES ({values of store.records.Price})
 ON CONFLICT (model) DO UPDATE
 SET input = excluded.input, cached_input = excluded.cached_input, output = excluded.output, updated_at = now();
 

@@ -11,6 +11,7 @@ from datetime import datetime
 import msgspec
 
 from admin.adapters.aliases import check_pins
+from admin.schemas import shown
 from store.database import Connection
 from store.queries import from_row, sql
 from store.records import Quota
@@ -63,13 +64,8 @@ async def set_quota(
         # own, so setting it is one change and one row of the audit log.
         await connection.execute(sql["quota_delete"], limits.subject)
     else:
-        await connection.execute(
-            sql["quota_put"],
-            *(tenant_id, key_id, quota.requests_per_minute, quota.tokens_per_minute),
-            *(quota.concurrent_requests, quota.tokens_per_day, quota.tokens_per_month),
-            *(quota.spend_per_day, quota.spend_per_month, quota.adapters, quota.adapter_bytes),
-            *(quota.cached_weight, quota.weight, quota.service_class),
-        )
+        values = msgspec.structs.astuple(shown(Quota, quota))
+        await connection.execute(sql["quota_put"], tenant_id, key_id, *values)
     if key_id is None:
         await _set_pin_bytes(connection, tenant_id, quota.pin_bytes)
 

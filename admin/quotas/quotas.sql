@@ -15,10 +15,8 @@ SELECT {columns of store.records.Quota} FROM quotas WHERE subject = $1;
 
 -- name: quota_put
 -- $1: tenant id; $2: id of a key that is its own subject, or null: of the tenant as a whole.
-INSERT INTO quotas (
-    subject, tenant_id, key_id, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
-    tokens_per_month, spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, weight, class)
-VALUES (coalesce($2, $1), $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+INSERT INTO quotas (tenant_id, key_id, {columns of store.records.Quota})
+VALUES ($1, $2, {values of store.records.Quota})
 ON CONFLICT (subject) DO UPDATE
 SET requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excluded.tokens_per_minute,
     concurrent_requests = excluded.concurrent_requests, tokens_per_day = excluded.tokens_per_day,

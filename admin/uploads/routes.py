@@ -10,14 +10,7 @@ from pathlib import Path
 from litestar import Controller, Response, delete, get, patch, post
 from litestar.enums import ParamType
 from litestar.openapi import ResponseSpec
-from litestar.openapi.spec import (
-    OpenAPIFormat,
-    OpenAPIMediaType,
-    OpenAPIType,
-    Parameter,
-    RequestBody,
-    Schema,
-)
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Parameter, RequestBody, Schema
 from litestar.params import FromPath, JSONBody
 
 from adapters.errors import AdapterRejected
@@ -31,43 +24,31 @@ from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
+from admin.http.upload_operation import BINARY, JSON, UploadOperation
 from admin.models import models
-from admin.schemas import Deleted, Page, page
+from admin.schemas import Deleted, Page, page, shown
 from admin.signing_keys.signing_keys import parse_signature
 from admin.uploads.resumable import PartialUpload
-from admin.uploads.schemas import RejectedUploadView, UploadCreate, UploadView, VersionCreate
-from admin.uploads.upload import MULTIPART, VersionFields, media_type
+from admin.uploads.schemas import RejectedUploadView, UploadCreate, UploadView
+from admin.uploads.upload import MULTIPART, UploadForm, media_type
+from admin.uploads.version_create import VersionCreate
 from store.errors import Invalid
 from store.records import BaseModel, ServingData, Tenant
 from web.errors import Forbidden
-from web.openapi import flat, refused
+from web.openapi import refused
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 PARTS = [requires(ADMIN, ADAPTERS_WRITE, changes_rows=False)]
 """Guards of routes that receive an upload's bytes. They do not count as changes, because uploads
 have limits of their own."""
-JSON = "application/json"
+FORM = UploadForm(VersionCreate, absent={"upload": ""})
 MAX_JSON_BYTES = 1 << 20
 UPLOADING = (404, 408, 409, 413, 507)
 """Error statuses of routes that receive files."""
-BINARY = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
-TEXT = Schema(type=OpenAPIType.STRING)
 
 
-@dataclass
-class VersionOperation(AdminOperation):
-    """Operation whose body is a form or JSON."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        texts = VersionFields.__struct_fields__
-        files = ("adapter_config.json", "adapter_model.safetensors", "file")
-        properties = {**dict.fromkeys(texts, TEXT), **dict.fromkeys(files, BINARY)}
-        form = Schema(type=OpenAPIType.OBJECT, required=["name"], properties={**properties})
-        self.request_body = RequestBody(
-            {MULTIPART: OpenAPIMediaType(form), JSON: OpenAPIMediaType(flat(VersionCreate))},
-            required=True,
-        )
+class VersionOperation(UploadOperation):
+    form = FORM
 
 
 @dataclass
@@ -116,14 +97,13 @@ class UploadController(Controller):
                 async with plane.uploads.completing(
                     request.user, given.upload, given.sha256
                 ) as upload:
-                    return await _make(request, given.fields(), staged, upload.data)
+                    return await _make(request, given, staged, upload.data)
             if kind == MULTIPART and options.get("boundary"):
                 with plane.forms.taking(request.user.tenant_id):
-                    fields = VersionFields()
-                    archive = await request.receive_form(
-                        options["boundary"], staged, fields, partial(_check_first, request)
+                    given, archive = await request.receive_form(
+                        options["boundary"], staged, FORM, partial(_check_first, request)
                     )
-                    return await _make(request, fields, staged, archive)
+                    return await _make(request, given, staged, archive)
         raise Invalid(f"send {MULTIPART}, or {JSON} with an upload", "content_type")
 
     @post("/uploads", guards=OWN, responses=refused(507))
@@ -179,34 +159,36 @@ class UploadController(Controller):
 
 
 async def _make(
-    request: AdminRequest, given: VersionFields, staged: Path, archive: Path | None
+    request: AdminRequest, given: VersionCreate, staged: Path, archive: Path | None
 ) -> Response[VersionView]:
     plane = request.plane
-    name, tenant, bases, serving, found = await _check(request, given)
+    tenant, bases, serving, found = await _check(request, given)
     try:
         manifest, base = await plane.validate(tenant, bases, staged, archive)
     except AdapterRejected as rejected:
-        await plane.reject(tenant, name, rejected, request.actor)
+        await plane.reject(tenant, given.name, rejected, request.actor)
         raise
     serving = await plane.add_found(serving, found, base)
-    new = NewVersion(
+    new = shown(
+        NewVersion,
+        given,
         tenant_id=tenant.id,
-        name=name,
         base_name=base.name,
         manifest=manifest,
         serving=serving,
-        alias=given.alias,
-        key_id=request.user.id,
+        wanted_alias=given.alias,
+        uploaded_by=request.user.id,
         signature=parse_signature(given.signature),
-        approves_template=given.approve_template == "true",
     )
-    version, is_new = await plane.publish(new, staged, request.actor)
+    version, is_new = await plane.publish(
+        new, staged, request.actor, approves_template=given.approve_template
+    )
     async with request.reading() as connection:
-        shown = await describe_version(connection, tenant, name, version.version)
-    return Response(shown, status_code=201 if is_new else 200)
+        view = await describe_version(connection, tenant, given.name, version.version)
+    return Response(view, status_code=201 if is_new else 200)
 
 
-async def _check_first(request: AdminRequest, given: VersionFields) -> None:
+async def _check_first(request: AdminRequest, given: VersionCreate) -> None:
     """Checks the fields that precede the files. A missing field may still follow them."""
     try:
         await _check(request, given)
@@ -216,25 +198,23 @@ async def _check_first(request: AdminRequest, given: VersionFields) -> None:
 
 
 async def _check(
-    request: AdminRequest, given: VersionFields
-) -> tuple[str, Tenant, list[BaseModel], ServingData, ServingData]:
-    """Checks the fields, which do not need the files. Returns the name, tenant, base models,
-    serving data, and the serving data from the adapter's folder. Raises Invalid."""
+    request: AdminRequest, given: VersionCreate
+) -> tuple[Tenant, list[BaseModel], ServingData, ServingData]:
+    """Checks the fields, which do not need the files. Returns the tenant, base models, serving
+    data, and the serving data from the adapter's folder. Raises Invalid."""
     if not given.name:
         raise Invalid("the field name is missing", "name_missing", "name")
     check_names(given.name, given.model, given.alias)
     serving = await asyncio.to_thread(parse_serving, given.serving)
     found = await asyncio.to_thread(parse_serving, given.folder_serving, "folder_serving")
     parse_signature(given.signature)
-    if given.approve_template not in (None, "true", "false"):
-        raise Invalid("true or false", "approve_template_invalid", "approve_template")
-    if given.approve_template == "true" and request.user.tenant_id is not None:
+    if given.approve_template and request.user.tenant_id is not None:
         raise Forbidden("only an admin key may approve a chat template")
     async with request.reading() as connection:
         tenant = await tenant_for(connection, request.user, given.tenant)
         await models.check_not_a_model(connection, given.name)
         bases = await models.candidate_bases(connection, given.model)
-    return given.name, tenant, bases, serving, found
+    return tenant, bases, serving, found
 
 
 def _view(request: AdminRequest, upload: PartialUpload) -> UploadView:

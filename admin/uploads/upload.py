@@ -16,9 +16,10 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
+from msgspec.structs import fields
 from multipart import (
     MultipartError,
     ParserLimitReached,
@@ -31,9 +32,12 @@ from admin.uploads.archive import KNOWN_FILES, max_file_bytes
 from admin.uploads.file_sink import FileSink
 from store.errors import Invalid
 from store.stored_text import check_text
+from web.choices import list_choices
 from web.errors import Overloaded, TooLarge, TooMany
 
 MAX_FIELD_BYTES = 1024
+MAX_JSON_BYTES = 512 << 10
+"""Maximum bytes of a text field that contains JSON."""
 ARCHIVE = "upload.archive"
 ARCHIVE_SUFFIXES = (".tar", ".zip")
 MULTIPART = "multipart/form-data"
@@ -45,6 +49,9 @@ MAX_FORMS_OF_TENANT = 8
 counts incomplete uploads."""
 
 
+T = TypeVar("T", bound=msgspec.Struct)
+
+
 class Segment(Protocol):
     """Headers of one part of a multipart body."""
 
@@ -52,37 +59,46 @@ class Segment(Protocol):
     filename: str | None
 
 
-class FormFields(msgspec.Struct, kw_only=True):
-    """Text fields that a form may have alongside an adapter's files."""
+class UploadForm(msgspec.Struct, Generic[T], frozen=True):
+    """Form with an adapter's files, whose text fields are those of a JSON body."""
 
-    long_fields: ClassVar[Mapping[str, int]] = {}
-    """Maximum bytes of each field that may have more than `MAX_FIELD_BYTES`."""
+    kind: type[T]
+    """Type of the JSON body."""
+    absent: Mapping[str, str]
+    """Values of the body's fields that the form does not have."""
 
-    model: str | None = None
-    sha256: str | None = None
-    """SHA-256 in hex of the weights file, or of the archive if one is sent."""
+    @property
+    def texts(self) -> dict[str, int]:
+        """Maximum bytes of each text field. `sha256` is the SHA-256 in hex of the weights file, or
+        of the archive if one is sent."""
+        kinds = {field.name: field.type for field in fields(self.kind)} | {"sha256": str}
+        return {
+            name: MAX_JSON_BYTES if kind is msgspec.Raw else MAX_FIELD_BYTES
+            for name, kind in kinds.items()
+            if name not in self.absent
+        }
 
+    @property
+    def required(self) -> list[str]:
+        names = (field.name for field in fields(self.kind) if field.required)
+        return [name for name in names if name not in self.absent]
 
-F = TypeVar("F", bound=FormFields)
-
-
-class VersionFields(FormFields, kw_only=True):
-    """Form fields that describe a version, in addition to its files."""
-
-    long_fields = {"serving": 512 << 10, "folder_serving": 512 << 10}
-
-    name: str | None = None
-    tenant: str | None = None
-    alias: str | None = None
-    serving: str | None = None
-    """Serving data as JSON."""
-    folder_serving: str | None = None
-    """Serving data as JSON, from other files in the adapter's folder. A field is used if `serving`
-    does not set it and the base model has another value."""
-    signature: str | None = None
-    """Base64 of the ed25519 signature of the content."""
-    approve_template: str | None = None
-    """Whether the chat template is approved: "true" approves it. Only for admin keys."""
+    def read(self, texts: Mapping[str, str]) -> T:
+        """Returns the text fields as the JSON body. A missing field that is required becomes an
+        empty text. Raises Invalid."""
+        values: dict[str, Any] = {**dict.fromkeys(self.required, ""), **self.absent}
+        for field in fields(self.kind):
+            if (text := texts.get(field.name)) is None:
+                continue
+            if field.type is bool and text.lower() not in ("true", "false"):
+                raise Invalid(f"{field.name} is true or false", param=field.name)
+            values[field.name] = msgspec.Raw(text.encode()) if field.type is msgspec.Raw else text
+        try:
+            return msgspec.convert(values, self.kind, strict=False)
+        except msgspec.ValidationError as error:
+            reason, _, place = list_choices(str(error), self.kind).partition(" - at `$.")
+            name = place.removesuffix("`")
+            raise Invalid(f"{name}: {reason}", param=name) from None
 
 
 def media_type(content_type: str) -> tuple[str, dict[str, str]]:
@@ -120,35 +136,36 @@ async def receive_form(
     staged: Path,
     max_bytes: int,
     check_room: Callable[[int], None],
-    fields: F,
-    check_fields: Callable[[F], Awaitable[None]],
-) -> Path | None:
-    """Reads a multipart/form-data body to its end and sets `fields`. Returns the path of the stored
-    archive, or None if no archive was sent.
+    form: UploadForm[T],
+    check: Callable[[T], Awaitable[None]],
+) -> tuple[T, Path | None]:
+    """Reads a multipart/form-data body to its end. Returns its text fields as the JSON body, and
+    the path of the stored archive, or None if no archive was sent.
 
-    Calls `check_fields` before the first file, with the fields received before it. Raises Invalid,
-    TooLarge, OSError, and any error of `check_fields`.
+    Calls `check` before the first file, with the fields received before it. Raises Invalid,
+    TooLarge, OSError, and any error of `check`.
     """
-    form = _Form(staged, max_bytes + OVERHEAD_BYTES, check_room, fields, check_fields)
+    receiver = _Receiver(staged, max_bytes + OVERHEAD_BYTES, check_room, form, check)
     try:
         with _parser(boundary) as parser:
             async for chunk in chunks:
                 for event in parser.parse(chunk) if chunk else ():
-                    await form.take(event)
+                    await receiver.take(event)
     except ParserLimitReached as error:
         raise TooLarge(f"the upload is too large: {error}") from error
     except (MultipartError, UnicodeDecodeError) as error:
         raise Invalid(f"not valid multipart/form-data: {error}", "multipart") from error
     finally:
-        form.close()
-    return await form.archive()
+        receiver.close()
+    archive = await receiver.archive()
+    return receiver.read(), archive
 
 
 def _parser(boundary: str) -> Any:
     return PushMultipartParser(boundary, strict=True)
 
 
-class _Form(Generic[F]):
+class _Receiver(Generic[T]):
     """Receiver of the parser's events. For each part, these are its head (`Segment`), its bytes,
     and None."""
 
@@ -157,14 +174,16 @@ class _Form(Generic[F]):
         staged: Path,
         max_bytes: int,
         check_room: Callable[[int], None],
-        fields: F,
-        check_fields: Callable[[F], Awaitable[None]],
+        form: UploadForm[T],
+        check: Callable[[T], Awaitable[None]],
     ) -> None:
-        self._fields = fields
+        self._form = form
+        self._texts: dict[str, str] = {}
+        """Text fields that have been received."""
         self._staged = staged
         self._bytes_left = max_bytes
         self._check_room = check_room
-        self._check_fields = check_fields
+        self._check = check
         self._seen: set[str] = set()
         self._files: set[str] = set()
         """Known names of the files that have been received."""
@@ -177,14 +196,18 @@ class _Form(Generic[F]):
             await self._end()
         elif not isinstance(event, bytes | bytearray):
             if event.filename is not None and not self._files:
-                await self._check_fields(self._fields)
+                await self._check(self.read())
             self._begin(event)
         elif self._file is not None:
             await self._file.write(event)
         else:
             self._text += event
-            if len(self._text) > self._fields.long_fields.get(self._part, MAX_FIELD_BYTES):
+            if len(self._text) > self._form.texts[self._part]:
                 raise Invalid(f"{self._part} is too long", "field_too_long", self._part)
+
+    def read(self) -> T:
+        """Returns the text fields received so far. Raises Invalid."""
+        return self._form.read(self._texts)
 
     async def archive(self) -> Path | None:
         """Returns the path of the archive, or None if no archive was sent. Checks the SHA-256.
@@ -192,8 +215,8 @@ class _Form(Generic[F]):
         if ARCHIVE in self._files and len(self._files) > 1:
             raise Invalid("send the two files or one archive, not both", "unexpected_part")
         for name in (ARCHIVE, WEIGHTS_NAME):
-            if self._fields.sha256 is not None and name in self._files:
-                await check_sha256(self._fields.sha256, self._staged / name)
+            if (sha256 := self._texts.get("sha256")) is not None and name in self._files:
+                await check_sha256(sha256, self._staged / name)
         return self._staged / ARCHIVE if ARCHIVE in self._files else None
 
     def close(self) -> None:
@@ -205,7 +228,7 @@ class _Form(Generic[F]):
         name = segment.name or ""
         is_file = segment.filename is not None
         part = _target(segment) if is_file else name
-        if part is None or (not is_file and name not in self._fields.__struct_fields__):
+        if part is None or (not is_file and name not in self._form.texts):
             raise Invalid(f"unexpected part {name[:64]!r}", "unexpected_part", name[:64])
         if part in self._seen:
             raise Invalid(f"{part} is there twice", "duplicate_part", part)
@@ -219,7 +242,8 @@ class _Form(Generic[F]):
         if self._file is None:
             text = self._text.decode()
             check_text(text, self._part)
-            setattr(self._fields, self._part, text or None)
+            if text:
+                self._texts[self._part] = text
         else:
             await self._file.finish()
             self._files.add(self._part)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
-from loraplex.commands.options import api, from_json, json_option, pairs, tenant_option
+from admin.uploads.version_create import VersionCreate
+from loraplex.commands.options import F, api, from_json, json_option, pairs, tenant_option
 from loraplex.errors import ApiFailure, Refused
 from loraplex.output import ProgressCallback, is_json, progress, show_done, show_list, tell, waiting
 
@@ -22,7 +24,15 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 PATIENCE_S = 120.0
 """Maximum seconds for which each call waits while the tenant exceeds its rate of changes or the
 server restarts."""
-FIELDS = ("name", "model", "alias", "tenant", "serving", "approve_template", "weights_only")
+NOT_PLAIN = {
+    *("upload", "name", "tenant", "sha256", "signature", "approve_template"),
+    *("serving", "folder_serving"),
+}
+"""Fields of the upload route that have options of another form, or none."""
+PLAIN = {f.name: f.type for f in msgspec.structs.fields(VersionCreate) if f.name not in NOT_PLAIN}
+"""Type of each field of the upload route that an option sends as it is given."""
+FIELDS = ("name", *PLAIN, "tenant", "serving", "approve_template", "weights_only")
+"""Fields of an item of a manifest."""
 
 
 class Upload(NamedTuple):
@@ -37,6 +47,20 @@ class Pushed(NamedTuple):
     """Description of what the version took from other files in the folder."""
 
 
+def plain_options(command: F) -> F:
+    """Adds an option for each field of `PLAIN`, with the description of the field as help."""
+    for name, kind in reversed(PLAIN.items()):
+        (schema,), _ = msgspec.json.schema_components([kind])
+        (schema, *_) = schema.get("anyOf", [schema])
+        details: dict[str, Any] = {"help": schema.get("description")}
+        if schema["type"] == "boolean":
+            details |= {"is_flag": True}
+        elif schema["type"] == "integer":
+            details |= {"type": int}
+        command = click.option(f"--{name.replace('_', '-')}", **details)(command)
+    return command
+
+
 @click.command("push")
 @click.argument("folders", metavar="[FOLDER]...", nargs=-1, type=FOLDER)
 @click.option("--name", help="Adapter name (default: name of the folder).")
@@ -46,10 +70,7 @@ class Pushed(NamedTuple):
     help='JSON file: a list of {"folder": ...}, relative to the file, each with any of '
     f"{', '.join(FIELDS)}. The command's options are defaults for them.",
 )
-@click.option(
-    "--model", help="Base model (default: found by the adapter's configuration or tensors)."
-)
-@click.option("--alias", help="Alias to point to the version once it is ready.")
+@plain_options
 @click.option(
     "--serving", type=FILE, help="JSON file with chat_template, stop, defaults and metadata."
 )
@@ -86,25 +107,25 @@ def push_command(
     folders: tuple[Path, ...],
     name: str | None,
     manifest: Path | None,
-    model: str | None,
-    alias: str | None,
     serving: Path | None,
     chat_template: Path | None,
-    approve_template: bool,
     weights_only: bool,
     key_file: Path | None,
     metadata: tuple[str, ...],
     wait: bool,
-    tenant: str | None,
+    **given: Any,
 ) -> None:
     """Upload each FOLDER that peft saved, as a new version of the adapter of its name.
 
     If there are several, refused ones are listed at the end and the others are pushed."""
-    given: dict[str, Any] = {"model": model, "alias": alias, "tenant": tenant}
     given["serving"] = _serving(serving, chat_template, pairs("--metadata", metadata))
-    given["approve_template"], given["weights_only"] = approve_template, weights_only
+    given["weights_only"] = weights_only
     given["sign"] = key_file and _private_key(key_file)
-    common = {key: value for key, value in given.items() if value}
+    common = {
+        key: value
+        for key, value in given.items()
+        if value not in (None, "", {}) and value is not False
+    }
     if name is not None and (len(folders) != 1 or manifest):
         raise click.UsageError("--name is of one FOLDER; several are named by their folders")
     uploads = [
@@ -127,7 +148,7 @@ def push_command(
         for version in made:
             click.echo(_told(version))
     for version, taken in pushed:
-        _advise(version, taken, tenant)
+        _advise(version, taken, given["tenant"])
     if failures:
         told = "\n".join(failures)
         raise ApiFailure(f"{len(failures)} of {len(uploads)} were not pushed:\n{told}")

@@ -76,8 +76,8 @@ async def add(
         base_name="tiny",
         manifest=msgspec.structs.replace(manifest(digit), equals_base=equals_base),
         serving=serving or ServingData(),
-        alias=alias,
-        key_id="uploader",
+        wanted_alias=alias,
+        uploaded_by="uploader",
     )
     return (await versions.add_version(connection, new))[0].version
 

@@ -196,7 +196,7 @@ class Cluster:
                         name=adapter,
                         base_name=NAME,
                         manifest=validate(files, shape),
-                        alias="prod",
+                        wanted_alias="prod",
                     )
                     await versions.add_version(connection, new)
 

@@ -138,7 +138,7 @@ class House:
                 for name, shape in self.models.items()
             ),
             versions=tuple(
-                ServedVersion("ten_acme", name, 1, THEN, digest, NAME)
+                ServedVersion("ten_acme", 1, THEN, digest, NAME, name=name)
                 for name, digest in self.digests.items()
             ),
             aliases=tuple(Alias("ten_acme", name, "prod", 1) for name in self.digests),

@@ -55,7 +55,9 @@ class World:
         base = self._rng.choice(MODELS).name
         self._newest[tenant.id, name] = number
         self._versions[tenant.id, name, number] = ServedVersion(
-            tenant.id, name, number, THEN, digest, base, invocation_tokens=CONTENTS[digest]
+            *(tenant.id, number, THEN, digest, base),
+            name=name,
+            invocation_tokens=CONTENTS[digest],
         )
 
     def view(self) -> CatalogView:

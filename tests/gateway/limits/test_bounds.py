@@ -82,7 +82,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
 def view() -> CatalogView:
     """acme's `agent` is an activated LoRA."""
     version = ServedVersion(
-        *("ten_acme", "agent", 1, THEN, "agent-1", "tiny"), invocation_tokens=INVOCATION
+        *("ten_acme", 1, THEN, "agent-1", "tiny"), name="agent", invocation_tokens=INVOCATION
     )
     known = snapshot(Keys().records, max_model_len=CONTEXT)
     return CatalogView(msgspec.structs.replace(known, versions=(version,), aliases=()))
