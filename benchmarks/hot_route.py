@@ -24,7 +24,7 @@ from gateway.exceptions import InvalidRequest
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane, HotRoute
 from gateway.http.request import GatewayRequest
-from gateway.limits.body_pace import BodyPace
+from gateway.limits.tenant_load import BodyPace
 from gateway.tracing import Tracing
 from web.body_budget import HELD_BODY, BodyBudget, HeldBody
 from web.headers import add_request_headers

@@ -8,9 +8,8 @@ import random
 import agent
 
 from gateway.conversation import Conversation as Asked
-from gateway.generation_request import Tool
-from gateway.messages import Message
-from gateway.text.plain_tools import in_plain_messages
+from gateway.conversation import Message, Tool
+from gateway.text.template_turns import in_plain_messages
 
 Conversation = tuple[list[dict[str, str]], str]
 """Messages, and the answer to learn."""

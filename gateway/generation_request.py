@@ -6,44 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.messages import Message
+from gateway.conversation import AllowedTools, Conversation, Message, Tool, ToolChoice
 from gateway.relevance import Pair
 from workers.wire.protocol import OutputKind
-
-
-class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """Function that the model may call."""
-
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] = {}
-    """JSON Schema of the arguments. The arguments are an object."""
-    strict: bool = False
-    """Whether arguments are constrained to the schema during generation."""
-
-    def for_template(self) -> dict[str, Any]:
-        """Returns the tool in the form that chat templates expect."""
-        described = {"description": self.description} if self.description else {}
-        function = {"name": self.name, **described, "parameters": self.parameters}
-        return {"type": "function", "function": function}
-
-
-class NamedTool(msgspec.Struct, frozen=True):
-    """Choice of tools that requires a call of the tool `name`."""
-
-    name: str
-
-
-class AllowedTools(msgspec.Struct, frozen=True):
-    """Choice of tools that shows the model all of the request's tools, but allows calls of only
-    some."""
-
-    names: tuple[str, ...]
-    must_call: bool
-    """Whether the answer must call one of the tools `names`."""
-
-
-ToolChoice = Literal["auto", "none", "required"] | NamedTool | AllowedTools
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -198,3 +163,15 @@ def must_call(asked: GenerationRequest) -> bool:
     if isinstance(asked.tool_choice, AllowedTools):
         return asked.tool_choice.must_call
     return asked.tool_choice not in ("auto", "none")
+
+
+def conversation_of(asked: GenerationRequest, messages: list[Message]) -> Conversation:
+    """Returns the conversation of a request. It has no tools if the request's `tool_choice` is
+    `none`."""
+    return Conversation(
+        messages,
+        shown_tools(asked),
+        asked.add_generation_prompt,
+        asked.continue_final_message,
+        asked.template_arguments,
+    )

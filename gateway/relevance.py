@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.messages import Message
+from gateway.conversation import Message
 
 JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -10,12 +11,13 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from gateway.error_codes import CODES
-from gateway.last_errors import LastErrors
 from gateway.quota_types import Kind
 from gateway.top_use import TopUse
+from store.gateway_load import LastError
 from store.records import Tenant
 from telemetry.tallies import Counter, Histogram
 
+MAX_CODES = 16
 REQUEST = ("model_name", "class")
 """Labels of metrics of requests: the base model's name and the service class."""
 LATENCY_BUCKETS = (
@@ -23,6 +25,26 @@ LATENCY_BUCKETS = (
     *(10, 20, 40, 80, 160, 320, 640),
 )
 RENEWAL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class LastErrors:
+    """Last failure of each error code, for at most `MAX_CODES` codes. Used only on the event
+    loop."""
+
+    def __init__(self) -> None:
+        self._by_code: dict[str, LastError] = {}
+        """Last failures by code, the newest one at the end."""
+
+    def note(self, code: str, request_id: str) -> None:
+        earlier = self._by_code.pop(code, None)
+        number = 1 + (earlier.number if earlier else 0)
+        self._by_code[code] = LastError(code, time.time(), request_id, number)
+        if len(self._by_code) > MAX_CODES:
+            del self._by_code[next(iter(self._by_code))]
+
+    def newest_first(self) -> list[LastError]:
+        return list(self._by_code.values())[::-1]
+
 
 _meter = metrics.get_meter("loraplex.gateway")
 

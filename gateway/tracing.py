@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from litestar.types import Scope
@@ -26,12 +26,22 @@ from opentelemetry.trace import (
     StatusCode,
     TraceFlags,
     Tracer,
+    TraceState,
 )
 
-from gateway.trace_state import read_trace_state
 from store.records import Tenant
 from web.headers import find_header, find_headers
 
+MAX_CHARS = 512
+"""Maximum length of the header. It is the length up to which W3C asks that headers are passed on.
+Longer headers are dropped."""
+MAX_MEMBERS = 32
+
+_MEMBER = re.compile(
+    r"([a-z0-9][a-z0-9_*/@-]{0,255})=([\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])"
+)
+"""https://www.w3.org/TR/trace-context/#tracestate-header"""
+_MULTI_TENANT = re.compile(r"[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}")
 REQUEST_IDS = "loraplex-request-ids"
 """Key in the OpenTelemetry context, set while a request's span is created. Its value is the (trace
 id, span id) that the SDK's id generator must return for the span."""
@@ -48,14 +58,29 @@ OLDER_LATENCIES = {
     "decode": "gen_ai.latency.time_in_model_decode",
 }
 """Names of the attributes with which vLLM's request spans report the duration of each stage."""
-
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
 )
 """https://www.w3.org/TR/trace-context/#traceparent-header"""
-
 Value = str | int | float | bool | list[str] | list[float]
 Attributes = Mapping[str, Value]
+
+
+def read_trace_state(headers: Sequence[str]) -> TraceState:
+    """Returns the contents of a request's `tracestate` headers. Returns an empty state if they are
+    too long or invalid. The contents are never logged."""
+    joined = ",".join(headers)
+    members = [each.strip(" \t") for each in joined.split(",")]
+    found = [_MEMBER.fullmatch(each) for each in members if each]
+    entries = [(each[1], each[2]) for each in found if each is not None]
+    keys = {key for key, _ in entries}
+    is_valid = (
+        len(joined) <= MAX_CHARS
+        and len(found) <= MAX_MEMBERS
+        and len(keys) == len(found)
+        and all("@" not in key or _MULTI_TENANT.fullmatch(key) for key in keys)
+    )
+    return TraceState(entries if is_valid else [])
 
 
 class Stage(NamedTuple):

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from gateway.catalog.catalog import CatalogView
-from gateway.catalog.principal import Principal
-from store.records import ApiKey, hash_key, parse_key
+import msgspec
+
+from gateway.catalog.view import CatalogView
+from store.records import ApiKey, Tenant, hash_key, parse_key
 from web.errors import Forbidden, Unauthenticated
 
 INCORRECT = "Incorrect API key provided."
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Caller of a request: a tenant and one of its keys."""
+
+    tenant: Tenant
+    key: ApiKey
+
+    @property
+    def cache_domain(self) -> str:
+        """Domain within which cached prefixes are shared."""
+        group = self.tenant.sharing_group
+        return f"tenant:{self.tenant.id}" if group is None else f"group:{group}"
+
+    def may_use(self, model: str) -> bool:
+        """Returns whether the key's list of models allows the model. Does not check whether the
+        tenant has such a model."""
+        return self.key.may_use(model.removeprefix(f"{self.tenant.name}/"))
 
 
 def authenticate(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.catalog.catalog import Catalog
-from gateway.dispatch.inflight import InFlightRequests
+from gateway.dispatch.in_flight import InFlightRequests
 from store.database import Database
 from store.queries import sql
 

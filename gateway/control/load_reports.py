@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from heapq import nlargest
 
 from gateway import telemetry
-from gateway.dispatch.inflight import InFlightRequests
+from gateway.dispatch.in_flight import InFlightRequests
 from gateway.metering.usage import Status
 from store.database import Database
 from store.gateway_load import GatewayLoad, ModelLoad, TenantLoad

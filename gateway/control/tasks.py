@@ -12,7 +12,7 @@ from gateway.control.load_reports import LoadReports
 from gateway.control.verification import AdapterVerification
 from gateway.control.worker_reports import WorkerReports
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.inflight import InFlightRequests
+from gateway.dispatch.in_flight import InFlightRequests
 from gateway.limits.leases import Leases
 from gateway.metering.usage_loader import UsageLoader
 from gateway.metering.wal import WriteAheadLog

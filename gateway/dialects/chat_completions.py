@@ -18,9 +18,8 @@ from gateway.dialects.chat_messages import (
 )
 from gateway.dialects.dialect import Answer, Dialect
 from gateway.dialects.history import ConversationReader
-from gateway.dialects.openai_fields import Count, OpenAIRequest
+from gateway.dialects.openai_fields import Count, OpenAIRequest, Refusal, Wish
 from gateway.dialects.openai_format import OpenAIFormat, encode, scored_token
-from gateway.dialects.openai_table import Refusal, Wish
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, ThoughtBudget

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from gateway.conversation import MadeCall, Message, NamedTool, Tool, ToolChoice
 from gateway.dialects.function_tools import (
     AllowedMode,
     FunctionDefinition,
@@ -24,8 +25,6 @@ from gateway.dialects.history import (
     as_object,
     typed_index,
 )
-from gateway.generation_request import NamedTool, Tool, ToolChoice
-from gateway.messages import MadeCall, Message
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from gateway.dialects.dialect import Answer, BodyFormat, Dialect
 from gateway.dialects.embeddings import MAX_INPUTS, NUMBERS_AT_ONCE, unit_vector
+from gateway.dialects.generation_fields import Priority
 from gateway.dialects.history import ConversationReader, Place, is_absent
 from gateway.dialects.openai_fields import Count
-from gateway.dialects.sampling_fields import Priority
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, Truncation
 from gateway.limits.admission import Usage

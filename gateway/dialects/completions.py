@@ -9,16 +9,16 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from gateway.dialects.dialect import Answer, Dialect
+from gateway.dialects.generation_fields import TokenId
 from gateway.dialects.openai_fields import (
     MAX_SEQUENCES,
     OpenAIRequest,
+    Refusal,
     TokenIds,
     TopLogprobs,
     prompts_of,
 )
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_name
-from gateway.dialects.openai_table import Refusal
-from gateway.dialects.sampling_fields import TokenId
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest

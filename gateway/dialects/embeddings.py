@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from gateway.dialects.chat_messages import Messages, neutral_messages
 from gateway.dialects.dialect import Answer, BodyFormat, Dialect
+from gateway.dialects.generation_fields import TokenId
 from gateway.dialects.history import ConversationReader
 from gateway.dialects.openai_fields import Count, InputFields, TokenIds, prompts_of
-from gateway.dialects.sampling_fields import TokenId
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage

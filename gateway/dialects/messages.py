@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from gateway.conversation import Message, NamedTool, Tool, ToolChoice, in_turns
 from gateway.dialects.chat_messages import read_role
-from gateway.dialects.constraints import schema_constraint
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.dropped import MESSAGES
 from gateway.dialects.function_tools import read_definition
+from gateway.dialects.generation_fields import schema_constraint
 from gateway.dialects.history import (
     ConversationReader,
     Json,
@@ -33,15 +34,7 @@ from gateway.dialects.messages_fields import (
 )
 from gateway.dialects.messages_format import MessagesFormat
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import (
-    Constraint,
-    GenerationRequest,
-    NamedTool,
-    ThoughtBudget,
-    Tool,
-    ToolChoice,
-)
-from gateway.messages import Message, in_turns
+from gateway.generation_request import Constraint, GenerationRequest, ThoughtBudget
 from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import SamplingParams
 

@@ -13,10 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from gateway.dialects.chat_messages import MAX_MESSAGES, MAX_TOOLS
-from gateway.dialects.constraints import Schema
+from gateway.dialects.generation_fields import Probability, Schema, StopString
 from gateway.dialects.history import MAX_PARTS
 from gateway.dialects.openai_fields import Count
-from gateway.dialects.sampling_fields import Probability, StopString
 
 
 class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

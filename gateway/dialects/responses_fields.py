@@ -14,11 +14,15 @@ from msgspec import Meta
 
 from gateway.dialects.chat_completions import ReasoningEffort
 from gateway.dialects.chat_messages import MAX_MESSAGES, Tools
-from gateway.dialects.constraints import JsonObjectFormat, Name, Schema, TextFormat
 from gateway.dialects.function_tools import AllowedMode
-from gateway.dialects.openai_fields import Count, TopLogprobs
-from gateway.dialects.openai_table import check_refused
-from gateway.dialects.sampling_fields import SamplingFields
+from gateway.dialects.generation_fields import (
+    JsonObjectFormat,
+    Name,
+    SamplingFields,
+    Schema,
+    TextFormat,
+)
+from gateway.dialects.openai_fields import Count, TopLogprobs, check_refused
 from gateway.exceptions import InvalidRequest
 
 

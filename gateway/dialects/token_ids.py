@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from gateway.dialects.chat_messages import Messages, Tools
-from gateway.dialects.sampling_fields import TokenId
+from gateway.dialects.generation_fields import TokenId
 from gateway.exceptions import InvalidRequest
 
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-from gateway.catalog.catalog import CatalogView, ResolvedModel
+from gateway.catalog.resolved_model import ResolvedModel
+from gateway.catalog.view import CatalogView
 from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
 from gateway.exceptions import ModelUnsatisfiable, NoWorker
 from workers.wire.client import WorkerClient

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.catalog.catalog import ResolvedModel
+from gateway.catalog.resolved_model import ResolvedModel
 from gateway.exceptions import TemplateNotApproved, is_our_fault
 from store.database import Database
 from store.queries import sql

@@ -10,12 +10,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.catalog.catalog import ResolvedModel
-from gateway.catalog.principal import Principal
-from gateway.conversation import Conversation, conversation_of
-from gateway.dispatch.activation import find_activation
+from gateway.catalog.auth import Principal
+from gateway.catalog.resolved_model import ResolvedModel
+from gateway.conversation import Conversation, Message
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import GenerationRequest, conversation_of
 from gateway.limits.bounds import (
     MAX_TOKEN_IDS,
     check_template_arguments,
@@ -23,18 +22,40 @@ from gateway.limits.bounds import (
     check_total,
     completion_tokens,
 )
-from gateway.messages import Message
 from gateway.relevance import Pair
 from gateway.text.parsers.answer_form import AnswerForm
+from gateway.text.parsers.stopping import failure_function
 from gateway.text.parsers.thoughts import is_in_thought
 from gateway.text.tokenizer import ModelTokenizer
 
 TAIL_TOKENS = 16
 """Number of tokens at the end of a prompt that are searched for the beginning of a thought."""
-
-
 WITHOUT_THINKING: dict[str, Any] = {"enable_thinking": False}
 """Template variables that make a chat template skip the thought, if it knows `enable_thinking`."""
+
+
+def find_activation(tokens: Sequence[int], invocation: Sequence[int]) -> int | None:
+    """Returns the start of the last occurrence of the adapter's invocation in a prompt.
+
+    Returns 0 if the invocation is empty, because an ordinary adapter acts from the start. Returns
+    None if the prompt does not contain the invocation. Then only the base model answers, and
+    generated tokens do not activate the adapter, as in peft. Takes linear time for any input
+    (Knuth-Morris-Pratt, from the end).
+    """
+    if not invocation:
+        return 0
+    word = invocation[::-1]
+    failure = failure_function(word)
+    matched = 0
+    for position in range(len(tokens) - 1, -1, -1):
+        token = tokens[position]
+        while matched and token != word[matched]:
+            matched = failure[matched - 1]
+        if token == word[matched]:
+            matched += 1
+            if matched == len(word):
+                return position
+    return None
 
 
 class Prompt(msgspec.Struct, frozen=True):

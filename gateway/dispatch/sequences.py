@@ -7,8 +7,8 @@ import time
 
 import msgspec
 
-from gateway.catalog.catalog import ResolvedModel
-from gateway.catalog.principal import Principal
+from gateway.catalog.auth import Principal
+from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dispatch.choice import Choice
 from gateway.dispatch.failover import Failover
 from gateway.dispatch.generation import Generation

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
-from gateway.catalog.catalog import CatalogView
+from gateway.catalog.view import CatalogView
 from workers.wire.client import WorkerClient
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from litestar.handlers import BaseRouteHandler
 
 from gateway.catalog.auth import authenticate, authorize, may_be_newer
 from gateway.http.services import Gateway
-from gateway.limits.refusal_limit import MAX_DELAY_S
-from gateway.limits.request_charge import RequestCharge
+from gateway.limits.admission import RequestCharge
+from gateway.limits.tenant_load import MAX_DELAY_S
 from store.errors import ApiError
 from web.body_budget import held_body
 from web.client_address import check_address

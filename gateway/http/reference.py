@@ -11,7 +11,7 @@ import msgspec
 from gateway.dialects import dropped
 from gateway.dialects.chat_completions import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.openai_table import WITHOUT_EFFECT, Refusal, Wish, marked
+from gateway.dialects.openai_fields import WITHOUT_EFFECT, Refusal, Wish, marked
 
 Json = Mapping[str, Any]
 PREFIX = "#/components/schemas/"

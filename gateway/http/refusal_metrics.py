@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway import telemetry
-from gateway.catalog.principal import Principal
+from gateway.catalog.auth import Principal
 
 
 class GatewayRefusals:

@@ -12,12 +12,12 @@ from litestar import Request
 from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from gateway.catalog.principal import Principal
+from gateway.catalog.auth import Principal
 from gateway.exceptions import InvalidRequest
 from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.guards import CHARGE
 from gateway.http.services import Gateway
-from gateway.limits.request_charge import RequestCharge
+from gateway.limits.admission import RequestCharge
 from gateway.tracing import Untraced
 from store.errors import INVALID
 from web.body_budget import Excess, held_body

@@ -10,15 +10,13 @@ from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.dispatch.failover import Failover
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.inflight import InFlightRequests
+from gateway.dispatch.in_flight import InFlightRequests, RunningGenerations
 from gateway.dispatch.outcomes import Outcomes
-from gateway.dispatch.running_generations import RunningGenerations
 from gateway.dispatch.worker_discovery import WorkerDiscovery
 from gateway.limits.admission import Admission
-from gateway.limits.body_pace import BodyPace
 from gateway.limits.database_clock import DatabaseClock
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
-from gateway.limits.refusal_limit import RefusalLimit
+from gateway.limits.tenant_load import BodyPace, RefusalLimit
 from gateway.metering.usage import UsageRecorder
 from gateway.metering.wal import WriteAheadLog
 from gateway.telemetry import Standing

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gateway.conversation import AllowedTools, NamedTool, Tool, ToolChoice
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
-from gateway.generation_request import AllowedTools, GenerationRequest, NamedTool, Tool, ToolChoice
+from gateway.generation_request import GenerationRequest
 
 MAX_REQUEST_TOKENS = 1 << 18
 """Maximum prompt tokens of a request. They count once for each choice, because workers receive the

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.metering.segments import frame, split_damaged
 from gateway.metering.usage import UsageRecord
 from gateway.metering.wal import WriteAheadLog
-from gateway.segments import frame, split_damaged
 from store.database import Database, Invalid
 from store.queries import sql
 

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gateway.metering.segments import frame
 from gateway.metering.wal_files import WalFiles
-from gateway.segments import frame
 
 log = logging.getLogger(__name__)
 

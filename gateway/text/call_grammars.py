@@ -13,16 +13,10 @@ from typing import Any
 
 import msgspec
 
-from gateway.generation_request import (
-    AllowedTools,
-    GenerationRequest,
-    NamedTool,
-    Tool,
-    callable_tools,
-    must_call,
-)
+from gateway.conversation import AllowedTools, NamedTool, Tool
+from gateway.generation_request import GenerationRequest, callable_tools, must_call
 from gateway.text.json_schemas import held_schema
-from gateway.text.parsers import llama_json, mistral, pythonic, qwen_xml, thoughts
+from gateway.text.parsers import json_calls, pythonic, qwen_xml, thoughts
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4
 from store.records import ToolFormat
@@ -34,14 +28,14 @@ HELD: dict[ToolFormat, tuple[str, str, str, str]] = {
     "qwen_xml": ("<tool_call>", '\n{"name": "%s", "arguments": ', "}\n</tool_call>", "\n"),
     "llama_json": ("", '{"name": "%s", "parameters": ', "}", "; "),
     "pythonic": ("", "[%s(**", ")]", ""),
-    "mistral": (mistral.OPEN, '[{"name": "%s", "arguments": ', "}]", ""),
+    "mistral": (json_calls.MISTRAL_OPEN, '[{"name": "%s", "arguments": ', "}]", ""),
     "gemma": (FUNCTION_GEMMA.begin, "call:%s", FUNCTION_GEMMA.end, "\n"),
     "gemma4": (GEMMA_4.begin, "call:%s", GEMMA_4.end, "\n"),
 }
 """Texts of a constrained call by format: the marker before a call, the text before its arguments,
 the text after them, and the text between two calls. The arguments are a JSON object."""
 BARE: dict[ToolFormat, tuple[str, str]] = {
-    "llama_json": ("{[", llama_json.TAG),
+    "llama_json": ("{[", json_calls.LLAMA_TAG),
     "pythonic": ("[", pythonic.OPEN),
 }
 """Formats whose calls need no marker: the characters with which an answer with a call may begin,

@@ -19,11 +19,10 @@ from jinja2 import nodes
 
 from gateway.conversation import Conversation
 from gateway.exceptions import InvalidRequest
-from gateway.text.folded_turns import folded
 from gateway.text.parsers.answer_form import form_of
-from gateway.text.plain_tools import in_plain_messages
 from gateway.text.template_budget import BudgetExceeded, limited
 from gateway.text.template_sandbox import MAX_ERROR_CHARS, make_environment
+from gateway.text.template_turns import folded, in_plain_messages
 
 RENDERING_ERRORS = (
     ArithmeticError,
@@ -58,7 +57,7 @@ class Rendered(NamedTuple):
 
     text: str
     is_folded: bool = False
-    """Whether the turns were simplified by `folded_turns` because the template refused the original
+    """Whether the turns were simplified by `folded` because the template refused the original
     ones."""
 
 
@@ -85,9 +84,9 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation, *, steps: int) -> Rendered:
         """Renders the conversation. If the template refuses its turns, tries simplified forms of
-        them (see `folded_turns`). Describes tools in plain messages if the template does not render
-        tools. Raises TemplateRefused if the template refuses all forms, and TemplateOverBudget if a
-        rendering takes more than `steps` steps (see `template_budget`)."""
+        them (see `template_turns`). Describes tools in plain messages if the template does not
+        render tools. Raises TemplateRefused if the template refuses all forms, and
+        TemplateOverBudget if a rendering takes more than `steps` steps (see `template_budget`)."""
         if not self.shows_tools:
             conversation = in_plain_messages(conversation)
         try:

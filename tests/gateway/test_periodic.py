@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog.catalog import CatalogView
+from gateway.catalog.view import CatalogView
 from gateway.dispatch.worker_discovery import WorkerDiscovery
 from store.periodic import repeat
 from store.records import CatalogSnapshot

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gateway.trace_state import read_trace_state
+from gateway.tracing import read_trace_state
 
 VALID = {
     "vendor=1": {"vendor": "1"},

@@ -12,7 +12,7 @@ import msgspec
 from litestar.params import JSONBody
 from litestar.types import ASGIApp
 
-from gateway.catalog.catalog import ResolvedModel
+from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
@@ -21,7 +21,7 @@ from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.answer_trace import outcome_of, routing_attributes, trace_answer
 from gateway.dispatch.generation import Generation
-from gateway.dispatch.inflight import InFlightRequest
+from gateway.dispatch.in_flight import InFlightRequest
 from gateway.dispatch.prompts import Prompt, encode_prompts
 from gateway.dispatch.request_usage import RequestUsage
 from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of

@@ -6,7 +6,6 @@ from litestar import Response, post
 from litestar.params import JSONBody
 from litestar.types import ASGIApp
 
-from gateway.conversation import conversation_of
 from gateway.dialects.dropped import FOLDED_TURNS
 from gateway.dialects.messages import Messages
 from gateway.dialects.messages_fields import (
@@ -14,6 +13,7 @@ from gateway.dialects.messages_fields import (
     MessagesRequest,
     TokenCount,
 )
+from gateway.generation_request import conversation_of
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
 from gateway.http.routes.completions import answer, answering, dropped_header, with_dropped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response, post
 from litestar.params import JSONBody
 
-from gateway.catalog.catalog import ResolvedModel
+from gateway.catalog.resolved_model import ResolvedModel
 from gateway.conversation import Conversation
 from gateway.dialects.chat_messages import neutral_messages, read_tools
 from gateway.dialects.dropped import FOLDED_TURNS, header_of

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.generation_request import Tool
-from gateway.text.parsers import gemma, hermes, llama_json, mistral, pythonic, thoughts
+from gateway.conversation import Tool
+from gateway.text.parsers import gemma, json_calls, pythonic, thoughts
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaParser
-from gateway.text.parsers.hermes import HermesParser
-from gateway.text.parsers.llama_json import LlamaJsonParser
-from gateway.text.parsers.mistral import MistralParser
+from gateway.text.parsers.json_calls import HermesParser, LlamaJsonParser, MistralParser
 from gateway.text.parsers.parser import (
     CallsOnlyParser,
     IdentityParser,
@@ -39,9 +37,9 @@ FINGERPRINTS: tuple[tuple[str, ToolFormat], ...] = (
 several of them, the first one in this list decides."""
 
 SPECIAL_MARKERS: dict[ToolFormat, tuple[str, ...]] = {
-    "llama_json": (llama_json.TAG,),
+    "llama_json": (json_calls.LLAMA_TAG,),
     "pythonic": (pythonic.OPEN, pythonic.CLOSE),
-    "mistral": (mistral.OPEN, mistral.CALL_ID, mistral.ARGS),
+    "mistral": (json_calls.MISTRAL_OPEN, json_calls.MISTRAL_CALL_ID, json_calls.MISTRAL_ARGS),
     "gemma": tuple(gemma.FUNCTION_GEMMA),
     "gemma4": tuple(gemma.GEMMA_4),
 }
@@ -77,7 +75,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
         """Returns the special tokens that the parser needs to see in the text."""
         found: tuple[str, ...] = (thoughts.OPEN, thoughts.CLOSE) if self.has_thoughts else ()
         if tools:
-            found += SPECIAL_MARKERS.get(self.calls, (hermes.OPEN, hermes.CLOSE))
+            found += SPECIAL_MARKERS.get(self.calls, json_calls.HERMES_TAGS)
         return frozenset(found)
 
     def _call_parser(self, tools: Sequence[Tool]) -> Parser:

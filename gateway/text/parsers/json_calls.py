@@ -1,4 +1,13 @@
-"""Parses calls that are JSON objects: `{"name": "...", "arguments": {...}}`."""
+"""Parses calls that are JSON objects, in the formats of several families of models.
+
+Hermes, Qwen   `<tool_call>{"name": "...", "arguments": {...}}</tool_call>`. Also used for models
+               whose template does not render tools (see `text/template_turns.py`). Such models may
+               omit the tags.
+Llama 3        The answer is `{"name": "...", "parameters": {...}}`, which may follow the marker
+               `<|python_tag|>`.
+Mistral        `[TOOL_CALLS][{"name": "...", "arguments": {...}}]`, and in newer models
+               `[TOOL_CALLS]name[ARGS]{...}` for each call.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +25,10 @@ MAX_STRING = 1024
 """Maximum characters of a key or name, including quotes and escapes."""
 MARKS = re.compile(r'[\\"{}\[\]\x00-\x1f]')
 END_OF_SCALAR = re.compile(r"[,}\]\s]")
+HERMES_TAGS = HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
+LLAMA_TAG = "<|python_tag|>"
+MISTRAL_OPEN, MISTRAL_CALL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+END_OF_MISTRAL_NAME = re.compile(r"[\[{]")
 
 
 class JsonCallParser(ReadingParser):
@@ -196,3 +209,64 @@ def as_object(written: str) -> str:
     except (ValueError, RecursionError):
         pass
     raise Malformed
+
+
+class HermesParser(JsonCallParser):
+    """Parser of calls in tags. A tag contains one JSON object, several objects, or a list of
+    objects."""
+
+    def __init__(self, untagged: Set[str] = frozenset()) -> None:
+        """`untagged` are the names of tools that may be called without a tag at the beginning of an
+        answer."""
+        super().__init__()
+        self._untagged = untagged
+
+    def read(self) -> Reading[None]:
+        if self._untagged:
+            yield from self.attempt_if("{[", self.read_calls(self._untagged))
+        while (yield from self.pieces_until(HERMES_OPEN, add=self.add_text)):
+            yield from self.attempt(self._read_tagged(), HERMES_OPEN)
+
+    def _read_tagged(self) -> Reading[None]:
+        yield from self.read_calls()
+        yield from self.skip_space()
+        yield from self.skip_end(HERMES_CLOSE)
+
+
+class LlamaJsonParser(JsonCallParser):
+    """Parser of Llama 3's calls. Treats JSON that does not begin as a call of a known tool as
+    text."""
+
+    def __init__(self, names: Set[str]) -> None:
+        """`names` are the names of the tools that may be called."""
+        super().__init__()
+        self._names = names
+
+    def read(self) -> Reading[None]:
+        yield from self.attempt_if("{[", self.read_calls(self._names))
+        while (yield from self.pieces_until(LLAMA_TAG, add=self.add_text)):
+            yield from self.attempt(self.read_calls(self._names), LLAMA_TAG)
+
+
+class MistralParser(JsonCallParser):
+    def read(self) -> Reading[None]:
+        while (yield from self.pieces_until(MISTRAL_OPEN, add=self.add_text)):
+            yield from self.attempt(self._read_calls(), MISTRAL_OPEN)
+
+    def _read_calls(self) -> Reading[None]:
+        yield from self.skip_space()
+        if (yield from self.peek()) in ("[", "{"):
+            yield from self.read_calls()
+            return
+        name = (yield from self.until(END_OF_MISTRAL_NAME)).strip()
+        if not name:
+            raise Malformed
+        if (yield from self.skip(MISTRAL_CALL_ID)):
+            yield from self.until(END_OF_MISTRAL_NAME)
+        yield from self.skip(MISTRAL_ARGS)
+        yield from self.skip_space()
+        if (yield from self.peek()) != "{":
+            raise Malformed
+        self.begin_call(name)
+        yield from self.read_value(self.add_arguments)
+        self.end_call()

@@ -14,9 +14,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.generation_request import Tool
-from gateway.text.parsers.hermes import CLOSE, OPEN
-from gateway.text.parsers.json_calls import JsonCallParser
+from gateway.conversation import Tool
+from gateway.text.parsers.json_calls import HERMES_CLOSE, HERMES_OPEN, JsonCallParser
 from gateway.text.parsers.reading_parser import Malformed, Reading
 
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
@@ -33,8 +32,8 @@ class QwenXmlParser(JsonCallParser):
         self._schemas = {tool.name: tool.parameters for tool in tools}
 
     def read(self) -> Reading[None]:
-        while marker := (yield from self.pieces_until(OPEN, FUNCTION, add=self.add_text)):
-            is_tagged = marker == OPEN
+        while marker := (yield from self.pieces_until(HERMES_OPEN, FUNCTION, add=self.add_text)):
+            is_tagged = marker == HERMES_OPEN
             yield from self.attempt(self._read_calls(is_tagged=is_tagged), marker)
 
     def _read_calls(self, *, is_tagged: bool) -> Reading[None]:
@@ -50,7 +49,7 @@ class QwenXmlParser(JsonCallParser):
         else:
             yield from self._read_call()
         yield from self.skip_space()
-        yield from self.skip_end(CLOSE)
+        yield from self.skip_end(HERMES_CLOSE)
 
     def _read_call(self) -> Reading[None]:
         name = (yield from self.until(END_OF_NAME)).strip()
@@ -73,7 +72,7 @@ class QwenXmlParser(JsonCallParser):
             self.add_arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
             yield from self._read_argument(_property(self._schemas.get(name, {}), key))
-        if not ((yield from self.skip(END_OF_FUNCTION)) or (yield from self.skip(CLOSE))):
+        if not ((yield from self.skip(END_OF_FUNCTION)) or (yield from self.skip(HERMES_CLOSE))):
             raise Malformed
         self.add_arguments("{}" if separator == "{" else "}")
         self.end_call()

@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.catalog.canary_split import pick_version
-from gateway.catalog.catalog import CatalogView
+from gateway.catalog.resolved_model import pick_version
+from gateway.catalog.view import CatalogView
 from store.records import Alias, Tenant
 from tests.gateway.service import snapshot
 

@@ -16,7 +16,7 @@ from admin.prices import prices
 from admin.quotas import quotas
 from admin.quotas.quotas import QuotaDetails
 from admin.tenants import tenants
-from gateway.catalog.catalog import CatalogView
+from gateway.catalog.view import CatalogView
 from gateway.exceptions import ModelNotFound
 from store.database import EVERYTHING, Connection, Database
 from store.errors import ApiError

@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 
-from gateway.catalog.catalog import Catalog, CatalogView
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.view import CatalogView
 from gateway.exceptions import ModelNotFound
 from store.records import Tenant
 from tests.gateway.scripted import ScriptedWorker

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gateway.catalog.catalog import CatalogView
-from gateway.catalog.principal import Principal
+from gateway.catalog.auth import Principal
+from gateway.catalog.view import CatalogView
 from gateway.dispatch.prompts import make_prompt
 from gateway.dispatch.sequences import Call, _generate, work_of
 from gateway.generation_request import GenerationRequest

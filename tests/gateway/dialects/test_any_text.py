@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.conversation import Tool
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import Answer, AnswerFormat, Dialect
@@ -18,7 +19,6 @@ from gateway.dialects.messages_fields import MessagesRequest
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.choice import Delta
-from gateway.generation_request import Tool
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
 from gateway.text.long_texts import LongTexts

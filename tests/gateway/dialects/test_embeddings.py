@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gateway.dispatch.generation import MAX_AT_ONCE
+from gateway.metering.segments import read_frames
 from gateway.metering.usage import Status, UsageRecord
-from gateway.segments import read_frames
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import embed, ids, vector_of
 from tests.gateway.service import Service

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig
 from peft.tuners.lora.variants import calculate_alora_offsets
 
-from gateway.dispatch.activation import find_activation
+from gateway.dispatch.prompts import find_activation
 
 token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.retry_budget import FLOOR, SHARE, WINDOW_S, RetryBudget
+from gateway.dispatch.failover import FLOOR, SHARE, WINDOW_S, RetryBudget
 
 
 def test_a_quiet_gateway_may_retry_a_little_and_again_a_window_later() -> None:

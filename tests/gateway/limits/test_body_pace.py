@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.body_pace import BYTES_PER_S, LARGE, MAX_TENANTS, BodyPace
+from gateway.limits.tenant_load import BYTES_PER_S, LARGE, MAX_TENANTS, BodyPace
 
 MIB = 1 << 20
 

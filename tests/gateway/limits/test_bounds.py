@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.catalog.catalog import CatalogView
-from gateway.catalog.principal import Principal
+from gateway.catalog.auth import Principal
+from gateway.catalog.view import CatalogView
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dispatch.prompts import Prompt, encode_prompts
 from gateway.exceptions import InvalidRequest

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from admin.keys import keys
 from gateway.exceptions import TooManyRefusals
 from gateway.http import guards
-from gateway.limits.refusal_limit import (
+from gateway.limits.tenant_load import (
     BURST_S,
     MAX_DEBT_S,
     MAX_DELAY_S,

@@ -18,8 +18,8 @@ import pytest
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
+from gateway.metering.segments import read_frames
 from gateway.metering.usage import Status, UsageRecord
-from gateway.segments import read_frames
 from memory.page_key import PAGE_TOKENS
 from tests.gateway.billed_worker import BilledWorker, RequestCount
 from tests.gateway.pepper import PEPPER

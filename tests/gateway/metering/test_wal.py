@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.metering.segments import read_frames
 from gateway.metering.wal import RETRY_S, WriteAheadLog
 from gateway.metering.wal_files import WalTaken
-from gateway.segments import read_frames
 
 WRITER = """
 import asyncio, sys

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.conversation import Conversation
-from gateway.generation_request import Tool
-from gateway.messages import MadeCall, Message
+from gateway.conversation import Conversation, MadeCall, Message, Tool
 
 TOOLS = [
     Tool(

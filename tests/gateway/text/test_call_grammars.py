@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.generation_request import AllowedTools, GenerationRequest, NamedTool, Tool
+from gateway.conversation import AllowedTools, NamedTool, Tool
+from gateway.generation_request import GenerationRequest
 from gateway.text.call_grammars import BARE, HELD, AnswerRules, grammar_of, rules_of
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall

@@ -12,12 +12,12 @@ from gateway.text.grammar_limits import (
     MAX_EXPRESSION_BYTES,
     MAX_PATH,
     MAX_PATTERN_BYTES,
+    LarkRules,
+    SchemaGraph,
     check_expression,
     check_lark,
     check_schema,
 )
-from gateway.text.lark_rules import LarkRules
-from gateway.text.schema_graph import SchemaGraph
 from tests.hostile_grammars import DOUBLES, INTEGER, RULES, WRAPS, chain, nest, rules
 
 INTEGERS: dict[str, Any] = {"type": "integer"}

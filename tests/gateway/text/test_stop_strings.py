@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.stop_strings import StopStrings
+from gateway.text.parsers.stopping import StopStrings
 
 letters = st.text(alphabet="abé", max_size=24)
 stops = st.lists(st.text(alphabet="abé", min_size=1, max_size=5), min_size=1, max_size=4)

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from gateway.dispatch.activation import find_activation
+from gateway.dispatch.prompts import find_activation
 from memory.page_key import PAGE_TOKENS
 from tests.doubles import SIZES
 from tests.oracle import Oracle, Verdict

@@ -1,10 +1,5 @@
-"""Limits the number of a tenant's refused requests in one gateway.
-
-A refused request counts as at most one request in the tenant's limit of requests per minute, but
-the gateway may have read, decoded and tokenised a large prompt for it. So requests that are refused
-after their bodies were read count against a separate limit. Once a tenant has used up this limit,
-its requests are refused before their bodies are read, which is cheap.
-"""
+"""Limits the load that one tenant puts on a gateway's event loop with large bodies and with refused
+requests, whatever the tenant's own limits are."""
 
 from __future__ import annotations
 
@@ -14,6 +9,14 @@ from collections.abc import Callable
 from gateway import telemetry
 from gateway.exceptions import TooManyRefusals
 
+LARGE = 64 << 10
+"""Minimum size in bytes of a body that may wait."""
+BYTES_PER_S = 8 << 20
+"""Bytes of a tenant's large bodies that are processed per second. That is about two million prompt
+tokens, and occupies the event loop for at most half of the time."""
+MAX_TENANTS = 10_000
+"""Maximum number of tenants remembered. If there are more, tenants without waiting bodies, or whose
+whole limit is available, are forgotten."""
 UNIT_BYTES = 16 << 10
 """A refused request counts as one, plus one for each UNIT_BYTES of its body."""
 BURST_S = 60.0
@@ -32,9 +35,32 @@ delayed."""
 MAX_DELAY_S = 5.0
 """Maximum seconds that the answer of a refusal without reading the body is delayed. If it would
 have to wait longer, the connection is closed."""
-MAX_TENANTS = 10_000
-"""Maximum number of tenants remembered. If there are more, tenants whose whole limit is available
-are forgotten."""
+
+
+class BodyPace:
+    """Times at which each tenant's next large body may be processed in one gateway.
+
+    Decoding, rendering and tokenising a large body occupies the event loop for up to 60 ms for each
+    MiB, in several steps between which other requests run. With many large bodies at once, another
+    request would wait for a step of each of them. So each large body of a tenant waits until the
+    time for the tenant's earlier bodies has passed.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next_at: dict[str, float] = {}
+
+    def delay_s(self, tenant_id: str, num_bytes: int) -> float:
+        """Returns the seconds that a body must wait for the tenant's earlier bodies, and counts the
+        body as the newest of them."""
+        if num_bytes < LARGE:
+            return 0.0
+        now = self._clock()
+        begins_at = max(self._next_at.get(tenant_id, now), now)
+        self._next_at[tenant_id] = begins_at + num_bytes / BYTES_PER_S
+        if len(self._next_at) > MAX_TENANTS:
+            self._next_at = {tenant: at for tenant, at in self._next_at.items() if at > now}
+        return begins_at - now
 
 
 class _Use:
@@ -56,6 +82,14 @@ class _Use:
 
 
 class RefusalLimit:
+    """Limit of each tenant's refused requests in one gateway.
+
+    A refused request counts as at most one request in the tenant's limit of requests per minute,
+    but the gateway may have read, decoded and tokenised a large prompt for it. So requests that are
+    refused after their bodies were read count against a separate limit. Once a tenant has used up
+    this limit, its requests are refused before their bodies are read, which is cheap.
+    """
+
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._unit_s = 60 / per_minute
         self._clock = clock
