@@ -31,7 +31,7 @@ CLASSES = {
     "MemoryBroker": (6, 20),
     "Scheduler": (18, 35),
     "Engine": (19, 31),
-    "Worker": (23, 18),
+    "Worker": (12, 12),
     "ServedModels": (11, 24),
     "PrefixCache": (12, 29),
     "Sequence": (20, 24),

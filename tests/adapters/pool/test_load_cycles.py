@@ -57,7 +57,7 @@ class Traffic:
         self.setup = setup
         self.engine = worker.instances[setup.digest].engine
         self.pool = worker.instances[setup.digest].pool
-        self.memory = worker.broker.lock
+        self.memory = worker.memory.broker.lock
         self.rng = random.Random(seed)
         prompts = random.Random(1)
         self.prompts = [
@@ -180,7 +180,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
         if traffic.rng.random() < 0.1:
             traffic.hint_at_random(refs)
         traffic.step()
-        with worker.broker.lock:
+        with worker.memory.broker.lock:
             prove(instance)
         if not rss and num_cycles >= NUM_CYCLES // 3:
             rss, descriptors = at_rest(pool)
@@ -194,7 +194,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     while pool.device.free_slot():
         pass
     prove(instance)
-    assert num_placements(worker.adapter_memory) == 0 and "a" not in worker.arena.map()
+    assert num_placements(worker.memory.adapters) == 0 and "a" not in worker.memory.arena.map()
     pool.close()
 
 
@@ -220,7 +220,7 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
         traffic.step()
     traffic.ask(refs[1], 0)
     while engine.scheduler.running[0].adapter == refs[0]:
-        with worker.broker.lock:
+        with worker.memory.broker.lock:
             on_device = [s.digest for s in pool.status() if s.tier == "device"]
             assert on_device == [refs[0].digest]
             assert not pool.device.free_slot()

@@ -183,10 +183,10 @@ def test_answers_are_those_of_a_worker_that_never_swaps(house: House, form: str)
     for instance in worker.instances.values():
         instance.report.check_integrity()
         assert instance.report.num_integrity_failures == 0
-    extents = worker.arena.map()
+    extents = worker.memory.arena.map()
     on_device = [m for m in status.values() if m.tier == "device"]
     assert len(on_device) == 1
-    num_weights = extents.count("w") * worker.arena.extent_bytes
+    num_weights = extents.count("w") * worker.memory.arena.extent_bytes
     assert on_device[0].num_bytes <= num_weights < 1.5 * on_device[0].num_bytes
 
 
@@ -449,7 +449,7 @@ def test_a_model_registered_later_lies_beside_the_memory(house: House, form: str
         assert models(after)["three"].pages_total == models(before)["three"].pages_total
         grown = after.arena_bytes - before.arena_bytes
         assert grown >= house.plans["one"].max_bytes(select("cpu"))
-        assert len(after.extents) * driver.worker.arena.extent_bytes == after.arena_bytes
+        assert len(after.extents) * driver.worker.memory.arena.extent_bytes == after.arena_bytes
 
         # One that the catalog has no more leaves its room to the next.
         driver.loop.post(1, Desired(2, [], [three, two]))
@@ -461,7 +461,7 @@ def test_a_model_registered_later_lies_beside_the_memory(house: House, form: str
         assert last.arena_bytes - after.arena_bytes <= UNIT_BYTES
         assert models(last).keys() == {"two", "three"}
         assert models(last)["three"].tier == "device"
-        driver.worker.arena.check_integrity()
+        driver.worker.memory.arena.check_integrity()
 
 
 def freed_event(part: object) -> threading.Event:
@@ -505,8 +505,8 @@ def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
             assert event.wait(60)
         assert [model.name for model in driver.models] == ["two"]
         assert not any(each.added for each in driver.prefixes.whole())
-        assert not {"k", "a"} & {*worker.arena.map()}
-        assert len(worker.broker._caches) == len(worker.broker.holders) == 1
+        assert not {"k", "a"} & {*worker.memory.arena.map()}
+        assert len(worker.memory.broker._caches) == len(worker.memory.broker.holders) == 1
         while num_adapter_threads():
             sleep(0.01)
         driver.submit(house.generate(1, "one", [1, 2, 3], 4))
@@ -528,22 +528,22 @@ def test_a_model_that_cannot_be_built_fails_by_name_and_ends_nothing_else(
     told: list[str] = []
     with Driver(house.config("two", room=2)) as driver:
         worker = driver.worker
-        reserve = worker._device_memory.reserve
+        reserve = worker.memory.device.reserve
 
         def fail_at_first(num_extents: int) -> AddressRange | None:
-            assert worker.broker.is_shared, "it was half built"
+            assert worker.memory.broker.is_shared, "it was half built"
             if errors:
                 raise errors.pop(0)
             return reserve(num_extents)
 
         monkeypatch.setattr(fetcher, "RETRY_S", 0.0)
-        monkeypatch.setattr(worker._device_memory, "reserve", fail_at_first)
+        monkeypatch.setattr(worker.memory.device, "reserve", fail_at_first)
         monkeypatch.setattr(fetcher.log, "warning", lambda _, *words: told.append(words[-1]))
         driver.submit(house.generate(0, "two", [1, 2, 3], 300))
         driver.loop.post(1, Desired(1, [], [one, two]))
         driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
         assert told == ["[Errno 12] no addresses", "MemoryError", "no"] and not errors
-        assert len(worker.broker._caches) == len(worker.broker.holders) == 2
+        assert len(worker.memory.broker._caches) == len(worker.memory.broker.holders) == 2
         driver.submit(house.generate(1, "one", [1, 2, 3], 4))
         driver.wait()
         assert set(driver.ended.values()) == {FinishReason.LENGTH}
@@ -635,7 +635,7 @@ def test_adapters_on_the_host_have_one_bound_for_all_models(house: House) -> Non
             pools = [driver.worker.instances[house.digests[name]].pool for name in FAMILIES]
             # Not as messages: their loads begin on a thread for which a test cannot wait.
             for name, pool in zip(FAMILIES, pools, strict=True):
-                with driver.worker.broker.lock:
+                with driver.worker.memory.broker.lock:
                     pool.prefetch(house.refs[name][0])
             while any(pool.is_loading for pool in pools):
                 sleep(0.001)

@@ -174,7 +174,7 @@ def test_the_right_image_that_computes_something_else_is_refused_for_good(
         tables, payload = pack(
             AdapterFiles.in_folder(store.adapter_folder(ref.digest)), shape, layout
         )
-        arena = driver.worker.memory
+        arena = driver.worker.memory.device.tensor
         start = arena.numpy().tobytes().index(payload.numpy().tobytes())
         factor_b(tables, arena[start : start + len(payload)], layout, (1, DOWN)).mul_(factor)
         refused = driver.probe(1, llama.digest, ref)
