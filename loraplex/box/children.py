@@ -33,9 +33,11 @@ class Child:
         *,
         environment: Mapping[str, str],
         tell: Callable[[str], None],
-        relay: Callable[[str, str], None],
+        relay: Callable[[str, str], None] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
+        """`relay` gets the process's name and each line of its output. Without it, the process
+        writes to this process's output."""
         self.name = name
         self.num_starts = 0
         self._command = command
@@ -44,8 +46,8 @@ class Child:
         self._relay = relay
         self._pass_fds = pass_fds
         self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
-        self._is_stopping = False
+        self._keeper: asyncio.Task[int] | None = None
+        self._stopping = asyncio.Event()
         self._was_ready = False
         self._is_refused = False
 
@@ -66,14 +68,14 @@ class Child:
             if self._is_refused:
                 raise BadSettings(f"the {self.name} does not start with these settings")
             if self.num_starts > 1 or time.monotonic() > deadline:
-                raise ChildFailed(f"the {self.name} does not come up")
+                raise ChildFailed(f"the {self.name} did not start; its output is above")
             await asyncio.sleep(0.05)
         self._was_ready = True
 
     async def stop(self, timeout_s: float) -> None:
         """Sends SIGTERM, which drains the process, and SIGKILL if it still runs after `timeout_s`
         seconds."""
-        self._is_stopping = True
+        self._stopping.set()
         process = self._process
         if process is not None and process.returncode is None:
             process.send_signal(signal.SIGTERM)
@@ -81,24 +83,25 @@ class Child:
                 async with asyncio.timeout(timeout_s):
                     await process.wait()
             except TimeoutError:
-                self._tell(f"{self.name}: not drained after {timeout_s:g} s")
+                self._tell(f"{self.name}: killed, because it did not end within {timeout_s:g} s")
                 self.kill()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
 
     def kill(self) -> None:
-        self._is_stopping = True
+        self._stopping.set()
         with contextlib.suppress(ProcessLookupError):
             if self._process is not None:
                 self._process.kill()
 
     async def _spawn(self) -> None:
+        output = None if self._relay is None else asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stdout=output,
+            stderr=output and asyncio.subprocess.STDOUT,
             env=self._environment,
             cwd=CHILD_FOLDER,
             pass_fds=self._pass_fds,
@@ -107,29 +110,43 @@ class Child:
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
         self.num_starts += 1
+        if self._stopping.is_set():
+            # The supervisor was told to stop while the process was being started.
+            self._process.send_signal(signal.SIGTERM)
 
-    async def _keep(self) -> None:
+    async def _keep(self) -> int:
+        """Starts the process again after each end that is not final. Returns its last exit code, or
+        0 if there is no process because it was about to be started again."""
         backoff_s = FIRST_BACKOFF_S
         while True:
             started = time.monotonic()
             code = await self._read_to_end()
-            if self._is_stopping:
-                return
-            if code == BadSettings.exit_code and not self._was_ready:
-                self._is_refused = True
-                return
-            if time.monotonic() - started > STABLE_S:
+            lived_s = time.monotonic() - started
+            if self._stopping.is_set() or self._is_final(code, lived_s):
+                return code
+            if lived_s > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
-            self._tell(f"{self.name}: ended with {code}; starting again in {backoff_s:g} s")
-            await asyncio.sleep(backoff_s)
+            why = f"with exit status {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+            self._tell(f"{self.name}: ended {why}; starting again in {backoff_s:g} s")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff_s):
+                    await self._stopping.wait()
+                    return 0
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             await self._spawn()
 
+    def _is_final(self, code: int, lived_s: float) -> bool:
+        """Returns whether the process is not started again after it ended by itself with an exit
+        code and after a number of seconds."""
+        self._is_refused = code == BadSettings.exit_code and not self._was_ready
+        return self._is_refused
+
     async def _read_to_end(self) -> int:
         process = self._process
-        assert process is not None and process.stdout is not None
-        async for line in _lines(process.stdout):
-            self._relay(self.name, line)
+        assert process is not None
+        if process.stdout is not None and self._relay is not None:
+            async for line in _lines(process.stdout):
+                self._relay(self.name, line)
         return await process.wait()
 
 

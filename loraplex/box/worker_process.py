@@ -8,19 +8,10 @@ import contextlib
 import importlib.util
 import logging
 import signal
-import time
-from asyncio.subprocess import Process
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
-from loraplex.box.children import (
-    CHILD_FOLDER,
-    FIRST_BACKOFF_S,
-    LAST_BACKOFF_S,
-    STABLE_S,
-    environment_of_child,
-)
-from loraplex.death import die_with_parent
+from loraplex.box.children import Child, environment_of_child
 from loraplex.errors import TorchMissing
 
 START_S = 120.0
@@ -53,65 +44,37 @@ async def run_worker(
     `registered` keeps the worker registered in the database. If its task fails, the worker is
     drained and the task's exception is raised.
     """
-    worker = _Worker(command)
+    worker = _Worker("worker", command, environment=environment_of_child(), tell=log.error)
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, worker.stop, number)
+        asyncio.get_running_loop().add_signal_handler(number, worker.pass_on, number)
     if registered is None:
         return await worker.run()
     async with registered as registering:
         running = asyncio.create_task(worker.run())
         await asyncio.wait({running, registering}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            worker.stop(signal.SIGTERM)
+            worker.pass_on(signal.SIGTERM)
         code = await running
         if registering.done():
             registering.result()
     return code
 
 
-class _Worker:
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
-        self._process: Process | None = None
-        self._stopping = asyncio.Event()
+class _Worker(Child):
+    """Worker process of the command `loraplex worker`."""
 
-    def stop(self, number: int) -> None:
-        """Passes the signal on to the worker. The first signal drains it, the second one ends it at
+    async def run(self) -> int:
+        await self._spawn()
+        code = await self._keep()
+        return code if code >= 0 else 128 - code
+
+    def pass_on(self, number: int) -> None:
+        """Passes a signal on. The first signal drains the worker, the second one ends it at
         once."""
         self._stopping.set()
         with contextlib.suppress(ProcessLookupError):
             if self._process is not None:
                 self._process.send_signal(number)
 
-    async def run(self) -> int:
-        backoff_s, is_first = FIRST_BACKOFF_S, True
-        while True:
-            started = time.monotonic()
-            code = await self._run_once()
-            lived_s = time.monotonic() - started
-            is_refused = code > 0 and is_first and lived_s < START_S
-            if self._stopping.is_set() or code == 0 or is_refused:
-                return code if code >= 0 else 128 - code
-            if lived_s > STABLE_S:
-                backoff_s = FIRST_BACKOFF_S
-            why = f"exit status {code}" if code > 0 else signal.Signals(-code).name
-            log.error("the worker ended by %s; starting again in %g s", why, backoff_s)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(backoff_s):
-                    await self._stopping.wait()
-                    return 0
-            backoff_s, is_first = min(2 * backoff_s, LAST_BACKOFF_S), False
-
-    async def _run_once(self) -> int:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=environment_of_child(),
-            cwd=CHILD_FOLDER,
-            # Ctrl-C must reach only this process, which passes it on once.
-            start_new_session=True,
-            preexec_fn=die_with_parent(signal.SIGKILL),
-        )
-        if self._stopping.is_set():
-            # The signal arrived while the process was being started.
-            self._process.send_signal(signal.SIGTERM)
-        return await self._process.wait()
+    def _is_final(self, code: int, lived_s: float) -> bool:
+        return code == 0 or (code > 0 and self.num_starts == 1 and lived_s < START_S)

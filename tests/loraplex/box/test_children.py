@@ -66,7 +66,7 @@ async def test_a_deaf_one_is_killed():
     async with child(DEAF, said) as one:
         await until(lambda: "it: up" in said)
         await one.stop(0.2)
-    assert said[1:] == ["it: not drained after 0.2 s"]
+    assert said[1:] == ["it: killed, because it did not end within 0.2 s"]
     assert one.pid is not None and not is_running(one.pid)
 
 
@@ -78,13 +78,13 @@ async def test_a_crashed_one_is_started_again():
         os.kill(one.pid, signal.SIGKILL)
         await until(lambda: said.count("it: up") == 2)
         assert one.num_starts == 2
-    assert "it: ended with -9; starting again in 0.5 s" in said
+    assert "it: ended by SIGKILL; starting again in 0.5 s" in said
 
 
 async def test_one_that_crashes_at_once_never_gets_ready():
     said: list[str] = []
     async with child("print('no way'); raise SystemExit(3)", said) as one:
-        with pytest.raises(ChildFailed, match="the it does not come up"):
+        with pytest.raises(ChildFailed, match="the it did not start"):
             await one.wait_ready(lambda: False, 20)
     assert said[0] == "it: no way"
 
