@@ -12,7 +12,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from loraplex.certificates import BEGIN, END, expiry_of
+from loraplex.certificates import expiry_of
+
+PEM = "-----BEGIN CERTIFICATE-----\nMAMCAQE=\n-----END CERTIFICATE-----"
 
 
 def write(path: Path, end: datetime, common_name: str = "gateway.example") -> Path:
@@ -44,7 +46,7 @@ def test_the_end_is_that_of_the_certificate(tmp_path: Path, days: int) -> None:
     assert expiry_of(tmp_path / "other.pem") == datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 
 
-@pytest.mark.parametrize("text", ["", "no certificate", f"{BEGIN}\nMAMCAQE=\n{END}"])
+@pytest.mark.parametrize("text", ["", "no certificate", PEM])
 def test_what_is_no_certificate_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "chain.pem"
     path.write_text(text)
