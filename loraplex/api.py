@@ -44,7 +44,7 @@ class Api:
         unavailable."""
         self._has_answered = False
         if not (key.isascii() and key.isprintable()):
-            raise BadSettings("LORAPLEX_KEY: no API key has such characters")
+            raise BadSettings("LORAPLEX_KEY: an API key has only printable ASCII characters")
         self.url = url
         try:
             self._client = httpx.Client(
@@ -91,16 +91,17 @@ class Api:
         return self._call("DELETE", path, params=_given(query))
 
     def all(self, path: str, cursor: str | Sequence[str] = "name", **query: Any) -> list[Any]:
-        """Returns the items of all pages of a list. `cursor` names the field or fields that form a
-        page's cursor."""
+        """Returns the items of all pages of a list. `cursor` names the field or fields of an item
+        that form the next page's cursor, unless a page has that in its own field `after`."""
         parts = [cursor] if isinstance(cursor, str) else cursor
         found: list[dict[str, Any]] = []
+        after = None
         while True:
-            after = "/".join(str(found[-1][part]) for part in parts) if found else None
             page = self.get(path, after=after, **query)
             found += page["data"]
             if not page["has_more"]:
                 return found
+            after = page.get("after") or "/".join(str(found[-1][part]) for part in parts)
 
     def upload(self, path: str, fields: dict[str, Any], files: Mapping[str, io.RawIOBase]) -> Any:
         """Uploads a form with files, which are read while they are sent."""

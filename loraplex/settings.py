@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from fractions import Fraction
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from adapters.store.folder import Store
 from adapters.store.opening import open_store
@@ -29,25 +30,18 @@ from web.choices import list_choices
 from workers.wire.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")
-SIZES = (
-    "memory",
-    "device_memory",
-    "host_adapter_memory",
-    "host_model_memory",
-    "adapter_cache",
-    "max_upload",
-    "max_adapter_image",
-    "min_free_disk",
-    "max_usage_wal",
-    "max_body_memory",
-)
 PREFIX = "LORAPLEX_"
 RENAMED = {"max_usage_spool": "max_usage_wal"}
 """Current names of renamed settings. An old name is accepted for one version. The new name wins if
 both are given."""
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+Positive = Annotated[int, Meta(ge=1)]
+BYTES: dict[str, Any] = {"unit": "bytes"}
+Bytes = Annotated[int, Meta(extra=BYTES)]
+"""Number of bytes, which users may write with a unit."""
+PositiveBytes = Annotated[Bytes, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Rows = Annotated[int, Meta(ge=1, le=1 << 16)]
 """Number of rows in tables or steps, which take memory."""
 
 OTHERS = re.compile(
@@ -84,20 +78,26 @@ class MemoryRange(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of all roles. The docstring of one that is also an option is the option's help."""
+
     data_dir: Path = Path("~/.loraplex")
+    """Folder of everything that is stored."""
     store: str | None = None
     """Store of models and adapters: a folder or s3://BUCKET/PREFIX. Default: <data_dir>/store."""
-    min_free_disk: int = 512 << 20
+    min_free_disk: Bytes = 512 << 20
     """Bytes of disk space that uploads and imports leave free."""
     host: str = "127.0.0.1"
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    """Address to listen on."""
+    port: Port = 8000
+    """Port to listen on. 0 chooses a free one."""
     management_host: str = "127.0.0.1"
-    management_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
-    """Port of metrics, and of the admin plane if the gateway is public. Default: 8002, or a free
-    port if that is in use."""
+    """Address for metrics, and for the admin plane if --host is public."""
+    management_port: Port | None = None
+    """Port on --management-host (default: 8002, or a free one if that is in use)."""
     tls_certificate: Path | None = None
-    """PEM files for TLS on `port`. Set both or neither."""
+    """PEM file with the certificate for TLS on --port. Needs --tls-key."""
     tls_key: Path | None = None
+    """PEM file with the key for TLS on --port."""
     default_tenant_quota: dict[str, int | str] = {}
     """Limits of new tenants, with the names and values that a tenant's quota has."""
     url: str | None = None
@@ -114,7 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workers: tuple[str, ...] = ()
     """Addresses of workers for the gateway role, in addition to workers that register."""
     insecure_transport: bool = False
-    """Whether TCP between gateways and workers may be without TLS."""
+    """Allow tcp:// between gateways and workers without TLS."""
     transport_certificate: Path | None = None
     """PEM files for mutual TLS between gateways and workers. Set all three or none."""
     transport_key: Path | None = None
@@ -132,60 +132,65 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_connections: Positive | None = None
     """Maximum open connections of one server. Default: the most that the limit of file descriptors
     allows."""
-    max_connections_per_address: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_connections_per_address: Annotated[int, Meta(ge=0)] | None = None
     """Maximum connections from one address, if no proxy is trusted. Default: a quarter of
     `max_connections`. 0 sets no limit."""
-    max_body_memory: Annotated[int, msgspec.Meta(ge=128 << 20)] = ALL
+    max_body_memory: Annotated[Bytes, Meta(ge=128 << 20)] = ALL
     """Maximum bytes of all request bodies in memory. One tenant may use an eighth of it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` uses a GPU if there is one."""
+    """Device of the worker. auto is a GPU if there is one."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Precision of weights and KV pages."""
     ops: Literal["cpu", "reference", "cuda"] | None = None
-    """Kernel backend. Default: the backend of the device."""
+    """Backend of the kernels (default: that of the device)."""
     kernel_variant: Literal["amx", "avx512bf16", "avx512", "avx2", "scalar", "tiles"] | None = None
     """Instruction set of the `cpu` backend's kernels. Default: the fastest one of the processor."""
-    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    """Maximum number of kernel threads on a CPU. Default: all cores that the process may use."""
-    memory: Positive | None = None
-    """Bytes for KV pages and adapters, without weights. Default on a CPU: 1 GiB, or a quarter of
-    the RAM if that is less."""
-    device_memory: Positive | None = None
-    """Bytes for weights, KV pages and adapters together. Replaces `memory`. Default on a GPU: 90 %
-    of its free memory."""
-    max_model_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """Kernel threads on a CPU (default: one for each core that the process may use)."""
+    memory: PositiveBytes | None = None
+    """Memory for KV pages and adapters, such as 512MiB (default on a CPU: 1 GiB, or a quarter of
+    the RAM if that is less)."""
+    device_memory: PositiveBytes | None = None
+    """Memory for weights, KV pages and adapters together, instead of --memory (default on a GPU:
+    90 % of its free memory)."""
+    max_model_wait_s: Annotated[float, Meta(gt=0)] = 30.0
     """Seconds that a request waits for its base model before a busy model is unloaded."""
-    max_model_drain_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    max_model_drain_s: Annotated[float, Meta(ge=0)] = 10.0
     """Seconds for which running sequences of a model that is to be unloaded may continue."""
     adapter_memory: MemoryRange = MemoryRange()
-    host_adapter_memory: int = 1 << 30
-    host_model_memory: Positive | None = None
+    """Part of that memory that adapters may use, such as 64MiB:256MiB (default: no minimum and no
+    maximum)."""
+    host_adapter_memory: Bytes = 1 << 30
+    """Host memory for packed adapters that are not on the device."""
+    host_model_memory: PositiveBytes | None = None
     """Bytes of packed weights kept in a GPU machine's host memory, for models that are not on the
     device. Default: enough for all models."""
-    adapter_cache: int = 16 << 30
-    """Maximum bytes of packed adapters on the worker's disk, which is a cache of the store."""
+    adapter_cache: Bytes = 16 << 30
+    """Disk space of the worker for packed adapters from the store."""
     max_num_seqs: Rows = 64
+    """Maximum number of sequences that run at once."""
     max_batched_tokens: Rows | None = None
-    """Maximum tokens of a step. Default: 512 on a CPU, 2048 on a GPU."""
-    max_token_gap: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.25
+    """Maximum tokens of a step (default: 512 on a CPU, 2048 on a GPU)."""
+    max_token_gap: Annotated[float, Meta(gt=0, le=60)] = 0.25
     """Maximum seconds between two tokens of a running stream while prompts are computed. Smaller
     values make streams smoother, and slow down long prompts."""
-    max_model_len: Annotated[int, msgspec.Meta(ge=5)] | None = None
-    """Maximum tokens of prompt and answer. The minimum is the length of a worker's warm-up
-    prompt."""
+    max_model_len: Annotated[int, Meta(ge=5)] | None = None
+    """Maximum tokens of prompt and answer together (default: the model's)."""
     max_queued: Positive = 1024
     max_queued_tokens: Positive = 1 << 20
-    max_queue_wait: Annotated[float, msgspec.Meta(gt=0)] = 15.0
+    max_queue_wait: Annotated[float, Meta(gt=0)] = 15.0
     """Maximum seconds that an interactive request may wait for a model. `max_queued` and
     `max_queued_tokens` limit the waiting requests and their prompt tokens. Requests beyond these
     limits are refused."""
-    drain_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
+    drain_s: Annotated[float, Meta(ge=0, le=86_400)] | None = None
     """Seconds for running requests to end after SIGTERM. Default: 30 for gateways and admin planes,
     120 for a worker."""
     max_lora_rank: Positive = 256
+    """Maximum rank of an uploaded adapter."""
     max_loaded_adapters: Rows = 128
     """Number of adapter slots in the device's tables, regardless of the adapters' bytes."""
-    max_upload: int = 1 << 30
-    max_adapter_image: Positive = 1 << 30
+    max_upload: Bytes = 1 << 30
+    max_adapter_image: PositiveBytes = 1 << 30
     """Maximum bytes of a worker's memory that an uploaded adapter may take, in bfloat16."""
     admin_url: str | None = None
     """URL to which a gateway without an admin plane forwards requests that load adapters."""
@@ -194,17 +199,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tenant name. `*` stands for every tenant."""
     ephemeral_versions: Positive = 4
     """Maximum number of ephemeral versions kept of an adapter, including the newest."""
-    ephemeral_ttl_s: Annotated[float, msgspec.Meta(gt=0)] = 86_400.0
+    ephemeral_ttl_s: Annotated[float, Meta(gt=0)] = 86_400.0
     """Seconds from the load of an ephemeral version until it is retired."""
-    max_usage_wal: int = 256 << 20
+    max_usage_wal: Bytes = 256 << 20
     """Maximum bytes of usage records in <data_dir>/spool that wait for the database. Beyond this,
     requests are refused."""
-    catalog_stale_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    catalog_stale_s: Annotated[float, Meta(gt=0)] = 300.0
     """Seconds for which known keys and models are served while the database is unavailable. After
     that, requests get 503."""
-    usage_days: Annotated[int, msgspec.Meta(ge=2)] = 90
+    usage_days: Annotated[int, Meta(ge=2)] = 90
     """Days for which rows of single requests are kept. Hourly sums are kept forever."""
-    audit_days: Annotated[int, msgspec.Meta(ge=30)] = 400
+    audit_days: Annotated[int, Meta(ge=30)] = 400
     """Days for which rows of the audit log are kept. A sealed checkpoint replaces older rows."""
     tenant_writes_per_minute: Positive = 60
     """Changes per minute that a tenant's keys may make in the admin plane."""
@@ -215,7 +220,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_format: LogFormat | None = None
     """Format of log lines. Default: `short` for `serve` on a terminal, otherwise `text`."""
     log_level: LogLevel = "info"
-    slow_request_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    slow_request_s: Annotated[float, Meta(gt=0)] = 10.0
     """Seconds to the first token above which a request is always traced."""
 
     @property
@@ -247,7 +252,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         files = (self.transport_certificate, self.transport_key, self.transport_authority)
         given = [file.expanduser().absolute() for file in files if file is not None]
         if len(given) not in (0, len(files)):
-            raise BadSettings("give transport_certificate, transport_key and transport_authority")
+            raise BadSettings(
+                "give all of transport_certificate, transport_key and transport_authority, or none"
+            )
         for file in given:
             if not file.is_file():
                 raise BadSettings(f"{file} does not exist")
@@ -293,10 +300,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"store: {self.store_location} cannot be written: {error.strerror}"
             ) from error
 
-    def environment(self, names: Iterable[str]) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Returns environment variables that pass these settings to another process. Omits empty
         settings."""
-        values = {PREFIX + name.upper(): getattr(self, name) for name in names}
+        values = {PREFIX + name.upper(): getattr(self, name) for name in self.__struct_fields__}
         return {name: _written(v) for name, v in values.items() if v not in (None, (), {})}
 
     def shown(self) -> dict[str, Any]:
@@ -333,6 +340,13 @@ def load_settings(
         for kind, words in KINDS.items():
             reason = re.sub(rf"\b{kind}\b", words, reason)
         raise BadSettings(f"{sources.get(name, 'settings')}: {name}: {reason}") from error
+
+
+def nested(kind: Any) -> Iterator[Any]:
+    """Yields a type, and all types and metadata in it."""
+    yield kind
+    for each in get_args(kind):
+        yield from nested(each)
 
 
 def parse_size(text: str) -> int:
@@ -375,8 +389,10 @@ def _from_file(file: Path | None) -> dict[str, Any]:
         return {}
     try:
         return tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise BadSettings(f"{file}: {error}") from error
+    except OSError as error:
+        raise BadSettings(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadSettings(f"{file} is not a TOML file: {error}") from error
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -389,48 +405,32 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found = {name: given[variable] for variable, name in variables.items() if variable in given}
     if "://" in found.get("port", ""):
         raise BadSettings(
-            f"the environment: LORAPLEX_PORT={found['port']} is what Kubernetes tells each pod of a"
-            " service named loraplex: set `enableServiceLinks: false` in the pod's spec"
+            f"the environment: LORAPLEX_PORT={found['port']} comes from Kubernetes, for a service"
+            " named loraplex: set `enableServiceLinks: false` in the pod's spec"
         )
     for variable, name in files.items():
         if variable in given and name not in found:
             try:
                 found[name] = Path(given[variable]).read_text().strip()
             except OSError as error:
-                raise BadSettings(f"{variable}: {error}") from error
+                raise BadSettings(f"{variable}: {error.filename}: {error.strerror}") from error
     return found
 
 
 def _no_setting(source: str, name: str, known: Iterable[str]) -> BadSettings:
     by_end = {each.removeprefix(PREFIX): each for each in known}
     near = get_close_matches(name.removeprefix(PREFIX), by_end, 1, cutoff=0.7)
-    hint = f"; perhaps {by_end[near[0]]}?" if near else ""
+    hint = f"; did you mean {by_end[near[0]]}?" if near else ""
     return BadSettings(f"{source}: there is no setting {name!r}{hint}")
 
 
 def _read(name: str, value: Any, source: str) -> Any:
     """Converts a value from the form in which users write it to the type of the struct's field."""
     try:
-        if name in SIZES and isinstance(value, str):
-            return parse_size(value)
-        if name == "adapter_memory" and isinstance(value, str):
-            return _parse_range(value)
-        if name == "models" and not isinstance(value, Mapping):
-            return _parse_pairs([named_model(each) for each in _listed(value)], "NAME=PATH")
-        if name == "adapter_roots" and not isinstance(value, Mapping):
-            return _parse_pairs(_listed(value), "TENANT=FOLDER")
-        if name == "default_tenant_quota" and not isinstance(value, Mapping):
-            return _parse_pairs(_listed(value), "LIMIT=VALUE")
-        if name == "workers":
-            return [check_address(each) for each in _listed(value)]
-        if name == "trusted_proxies":
-            return [str(ip_network(each)) for each in _listed(value)]
-        if name == "admin_url" and isinstance(value, str):
-            return _check_url(value)
-        if name == "cors_origins":
-            return [_check_origin(each) for each in _listed(value)]
-        if name in ("transport_gateways", "transport_workers"):
-            return _listed(value)
+        if isinstance(value, str) and name in TEXTS:
+            return TEXTS[name](value)
+        if name in LISTS and not isinstance(value, Mapping):
+            return LISTS[name](_listed(value))
     except ValueError as error:
         raise BadSettings(f"{source}: {name}: {error}") from error
     return value
@@ -495,3 +495,26 @@ def _decode(kind: type, value: object) -> object:
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise NotImplementedError(f"{kind} from {type(value)}")
+
+
+SIZES = tuple(
+    field.name
+    for field in msgspec.structs.fields(Settings)
+    if any(isinstance(each, Meta) and each.extra == BYTES for each in nested(field.type))
+)
+TEXTS: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(SIZES, parse_size),
+    "adapter_memory": _parse_range,
+    "admin_url": _check_url,
+}
+LISTS: Mapping[str, Callable[[list[str]], Any]] = {
+    "models": lambda texts: _parse_pairs([named_model(each) for each in texts], "NAME=PATH"),
+    "adapter_roots": lambda texts: _parse_pairs(texts, "TENANT=FOLDER"),
+    "default_tenant_quota": lambda texts: _parse_pairs(texts, "LIMIT=VALUE"),
+    "workers": lambda texts: [check_address(each) for each in texts],
+    "trusted_proxies": lambda texts: [str(ip_network(each)) for each in texts],
+    "cors_origins": lambda texts: [_check_origin(each) for each in texts],
+    "transport_gateways": list,
+    "transport_workers": list,
+}
+"""Parsers of settings that users may write as comma-separated text."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -151,7 +152,8 @@ def exact(value: Any) -> str:
         case bool():
             return "yes" if value else "no"
         case float():
-            return f"{value:.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
+            # Never in scientific notation.
+            return f"{value:.0f}" if abs(value) >= 1e5 else f"{Decimal(f'{value:.5g}'):f}"
         case dict():
             told = {key: exact(item) for key, item in value.items()}
             return ", ".join(f"{key}={item}" for key, item in told.items() if item)

@@ -67,22 +67,6 @@ WORKER_DRAIN_S = 30.0
 START_TIMEOUT_S = 600.0
 NOTHING_TO_SERVE = "nothing to serve: no model is registered; give --model PATH, or --demo"
 POSTGRES_LOOK_S = 0.5
-OF_GATEWAY = (
-    *("adapter_roots", "ephemeral_versions", "ephemeral_ttl_s", "max_adapter_image"),
-    *("max_upload", "min_free_disk", "max_lora_rank", "max_usage_wal", "usage_days", "audit_days"),
-    *("tenant_writes_per_minute", "catalog_stale_s", "log_format", "slow_request_s", "drain_s"),
-    *(
-        "log_level",
-        "max_body_memory",
-        "max_connections",
-        "max_connections_per_address",
-        "key_pepper",
-    ),
-    "tenant_refusals_per_minute",
-    *("transport_certificate", "transport_key", "transport_authority", "insecure_transport"),
-    *("tls_certificate", "tls_key", "trusted_proxies", "cors_origins", "default_tenant_quota"),
-)
-"""Settings that are passed on to the gateway."""
 
 
 def serve(settings: Settings, *, with_demo: bool) -> None:
@@ -266,13 +250,17 @@ class Box:
     def _make_gateway(self) -> Child:
         settings = self._settings
         fds = [self._listener.fileno(), self._management.fileno()]
-        environment = environment_of_child() | {
-            "LORAPLEX_DATA_DIR": str(settings.home),
-            "LORAPLEX_STORE": settings.store_location,
-            "LORAPLEX_WORKERS": self._worker_address,
-            "LORAPLEX_DATABASE_URL": self._dsn,
-            **settings.environment(OF_GATEWAY),
-        }
+        # Without secrets and models, which the gateway reads from the database.
+        passed = msgspec.structs.replace(
+            settings,
+            key=None,
+            url=None,
+            models={},
+            store=settings.store_location,
+            workers=(self._worker_address,),
+            database_url=self._dsn,
+        )
+        environment = environment_of_child() | passed.environment()
         command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fds[0]))
         command += ["--management-fd", str(fds[1]), "--worker-health", self._worker_health]
         return Child(

@@ -6,13 +6,12 @@ from typing import Any
 
 import click
 
+from loraplex.commands.command import Group
 from loraplex.commands.options import (
     F,
     api,
     confirm,
     from_json,
-    json_option,
-    list_options,
     pairs,
     route,
     tenant_option,
@@ -75,15 +74,17 @@ completions_option = click.option(
     is_flag=True,
     help="Accept a version whose chat template is not approved yet; chats are refused until it is.",
 )
-alias_option = click.option("--alias", default="prod", show_default=True)
+alias_option = click.option(
+    "--alias", default="prod", show_default=True, help="Alias of the adapter."
+)
 
 
 def on_alias(command: F) -> F:
     """Adds to a command the arguments and options that select an adapter's alias."""
-    return click.argument("name")(alias_option(tenant_option(json_option(command))))
+    return click.argument("name")(alias_option(tenant_option(command)))
 
 
-@click.group("adapter")
+@click.group("adapter", cls=Group)
 def adapter_group() -> None:
     """Adapters: immutable versions, and aliases that point to them."""
 
@@ -91,31 +92,27 @@ def adapter_group() -> None:
 adapter_group.add_command(push_command)
 
 
-@adapter_group.command("list")
+@adapter_group.command("list", example="--tenant acme", output="table")
 @tenant_option
-@list_options
 def list_adapters(tenant: str | None) -> None:
     """List adapters and their aliases. An admin key lists those of all tenants."""
-    with api() as server:
-        found = server.all("/admin/v1/adapters", cursor=("tenant", "name"), tenant=tenant)
+    found = api().all("/admin/v1/adapters", cursor=("tenant", "name"), tenant=tenant)
     if not is_json():
         found = [adapter | _summary(adapter) for adapter in found]
     show_list(found, ADAPTERS)
 
 
-@adapter_group.command("show")
+@adapter_group.command("show", example="support-bot --tenant acme")
 @click.argument("name")
 @click.option(
     "--verify", is_flag=True, help="Read all files of NAME@VERSION in the store and check them."
 )
 @tenant_option
-@json_option
 def show_adapter(name: str, verify: bool, tenant: str | None) -> None:
     """Show an adapter's versions, or one version given as NAME@VERSION."""
     if verify and "@" not in name:
-        raise click.UsageError("--verify takes NAME@VERSION")
-    with api() as server:
-        found = server.get(_path(name), tenant=tenant, **({"verify": True} if verify else {}))
+        raise click.UsageError("--verify needs NAME@VERSION")
+    found = api().get(_path(name), tenant=tenant, verify=True if verify else None)
     if is_json() or "versions" not in found:
         show_one(found, KINDS)
         return
@@ -132,48 +129,39 @@ def show_adapter(name: str, verify: bool, tenant: str | None) -> None:
     show_list([version | _version(version) for version in found["versions"]], VERSIONS)
 
 
-@adapter_group.command("rejected")
+@adapter_group.command("rejected", example="--tenant acme", output="table")
 @tenant_option
-@list_options
 def list_rejected(tenant: str | None) -> None:
     """List refused uploads and the reasons, newest first."""
-    with api() as server:
-        found = server.get(route("uploads", "rejected"), tenant=tenant)["data"]
+    found = api().get(route("uploads", "rejected"), tenant=tenant)["data"]
     rows = found if is_json() else [rejected | rejected["error"] for rejected in found]
     show_list(rows, REJECTED)
 
 
-@adapter_group.command("history")
+@adapter_group.command("history", example="support-bot --tenant acme", output="table")
 @click.argument("name")
 @alias_option
 @tenant_option
-@list_options
 def history(name: str, alias: str, tenant: str | None) -> None:
     """Show the history of an alias, newest first."""
-    with api() as server:
-        found = server.get(_alias_path(name, alias), tenant=tenant)
-    show_list(found["history"], MOVES)
+    show_list(api().get(_alias_path(name, alias), tenant=tenant)["history"], MOVES)
 
 
-@adapter_group.command("promote")
+@adapter_group.command("promote", example="support-bot@2 --tenant acme")
 @click.argument("version", metavar="NAME@VERSION")
 @alias_option
 @completions_option
 @tenant_option
-@json_option
 def promote(version: str, alias: str, completions_only: bool, tenant: str | None) -> None:
     """Point an alias to a version."""
     name, number = _parse_version(version)
-    with api() as server:
-        body = {"version": number, "completions_only": completions_only}
-        _print_alias(server.put(_alias_path(name, alias), body, tenant=tenant))
+    body = {"version": number, "completions_only": completions_only}
+    _print_alias(api().put(_alias_path(name, alias), body, tenant=tenant))
 
 
-@adapter_group.command("canary")
+@adapter_group.command("canary", example="support-bot@2 --weight 10 --tenant acme")
 @click.argument("version", metavar="NAME@VERSION")
-@click.option(
-    "--weight", type=PERCENT, help="Percentage of the requests that the version gets, 1 to 99."
-)
+@click.option("--weight", type=PERCENT, help="Percentage of the requests that the version gets.")
 @click.option("--stop", is_flag=True, help="Stop the canary; pass NAME instead of NAME@VERSION.")
 @click.option(
     "--policy",
@@ -185,7 +173,6 @@ def promote(version: str, alias: str, completions_only: bool, tenant: str | None
 @alias_option
 @completions_option
 @tenant_option
-@json_option
 def canary(
     version: str,
     weight: int | None,
@@ -199,86 +186,76 @@ def canary(
     name, at, _ = version.partition("@")
     if stop == (weight is not None) or (stop and (at or policy)):
         raise click.UsageError("give --weight and NAME@VERSION, or --stop and NAME")
-    chosen = _policy(policy)
-    with api() as server:
-        path = _alias_path(name, alias)
-        found, etag = server.get_tagged(path, tenant=tenant)
-        stable = found["version"]
-        if weight is None:
-            body: dict[str, Any] = {"version": stable}
-        else:
-            number = _parse_version(version)[1]
-            if number == stable:
-                raise click.UsageError(f"{name}@{alias} is version {stable} already")
-            body = {"canary": {stable: 100 - weight, number: weight}} | chosen
-            body["completions_only"] = completions_only
-        _print_alias(server.put(path, body, if_match=etag, tenant=tenant))
+    chosen, path, server = _policy(policy), _alias_path(name, alias), api()
+    found, etag = server.get_tagged(path, tenant=tenant)
+    stable = found["version"]
+    if weight is None:
+        body: dict[str, Any] = {"version": stable}
+    else:
+        number = _parse_version(version)[1]
+        if number == stable:
+            raise click.UsageError(f"{name}@{alias} is version {stable} already")
+        body = {"canary": {stable: 100 - weight, number: weight}} | chosen
+        body["completions_only"] = completions_only
+    _print_alias(server.put(path, body, if_match=etag, tenant=tenant))
 
 
-@adapter_group.command("rollback")
+@adapter_group.command("rollback", example="support-bot --tenant acme")
 @on_alias
 def rollback(name: str, alias: str, tenant: str | None) -> None:
     """Undo the last change of an alias: restore its previous version or canary."""
-    with api() as server:
-        _print_alias(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant))
+    _print_alias(api().post(f"{_alias_path(name, alias)}/rollback", tenant=tenant))
 
 
-@adapter_group.command("pin")
+@adapter_group.command("pin", example="support-bot --tenant acme")
 @on_alias
 def pin(name: str, alias: str, tenant: str | None) -> None:
     """Keep an alias's version on the device, within the tenant's quota."""
-    with api() as server:
-        _print_alias(server.put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant))
+    _print_alias(api().put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant))
 
 
-@adapter_group.command("unpin")
+@adapter_group.command("unpin", example="support-bot --tenant acme")
 @on_alias
 def unpin(name: str, alias: str, tenant: str | None) -> None:
     """Allow an alias's version to be evicted from the device."""
-    with api() as server:
-        _print_alias(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant))
+    _print_alias(api().delete(f"{_alias_path(name, alias)}/pin", tenant=tenant))
 
 
-@adapter_group.command("unalias")
+@adapter_group.command("unalias", example="support-bot@staging --tenant acme")
 @click.argument("pointer", metavar="NAME@ALIAS")
 @tenant_option
 @yes_option
-@json_option
 def unalias(pointer: str, tenant: str | None, yes: bool) -> None:
     """Delete an alias, such as support-bot@staging. Its version is kept."""
     name, _, alias = pointer.partition("@")
     if not (name and alias):
         raise click.UsageError(f"{pointer!r} is not NAME@ALIAS")
     confirm(f"Delete the alias {pointer}? Requests for it will be refused.", yes)
-    with api() as server:
-        gone = server.delete(_alias_path(name, alias), tenant=tenant)
+    gone = api().delete(_alias_path(name, alias), tenant=tenant)
     show_done(gone, f"deleted the alias {pointer}")
 
 
-@adapter_group.command("approve")
+@adapter_group.command("approve", example="support-bot@2 --tenant acme")
 @click.argument("version", metavar="NAME@VERSION")
 @tenant_option
-@json_option
 def approve(version: str, tenant: str | None) -> None:
     """Let a version's chat template run (admin keys only)."""
     _parse_version(version)
-    with api() as server:
-        made = server.post(f"{_path(version)}/template/approve", tenant=tenant)
+    made = api().post(f"{_path(version)}/template/approve", tenant=tenant)
     digest = made["serving"]["template"]["digest"]
     show_done(made, f"approved the chat template {digest[:12]}")
 
 
-@adapter_group.command("delete")
+@adapter_group.command("delete", example="support-bot@1 --tenant acme --yes")
 @click.argument("name")
 @tenant_option
 @yes_option
-@json_option
 def delete(name: str, tenant: str | None, yes: bool) -> None:
     """Delete an adapter, or one version given as NAME@VERSION. Running requests continue."""
-    with api() as server:
-        if not yes:
-            confirm(_question(name, server.get(_path(name), tenant=tenant), tenant), yes)
-        gone = server.delete(_path(name), tenant=tenant)
+    server = api()
+    if not yes:
+        confirm(_question(name, server.get(_path(name), tenant=tenant), tenant), yes)
+    gone = server.delete(_path(name), tenant=tenant)
     in_flight = gone["in_flight"]
     told = f"deleted {name}" + (f", {in_flight} requests in flight" if in_flight else "")
     show_done(gone, told)

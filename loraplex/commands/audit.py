@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from loraplex.api import Api
-from loraplex.commands.options import api, json_option, list_options, route
+from loraplex.commands.command import Group
+from loraplex.commands.options import api, route
 from loraplex.errors import LoraplexError
 from loraplex.output import progress, show_done, show_list
 from loraplex.tables import Column, Kind
@@ -30,12 +31,12 @@ class BrokenChain(LoraplexError):
     """Audit log whose hash chain is broken, because rows were rewritten."""
 
 
-@click.group("audit")
+@click.group("audit", cls=Group)
 def audit_group() -> None:
     """Log of all changes and their keys, in a hash chain that reveals rewritten rows."""
 
 
-@audit_group.command("list")
+@audit_group.command("list", example="--tenant acme --limit 20", output="table")
 @click.option(
     "--tenant", help="Only entries of this tenant, by name or id; a deleted tenant has its id."
 )
@@ -43,37 +44,43 @@ def audit_group() -> None:
     "--object",
     help="Only entries of this object: id of a tenant or key, NAME@VERSION or NAME@ALIAS.",
 )
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
-@list_options
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="Maximum number of entries.",
+)
 def list_entries(tenant: str | None, object: str | None, limit: int) -> None:
     """List the newest entries."""
-    with api() as server:
-        if tenant is not None and not tenant.startswith("ten_"):
-            tenant = server.get(route("tenants", tenant))["id"]
-        page = server.get("/admin/v1/audit", tenant=tenant, object=object, limit=limit)
+    server = api()
+    if tenant is not None and not tenant.startswith("ten_"):
+        tenant = server.get(route("tenants", tenant))["id"]
+    page = server.get("/admin/v1/audit", tenant=tenant, object=object, limit=limit)
     show_list(page["data"], COLUMNS)
 
 
-@audit_group.command("verify")
+@audit_group.command("verify", example="")
 @click.option(
     "--anchor",
     metavar="SEQ:HASH",
     help="Line that an earlier verify printed. Only with it can a chain be recognised that was cut"
     " short or rewritten as a whole.",
 )
-@json_option
 def verify(anchor: str | None) -> None:
     """Recompute the hash chain and name the first row that was changed."""
     kept = None if anchor is None else ANCHOR.fullmatch(anchor)
     if anchor is not None and not kept:
         raise click.UsageError(f"{anchor!r} is not SEQ:HASH")
-    with api() as server:
-        newest = _verify_all(server)
-        if kept and int(kept[1]) <= newest["pruned"]:
-            raise LoraplexError(f"entry {kept[1]} of the anchor is pruned: note a newer one")
-        if kept:
-            _check_anchor(server, int(kept[1]), kept[2])
-    told = f"{newest['seq'] - newest['pruned']} entries are as they were written"
+    server = api()
+    newest = _verify_all(server)
+    if kept and int(kept[1]) <= newest["pruned"]:
+        raise LoraplexError(
+            f"--anchor: entry {kept[1]} has been pruned; give a line that a later verify printed"
+        )
+    if kept:
+        _check_anchor(server, int(kept[1]), kept[2])
+    told = f"{newest['seq'] - newest['pruned']} entries are unchanged since they were written"
     show_done(newest, f"{told}\n{newest['seq']}:{newest['hash']}")
 
 
@@ -95,4 +102,4 @@ def _check_anchor(server: Api, seq: int, expected: str) -> None:
     page = server.get("/admin/v1/audit", after=seq + 1, limit=1)
     found = next(iter(page["data"]), None)
     if found is None or (found["seq"], found["hash"]) != (seq, expected):
-        raise BrokenChain(f"entry {seq} of the audit log is not the one of the anchor")
+        raise BrokenChain(f"entry {seq} of the audit log differs from the anchor")

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from loraplex.commands.options import json_option
+from loraplex.commands.command import Command
 from loraplex.errors import ApiFailure, BadSettings
 from loraplex.output import ProgressCallback, is_json, progress, show_list
 from loraplex.settings import load_settings
-from loraplex.tables import Column, Kind, Row
+from loraplex.tables import Column, Kind, Row, exact
 
 if TYPE_CHECKING:
     from loraplex.load.client import Outcome
@@ -51,11 +51,11 @@ class Number(click.FloatRange):
     ) -> float:
         found = super().convert(value, param, ctx)
         if math.isnan(found):
-            self.fail("it is no number", param, ctx)
+            self.fail("this is not a number", param, ctx)
         return found
 
 
-@click.command("bench")
+@click.command("bench", cls=Command, example="--model support-bot --rate 5 --duration 60 --plot")
 @click.option(
     "--url", help="URL of an OpenAI-compatible server (default: LORAPLEX_URL, or this machine)."
 )
@@ -99,54 +99,68 @@ class Number(click.FloatRange):
     type=Number(0, MAX_DURATION_S, min_open=True),
     help="Seconds during which requests are sent, instead of --requests.",
 )
-@click.option("--prompt-tokens", type=click.IntRange(1, MAX_TOKENS), default=64, show_default=True)
-@click.option("--output-tokens", type=click.IntRange(1, MAX_TOKENS), default=64, show_default=True)
 @click.option(
-    "--ignore-eos", is_flag=True, help="Always generate max_tokens (vLLM and loraplex only)."
+    "--prompt-tokens",
+    type=click.IntRange(1, MAX_TOKENS),
+    default=64,
+    show_default=True,
+    help="Approximate length of each prompt in tokens.",
 )
 @click.option(
-    "--endpoint", type=click.Choice(["chat", "completions"]), default="chat", show_default=True
+    "--output-tokens",
+    type=click.IntRange(1, MAX_TOKENS),
+    default=64,
+    show_default=True,
+    help="Maximum tokens of each answer.",
+)
+@click.option(
+    "--ignore-eos",
+    "ignores_eos",
+    is_flag=True,
+    help="Always generate --output-tokens tokens (vLLM and loraplex only).",
+)
+@click.option(
+    "--endpoint",
+    type=click.Choice(["chat", "completions"]),
+    default="chat",
+    show_default=True,
+    help="Route below /v1: chat/completions or completions.",
 )
 @click.option(
     "--ttft-target",
     type=Number(0, min_open=True),
     metavar="MS",
-    help="Count as goodput only requests whose first token arrived within this time.",
+    help="Count as goodput only requests whose first token arrived within these milliseconds.",
 )
 @click.option(
     "--itl-target",
     type=Number(0, min_open=True),
     metavar="MS",
-    help="Count as goodput only requests whose mean time between tokens was at most this.",
+    help="Count as goodput only requests with at most this mean time between tokens, in"
+    " milliseconds.",
 )
 @click.option(
     "--timeout",
+    "timeout_s",
     type=Number(0, 3600, min_open=True),
     default=300.0,
     show_default=True,
     help="Maximum seconds for one answer.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of prompts, models and times."
+)
 @click.option("--plot", is_flag=True, help="Show the latencies as bars.")
-@json_option
 def bench_command(
     url: str | None,
     models: tuple[str, ...],
-    zipf: float,
     classes: tuple[str, ...],
     concurrency: int | None,
-    rate: float | None,
     requests: int | None,
-    duration: float | None,
-    prompt_tokens: int,
-    output_tokens: int,
-    ignore_eos: bool,
-    endpoint: str,
     ttft_target: float | None,
     itl_target: float | None,
-    timeout: float,
-    seed: int,
     plot: bool,
+    **given: Any,
 ) -> None:
     """Send streamed requests and show times, rates and goodput.
 
@@ -158,28 +172,21 @@ def bench_command(
     from loraplex.load.figures import Targets
     from loraplex.load.plan import Plan, run_plan
 
+    rate, duration = given["rate"], given["duration"]
     if concurrency is not None and rate is not None:
-        raise click.UsageError("give --concurrency or --rate")
+        raise click.UsageError("give --concurrency or --rate, not both")
     if plot and is_json():
-        raise click.UsageError("give --plot or --json")
+        raise click.UsageError("give --plot or --json, not both")
     if len(models) > MAX_MODELS:
-        raise click.UsageError(f"--model: more than {MAX_MODELS}")
+        raise click.UsageError(f"--model: {len(models)} models, at most {MAX_MODELS}")
     place, keys = _place(url, classes)
     plan = Plan(
         models=models,
-        zipf=zipf,
         keys=keys,
-        endpoint=endpoint,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        ignores_eos=ignore_eos,
         concurrency=concurrency or DEFAULT_CONCURRENCY,
-        rate=rate,
         requests=requests or (MAX_REQUESTS if duration else DEFAULT_REQUESTS),
         is_counted=requests is not None or duration is None,
-        duration=duration,
-        seed=seed,
-        timeout_s=timeout,
+        **given,
     )
     outcomes: list[Outcome] = []
     with progress("requests" if plan.is_counted else "seconds", of_bytes=False) as report:
@@ -197,14 +204,14 @@ def _place(url: str | None, classes: tuple[str, ...]) -> tuple[str, dict[str, st
     keys: dict[str, str | None] = {}
     for text in classes:
         if (found := _CLASS.fullmatch(text)) is None or found[1] == ALL or found[1] in keys:
-            raise click.UsageError(f"--class: {text!r} is not another NAME=VARIABLE")
+            raise click.UsageError(f"--class: {text!r} is not NAME=VARIABLE with a new name")
         if not (given := os.environ.get(found[2])):
-            raise BadSettings(f"--class: the environment has no variable {found[2]}")
+            raise BadSettings(f"--class: the environment variable {found[2]} is not set")
         keys[found[1]] = given
     keys = keys or {ALL: key}
     for name, each in keys.items():
         if each is not None and not (each.isascii() and each.isprintable()):
-            raise BadSettings(f"the key of {name}: no API key has such characters")
+            raise BadSettings(f"the key of {name}: an API key has only printable ASCII characters")
     return place, keys
 
 
@@ -274,12 +281,12 @@ def _row(name: str, figures: Figures) -> dict[str, Any]:
     }
     row |= {name: _milliseconds(each) for name, each in zip(TIMES, times, strict=True)}
     good = figures.goodput_per_s
-    row["goodput/s"] = None if good is None else f"{good:.5g} ({figures.good_share:.0%})"
+    row["goodput/s"] = None if good is None else f"{exact(good)} ({figures.good_share:.0%})"
     return row
 
 
 def _milliseconds(times: Percentiles | None) -> str:
-    return "" if times is None else f"{times.p50:.4g} / {times.p90:.4g} / {times.p99:.4g}"
+    return "" if times is None else " / ".join(map(exact, (times.p50, times.p90, times.p99)))
 
 
 def _plot(outcomes: list[Outcome]) -> None:
@@ -304,7 +311,7 @@ def _bars(values: list[float], block: str) -> Iterator[str]:
     numbers = np.histogram(values, edges)[0]
     for number, low, high in zip(numbers, edges, edges[1:], strict=False):
         bar = block * math.ceil(BAR_WIDTH * number / numbers.max())
-        yield f"{low:>9.4g} - {high:<9.4g} {number:>6} {bar}"
+        yield f"{exact(float(low)):>9} - {exact(float(high)):<9} {number:>6} {bar}"
 
 
 def _can_print(text: str) -> bool:

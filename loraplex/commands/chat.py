@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import click
 
+from loraplex.commands.command import Command
 from loraplex.commands.options import route
 from loraplex.errors import ApiFailure, NoKey, Refused
 from loraplex.output import print_answer
@@ -32,20 +33,20 @@ MAX_HISTORY = 1000
 HELP = """\
 /model [NAME]    talk to another model; without NAME list all
 /system [TEXT]   set the system message; without TEXT remove it
-/clear           forget what was said
-/exit            end, as Ctrl-D does
+/clear           forget the conversation
+/exit            end the session, as Ctrl-D does
 Ctrl-C stops an answer."""
 
 
-@click.command("chat")
+@click.command("chat", cls=Command, example='support-bot "Where is my parcel?"', output="text")
 @click.argument("model")
 @click.argument("prompt", nargs=-1)
 @click.option(
     "--tenant", help="With an admin key: tenant to chat as, with a temporary key made for it."
 )
 @click.option("--system", help="System message.")
-@click.option("--max-tokens", type=int)
-@click.option("--temperature", type=float)
+@click.option("--max-tokens", type=int, help="Maximum tokens of an answer (default: the server's).")
+@click.option("--temperature", type=float, help="Sampling temperature (default: the model's).")
 @click.option("--verbose", is_flag=True, help="Print tokens and speed after each answer.")
 def chat_command(
     model: str,
@@ -61,7 +62,7 @@ def chat_command(
     With a PROMPT, or with text from a pipe, it answers once. Text from a pipe is appended
     to the PROMPT."""
     if temperature is not None and not isfinite(temperature):
-        raise click.UsageError(f"--temperature: {temperature} is no number")
+        raise click.UsageError(f"--temperature: {temperature} is not a number")
     options = {"max_tokens": max_tokens, "temperature": temperature}
     question = None if sys.stdin.isatty() and not prompt else _read_question(prompt)
     with _speaking(load_settings({}), tenant, model) as api:
@@ -171,9 +172,9 @@ def _obey(chat: Chat, line: str) -> None:
             _tell("the system message is set" if text else "there is no system message now")
         case "/clear", _:
             chat.messages.clear()
-            _tell("forgotten")
+            _tell("the conversation is forgotten")
         case _:
-            _tell(f"there is no {word}; /help lists what there is")
+            _tell(f"there is no command {word}; /help lists the commands")
 
 
 def _describe(chat: Chat) -> str:
@@ -196,7 +197,7 @@ def _with_choices(api: Api, model: str, error: Refused) -> ApiFailure:
     exist."""
     if error.code != "model_not_found":
         return error
-    return ApiFailure(f"there is no model {model!r}; there are {', '.join(_names(api))}")
+    return ApiFailure(f"there is no model {model!r}; choose one of {', '.join(_names(api))}")
 
 
 def _names(api: Api) -> list[str]:
@@ -296,14 +297,18 @@ def _choose_tenant(admin: Api, tenant: str | None, refusal: ApiFailure) -> str:
         # The key is not an admin key, so the refusal of the model's route is reported.
         raise refusal from None
     if not names:
-        raise ApiFailure("there is no tenant yet: `loraplex quickstart NAME` makes one with a key")
+        raise ApiFailure(
+            "there is no tenant yet: `loraplex quickstart NAME` creates one with a key"
+        )
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ApiFailure(
-            "an admin key asks no model: give --tenant NAME, and the chat makes a key of it for"
-            f" an hour; there are {', '.join(names)}"
+            "an admin key may not query models: give --tenant NAME, and the chat creates a key"
+            f" for an hour; the tenants are {', '.join(names)}"
         )
-    _tell("An admin key asks no model. A key for an hour is made, and revoked at the end.")
-    return click.prompt("Of which tenant", default=names[0], type=click.Choice(names), err=True)
+    _tell("An admin key may not query models. A tenant's key is created, and revoked at the end.")
+    return click.prompt(
+        "Chat as which tenant", default=names[0], type=click.Choice(names), err=True
+    )
 
 
 def _tell(text: str) -> None:

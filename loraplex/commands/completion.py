@@ -5,10 +5,12 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from loraplex.commands.command import Command
+
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("completion")
+@click.command("completion", cls=Command, example="bash", output="text")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:

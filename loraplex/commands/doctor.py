@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
+from loraplex.commands.command import Command
 from loraplex.commands.options import (
     SERVING,
     TRANSPORT,
     UPLOADS,
     WORKING,
-    list_options,
     settings_of,
     settings_options,
 )
@@ -27,8 +27,7 @@ COLUMNS = (
 )
 
 
-@click.command("doctor")
-@list_options
+@click.command("doctor", cls=Command, example="--data-dir /srv/loraplex", output="table")
 @settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
 def doctor_command(**flags: Any) -> None:
     """Check machine, compiler, disk, store, certificates, database, server and workers.

@@ -9,11 +9,10 @@ from typing import Any
 import click
 
 from loraplex.box.importing import FORMATS, Formats, import_model
+from loraplex.commands.command import Group
 from loraplex.commands.options import (
     api,
     confirm,
-    json_option,
-    list_options,
     route,
     settings_of,
     settings_options,
@@ -45,18 +44,18 @@ STATES = (
     Column("load_s", "seconds", Kind.NUMBER),
 )
 MEANINGS = {
-    "auto": "loaded when it is asked for",
+    "auto": "loaded when a request needs it",
     "pinned": "kept on the device of every worker",
     "unloaded": "kept off every device",
 }
 
 
-@click.group("model")
+@click.group("model", cls=Group)
 def model_group() -> None:
-    """Base models."""
+    """Base models: import, load, pin and delete them."""
 
 
-@model_group.command("add")
+@model_group.command("add", example="qwen3-8b=~/models/Qwen3-8B")
 @click.argument("model", metavar="NAME=PATH")
 @click.option(
     "--weight-format",
@@ -72,8 +71,7 @@ def model_group() -> None:
     help="Storage format of embedding and output matrix, if it is not that of the other matrices. "
     "`int4` alone stores them as `int8`.",
 )
-@click.option("--replace", is_flag=True, help="Replace the weights of a name that is in use.")
-@json_option
+@click.option("--replace", is_flag=True, help="Replace the weights of a NAME that is in use.")
 @settings_options()
 def add(
     model: str, weight_format: str, table_format: str | None, replace: bool, **flags: Any
@@ -104,24 +102,20 @@ def add(
     show_done(made, f"{name} {digest}")
 
 
-@model_group.command("list")
-@list_options
+@model_group.command("list", example="", output="table")
 def list_models() -> None:
     """List the registered base models with their states on the workers."""
-    with api() as server:
-        models = server.all("/admin/v1/models")
+    models = api().all("/admin/v1/models")
     if not is_json():
         models = [model | {"state": _state(model["workers"])} for model in models]
     show_list(models, MODELS)
 
 
-@model_group.command("show")
+@model_group.command("show", example="qwen3-8b")
 @click.argument("name")
-@json_option
 def show_model(name: str) -> None:
     """Show one base model and its tier on each worker."""
-    with api() as server:
-        model = server.get(route("models", name))
+    model = api().get(route("models", name))
     if is_json():
         show_one(model)
         return
@@ -131,33 +125,29 @@ def show_model(name: str) -> None:
     show_list(workers, STATES)
 
 
-@model_group.command("load")
+@model_group.command("load", example="qwen3-8b")
 @click.argument("name")
-@json_option
 def load(name: str) -> None:
     """Let workers load a base model again on request; `pin` loads it at once."""
     _move(name, to="auto", unless="pinned")
 
 
-@model_group.command("unload")
+@model_group.command("unload", example="qwen3-8b")
 @click.argument("name")
-@json_option
 def unload(name: str) -> None:
     """Unload a base model from every device after its requests have ended, and keep it unloaded."""
     _move(name, to="unloaded")
 
 
-@model_group.command("pin")
+@model_group.command("pin", example="qwen3-8b")
 @click.argument("name")
-@json_option
 def pin(name: str) -> None:
     """Load a base model on every worker now, and keep it on the device."""
     _move(name, to="pinned")
 
 
-@model_group.command("unpin")
+@model_group.command("unpin", example="qwen3-8b")
 @click.argument("name")
-@json_option
 def unpin(name: str) -> None:
     """Unpin a base model: workers may unload it when it is idle."""
     _move(name, to="auto", unless="unloaded")
@@ -173,21 +163,17 @@ def _state(workers: list[dict[str, Any]]) -> str:
 
 def _move(name: str, *, to: str, unless: str = "") -> None:
     """Sets a model's residency to `to`. Does nothing if the present residency is `unless`."""
-    path = route("models", name)
-    with api() as server:
-        model, etag = server.get_tagged(path)
-        if model["residency"] != unless:
-            model = server.patch(path, {"residency": to}, if_match=etag)
+    path, server = route("models", name), api()
+    model, etag = server.get_tagged(path)
+    if model["residency"] != unless:
+        model = server.patch(path, {"residency": to}, if_match=etag)
     show_done(model, f"{name} is {MEANINGS[model['residency']]}")
 
 
-@model_group.command("delete")
+@model_group.command("delete", example="qwen3-8b --yes")
 @click.argument("name")
 @yes_option
-@json_option
 def delete_model(name: str, yes: bool) -> None:
     """Delete a base model that no adapter uses. Its files stay in the store."""
     confirm(f"Delete base model {name} and its price?", yes)
-    with api() as server:
-        gone = server.delete(route("models", name))
-    show_done(gone, f"deleted {name}")
+    show_done(api().delete(route("models", name)), f"deleted {name}")

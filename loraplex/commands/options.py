@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 from urllib.parse import quote
 
 import click
 import msgspec
 
-from loraplex.output import set_form
-from loraplex.settings import Settings, load_settings
+from loraplex.settings import SIZES, Settings, load_settings, nested
 from loraplex.tables import size
 
 if TYPE_CHECKING:
@@ -24,65 +26,49 @@ if TYPE_CHECKING:
 SPAN = re.compile(r"(\d{1,5})([hd])", re.ASCII)
 F = TypeVar("F", bound=Callable[..., Any])
 
-Options = Mapping[str, str]
-"""Help text of each setting that is an option. The option's type and default come from the field in
-`Settings`."""
-
-PLACE: Options = {"data_dir": "Folder of everything that is stored."}
-SERVING: Options = {
-    "host": "Address to listen on.",
-    "port": "Port to listen on. 0 chooses a free one.",
-    "management_host": "Address for metrics, and for the admin plane if --host is public.",
-    "management_port": "Port for metrics (default: 8002, or a free one).",
-    "tls_certificate": "PEM file with the certificate for TLS on --port.",
-    "tls_key": "PEM file with the key for TLS on --port.",
-}
-TRANSPORT: Options = {"insecure_transport": "Connect to workers over tcp:// without TLS."}
-WORKING: Options = {
-    "device": "Device of the worker: auto, cpu or cuda.",
-    "dtype": "Precision of weights and KV pages: bfloat16 or float32.",
-    "ops": "Kernels: cpu, reference or cuda (default: those of --device).",
-    "threads": "Number of threads that compute (default: one for each core).",
-    "memory": "Memory for KV pages and adapters, such as 512MiB.",
-    "device_memory": "Total device memory, weights included; set it if the models do not all fit.",
-    "adapter_memory": "Part of --memory that adapters may use, such as 64MiB:256MiB.",
-    "host_adapter_memory": "Host memory for packed adapters that are not on the device.",
-    "adapter_cache": "Disk space for packed adapters on the worker.",
-    "max_num_seqs": "Maximum number of sequences that run at once.",
-    "max_batched_tokens": "Maximum tokens of a step (default: 512 on a CPU, 2048 on a GPU).",
-    "max_model_len": "Maximum tokens of prompt and answer together (default: the model's).",
-}
-UPLOADS: Options = {"max_lora_rank": "Maximum rank of an uploaded adapter."}
-SIZES = ("memory", "device_memory", "host_adapter_memory", "adapter_cache")
+PLACE = ("data_dir",)
+SERVING = (
+    *("host", "port", "management_host", "management_port"),
+    *("tls_certificate", "tls_key"),
+)
+TRANSPORT = ("insecure_transport",)
+WORKING = (
+    *("device", "dtype", "ops", "threads", "memory", "device_memory", "adapter_memory"),
+    *("host_adapter_memory", "adapter_cache", "max_num_seqs", "max_batched_tokens"),
+    "max_model_len",
+)
+UPLOADS = ("max_lora_rank",)
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
-def settings_options(*groups: Options) -> Callable[[F], F]:
-    """Returns a decorator that adds --config and the options of these groups. `settings_of` reads
-    them."""
+def settings_options(*groups: Sequence[str]) -> Callable[[F], F]:
+    """Returns a decorator that adds --config and an option for each of these settings.
+    `settings_of` reads them."""
 
     def decorate(command: F) -> F:
-        for group in reversed((*groups, PLACE)):
-            for name, text in reversed([*group.items()]):
-                command = _setting_option(name, text)(command)
+        for name in reversed([name for group in (*groups, PLACE) for name in group]):
+            command = _setting_option(name)(command)
         config = click.Path(path_type=Path, dir_okay=False)
         return click.option("--config", type=config, help="TOML file with settings.")(command)
 
     return decorate
 
 
-def _setting_option(name: str, text: str) -> Callable[[F], F]:
-    """Returns a decorator that adds the option of a setting. The option's value is None unless the
-    user gives it."""
+def _setting_option(name: str) -> Callable[[F], F]:
+    """Returns a decorator that adds the option of a setting, as the field in `Settings` describes
+    it. The option's value is None unless the user gives it."""
     field, details = FIELDS[name], dict[str, Any]()
-    outer: list[Any] = [field.type, *get_args(field.type)]
-    kinds: list[Any] = outer + [kind for each in outer for kind in get_args(each)]
+    kinds = list(nested(field.type))
+    text = _docstrings()[name]
+    choices = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
     if name in SIZES:
         details["metavar"] = "BYTES"
     elif name == "adapter_memory":
         details["metavar"] = "MIN:MAX"
     elif Path in kinds:
         details["type"] = click.Path(path_type=Path)
+    elif choices:
+        details["type"] = click.Choice(choices[0])
     elif bool in kinds:
         details |= {"is_flag": True, "default": None}
     elif int in kinds:
@@ -93,27 +79,26 @@ def _setting_option(name: str, text: str) -> Callable[[F], F]:
     return click.option(f"--{name.replace('_', '-')}", help=text, **details)
 
 
+@cache
+def _docstrings() -> dict[str, str]:
+    """Returns the docstrings of settings by name, each in one line."""
+    (tree,) = ast.parse(inspect.getsource(Settings)).body
+    assert isinstance(tree, ast.ClassDef)
+    found: dict[str, str] = {}
+    for pair in pairwise(tree.body):
+        match pair:
+            case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = " ".join(text.split())
+            case _:
+                pass
+    return found
+
+
 def settings_of(flags: dict[str, Any]) -> Settings:
     """Returns the settings, and removes the flags that are settings from `flags`."""
     file = flags.pop("config", None)
     known = {name: flags.pop(name) for name in list(flags) if name in Settings.__struct_fields__}
     return load_settings(known, file=file)
-
-
-def form_option(name: str, help: str) -> Callable[[F], F]:
-    """Returns a decorator that adds a flag for the format in which the command prints."""
-    return click.option(name, is_flag=True, expose_value=False, callback=set_form, help=help)
-
-
-def json_option(command: F) -> F:
-    return form_option("--json", "Print JSON instead of text.")(command)
-
-
-def list_options(command: F) -> F:
-    command = form_option("--wide", "Print all columns, whatever the width of the terminal.")(
-        command
-    )
-    return form_option("--json", "Print JSON instead of a table.")(command)
 
 
 def tenant_option(command: F) -> F:
@@ -175,15 +160,14 @@ def route(*names: str) -> str:
     route."""
     for name in names:
         if name in ("", ".", ".."):
-            raise click.UsageError(f"{name!r} is no name")
+            raise click.UsageError(f"{name!r} cannot be a name")
     return "/admin/v1/" + "/".join(quote(name, safe="") for name in names)
 
 
-@contextmanager
-def api() -> Iterator[Api]:
-    """Connects to the running server with the settings of the environment."""
+def api() -> Api:
+    """Returns a client of the running server, by the settings of the environment. It is closed when
+    the command ends."""
     # Imported here, because this import is slow and commands without a server do not need it.
     from loraplex.api import connect
 
-    with connect(load_settings({})) as found:
-        yield found
+    return click.get_current_context().with_resource(connect(load_settings({})))

@@ -11,7 +11,8 @@ import click
 import msgspec
 
 from admin.uploads.version_create import VersionCreate
-from loraplex.commands.options import F, api, from_json, json_option, pairs, tenant_option
+from loraplex.commands.command import Command
+from loraplex.commands.options import F, api, from_json, pairs, tenant_option
 from loraplex.errors import ApiFailure, Refused
 from loraplex.output import ProgressCallback, is_json, progress, show_done, show_list, tell, waiting
 
@@ -61,14 +62,14 @@ def plain_options(command: F) -> F:
     return command
 
 
-@click.command("push")
+@click.command("push", cls=Command, example="support-bot/ --tenant acme --alias staging")
 @click.argument("folders", metavar="[FOLDER]...", nargs=-1, type=FOLDER)
 @click.option("--name", help="Adapter name (default: name of the folder).")
 @click.option(
     "--manifest",
     type=FILE,
-    help='JSON file: a list of {"folder": ...}, relative to the file, each with any of '
-    f"{', '.join(FIELDS)}. The command's options are defaults for them.",
+    help='JSON file with a list of objects. Each has "folder", relative to the file, and any of'
+    f" {', '.join(FIELDS)}. The command's options are their defaults.",
 )
 @plain_options
 @click.option(
@@ -95,14 +96,18 @@ def plain_options(command: F) -> F:
     metavar="KEYFILE",
     help="Sign the content with this ed25519 private key (PEM or OpenSSH).",
 )
-@click.option("--metadata", multiple=True, metavar="KEY=VALUE")
+@click.option(
+    "--metadata",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Value to store with the version, such as run=7; may be repeated.",
+)
 @click.option(
     "--wait/--no-wait",
     default=True,
     help="Wait until a worker has verified the version (default: wait).",
 )
 @tenant_option
-@json_option
 def push_command(
     folders: tuple[Path, ...],
     name: str | None,
@@ -127,7 +132,9 @@ def push_command(
         if value not in (None, "", {}) and value is not False
     }
     if name is not None and (len(folders) != 1 or manifest):
-        raise click.UsageError("--name is of one FOLDER; several are named by their folders")
+        raise click.UsageError(
+            "--name needs exactly one FOLDER; several are named after their folders"
+        )
     uploads = [
         Upload(f, common | {"name": f.resolve().name if name is None else name}) for f in folders
     ]
@@ -136,9 +143,9 @@ def push_command(
     if not uploads:
         raise click.UsageError("give a FOLDER or --manifest")
     is_alone = len(folders) == 1 and not manifest
-    with api() as server:
-        server.patience_s = PATIENCE_S
-        pushed, failures = _push_all(server, uploads, wait=wait, is_alone=is_alone)
+    server = api()
+    server.patience_s = PATIENCE_S
+    pushed, failures = _push_all(server, uploads, wait=wait, is_alone=is_alone)
     made = [version for version, _ in pushed]
     if is_alone:
         show_done(made[0], _told(made[0]))

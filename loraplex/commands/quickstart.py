@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
-from loraplex.commands.options import api, json_option, route
+from loraplex.commands.command import Command
+from loraplex.commands.options import api, route
 from loraplex.errors import Refused
 from loraplex.output import is_json, progress, tell, waiting
 
 
-@click.command("quickstart")
+@click.command("quickstart", cls=Command, example="acme --adapter ./support-bot")
 @click.argument("tenant")
 @click.option(
     "--adapter",
@@ -25,7 +26,6 @@ from loraplex.output import is_json, progress, tell, waiting
 @click.option(
     "--model", help="Base model (default: found by the adapter's configuration or tensors)."
 )
-@json_option
 def quickstart_command(
     tenant: str, folder: Path | None, name: str | None, model: str | None
 ) -> None:
@@ -36,26 +36,29 @@ def quickstart_command(
     from loraplex.pushing import push, wait_ready
 
     if folder is None and (name or model):
-        raise click.UsageError("--name and --model are of an --adapter")
+        raise click.UsageError("--name and --model need --adapter")
     called = name or (folder.absolute().name if folder else "")
-    with api() as server:
-        try:
-            server.post("/admin/v1/tenants", {"name": tenant})
-        except Refused as error:
-            if error.status != 409:
-                raise
-            tell(f"tenant {tenant} is there already")
-        if folder is not None:
-            if read_folder_serving(folder):
-                tell(f"only the weights of {folder} are taken: `loraplex adapter push` takes more")
-            fields = {"name": called, "tenant": tenant} | ({"model": model} if model else {})
-            with progress(f"uploading {called}", "validating") as report:
-                version = push(server, folder, fields, report)
-            with waiting(f"proving {called}@{version['version']}") as say:
-                wait_ready(server, version, tenant, say)
-        else:
-            called = next((each["name"] for each in server.all("/admin/v1/models")), "MODEL")
-        key = server.post(route("tenants", tenant, "keys"), {"name": "quickstart"})["key"]
+    server = api()
+    try:
+        server.post("/admin/v1/tenants", {"name": tenant})
+    except Refused as error:
+        if error.status != 409:
+            raise
+        tell(f"tenant {tenant} exists already and gets another key")
+    if folder is not None:
+        if read_folder_serving(folder):
+            tell(
+                f"only the weights in {folder} are used; `loraplex adapter push` also uses its chat"
+                " template and defaults"
+            )
+        fields = {"name": called, "tenant": tenant} | ({"model": model} if model else {})
+        with progress(f"uploading {called}", "validating") as report:
+            version = push(server, folder, fields, report)
+        with waiting(f"proving {called}@{version['version']}") as say:
+            wait_ready(server, version, tenant, say)
+    else:
+        called = next((each["name"] for each in server.all("/admin/v1/models")), "MODEL")
+    key = server.post(route("tenants", tenant, "keys"), {"name": "quickstart"})["key"]
     if is_json():
         print(json.dumps({"tenant": tenant, "key": key, "model": called}, indent=2))
         return

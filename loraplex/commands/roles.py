@@ -14,12 +14,12 @@ from typing import Any
 import click
 
 from adapters.store.folder import DIGEST
+from loraplex.commands.command import Command
 from loraplex.commands.options import (
     SERVING,
     TRANSPORT,
     UPLOADS,
     WORKING,
-    json_option,
     settings_of,
     settings_options,
 )
@@ -27,18 +27,22 @@ from loraplex.output import is_json, tell
 from loraplex.private import path_digest, write_private
 from loraplex.settings import SECRETS, Settings, check_address
 
-
-@click.command("serve")
-@click.option(
-    "--demo", is_flag=True, help="Serve a small model with two tenants and their adapters."
-)
-@click.option(
+model_option = click.option(
     "--model",
     "models",
     multiple=True,
     metavar="[NAME=]PATH",
-    help="Base model; without NAME it is named after its folder or file.",
+    help="Base model; without NAME it is named after its folder or file. May be repeated.",
 )
+
+
+@click.command(
+    "serve", cls=Command, example="--model ~/models/Qwen3-8B --host 0.0.0.0", output="text"
+)
+@click.option(
+    "--demo", is_flag=True, help="Serve a small model with two tenants and their adapters."
+)
+@model_option
 @settings_options(SERVING, WORKING, UPLOADS)
 def serve_command(demo: bool, **flags: Any) -> None:
     """Serve everything from this machine: database, worker and gateway."""
@@ -49,11 +53,13 @@ def serve_command(demo: bool, **flags: Any) -> None:
     serve(settings_of(flags), with_demo=demo)
 
 
-@click.command("gateway")
+@click.command("gateway", cls=Command, example="--host 0.0.0.0 --port 8000", output="text")
 @click.option("--admin", is_flag=True, help="Serve the admin plane on the same port.")
-@click.option("--fd", type=int, hidden=True, help="An inherited listening socket.")
-@click.option("--management-fd", type=int, hidden=True, help="The same for management.")
-@click.option("--worker-health", hidden=True, help="A worker whose metrics are shown too.")
+@click.option("--fd", type=int, hidden=True, help="Inherited listening socket.")
+@click.option("--management-fd", type=int, hidden=True, help="Inherited management socket.")
+@click.option(
+    "--worker-health", hidden=True, help="Health address of a worker whose metrics are shown too."
+)
 @settings_options(SERVING, TRANSPORT, UPLOADS)
 def gateway_command(
     admin: bool,
@@ -62,7 +68,9 @@ def gateway_command(
     worker_health: str | None,
     **flags: Any,
 ) -> None:
-    """Run the gateway alone (LORAPLEX_DATABASE_URL; workers register, or LORAPLEX_WORKERS)."""
+    """Run the gateway alone.
+
+    Requires LORAPLEX_DATABASE_URL. Workers register there, or are listed in LORAPLEX_WORKERS."""
     from loraplex.roles.planes import run_gateway
 
     settings = settings_of(flags)
@@ -90,26 +98,38 @@ def _sockets(
     )
 
 
-@click.command("admin")
+@click.command("admin", cls=Command, example="--host 0.0.0.0 --port 8003", output="text")
 @settings_options(SERVING, UPLOADS)
 def admin_command(**flags: Any) -> None:
-    """Run the admin plane alone (LORAPLEX_DATABASE_URL)."""
+    """Run the admin plane alone. Requires LORAPLEX_DATABASE_URL."""
     from loraplex.roles.planes import run_admin
 
     settings = settings_of(flags)
     run_admin(settings, _sockets(settings))
 
 
-@click.command("worker")
+@click.command(
+    "worker",
+    cls=Command,
+    example="--listen unix:/run/loraplex/worker.sock --device cuda",
+    output="text",
+)
 @click.option(
     "--model",
     "digests",
     multiple=True,
     metavar="NAME=DIGEST",
-    help="Base model to load before a gateway connects.",
+    help="Base model to load before a gateway connects; may be repeated.",
 )
-@click.option("--listen", required=True, help="Address to listen on: unix:PATH or tcp://HOST:PORT.")
-@click.option("--health", default="127.0.0.1:8001", show_default=True)
+@click.option(
+    "--listen", required=True, help="Address to listen on: unix:/PATH or tcp://HOST:PORT."
+)
+@click.option(
+    "--health",
+    default="127.0.0.1:8001",
+    show_default=True,
+    help="Address of probes and metrics: HOST:PORT or unix:/PATH.",
+)
 @click.option(
     "--advertise",
     metavar="ADDRESS",
@@ -162,11 +182,11 @@ def _check_addresses(settings: Settings, listen: str, health: str, advertise: st
         raise click.UsageError(f"{health!r} is not HOST:PORT or unix:/PATH") from error
     security = settings.security
     if listen.startswith("tcp://") and security.tls and not security.gateways:
-        tell("transport_gateways is not set: no gateway's certificate is let in")
+        tell("warning: transport_gateways is not set, so that no gateway may connect")
     if listen.startswith("tcp://") and not (security.tls or security.insecure):
         raise click.UsageError(
-            "tcp:// takes transport_certificate, transport_key and transport_authority,"
-            " or --insecure-transport"
+            "--listen tcp:// needs the settings transport_certificate, transport_key and"
+            " transport_authority, or --insecure-transport"
         )
 
 
@@ -178,10 +198,10 @@ def _run_advertised(
     from loraplex.roles.registration import registered
 
     if not settings.database_url:
-        raise click.UsageError("to advertise a worker, set LORAPLEX_DATABASE_URL")
+        raise click.UsageError("--advertise needs LORAPLEX_DATABASE_URL")
     worker_id = f"worker-{socket.gethostname()}-{secrets.token_hex(6)}"
     if health.endswith(":0"):
-        raise click.UsageError("to advertise a worker, give --health a port")
+        raise click.UsageError("--advertise needs --health with a port other than 0")
     registering = registered(
         *(settings.database_url, worker_id, address),
         is_listening=lambda: answers_ok(health, "/readyz"),
@@ -189,7 +209,7 @@ def _run_advertised(
     return run_worker([*command, worker_id], registering)
 
 
-@click.command("migrate")
+@click.command("migrate", cls=Command, example="", output="text")
 @click.option(
     "--post",
     is_flag=True,
@@ -206,34 +226,35 @@ def migrate_command(post: bool, **flags: Any) -> None:
 
     settings = settings_of(flags)
     if not settings.database_url:
-        raise click.UsageError("set LORAPLEX_DATABASE_URL; `serve` migrates its own database")
+        raise click.UsageError(
+            "set LORAPLEX_DATABASE_URL; `loraplex serve` migrates its own database"
+        )
     applied = asyncio.run(migrate_database(settings.database_url, with_post=post))
     click.echo("\n".join(applied) or "nothing to do")
 
 
-@click.command("bootstrap")
+@click.command("bootstrap", cls=Command, example="", output="text")
 @settings_options()
 def bootstrap_command(**flags: Any) -> None:
     """Create the first admin key of LORAPLEX_DATABASE_URL, and print it.
 
-    Requires the LORAPLEX_KEY_PEPPER of the gateways and admin planes. Refused if an admin key is
-    live."""
+    Requires the LORAPLEX_KEY_PEPPER of the gateways and admin planes. Refused if there is a valid
+    admin key already."""
     import asyncio
 
     from loraplex.roles.bootstrap import make_first_admin_key
 
     settings = settings_of(flags)
     if not settings.database_url:
-        raise click.UsageError("set LORAPLEX_DATABASE_URL; `serve` makes its own keys")
+        raise click.UsageError("set LORAPLEX_DATABASE_URL; `loraplex serve` creates its own keys")
     if not settings.key_pepper:
-        raise click.UsageError("set LORAPLEX_KEY_PEPPER, the same as of gateways and admin planes")
+        raise click.UsageError("set LORAPLEX_KEY_PEPPER to that of the gateways and admin planes")
     pepper = settings.key_pepper.encode()
     click.echo(asyncio.run(make_first_admin_key(settings.database_url, pepper)))
 
 
-@click.command("config")
-@click.option("--model", "models", multiple=True, metavar="[NAME=]PATH")
-@json_option
+@click.command("config", cls=Command, example="--config loraplex.toml")
+@model_option
 @settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
 def config_command(**flags: Any) -> None:
     """Print the effective settings as a settings file, with secrets hidden."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from loraplex.commands.options import api, json_option, list_options, route, tenant_option
+from loraplex.commands.command import Group
+from loraplex.commands.options import api, route, tenant_option
 from loraplex.output import show_done, show_list
 from loraplex.tables import Column, Kind
 
@@ -20,41 +21,34 @@ SIGNING_KEYS = (
 )
 
 
-@click.group("signing-key")
+@click.group("signing-key", cls=Group)
 def signing_key_group() -> None:
     """Public keys with which a tenant signs its adapters (adapter push --sign)."""
 
 
-@signing_key_group.command("create")
+@signing_key_group.command("create", example="id_ed25519.pub --tenant acme")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--name", help="Name of the key (default: name of the file).")
 @tenant_option
-@json_option
 def create_signing_key(file: Path, name: str | None, tenant: str | None) -> None:
     """Register the ed25519 public key in FILE (PEM or OpenSSH, such as id_ed25519.pub)."""
     body = {"name": name or file.stem, "public_key": file.read_text(errors="replace")[:1024]}
-    with api() as server:
-        made = server.post(route("signing-keys"), body, tenant=tenant)
+    made = api().post(route("signing-keys"), body, tenant=tenant)
     show_done(made, f"{made['name']} ({made['id']})")
 
 
-@signing_key_group.command("list")
+@signing_key_group.command("list", example="--tenant acme", output="table")
 @tenant_option
-@list_options
 def list_signing_keys(tenant: str | None) -> None:
     """List signing keys, including revoked ones."""
-    with api() as server:
-        found = server.all(route("signing-keys"), cursor="id", tenant=tenant)
-    show_list(found, SIGNING_KEYS)
+    show_list(api().all(route("signing-keys"), cursor="id", tenant=tenant), SIGNING_KEYS)
 
 
-@signing_key_group.command("revoke")
+@signing_key_group.command("revoke", example="KEY_ID --tenant acme")
 @click.argument("key_id")
 @tenant_option
-@json_option
 def revoke_signing_key(key_id: str, tenant: str | None) -> None:
     """Revoke a signing key permanently. Versions signed with it are still served, and are shown as
     signed with a revoked key."""
-    with api() as server:
-        gone = server.delete(route("signing-keys", key_id), tenant=tenant)
-    show_done(gone, f"revoked {key_id}; it signed {gone['versions']} version(s)")
+    gone = api().delete(route("signing-keys", key_id), tenant=tenant)
+    show_done(gone, f"revoked {key_id}, which signed {gone['versions']} version(s)")

@@ -6,15 +6,8 @@ from typing import Any
 
 import click
 
-from loraplex.commands.options import (
-    api,
-    confirm,
-    json_option,
-    list_options,
-    moment,
-    route,
-    yes_option,
-)
+from loraplex.commands.command import Group
+from loraplex.commands.options import api, confirm, moment, route, yes_option
 from loraplex.output import show_done, show_list, show_one
 from loraplex.tables import Column, Kind
 
@@ -38,45 +31,35 @@ KEYS = (
 )
 SCOPES = ("inference", "adapters:write", "usage:read")
 
-expiry_option = click.option(
-    "--expires-at", help="End of the key's lifetime, such as 30d or 2027-01-31T00:00:00Z."
-)
 
-
-@click.group("tenant")
+@click.group("tenant", cls=Group)
 def tenant_group() -> None:
     """Tenants: owners of keys, adapters, limits and usage."""
 
 
-@tenant_group.command("create")
+@tenant_group.command("create", example="acme")
 @click.argument("name")
 @click.option("--sharing-group", help="Group of tenants that share cached prefixes.")
-@json_option
 def create_tenant(name: str, sharing_group: str | None) -> None:
     """Create a tenant."""
-    with api() as server:
-        made = server.post("/admin/v1/tenants", {"name": name, "sharing_group": sharing_group})
+    made = api().post("/admin/v1/tenants", {"name": name, "sharing_group": sharing_group})
     show_done(made, f"{made['name']} ({made['id']})")
 
 
-@tenant_group.command("list")
-@list_options
+@tenant_group.command("list", example="", output="table")
 def list_tenants() -> None:
     """List all tenants."""
-    with api() as server:
-        show_list(server.all("/admin/v1/tenants"), TENANTS)
+    show_list(api().all("/admin/v1/tenants"), TENANTS)
 
 
-@tenant_group.command("show")
+@tenant_group.command("show", example="acme")
 @click.argument("name")
-@json_option
 def show_tenant(name: str) -> None:
     """Show one tenant, by name or id."""
-    with api() as server:
-        show_one(server.get(route("tenants", name)), {"created_at": Kind.AGE})
+    show_one(api().get(route("tenants", name)), {"created_at": Kind.AGE})
 
 
-@tenant_group.command("change")
+@tenant_group.command("change", example="acme --require-signature")
 @click.argument("name")
 @click.option("--sharing-group", help="Group of tenants that share cached prefixes; '' removes it.")
 @click.option(
@@ -84,7 +67,6 @@ def show_tenant(name: str) -> None:
     default=None,
     help="Accept only adapters signed with one of the tenant's signing keys, or any.",
 )
-@json_option
 def change_tenant(name: str, sharing_group: str | None, require_signature: bool | None) -> None:
     """Change with whom a tenant shares cached prefixes, or whether its adapters must be signed."""
     change: dict[str, Any] = {}
@@ -98,30 +80,26 @@ def change_tenant(name: str, sharing_group: str | None, require_signature: bool 
         done.append(f"{name} {'requires' if require_signature else 'does not require'} signatures")
     if not change:
         raise click.UsageError("give --sharing-group or --require-signature")
-    with api() as server:
-        changed = server.patch(route("tenants", name), change)
-    show_done(changed, "; ".join(done))
+    show_done(api().patch(route("tenants", name), change), "; ".join(done))
 
 
-@tenant_group.command("delete")
+@tenant_group.command("delete", example="acme --yes")
 @click.argument("name")
 @yes_option
-@json_option
 def delete_tenant(name: str, yes: bool) -> None:
     """Delete a tenant, its keys and its adapters."""
-    with api() as server:
-        found = server.get(route("tenants", name))
-        confirm(f"Delete tenant {found['name']} ({found['id']}) with its keys and adapters?", yes)
-        gone = server.delete(route("tenants", found["id"]))
-    show_done(gone, f"deleted {found['name']}")
+    server = api()
+    found = server.get(route("tenants", name))
+    confirm(f"Delete tenant {found['name']} ({found['id']}) with its keys and adapters?", yes)
+    show_done(server.delete(route("tenants", found["id"])), f"deleted {found['name']}")
 
 
-@click.group("key")
+@click.group("key", cls=Group)
 def key_group() -> None:
     """API keys. The text of a key is shown only when it is created."""
 
 
-@key_group.command("create")
+@key_group.command("create", example="--tenant acme --scope inference --expires-at 30d")
 @click.option("--tenant", help="Tenant name or id.")
 @click.option("--admin", is_flag=True, help="Create a key for the whole admin plane.")
 @click.option("--name", help="Note of what the key is for.")
@@ -133,26 +111,32 @@ def key_group() -> None:
     help="Scope of a tenant's key; may be repeated (default: all).",
 )
 @click.option(
-    "--not-before", help="Start of the key's lifetime, such as 7d or 2027-01-01T00:00:00Z."
+    "--not-before",
+    help="Start of the key's lifetime, such as 7d or 2027-01-01T00:00:00Z (default: now).",
 )
-@expiry_option
+@click.option(
+    "--expires-at",
+    help="End of the key's lifetime, such as 30d or 2027-01-31T00:00:00Z (default: never).",
+)
 @click.option(
     "--model",
     "models",
     multiple=True,
     help="Allow only this model: NAME, NAME@ALIAS, NAME@VERSION or NAME@*; may be repeated.",
 )
-@click.option("--cidr", "cidrs", multiple=True, help="Allow only this network; may be repeated.")
-@json_option
+@click.option(
+    "--cidr",
+    "cidrs",
+    multiple=True,
+    help="Allow only this network, such as 192.0.2.0/24; may be repeated.",
+)
 def create_key(
     tenant: str | None,
     admin: bool,
-    scopes: tuple[str, ...],
-    models: tuple[str, ...],
-    cidrs: tuple[str, ...],
     name: str | None,
     not_before: str | None,
     expires_at: str | None,
+    **lists: tuple[str, ...],
 ) -> None:
     """Create and print a key of a tenant, or with --admin a key that may do everything."""
     if admin == (tenant is not None):
@@ -162,22 +146,18 @@ def create_key(
         "not_before": not_before and moment(not_before, ahead=True),
         "expires_at": expires_at and moment(expires_at, ahead=True),
     }
-    lists = {"scopes": list(scopes), "models": list(models), "cidrs": list(cidrs)}
-    body = fields | {name: given for name, given in lists.items() if given}
-    with api() as server:
-        _show_made(server.post(_keys_of(tenant), body))
+    body = fields | {name: list(given) for name, given in lists.items() if given}
+    _show_made(api().post(_keys_of(tenant), body))
 
 
-@key_group.command("list")
+@key_group.command("list", example="--tenant acme", output="table")
 @click.option("--tenant", help="Tenant whose keys are listed (default: admin keys).")
-@list_options
 def list_keys(tenant: str | None) -> None:
     """List keys, including revoked ones."""
-    with api() as server:
-        show_list(server.all(_keys_of(tenant), cursor="id"), KEYS)
+    show_list(api().all(_keys_of(tenant), cursor="id"), KEYS)
 
 
-@key_group.command("rotate")
+@key_group.command("rotate", example="KEY_ID --overlap 86400")
 @click.argument("key_id")
 @click.option(
     "--overlap",
@@ -185,24 +165,21 @@ def list_keys(tenant: str | None) -> None:
     metavar="SECONDS",
     help="Seconds for which the old key stays valid (default: 3600).",
 )
-@expiry_option
-@json_option
+@click.option(
+    "--expires-at",
+    help="End of the key's lifetime, such as 30d or 2027-01-31T00:00:00Z (default: the old key's).",
+)
 def rotate_key(key_id: str, overlap: int | None, expires_at: str | None) -> None:
     """Replace a key by a new one with the same rights, and print it."""
-    ends = expires_at and moment(expires_at, ahead=True)
-    body = {"overlap_s": overlap, "expires_at": ends}
-    with api() as server:
-        _show_made(server.post(route("keys", key_id, "rotate"), body))
+    body = {"overlap_s": overlap, "expires_at": expires_at and moment(expires_at, ahead=True)}
+    _show_made(api().post(route("keys", key_id, "rotate"), body))
 
 
-@key_group.command("revoke")
+@key_group.command("revoke", example="KEY_ID")
 @click.argument("key_id")
-@json_option
 def revoke_key(key_id: str) -> None:
     """Revoke a key permanently, by its id."""
-    with api() as server:
-        gone = server.delete(route("keys", key_id))
-    show_done(gone, f"revoked {key_id}")
+    show_done(api().delete(route("keys", key_id)), f"revoked {key_id}")
 
 
 def _show_made(made: dict[str, Any]) -> None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from loraplex.commands.options import api, json_option, route
+from loraplex.commands.command import Command
+from loraplex.commands.options import api, route
 from loraplex.errors import ApiFailure
 from loraplex.output import is_json
 
@@ -34,8 +35,8 @@ AROUND_ROWS = 24
 QUIT = ("q", "\x03", "\x04")
 
 
-@click.command("top")
-@click.option("--once", is_flag=True, help="Print one screen and end.")
+@click.command("top", cls=Command, example="--interval 1", output="text")
+@click.option("--once", is_flag=True, help="Print one screen and exit.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.5, 3600),
@@ -46,24 +47,21 @@ QUIT = ("q", "\x03", "\x04")
 def top_command(once: bool, interval: float) -> None:
     """Watch workers, models, tenants, memory, latencies and refusals. Needs an admin key.
 
-    Keys: t, m, w, l and n sort by tokens, memory, waiting, latency and name; q ends.
+    Keys: t, m, w, l and n sort by tokens, memory, waiting, latency and name; q exits.
     """
-    with api() as server:
-        if once or not sys.stdout.isatty():
-            _print(server)
-        else:
-            _Live(server, interval).run()
+    if once or not sys.stdout.isatty():
+        _print(api())
+    else:
+        _Live(api(), interval).run()
 
 
-@click.command("status")
-@json_option
+@click.command("status", cls=Command, example="")
 def status_command() -> None:
-    """Show on one screen: workers, models, adapters, load, last errors."""
-    with api() as server:
-        if is_json():
-            print(json.dumps(server.get(route("overview")), indent=2))
-        else:
-            _print(server)
+    """Show workers, models, adapters, load and recent errors on one screen. Needs an admin key."""
+    if is_json():
+        print(json.dumps(api().get(route("overview")), indent=2))
+    else:
+        _print(api())
 
 
 def _print(server: Api) -> None:

@@ -7,14 +7,9 @@ from typing import Any
 
 import click
 
-from loraplex.commands.options import (
-    api,
-    json_option,
-    list_options,
-    moment,
-    route,
-    tenant_option,
-)
+from loraplex.commands.command import Group
+from loraplex.commands.options import api, moment, route, tenant_option
+from loraplex.commands.prices import dollars_options
 from loraplex.output import show_list, show_one
 from loraplex.tables import Column, Kind
 
@@ -33,13 +28,8 @@ COLUMNS = (
     Column("cached_tokens", "cached", Kind.NUMBER),
 )
 DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
-
-
-EXAMPLE = """\b
-Example: 20.00 was set in place of 0.20 one morning.
-  loraplex usage credit smollm2-135m-instruct --input 0.20 --output 0.60 \\
-    --since 2027-01-04T09:00 --end 2027-01-04T14:00 --reason "20.00 was set in place of 0.20"
-"""
+EXAMPLE = """smollm2-135m-instruct --input 0.20 --output 0.60 \\
+    --since 2027-01-04T09:00 --end 2027-01-04T14:00 --reason "20.00 was set in place of 0.20\""""
 CREDITS = (
     Column("id", "credit", Kind.ID),
     Column("since", "since", Kind.HOUR),
@@ -52,20 +42,31 @@ CREDITS = (
 )
 
 
-@click.group("usage", invoke_without_command=True)
+@click.group(
+    "usage",
+    cls=Group,
+    invoke_without_command=True,
+    example="--since 30d --group-by tenant,model",
+    output="table",
+)
 @tenant_option
 @click.option(
     "--since", help="Start, such as 24h, 30d or 2027-01-31 (default: 7 days before the end)."
 )
 @click.option("--end", help="End, in the same form (default: now).")
-@click.option("--bucket", type=click.Choice(["1h", "1d"]), default="1d", show_default=True)
+@click.option(
+    "--bucket",
+    type=click.Choice(["1h", "1d"]),
+    default="1d",
+    show_default=True,
+    help="Time that a row sums up: an hour or a day (UTC).",
+)
 @click.option(
     "--group-by",
     default="tenant,model,adapter",
     show_default=True,
     help="Comma-separated: tenant, model, adapter, adapter_version, key.",
 )
-@list_options
 @click.pass_context
 def usage_group(
     context: click.Context,
@@ -86,45 +87,21 @@ def usage_group(
     for name in asked:
         if name not in DIMENSIONS:
             raise click.UsageError(f"--group-by: {name!r} is not one of {', '.join(DIMENSIONS)}")
-    rows: list[dict[str, Any]] = []
-    after = None
-    with api() as server:
-        while True:
-            page = server.get(
-                "/admin/v1/usage",
-                tenant=tenant,
-                start=start,
-                end=before,
-                bucket=bucket,
-                group_by=group_by,
-                after=after,
-            )
-            rows += page["data"]
-            after = page["after"]
-            if after is None:
-                break
+    period = {"start": start, "end": before, "bucket": bucket}
+    query: dict[str, Any] = {"tenant": tenant, "group_by": group_by, **period}
+    rows = api().all("/admin/v1/usage", **query)
     hidden = {
         "tenant_name" if name == "tenant" else name for name in DIMENSIONS if name not in asked
     }
     if not any(float(row["credited"]) for row in rows):
         hidden.add("credited")
-    told = [column for column in COLUMNS if column.key not in hidden]
-    show_list(rows, (START[bucket], *told))
+    shown = [column for column in COLUMNS if column.key not in hidden]
+    show_list(rows, (START[bucket], *shown))
 
 
-@usage_group.command("credit", epilog=EXAMPLE)
+@usage_group.command("credit", example=EXAMPLE)
 @click.argument("model")
-@click.option(
-    "--input", required=True, metavar="DOLLARS", help="Right price per million prompt tokens."
-)
-@click.option(
-    "--cached-input",
-    metavar="DOLLARS",
-    help="Right price per million cached prompt tokens (default: --input).",
-)
-@click.option(
-    "--output", required=True, metavar="DOLLARS", help="Right price per million answer tokens."
-)
+@dollars_options
 @click.option("--since", required=True, help="Start, such as 24h or 2027-01-31T09:00 (UTC).")
 @click.option("--end", help="End, in the same form (default: now).")
 @click.option("--tenant", help="Tenant name or id (default: all tenants).")
@@ -134,24 +111,20 @@ def usage_group(
     "credit_id",
     help="Id, so that a repeated command changes nothing (default: a new one).",
 )
-@json_option
 def make_credit(
     model: str, since: str, end: str | None, credit_id: str | None, **fields: str | None
 ) -> None:
-    """Correct a wrong price in recorded usage.
+    """Correct a wrong price in recorded usage. The options have the right price.
 
     Sets the costs of the whole hours from --since to --end to what the right price makes them.
     Costs can only be lowered. Spend limits count what is left.
     """
     body = {"model": model, "start": moment(since), "end": moment(end or "0h"), **fields}
-    with api() as server:
-        name = credit_id or f"credit-{secrets.token_hex(6)}"
-        show_one(server.put(route("usage", "credits", name), body), {"created_at": Kind.AGE})
+    name = credit_id or f"credit-{secrets.token_hex(6)}"
+    show_one(api().put(route("usage", "credits", name), body), {"created_at": Kind.AGE})
 
 
-@usage_group.command("credits")
-@list_options
+@usage_group.command("credits", example="", output="table")
 def list_credits() -> None:
     """List the corrections of wrong prices."""
-    with api() as server:
-        show_list(server.all("/admin/v1/usage/credits", cursor="id"), CREDITS)
+    show_list(api().all("/admin/v1/usage/credits", cursor="id"), CREDITS)

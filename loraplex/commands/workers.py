@@ -7,7 +7,8 @@ import time
 
 import click
 
-from loraplex.commands.options import api, json_option, list_options, route
+from loraplex.commands.command import Group
+from loraplex.commands.options import api, route
 from loraplex.errors import Refused
 from loraplex.output import is_json, show_done, show_list, show_one
 from loraplex.tables import Column, Kind
@@ -58,26 +59,22 @@ KINDS = {"reported_at": Kind.AGE, "arena_bytes": Kind.SIZE}
 LOOK_INTERVAL_S = 0.5
 
 
-@click.group("workers")
+@click.group("workers", cls=Group)
 def workers_group() -> None:
     """Running workers: show their state, and take them out of service."""
 
 
-@workers_group.command("list")
-@list_options
+@workers_group.command("list", example="", output="table")
 def list_workers() -> None:
     """List the workers. A lost one stays in the list for half a minute."""
-    with api() as server:
-        show_list(server.all("/admin/v1/workers", cursor="id"), COLUMNS)
+    show_list(api().all("/admin/v1/workers", cursor="id"), COLUMNS)
 
 
-@workers_group.command("show")
+@workers_group.command("show", example="worker-0")
 @click.argument("worker", metavar="ID")
-@json_option
 def show_worker(worker: str) -> None:
     """Show what a worker reports: models, adapters by tier, memory, settings."""
-    with api() as server:
-        found = server.get(route("workers", worker))
+    found = api().get(route("workers", worker))
     if is_json():
         show_one(found)
         return
@@ -95,36 +92,28 @@ def show_worker(worker: str) -> None:
             show_list(rows, columns)
 
 
-@workers_group.command("drain")
+@workers_group.command("drain", example="worker-0 --wait")
 @click.argument("worker", metavar="ID")
 @click.option("--wait", is_flag=True, help="Wait until no request is left on the worker.")
-@json_option
 def drain(worker: str, wait: bool) -> None:
     """Let a worker finish its requests, without accepting new ones."""
-    path = route("workers", worker)
-    with api() as server:
-        found = server.post(f"{path}/drain")
-        while wait and (found["state"] == "ready" or found["num_running"] + found["num_waiting"]):
-            time.sleep(LOOK_INTERVAL_S)
-            try:
-                found = server.get(path)
-            except Refused as refused:
-                if refused.code != "worker_not_found":
-                    raise
-                show_done(found, f"{worker} has ended")
-                return
-    show_done(found, f"{worker} takes nothing new; {_left(found)}")
+    path, server = route("workers", worker), api()
+    found = server.post(f"{path}/drain")
+    while wait and (found["state"] == "ready" or found["num_running"] + found["num_waiting"]):
+        time.sleep(LOOK_INTERVAL_S)
+        try:
+            found = server.get(path)
+        except Refused as refused:
+            if refused.code != "worker_not_found":
+                raise
+            show_done(found, f"{worker} has ended")
+            return
+    left = f"{found['num_running']} requests run there and {found['num_waiting']} wait"
+    show_done(found, f"{worker} accepts no new requests; {left}")
 
 
-@workers_group.command("undrain")
+@workers_group.command("undrain", example="worker-0")
 @click.argument("worker", metavar="ID")
-@json_option
 def undrain(worker: str) -> None:
     """Let a worker accept requests again."""
-    with api() as server:
-        found = server.delete(route("workers", worker, "drain"))
-    show_done(found, f"{worker} takes requests again")
-
-
-def _left(worker: dict[str, int]) -> str:
-    return f"{worker['num_running']} run there and {worker['num_waiting']} wait"
+    show_done(api().delete(route("workers", worker, "drain")), f"{worker} accepts requests again")

@@ -198,7 +198,7 @@ async def test_an_admin_key_offers_a_key_for_the_chat(stack: Killable, acme: str
     )
     assert (done.returncode, "give --tenant NAME" in done.stderr) == (1, True), done.stderr
     async with terminal(*asked, environment=stack.environment) as screen:
-        await screen.read_until("Of which tenant (acme")
+        await screen.read_until("Chat as which tenant (acme")
         screen.type("\n")
         assert await screen.wait() == 0
     made = json.loads(stack.cli("key", "list", "--tenant", "acme", "--json"))

@@ -112,12 +112,12 @@ def test_the_table_shows_failures_and_bars(service: Service) -> None:
     [
         (("--model", "nope"), {}, "model_not_found"),
         (SHORT, {"LORAPLEX_KEY": "lpx_wrong"}, "invalid_api_key"),
-        (SHORT, {"LORAPLEX_KEY": "lpx_é"}, "no API key has such characters"),
+        (SHORT, {"LORAPLEX_KEY": "lpx_é"}, "only printable ASCII"),
         ((*SHORT, "--url", "ftp://x"), {}, "not a URL of http or https"),
         ((*SHORT, "--url", "http://[::1"), {}, "is not a URL"),
         ((*SHORT, "--url", "http://127.0.0.1:1"), {}, "connect_failed"),
         ((*SHORT, "--url", f"http://{'a' * 80}"), {}, "connect_failed"),
-        ((*SHORT, "--class", "x=ABSENT"), {}, "no variable ABSENT"),
+        ((*SHORT, "--class", "x=ABSENT"), {}, "variable ABSENT is not set"),
     ],
 )
 def test_what_cannot_be_measured_is_named(

@@ -115,7 +115,7 @@ async def test_a_session_on_a_terminal(room: Room) -> None:
         assert "be brief" in room.heard and "one" not in room.heard
 
         screen.type("/model none\n")
-        await screen.read_until("there is no model 'none'; there are bot, tiny")
+        await screen.read_until("there is no model 'none'; choose one of bot, tiny")
         screen.type("/model tiny\n")
         await screen.read_until("tiny, a base model")
         screen.type("three\n")
@@ -123,7 +123,7 @@ async def test_a_session_on_a_terminal(room: Room) -> None:
         assert room.worker.received[-1].adapter is None
 
         screen.type("/what\n")
-        await screen.read_until("there is no /what; /help")
+        await screen.read_until("there is no command /what; /help")
         # Typed before the prompt is there, it would be no key but the end of a line.
         await screen.read_until("> ")
         screen.type(CTRL_D)
@@ -169,4 +169,4 @@ async def test_a_prompt_or_a_whole_pipe_is_asked_once(room: Room) -> None:
     assert "give a PROMPT" in (await room.pipe("bot", stdin="\n", code=2))[1]
     assert "tokens/s" in (await room.pipe("bot", "x", "--verbose"))[1]
     refused = (await room.pipe("none", "x", code=1))[1]
-    assert refused == "loraplex: there is no model 'none'; there are bot, tiny\n"
+    assert refused == "loraplex: there is no model 'none'; choose one of bot, tiny\n"

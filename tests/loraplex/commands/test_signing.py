@@ -71,7 +71,7 @@ async def test_a_signed_push(plane: Plane, base: str, gateway: None, tmp_path: P
     shown = json.loads(await run(plane, "adapter", "show", "bot@1", *own, "--json"))
     assert shown["signed_by"] == key_id
     revoked = await run(plane, "signing-key", "revoke", key_id, *own)
-    assert revoked == f"revoked {key_id}; it signed 2 version(s)\n"
+    assert revoked == f"revoked {key_id}, which signed 2 version(s)\n"
     assert key_id in await run(plane, "adapter", "show", "bot", *own)
     shutil.copyfile(public, tmp_path / "no-key")
     wrong = await run(

@@ -27,7 +27,7 @@ async def test_workers_are_listed_shown_and_drained(plane: Plane):
     for words in ("bbbb", "1" * 64, "kw.a", "memory"):
         assert words in text
     drained = await run(plane, "workers", "drain", "w-1")
-    assert drained == "w-1 takes nothing new; 1 run there and 2 wait\n"
+    assert drained == "w-1 accepts no new requests; 1 requests run there and 2 wait\n"
     shown = json.loads(await run(plane, "workers", "show", "w-1", "--json"))
     assert shown["drain_wanted"] is True
     waiting = asyncio.create_task(run(plane, "workers", "drain", "w-1", "--wait"))
@@ -35,8 +35,8 @@ async def test_workers_are_listed_shown_and_drained(plane: Plane):
     assert not waiting.done()
     draining: dict[str, Any] = STATUS | {"draining": True}
     await report_worker(plane.database, "w-1", seconds_ago=AHEAD, **draining)
-    assert await waiting == "w-1 takes nothing new; 0 run there and 0 wait\n"
-    assert await run(plane, "workers", "undrain", "w-1") == "w-1 takes requests again\n"
+    assert await waiting == "w-1 accepts no new requests; 0 requests run there and 0 wait\n"
+    assert await run(plane, "workers", "undrain", "w-1") == "w-1 accepts requests again\n"
     await report_worker(plane.database, "w-1", "b" * 64, seconds_ago=AHEAD, **STATUS)
     waiting = asyncio.create_task(run(plane, "workers", "drain", "w-1", "--wait"))
     await eventually(lambda: _is_drained(plane, "w-1"))
@@ -57,11 +57,11 @@ async def test_models_are_pinned_loaded_and_unloaded(plane: Plane, base: str):
     await report_worker(plane.database, "w-1", base, seconds_ago=AHEAD)
     assert await model("pin", "tiny") == "tiny is kept on the device of every worker\n"
     assert await model("load", "tiny") == "tiny is kept on the device of every worker\n"
-    assert await model("unpin", "tiny") == "tiny is loaded when it is asked for\n"
+    assert await model("unpin", "tiny") == "tiny is loaded when a request needs it\n"
     assert await model("unload", "tiny") == "tiny is kept off every device\n"
     assert await model("unpin", "tiny") == "tiny is kept off every device\n"
     assert "unloaded" in await model("list")
-    assert await model("load", "tiny") == "tiny is loaded when it is asked for\n"
+    assert await model("load", "tiny") == "tiny is loaded when a request needs it\n"
     shown = await model("show", "tiny")
     assert "w-1" in shown and "device" in shown
     details = json.loads(await model("show", "tiny", "--json"))
