@@ -86,11 +86,14 @@ class ObjectStore:
         self._heads = LocalStore(cache / "heads", min_free_bytes=min_free_bytes)
         self._cache_root = cache / "adapters"
         self._cache_bytes = cache_bytes
+        self._cached_bytes = cache_bytes
+        """Estimated bytes of the cached adapters. Corrected whenever the cache is listed, because
+        other processes of this machine may use the same cache."""
         self._client: Any = boto3.client("s3", config=CONFIG)
         self._bringing: set[Target] = set()
         """Targets that a thread is checking or downloading."""
         self._brought = threading.Condition()
-        """Guards `_bringing`. Held while folders are removed from a cache."""
+        """Guards `_bringing` and `_cached_bytes`. Held while folders are removed from a cache."""
         self._swept_at = 0.0
 
     @property
@@ -135,7 +138,7 @@ class ObjectStore:
         with self._alone((self._cache, kind, digest)):
             self._cache.put(kind, digest, staged, durable=durable)
             if kind == "adapters":
-                self._trim()
+                self._trim(entry)
 
     def adapter_folder(self, digest: str) -> Path:
         return self._bring("adapters", digest, self._cache, lambda _name: True)
@@ -227,7 +230,7 @@ class ObjectStore:
                 entry = self._entry(kind, digest)
                 self._download(kind, digest, entry, cache, is_wanted)
                 if kind == "adapters":
-                    self._trim()
+                    self._trim(entry)
             is_adapter = kind == "adapters"
             folder = cache.adapter_folder(digest) if is_adapter else cache.model_folder(digest)
             # The folder is marked as used now, before another thread may trim it. The disk may be
@@ -273,23 +276,29 @@ class ObjectStore:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 
-    def _trim(self) -> None:
-        """Removes the least recently used adapters until the cached ones fit into `cache_bytes`.
-        Keeps adapters that a caller is about to use."""
+    def _trim(self, added: IndexEntry) -> None:
+        """Counts an adapter that was added to the cache. If the cached ones exceed `cache_bytes`,
+        removes the least recently used ones, except those that a caller is about to use. Frees
+        1/16 of `cache_bytes`, so that the cache is not listed for every adapter."""
         with self._brought:
+            self._cached_bytes += sum(added.files.values())
+            if self._cached_bytes <= self._cache_bytes:
+                return
             found: list[tuple[float, int, Path]] = []
             for folder in self._cache_root.iterdir():
                 # The folder is gone by now if another process of this machine trims the same cache.
                 with contextlib.suppress(FileNotFoundError):
                     num_bytes = sum(file.stat().st_size for file in folder.iterdir())
                     found.append((folder.stat().st_mtime, num_bytes, folder))
-            total = sum(num_bytes for _, num_bytes, _ in found)
+            self._cached_bytes = sum(num_bytes for _, num_bytes, _ in found)
+            if self._cached_bytes <= self._cache_bytes:
+                return
             for _, num_bytes, folder in sorted(found):
-                if total <= self._cache_bytes:
+                if self._cached_bytes <= self._cache_bytes * 15 / 16:
                     return
                 if (self._cache, "adapters", folder.name) not in self._bringing:
                     self._cache.delete("adapters", folder.name)
-                    total -= num_bytes
+                    self._cached_bytes -= num_bytes
 
     def _entry(self, kind: Kind, digest: str) -> IndexEntry:
         """Returns the index entry. Raises NotInStore."""

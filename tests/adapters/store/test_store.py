@@ -291,6 +291,33 @@ def test_the_cache_keeps_its_bound_and_the_last_used(bucket: ObjectStore, tmp_pa
     assert kept_at(f"s3://{BUCKET}/{tmp_path.name}", "adapters") == digests
 
 
+def test_the_cache_is_listed_once_for_many_adapters(
+    s3: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing thousands of folders for each adapter would hold up all others."""
+    cached = LocalStore(tmp_path / "cache")
+    old = [f"{i:064x}" for i in range(50)]
+    for place, digest in enumerate(old):
+        cached.put("adapters", digest, stage(cached, bytes(98)))
+        os.utime(cached.adapter_folder(digest), (place, place))
+    bucket = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "cache", cache_bytes=5000)
+    listed, lists = Path.iterdir, list[Path]()
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder == tmp_path / "cache" / "adapters":
+            lists.append(folder)
+        return listed(folder)
+
+    new = [f"{i:064x}" for i in range(50, 59)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", iterdir)
+        for digest in new:
+            bucket.put("adapters", digest, stage(bucket, bytes(98)))
+            assert len(lists) <= 3
+    now = kept(cached, "adapters")
+    assert 40 <= len(now) <= 50 and now == [*old, *new][-len(now) :], "the oldest went first"
+
+
 def test_a_folder_is_fetched_once(bucket: ObjectStore, tmp_path: Path) -> None:
     bucket.put("models", DIGEST, stage(bucket))
     bucket.put("adapters", DIGEST, stage(bucket))
