@@ -67,8 +67,8 @@ _HINTS = {
         " checkpoint."
     ),
     "adapter.store.modules": (
-        "The list that was stored with the adapter is damaged: restore the store, or delete the"
-        " version and push the adapter again."
+        "The list that was stored with the adapter is missing or damaged: restore the store, or"
+        " delete the version and push the adapter again."
     ),
     "adapter.tensor.not_targeted": (
         "adapter_config.json excludes this module: upload the two files of one run."

@@ -17,7 +17,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "migrations": (),
     "sandbox": (),
     "telemetry": (),
-    "adapters": ("memory", "ops", "sandbox"),
+    "adapters": ("memory", "ops"),
     "workers": ("adapters", "memory", "ops", "sandbox", "telemetry"),
     "store": ("adapters.format.strict_json", "adapters.manifest"),
     "web": ("store",),

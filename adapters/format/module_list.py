@@ -33,19 +33,13 @@ def write_module_list(folder: Path, modules: Sequence[ListedModule]) -> None:
     (folder / MODULES_NAME).write_bytes(msgspec.json.encode(list(modules)))
 
 
-def read_module_list(folder: Path) -> list[ListedModule] | None:
-    """Returns the stored list, or None if the adapter was stored before lists were introduced.
-
-    Raises AdapterRejected if the list is damaged or too large.
-    """
+def read_module_list(folder: Path) -> list[ListedModule]:
+    """Returns the stored list. Raises AdapterRejected if it is missing, damaged or too large."""
     try:
         with (folder / MODULES_NAME).open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    try:
         if len(raw) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")
         return _decoder.decode(raw)
-    except ValueError as error:  # base class of msgspec's errors
+    except (FileNotFoundError, ValueError) as error:  # ValueError: base class of msgspec's errors
         raise AdapterRejected("adapter.store.modules", MODULES_NAME, str(error)) from error

@@ -23,14 +23,13 @@ from adapters.format.binding import (
     BoundAdapter,
     BoundModule,
     BoundRows,
-    bind,
     bind_any,
     bind_listed,
     bind_rows,
     replaces_weights,
 )
 from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
-from adapters.format.module_list import ListedModule
+from adapters.format.module_list import ListedModule, read_module_list
 from adapters.format.patterns import cpu_limit
 from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
 from adapters.manifest import OUTER, AdapterManifest, BaseModelShape
@@ -83,7 +82,7 @@ class Limits:
     no limit. Works only in the main thread of a process."""
 
 
-STORED = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
+MAX_STORED_BYTES = 1 << 40
 
 IMAGE_ALIGNMENT = 64
 """Bytes to which each matrix of a packed image is aligned: a cache line, and a full vector
@@ -132,25 +131,8 @@ def validate_and_list(
         digest.update(file.read(header.data_start))
         zeros = _scan(file, header, digest)
     manifest = _summarise(bound, digest.hexdigest(), len(raw_config) + file_bytes, zeros)
-    return Validated(manifest, _listed(bound))
-
-
-def list_modules(
-    files: AdapterFiles, base: BaseModelShape, matching_cpu_s: float
-) -> tuple[ListedModule, ...]:
-    """Returns the modules of an adapter that was stored before lists were introduced, by matching
-    its patterns.
-
-    Raises AdapterRejected.
-    """
-    config = parse_config(_read_config(files.config))
-    header = _read_header(files, STORED.max_file_bytes)
-    with cpu_limit(matching_cpu_s):
-        return _listed(bind(config, header.tensors, base, STORED.max_rank))
-
-
-def _listed(bound: BoundAdapter) -> tuple[ListedModule, ...]:
-    return tuple(ListedModule(each.layer, each.projection, each.scale) for each in bound.modules)
+    modules = (ListedModule(each.layer, each.projection, each.scale) for each in bound.modules)
+    return Validated(manifest, tuple(modules))
 
 
 class StoredAdapter(msgspec.Struct, frozen=True):
@@ -161,16 +143,15 @@ class StoredAdapter(msgspec.Struct, frozen=True):
     header: TensorHeader
 
 
-def read_adapter(
-    files: AdapterFiles, base: BaseModelShape, modules: Sequence[ListedModule]
-) -> StoredAdapter:
+def read_adapter(files: AdapterFiles, base: BaseModelShape) -> StoredAdapter:
     """Checks the header of a stored adapter again and binds its tensors according to its list of
     modules.
 
     Does not read the data. Raises AdapterRejected.
     """
-    header = _read_header(files, STORED.max_file_bytes)
-    bound = bind_listed(modules, header.tensors, base)
+    with _open(files.weights, MAX_STORED_BYTES) as (file, file_bytes):
+        header = read_header(file, file_bytes)
+    bound = bind_listed(read_module_list(files.config.parent), header.tensors, base)
     rows: tuple[BoundRows, ...] = ()
     if replaces_weights(header.tensors):
         rows = bind_rows(parse_config(_read_config(files.config)), header.tensors, base)
@@ -204,11 +185,6 @@ def _check_image(bound: BoundAdapter, max_bytes: int) -> None:
             f" are {max_bytes}: train without modules_to_save or with a smaller r, or have"
             " max_adapter_image raised.",
         )
-
-
-def _read_header(files: AdapterFiles, max_bytes: int) -> TensorHeader:
-    with _open(files.weights, max_bytes) as (file, file_bytes):
-        return read_header(file, file_bytes)
 
 
 def content_digest(files: AdapterFiles) -> str:

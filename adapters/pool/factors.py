@@ -10,7 +10,6 @@ from adapters.format.binding import BaseCopy, find_copies
 from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import BaseModelShape
 from adapters.pool.lora import read_factors, read_replaced, read_rows
-from adapters.pool.stored_modules import stored_modules
 
 COPY_BYTES = 16 << 20
 
@@ -19,7 +18,7 @@ class Factors:
     """Reader of an adapter's factors. Raises AdapterRejected unless the files fit the base."""
 
     def __init__(self, files: AdapterFiles, base: BaseModelShape) -> None:
-        adapter = read_adapter(files, base, stored_modules(files, base))
+        adapter = read_adapter(files, base)
         self._weights = files.weights
         self._base = base
         self._data_start = adapter.header.data_start

@@ -14,7 +14,6 @@ from adapters.format.binding import BoundModule, BoundRows
 from adapters.format.tensor_headers import TensorEntry
 from adapters.format.validator import IMAGE_ALIGNMENT, AdapterFiles, StoredAdapter, read_adapter
 from adapters.manifest import PROJECTIONS, BaseModelShape
-from adapters.pool.stored_modules import stored_modules
 from ops.base import TableRows
 
 ALIGNMENT = IMAGE_ALIGNMENT
@@ -80,7 +79,7 @@ def pack(
     B is scaled in float32 and then rounded once to the serving dtype. Raises AdapterRejected if the
     adapter does not fit the base.
     """
-    adapter = read_adapter(files, base, stored_modules(files, base))
+    adapter = read_adapter(files, base)
     start = adapter.header.data_start
     tables, num_bytes = _lay_out(adapter, base, layout)
     image = torch.zeros(num_bytes, dtype=torch.uint8)

@@ -112,7 +112,13 @@ def stage_adapter(
     """Writes a sound adapter of BASE with its list of modules, as an upload stages it, and returns
     its digest."""
     digest = write_adapter(folder, rank=rank, projections=projections, seed=seed)
-    limits = Limits(max_rank=max(rank, 128))
-    listed = validate_and_list(AdapterFiles.in_folder(folder), BASE, limits)
-    write_module_list(folder, listed.modules)
+    listed(folder)
     return digest
+
+
+def listed(folder: Path, base: BaseModelShape = BASE) -> AdapterFiles:
+    """Adds the list of modules to an adapter's files, as an upload does."""
+    files = AdapterFiles.in_folder(folder)
+    limits = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
+    write_module_list(folder, validate_and_list(files, base, limits).modules)
+    return files

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adapters.format.validator import AdapterFiles
 from adapters.pool.factors import Factors
 from adapters.pool.lora import packed_factors
 from ops.base import (
@@ -23,6 +22,7 @@ from ops.base import (
     Ops,
     TableRows,
 )
+from tests.adapters.files import listed
 from workers.layers.table_rows import with_rows
 from workers.models.loading import LoadedModel
 
@@ -69,7 +69,7 @@ class PagedModel:
     def load_adapter(self, slot: int, folder: Path) -> None:
         """Reads an adapter as peft saved it."""
         shape = self.model.plan.shape
-        factors = Factors(AdapterFiles.in_folder(folder), shape)
+        factors = Factors(listed(folder, shape), shape)
         for layer in range(shape.num_layers + 1):
             for projection, name in enumerate(shape.modules(layer)):
                 if (found := factors.read(layer, projection)) is None:

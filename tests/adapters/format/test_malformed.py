@@ -18,11 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters.errors import AdapterRejected
-from adapters.format.module_list import write_module_list
-from adapters.format.validator import AdapterFiles, Limits, validate, validate_and_list
+from adapters.format.validator import AdapterFiles, Limits, validate
 from adapters.manifest import ModelLinear
 from adapters.pool.lora import ImageLayout, pack
-from tests.adapters.files import BASE, CONFIG, encode, entries, factors, tensor_name, write
+from tests.adapters.files import BASE, CONFIG, encode, entries, factors, listed, tensor_name, write
 
 Q0 = BASE.module_path(0, "q_proj")
 A0, B0 = tensor_name(Q0, "A"), tensor_name(Q0, "B")
@@ -418,8 +417,7 @@ def test_a_resized_vocabulary_is_refused_with_both_numbers(tmp_path: Path) -> No
 def test_an_image_over_the_bound_is_refused_with_both_numbers(tmp_path: Path) -> None:
     files = write(tmp_path, CONFIG | BOTH, encode(*entries(factors() | TABLES)))
     layout = ImageLayout(BASE.num_layers, torch.bfloat16, True)
-    write_module_list(tmp_path, validate_and_list(files, BASE).modules)
-    num_bytes = len(pack(files, BASE, layout)[1])
+    num_bytes = len(pack(listed(tmp_path), BASE, layout)[1])
     assert num_bytes > 2 * 320 * 64 * 2
     validate(files, BASE, Limits(max_image_bytes=num_bytes))
     with pytest.raises(AdapterRejected) as caught:

@@ -19,7 +19,7 @@ from adapters.errors import AdapterRejected
 from adapters.format.validator import AdapterFiles, content_digest, validate
 from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
 from adapters.pool.lora import ImageLayout, pack
-from tests.adapters.files import BASE, CONFIG, encode, entries, factors, write
+from tests.adapters.files import BASE, CONFIG, encode, entries, factors, listed, write
 from tests.doubles import make_adapter, make_model
 
 REGEX = r"model\.layers\.(0|1)\.(self_attn\.(q|o)_proj|mlp\.down_proj)"
@@ -104,7 +104,7 @@ def peft_deltas(model: Path, adapter: Path) -> dict[str, torch.Tensor]:
 def image_deltas(
     adapter: Path, base: BaseModelShape, layout: ImageLayout
 ) -> dict[str, torch.Tensor]:
-    tables, image = pack(AdapterFiles.in_folder(adapter), base, layout)
+    tables, image = pack(listed(adapter, base), base, layout)
     deltas: dict[str, torch.Tensor] = {}
     for layer, projection in np.argwhere(tables.rank > 0).tolist():
         rank = int(tables.rank[layer, projection])
@@ -157,10 +157,9 @@ def test_manifest_says_what_the_adapter_touches(
 def test_bfloat16_image_is_rounded_once(model: Path, base: BaseModelShape, tmp_path: Path) -> None:
     adapter = make_adapter(model, tmp_path, rank=5, alpha=7)
     layout = ImageLayout(base.num_layers, torch.float32, True)
-    exact_tables, exact = pack(AdapterFiles.in_folder(adapter), base, layout)
-    tables, image = pack(
-        AdapterFiles.in_folder(adapter), base, replace(layout, dtype=torch.bfloat16)
-    )
+    files = listed(adapter, base)
+    exact_tables, exact = pack(files, base, layout)
+    tables, image = pack(files, base, replace(layout, dtype=torch.bfloat16))
     at = (1, PROJECTIONS.index("down_proj"))
     k, n = base.projection_shape(1, "down_proj")
     for offsets, exact_offsets, width in (

@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adapters.errors import AdapterRejected
-from adapters.format.module_list import write_module_list
 from adapters.format.tensor_names import WRAPPERS
-from adapters.format.validator import AdapterFiles, validate, validate_and_list
+from adapters.format.validator import AdapterFiles, validate
 from adapters.store.folder import LocalStore
 from ops.registry import select
 from tests.adapters.files import BASE, encode, entries, write
@@ -104,8 +103,6 @@ def test_accepted_ones_batched_with_others_equal_peft(model: Path, tmp_path: Pat
         work: list[tuple[Stream, list[int]]] = []
         for slot, number in enumerate(numbers):
             files = write_entry(tmp_path / str(number), number, copy)
-            listed = validate_and_list(files, paged.model.plan.shape).modules
-            write_module_list(files.config.parent, listed)
             paged.load_adapter(slot, files.config.parent)
             work.append((Stream(slot), draw_tokens(number, 9 + slot)))
         for number, (stream, tokens), logits in zip(numbers, work, paged.step(work), strict=True):

@@ -23,6 +23,7 @@ from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.lora import ImageLayout, ImageTables, pack
 from adapters.store.folder import LocalStore
+from tests.adapters.files import listed
 from tests.doubles import write_adapter
 from tests.oracle import Oracle
 from tests.workers.driver import Driver, store_adapter
@@ -267,7 +268,7 @@ def test_what_is_wrong_with_the_files_is_final_and_what_is_wrong_with_the_worker
     staged = store.stage()
     wide = msgspec.structs.replace(shape, intermediate_size=2 * shape.intermediate_size)
     write_adapter(wide, staged, rank=4, seed=0)
-    foreign = content_digest(AdapterFiles.in_folder(staged))
+    foreign = content_digest(listed(staged, wide))
     store.put("adapters", foreign, staged)
     damaged = add(store, shape, tmp_path / "damaged", seed=30)
     path = store.adapter_folder(damaged.digest) / "adapter_model.safetensors"
