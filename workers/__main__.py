@@ -95,10 +95,10 @@ async def _serve(
         await stopping.wait()
         sweeping.cancel()
         if not running.done():
-            try:
-                async with asyncio.timeout(config.drain_s):
-                    await server.drain()
-            except TimeoutError:
+            draining = asyncio.create_task(server.drain())
+            ends = asyncio.FIRST_COMPLETED
+            await asyncio.wait([draining, running], timeout=config.drain_s, return_when=ends)
+            if not draining.done():
                 logging.warning("not drained after %g s", config.drain_s)
         await server.close()
     finally:

@@ -16,7 +16,7 @@ from adapters.store.folder import LocalStore
 from tests.workers.formed_worker import FormedWorker
 from workers.process.build import Worker
 from workers.process.config import WorkerConfig
-from workers.process.server import Delivery, WorkerMessage
+from workers.process.server import Delivery, Drained, WorkerMessage
 from workers.wire.prefix_index import PrefixIndex
 from workers.wire.protocol import (
     AdapterRef,
@@ -60,6 +60,7 @@ class Driver:
         self.status: WorkerStatus | None = None
         self.models = self.loop.models
         self.prefixes = PrefixIndex()
+        self.is_drained = False
 
     def __enter__(self) -> Driver:
         self._thread.start()
@@ -119,7 +120,15 @@ class Driver:
             for _, message in self._deliveries.get(timeout=120):
                 self._take(message)
 
-    def _take(self, message: WorkerMessage) -> None:
+    def await_drained(self) -> None:
+        while not self.is_drained:
+            for _, message in self._deliveries.get(timeout=120):
+                self._take(message)
+
+    def _take(self, message: WorkerMessage | Drained) -> None:
+        if isinstance(message, Drained):
+            self.is_drained = True
+            return
         if isinstance(message, WorkerStatus):
             self.status = message
             return

@@ -12,7 +12,7 @@ from workers.execution.engine import Event
 from workers.process.device_scheduler import DeviceScheduler
 from workers.process.inbox import EngineCommand, Inbox
 from workers.process.outbox import frames
-from workers.process.server import SERVER, Command, Delivery, Disconnected
+from workers.process.server import SERVER, Command, Delivery, Disconnected, Drained
 from workers.verification.adapter_verifier import (
     AdapterVerifier,
     refuse_draining,
@@ -158,10 +158,13 @@ class WorkerLoop:
             self.is_ready = self._has_settled = not self._served.is_fetching
 
     def _receive(self) -> bool:
-        """Handles all received messages, waiting only if idle. Returns False after `stop`."""
+        """Handles all received messages, waiting only if idle. Reports that an ending process is
+        drained. Returns False after `stop`."""
         for connection, message, received_s in self._inbox.take(self._idle_s()):
             with self._memory:
                 self._handle(connection, message, received_s)
+        if self._is_leaving and not self.has_work:
+            self._deliver([(SERVER, Drained())])
         return not self._inbox.is_stopped
 
     def _idle_s(self) -> float:

@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -60,11 +60,15 @@ class Disconnected(msgspec.Struct, frozen=True):
     """Command to free all sequences of a connection whose gateway has disconnected."""
 
 
+class Drained(msgspec.Struct, frozen=True):
+    """Message of an ending engine thread: no sequence runs, and the ends of all were delivered."""
+
+
 Command = Generate | Abort | Prefetch | Probe | Withdraw | Desired | Drain | Disconnected
 WorkerMessage = StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages | Models
-Delivery = Sequence[tuple[int, WorkerMessage]]
+Delivery = Sequence[tuple[int, WorkerMessage | Drained]]
 """Messages with the numbers of the connections that they are for. WorkerStatus, CachedPages and
-Models are sent to all connections."""
+Models are sent to all connections, and Drained to none."""
 
 
 class EngineLoop(Protocol):
@@ -90,7 +94,6 @@ class EngineLoop(Protocol):
 class _Gateway:
     connection: WorkerConnection
     instance_id: str
-    open_ids: set[int] = field(default_factory=set[int])
 
 
 class Server:
@@ -116,8 +119,7 @@ class Server:
         self._gateways: dict[int, _Gateway] = {}
         self._serving: dict[asyncio.Future[None], WorkerConnection] = {}
         self._numbers = itertools.count(1)
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._drained = asyncio.Event()
         self._engine: EngineLoop | None = None
         self._listener: Listener | None = None
         self._is_leaving = False
@@ -135,11 +137,6 @@ class Server:
         reason = why_unsatisfiable(self.status.models) if self.status is not None else None
         return reason and f"no base model can be served: {reason}"
 
-    @property
-    def num_open(self) -> int:
-        """Number of unfinished sequences of all gateways."""
-        return sum(len(gateway.open_ids) for gateway in self._gateways.values())
-
     async def start(self, engine: EngineLoop) -> None:
         """Starts to listen. After that, `address` has the actual port. Raises the errors of
         `transport.registry.listen`."""
@@ -149,11 +146,12 @@ class Server:
         self._pulse = asyncio.create_task(self._beat(engine))
 
     async def drain(self) -> None:
-        """Makes the engine refuse new work, and waits until no sequence is open."""
+        """Makes the engine refuse new work, and waits until it has delivered the end of each
+        sequence."""
         assert self._engine is not None
         self._is_leaving = True
         self._engine.post(SERVER, Drain())
-        await self._idle.wait()
+        await self._drained.wait()
 
     async def close(self) -> None:
         """Stops listening and drops every gateway, which aborts its open sequences."""
@@ -218,16 +216,10 @@ class Server:
     def _receive(self, number: int, message: ToWorker) -> None:
         assert self._engine is not None
         match message:
-            case Generate(id=sequence_id):
-                self._gateways[number].open_ids.add(sequence_id)
-                self._idle.clear()
-            case Abort() | Prefetch() | Probe() | Withdraw() | Desired() | Drain():
-                pass
             case Hello():
                 raise ProtocolMismatch("a second Hello")
             case _:
-                assert_never(message)
-        self._engine.post(number, message)
+                self._engine.post(number, message)
 
     def _send_all(self, delivery: Delivery) -> None:
         self._cut_slow()
@@ -241,6 +233,8 @@ class Server:
                     self._send_to_all(message)
                 case Models():
                     self._send_to_all(message)
+                case Drained():
+                    self._drained.set()
                 case _:
                     self._send(number, message)
 
@@ -267,11 +261,8 @@ class Server:
             gateway.connection.send(message)
         except FrameTooLarge as error:
             self._send_apart(number, message, error)
-            return
         except TransportError:
             self._drop(number)
-            return
-        self._note_ends(number, message)
 
     def _send_apart(self, number: int, message: ToGateway, error: FrameTooLarge) -> None:
         """Splits a step that is too large for one frame, and sends its sequences one by one. Fails
@@ -289,26 +280,6 @@ class Server:
             case _:
                 self._drop(number)
 
-    def _note_ends(self, number: int, message: WorkerMessage | Pulse) -> None:
-        match message:
-            case StepFrame(sequences=outputs):
-                for output in outputs:
-                    if output.finish_reason is not None:
-                        self._end(number, output.id)
-            case Failed(id=sequence_id):
-                self._end(number, sequence_id)
-            case ProbeResult() | WorkerStatus() | CachedPages() | Pulse() | Models():
-                pass
-            case _:
-                assert_never(message)
-
-    def _end(self, number: int, sequence_id: int) -> None:
-        gateway = self._gateways.get(number)
-        if gateway is not None:
-            gateway.open_ids.discard(sequence_id)
-        if not self.num_open:
-            self._idle.set()
-
     def _drop(self, number: int) -> None:
         """Drops the gateway's connection and frees its work. May be called twice."""
         gateway = self._gateways.pop(number, None)
@@ -317,5 +288,3 @@ class Server:
         gateway.connection.abort()
         if self._engine is not None:
             self._engine.post(number, Disconnected())
-        if not self.num_open:
-            self._idle.set()

@@ -47,9 +47,11 @@ def test_a_drain_is_taken_back_but_not_that_of_an_ending_process(
     driver.await_status(lambda status: status.draining)
     driver.loop.post(GATEWAY, Drain(is_on=False))
     driver.await_status(lambda status: not status.draining)
-    driver.submit(llama.generate(0, [1, 2, 3], 2, None))
-    driver.wait()
+    driver.submit(llama.generate(0, [1, 2, 3], 300, None))
+    driver.await_begun(0)
     driver.loop.post(SERVER, Drain())
+    driver.await_drained()
+    assert driver.ended == {0: FinishReason.LENGTH}, "it was drained before its last end"
     driver.loop.post(GATEWAY, Drain(is_on=False))
     driver.submit(llama.generate(1, [1, 2, 3], 2, None))
     driver.wait()
