@@ -31,6 +31,7 @@ from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.scheduling.constraint import Unconstrained
 from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
+from workers.wire.request_check import RequestLimits
 
 HOST_PARTS = ("schedule_us", "build_us", "forward_us", "update_us")
 
@@ -192,11 +193,10 @@ def make_engine(
     ring = StepRing()
     info = ModelInfo("model", "model", max_len)
     engine = Engine(
-        *(info, scheduler, runner, kv, pool),
+        *(info, scheduler, runner),
         EngineReport(info, scheduler, kv, cast(AdapterPool, pool), ring),
         Unconstrained(),
-        vocab_size=model.shape.vocab,
-        end_tokens=frozenset(),
+        RequestLimits(max_len, kv.num_total, vocab, frozenset()),
         clock=time.monotonic,
         runs_ahead=runs_ahead,
     )

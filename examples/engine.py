@@ -26,11 +26,12 @@ from workers.scheduling.intake import OpenIntake
 from workers.scheduling.policy import FifoPolicy
 from workers.scheduling.scheduler import Scheduler
 from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams, SequenceOutput
+from workers.wire.request_check import RequestLimits
 
 CONFIG = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "eos_token_id": 0}
 CONFIG |= {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 CONFIG |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
-RANK, NUM_PAGES, SIZES = 4, 32, {"max_num_seqs": 4, "max_batched_tokens": 64}
+RANK, NUM_PAGES, NUM_SEQS = 4, 32, 4
 
 
 def random_model(folder: Path, ops: ReferenceOps) -> LoadedModel:
@@ -54,7 +55,7 @@ def random_adapters(plan: ModelPlan, count: int, begin: int) -> tuple[torch.Tens
 def run(names: list[str]) -> dict[int, list[int]]:
     torch.manual_seed(0)
     ops, adapters = ReferenceOps(), FixedAdapters(dict.fromkeys(names, RANK))
-    buffer = TokenBuffer(SIZES["max_num_seqs"], 128, ops.device)
+    buffer = TokenBuffer(NUM_SEQS, 128, ops.device)
     with tempfile.TemporaryDirectory() as folder:
         model = random_model(Path(folder), ops)
     page = model.plan.kv_layout.page_bytes
@@ -62,16 +63,15 @@ def run(names: list[str]) -> dict[int, list[int]]:
     pages = torch.zeros((NUM_PAGES + 1) * page, dtype=torch.uint8)
     factors, tables = random_adapters(model.plan, len(names), len(pages))
     runner = ModelRunner(model, ops, torch.cat([pages, factors]), buffer, tables)
-    scheduler = Scheduler(kv, adapters, buffer, FifoPolicy(64), OpenIntake(), **SIZES)
-    parts = ModelInfo("model", "model", 128), scheduler, runner, kv, adapters, NoObserver()
-    params, ends = SamplingParams(8, seed=0, temperature=0.0), frozenset([0])
-    engine = Engine(*parts, Unconstrained(), vocab_size=64, end_tokens=ends, clock=monotonic)
+    scheduler = Scheduler(kv, adapters, buffer, FifoPolicy(64), OpenIntake(), max_num_seqs=NUM_SEQS)
+    parts = ModelInfo("model", "model", 128), scheduler, runner, NoObserver(), Unconstrained()
+    engine = Engine(*parts, RequestLimits(128, NUM_PAGES, 64, frozenset([0])), clock=monotonic)
+    params = SamplingParams(8, seed=0, temperature=0.0)
     for number, ref in enumerate([None, *map(AdapterRef, names)]):
         engine.submit(0, Generate(number, "", "model", [1, 2, 3], params, "", adapter=ref))
     tokens: dict[int, list[int]] = {number: [] for number in range(1 + len(names))}
     while engine.has_work:
-        outputs = (event for _, event in engine.step() if isinstance(event, SequenceOutput))
-        for output in outputs:
+        for output in (event for _, event in engine.step() if isinstance(event, SequenceOutput)):
             tokens[output.id] += output.tokens
     return tokens
 

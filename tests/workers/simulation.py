@@ -41,6 +41,7 @@ from workers.wire.protocol import (
     SamplingParams,
     SequenceTimes,
 )
+from workers.wire.request_check import RequestLimits
 
 PAGE_BYTES = 1024
 
@@ -201,12 +202,9 @@ class Simulation:
             info,
             self.scheduler,
             self.runner,
-            self.kv,
-            self.pool,
             observe(self.report),
             constraints,
-            vocab_size=VOCAB,
-            end_tokens=frozenset([END]),
+            RequestLimits(4096, self.kv.num_total, VOCAB, frozenset([END])),
             clock=self.clock,
             runs_ahead=self.runs_ahead if runs_ahead is None else runs_ahead,
         )

@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workers.scheduling.schedule import Demand
-
 Tier = Literal["host", "gathering", "loading", "device", "draining"]
 """Place of a model. gathering: the model is to be loaded, but does not own all extents that it
 needs."""
@@ -31,6 +29,17 @@ LEAST_STAY_S = 0.25
 SETTLE_S = 1.0
 """Seconds after the preemption of all other models' sequences until a model that still lacks memory
 is considered unsatisfiable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Work of a model's engine, from which the models to load are chosen. num_extents: KV extents
+    that its first waiting sequence needs. is_short: `Schedule.is_short` of its last step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_extents: int = 0
+    is_short: bool = False
 
 
 NO_DEMAND = Demand()

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from memory.page_key import PAGE_TOKENS
 from memory.reuse import Reuse
 from workers.base_models.loader import Load
-from workers.base_models.residency import ModelState
+from workers.base_models.residency import Demand, ModelState
 from workers.device.weight_image import WeightImage
 from workers.execution.model_runner import ModelRunner
 from workers.execution.step_input import Runner
@@ -58,6 +59,23 @@ class ServedModel(ModelInstance):
     def is_idle(self) -> bool:
         """Whether the model needs no action until it gets work or the catalog changes."""
         return self.state.is_settled and self.copy_begun_s is None and not self.engine.has_work
+
+    @property
+    def demand(self) -> Demand:
+        """Work of the engine, and memory that its first waiting sequence needs in total, including
+        pages that its adapter's bytes would take."""
+        scheduler = self.engine.scheduler
+        pages, first, num_pages = scheduler.kv.pool, scheduler.policy.first_waiting, 0
+        if first is not None:
+            adapter = first.adapter
+            num_bytes = 0 if adapter is None else self.pool.num_missing_bytes(adapter)
+            num_pages = -(-len(first.tokens) // PAGE_TOKENS) - (-num_bytes // pages.page_bytes)
+        return Demand(
+            len(scheduler.running),
+            scheduler.policy.num_waiting,
+            num_extents=-(-num_pages // pages.pages_per_extent),
+            is_short=self.engine.last_schedule.is_short,
+        )
 
     def refusal(self, now: float) -> str | None:
         """Returns why requests should not wait for the model now, or None."""

@@ -11,13 +11,12 @@ from threading import Lock
 from memory.eviction.tier import Tier
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import Loaded, ModelLoader
-from workers.base_models.residency import ModelResidency
+from workers.base_models.residency import Demand, ModelResidency
 from workers.base_models.served_model import ServedModel
 from workers.device.weight_memory import WeightMemory
 from workers.execution.engine import Event
 from workers.execution.model_runner import ModelRunner
 from workers.models.progress import ByteProgress
-from workers.scheduling.schedule import Demand
 from workers.verification.adapter_verifier import AdapterVerifier
 from workers.wire.protocol import UNSATISFIABLE, DesiredModel, ErrorCode, ModelStatus
 
@@ -169,7 +168,7 @@ class ServedModels:
 
     def _demand(self, model: ServedModel) -> Demand:
         """Returns the engine's demand plus the verifier's probes, which count as requests."""
-        demand = model.engine.demand
+        demand = model.demand
         num_running, num_waiting = self._verifier.num_probes(model.digest)
         return replace(
             demand,

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from adapters.pool.source import AdapterSource
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
-from memory.kv_cache import KVCache
 from workers.execution.answer import Answer
 from workers.execution.observer import FinishedStep, StepObserver
 from workers.execution.step_builder import BlockTables, build_step_input
@@ -26,8 +24,8 @@ from workers.execution.step_input import (
 )
 from workers.scheduling.constraint import ConstraintSource
 from workers.scheduling.intake import Refusal
-from workers.scheduling.schedule import Demand, Schedule, ScheduledSequence
-from workers.scheduling.scheduler import EXPIRED, Scheduler
+from workers.scheduling.schedule import Schedule, ScheduledSequence
+from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import (
     ErrorCode,
@@ -50,6 +48,8 @@ DRAWING_ERRORS = {
     ErrorCode.LOGITS_NAN: "the model's output is not numbers",
     ErrorCode.INTERNAL: "the step gave other than one token to a sequence of the step ahead",
 }
+
+EXPIRED = "its time was over before its prompt could begin"
 
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 """Connection number, and the output, progress or failure of one of that connection's sequences."""
@@ -113,13 +113,10 @@ class Engine:
         info: ModelInfo,
         scheduler: Scheduler,
         runner: Runner | None,
-        kv: KVCache,
-        adapters: AdapterSource,
         observer: StepObserver,
         constraints: ConstraintSource,
+        limits: RequestLimits,
         *,
-        vocab_size: int,
-        end_tokens: frozenset[int],
         clock: Callable[[], float],
         runs_ahead: bool = False,
     ) -> None:
@@ -127,16 +124,13 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         """None while the weights are not on the device. Requests are queued in the meantime."""
-        self._adapters = adapters
         self._observer = observer
         self._constraints = constraints
-        self._kv = kv
-        self._tables = BlockTables(kv.pool)
-        limits = info.max_model_len, scheduler.max_pages, vocab_size, end_tokens
-        self._limits = RequestLimits(*limits)
+        self._tables = BlockTables(scheduler.kv.pool)
+        self._limits = limits
         self._clock = clock
         self._runs_ahead = runs_ahead
-        self._schedule = Schedule()
+        self.last_schedule = Schedule()
         self._in_flight: deque[InFlightStep] = deque()
         self._ended_s = 0.0
         """Time when the last step ended."""
@@ -187,7 +181,7 @@ class Engine:
 
     def expire(self) -> list[Event]:
         """Fails waiting sequences whose deadline for the first token has passed."""
-        expired = self.scheduler.expire(self._clock())
+        expired = self.scheduler.policy.pop_expired(self._clock())
         return [self._fail(sequence, ErrorCode.EXPIRED, EXPIRED) for sequence in expired]
 
     def abort(self, connection: int, sequence_id: int) -> list[Event]:
@@ -205,15 +199,6 @@ class Engine:
     def abort_connection(self, connection: int) -> None:
         for key in [key for key in self._sequences if key[0] == connection]:
             self.abort(*key)
-
-    @property
-    def demand(self) -> Demand:
-        """Work and memory that the engine needs from the device."""
-        scheduler = self.scheduler
-        num_extents = -(-scheduler.num_pages_wanted // self._kv.pool.pages_per_extent)
-        return Demand(
-            len(scheduler.running), scheduler.num_waiting, num_extents, self._schedule.is_short
-        )
 
     def attach(self, runner: Runner) -> None:
         """Called when the weights have been loaded, with the runner that computes with them."""
@@ -237,7 +222,7 @@ class Engine:
         """Waits for the steps in flight and preempts all running sequences, which keep their
         tokens. Returns the events of these steps."""
         events = self._collect()
-        with self._kv.lock:
+        with self.scheduler.kv.lock:
             self.scheduler.suspend(self._clock())
         return events
 
@@ -261,7 +246,7 @@ class Engine:
         flight only if the engine runs ahead and no other engine uses the device (`is_alone`);
         otherwise the step's time would be counted in another engine's step. A failed step fails
         only its sequences. is_held: if True, admits no waiting sequences."""
-        events = self._collect() if self._schedule.needs_drain else []
+        events = self._collect() if self.last_schedule.needs_drain else []
         is_launched, failed = self._launch(is_held or self.runner is None)
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
         return events + failed + self._collect(num_ahead)
@@ -270,11 +255,13 @@ class Engine:
         """Launches a step if it can. Returns whether it did, and events of failed sequences."""
         begin = perf_counter_ns()
         start_s = self._clock()
-        with self._kv.lock:
-            self._adapters.poll()
-            schedule = self._schedule = self.scheduler.schedule(start_s, is_held=is_held)
-            failed = [self._fail(*failure) for failure in schedule.failed]
-            failed += [self._refuse(each) for each in self.scheduler.refuse_late(start_s)]
+        with self.scheduler.kv.lock:
+            failed = self.expire()
+            schedule = self.last_schedule = self.scheduler.schedule(start_s, is_held=is_held)
+            failed += [self._fail(*failure) for failure in schedule.failed]
+            if self.scheduler.policy.is_backlogged:
+                late = self.scheduler.intake.refuse_late(start_s)
+                failed += [self._refuse(refusal) for refusal in late]
             self.is_stalled = not schedule.items and not self._in_flight
         if not schedule.items or self.runner is None:
             return False, failed
@@ -284,7 +271,7 @@ class Engine:
             build_us = (perf_counter_ns() - scheduled) // 1000
             step = self.runner.launch(step_input)
         except Exception as error:
-            with self._kv.lock:
+            with self.scheduler.kv.lock:
                 return False, failed + self._fail_step(schedule, error)
         schedule_us = (scheduled - begin) // 1000
         launched = InFlightStep(schedule, step, start_s, launched_s, schedule_us, build_us)
@@ -299,7 +286,7 @@ class Engine:
             outcome = step.wait()
             ended, ended_s = perf_counter_ns(), self._clock()
             new = self._follow(step.schedule, outcome)
-            with self._kv.lock:
+            with self.scheduler.kv.lock:
                 events += self._complete_step(step, outcome, new, (ended, ended_s))
         return events
 
@@ -358,7 +345,7 @@ class Engine:
             request,
             arrival_s=arrival_s,
             end_tokens=self._limits.end_tokens,
-            block_table=BlockTable(self._kv, Tenant(request.tenant, request.weight)),
+            block_table=BlockTable(self.scheduler.kv, Tenant(request.tenant, request.weight)),
             layout=self.info.cache_layout,
         )
         if self.runner is None:

@@ -29,7 +29,7 @@ def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
     of a step are raised."""
     runner, scheduler = engine.runner, engine.scheduler
     assert runner is not None
-    max_len, max_tokens = engine.info.max_model_len, scheduler.max_batched_tokens
+    max_len, max_tokens = engine.info.max_model_len, scheduler.policy.max_batched_tokens
 
     def time(num_sequences: int, num_tokens: int, start: int) -> float:
         """Runs the step three times. Records and returns the seconds of the shorter of the last two
@@ -49,7 +49,8 @@ def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
         scheduler.policy.record_step(num_computed, num_computed * start, seconds)
         return seconds
 
-    scheduler.forget_speed()
+    scheduler.policy.forget_speed()
+    scheduler.intake.forget_speed()
     most = min(scheduler.max_num_seqs, max_tokens)
     for num_sequences in (1, -(-most // 2), most):
         for start in (0, FAR):

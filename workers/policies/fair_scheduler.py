@@ -19,12 +19,10 @@ def fair_scheduler(
     max_num_seqs: int,
     max_batched_tokens: int,
     max_token_gap_s: float = MAX_TOKEN_GAP_S,
-    max_pages: int | None = None,
     bounds: QueueBounds = QueueBounds(),  # noqa: B008
 ) -> Scheduler:
     """Returns a scheduler with a `FairnessPolicy` and `QueueLimits`. max_token_gap_s: maximum
-    seconds of a step that has generating sequences. max_pages: maximum number of KV pages of one
-    sequence; None allows all pages of the arena."""
+    seconds of a step that has generating sequences."""
     policy = FairnessPolicy(
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
@@ -42,6 +40,4 @@ def fair_scheduler(
     return Scheduler(
         *(kv, adapters, slots, policy, intake),
         max_num_seqs=max_num_seqs,
-        max_batched_tokens=max_batched_tokens,
-        max_pages=max_pages,
     )

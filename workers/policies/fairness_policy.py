@@ -49,7 +49,7 @@ class FairnessPolicy:
         multiplied by the `gap_factor` of their class."""
         self.queue = FairQueue()
         self.over_share = OverShare(self.queue, max_num_seqs)
-        self._max_batched_tokens = max_batched_tokens
+        self.max_batched_tokens = max_batched_tokens
         self._max_token_gap_s = max_token_gap_s
         self.step_time = StepTime()
         self._deadlines = Deadlines()
@@ -158,10 +158,10 @@ class FairnessPolicy:
         return self._closed_by is not None
 
     @property
-    def is_full(self) -> bool:
+    def is_backlogged(self) -> bool:
         """Whether sequences wait because the worker's slots, pages or step time are used up, and
         not because their adapter or model is not loaded."""
-        if self._closed_by is BlockReason.MODEL:
+        if not self.num_waiting or self._closed_by is BlockReason.MODEL:
             return False
         return self.is_closed or self.over_share.is_closed or self._is_spent
 
@@ -227,7 +227,7 @@ class FairnessPolicy:
         ]
         return StepBudget(
             self.step_time,
-            num_tokens=self._max_batched_tokens - schedule.num_tokens,
+            num_tokens=self.max_batched_tokens - schedule.num_tokens,
             decode_s=self.predict_s(schedule),
             over_share_s=self.over_share.max_step_s(self.predict_s(Schedule(within_share)))
             if items

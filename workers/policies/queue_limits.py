@@ -62,6 +62,8 @@ class QueueLimits:
         self._bounds = bounds
         self._memory_tokens = memory_tokens
         self._next_check_s = 0.0
+        self._held_s = 0.0
+        """Time when no sequence could be admitted for the last time."""
         self._next_retry_s: dict[tuple[ClassQueue, str], float] = {}
         """Latest retry time that was proposed to a refused tenant, by class and tenant."""
         self._max_retries = MAX_TENANTS
@@ -87,6 +89,9 @@ class QueueLimits:
     ) -> None:
         self._forecast.record_step(ended_s, num_tokens, num_attended, is_backlogged=is_backlogged)
 
+    def hold(self, now: float) -> None:
+        self._held_s = now
+
     def pause(self) -> None:
         self._forecast.pause()
 
@@ -108,7 +113,7 @@ class QueueLimits:
             return []  # otherwise a prompt longer than the queue could never be queued
         return self._push_out(newcomer, tenant, now)
 
-    def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
+    def refuse_late(self, now: float) -> list[Refusal]:
         if now < self._next_check_s:
             return []
         self._next_check_s = now + CHECK_S
@@ -117,12 +122,10 @@ class QueueLimits:
         return [
             self._refusal(sequence, tenant, "a first token would take too long", now)
             for tenant in tenants
-            for sequence in self._late(tenant, now, able_s, work)
+            for sequence in self._late(tenant, now, work)
         ]
 
-    def _late(
-        self, tenant: TenantQueue, now: float, able_s: float, work: RunningWork
-    ) -> list[Sequence]:
+    def _late(self, tenant: TenantQueue, now: float, work: RunningWork) -> list[Sequence]:
         """Returns the sequences at the end of the tenant's queue that are predicted to be late.
         work: remaining work of all running sequences."""
         late: list[Sequence] = []
@@ -131,7 +134,7 @@ class QueueLimits:
             if sequence.num_generated or sequence.times.started_s is not None:
                 break
             wait_s, max_wait_s = self._wait_s(tenant, waiting, work), self._max_wait_s(sequence)
-            waited_s = sequence.request.waited_s + now - max(sequence.arrival_s, able_s)
+            waited_s = sequence.request.waited_s + now - max(sequence.arrival_s, self._held_s)
             if waited_s + wait_s <= LATE_PART * max_wait_s or wait_s < SPARED_PART * max_wait_s:
                 break
             late.append(sequence)

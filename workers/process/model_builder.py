@@ -44,6 +44,7 @@ from workers.process.errors import CannotServe, CannotServeModel
 from workers.process.worker_memory import WorkerMemory
 from workers.verification.effect_proof import EffectProof
 from workers.wire.protocol import ModelInfo
+from workers.wire.request_check import RequestLimits
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,6 @@ class ModelBuilder:
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
             max_token_gap_s=config.max_token_gap,
-            max_pages=max_kv_extents * kv.pool.pages_per_extent,
             bounds=self.bounds,
         )
         info = ModelInfo(
@@ -147,10 +147,14 @@ class ModelBuilder:
         )
         report = EngineReport(info, scheduler, kv, pool, self.ring)
         constraints = RequestConstraints(plan.spec.vocab_size, grammars)
-        engine = Engine(
-            *(info, scheduler, None, kv, pool, report, constraints),
+        limits = RequestLimits(
+            plan.max_model_len,
+            max_pages=max_kv_extents * kv.pool.pages_per_extent,
             vocab_size=plan.spec.vocab_size,
             end_tokens=frozenset(plan.spec.eos_token_ids),
+        )
+        engine = Engine(
+            *(info, scheduler, None, report, constraints, limits),
             clock=time.monotonic,
             runs_ahead=self.runs_ahead,
         )

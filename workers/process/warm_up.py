@@ -18,8 +18,8 @@ def warm_up(engine: Engine) -> None:
     _run_alone(engine, [[0, 1, 2]], max_tokens=min(WARM_TOKENS, longest - 3))
     scheduler = engine.scheduler
     length = longest - 1
-    fitting = min(scheduler.max_num_seqs, scheduler.num_free_pages)
-    num_prompts = min(fitting, scheduler.max_batched_tokens // length)
+    fitting = min(scheduler.max_num_seqs, scheduler.kv.num_free)
+    num_prompts = min(fitting, scheduler.policy.max_batched_tokens // length)
     _run_alone(engine, [[0] * length] * num_prompts, max_tokens=1)
 
 

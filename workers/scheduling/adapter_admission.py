@@ -20,24 +20,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
 
+from adapters.errors import AdapterUnavailable
 from adapters.pool.source import AdapterLease, AdapterRef, AdapterSource, Loading, NoRoom
 from memory.accounts import Tenant
 from workers.scheduling.policy import Charge
+from workers.scheduling.schedule import Blocked, BlockReason
 from workers.scheduling.sequence import Sequence
+from workers.wire.protocol import ErrorCode
 
 MAX_ASKED = 32
 """Maximum number of adapters not on the device that are requested from the pool in one step."""
 
 
-class LeaseOutcome(Enum):
-    HELD = auto()
-    """The sequence has its lease, or uses no adapter."""
-    LATER = auto()
-    """The adapter is loading, or must wait for another adapter."""
-    NO_MEMORY = auto()
-    """The adapter was requested from the pool, and the device has too little memory for it."""
+LATER = Blocked(BlockReason.ADAPTER)
+"""The adapter is loading, or must wait for another adapter."""
+NO_MEMORY = Blocked(
+    BlockReason.ADAPTER,
+    (
+        ErrorCode.ADAPTER_UNAVAILABLE,
+        "there is no room for it beside the adapters that are pinned",
+    ),
+    lacks_memory=True,
+)
+"""The adapter was requested from the source, and the device has too little memory for it."""
 
 
 class AdapterAdmission:
@@ -101,34 +107,36 @@ class AdapterAdmission:
         if starving:
             self._choose_victims([digest for _, digest in starving], list(in_use))
 
-    def acquire(self, sequence: Sequence) -> LeaseOutcome:
+    def acquire(self, sequence: Sequence) -> Blocked | None:
         """Leases the sequence's adapter if it is on the device. Otherwise starts to load it, if it
-        may be loaded.
-
-        Raises AdapterUnavailable if the adapter cannot be loaded.
-        """
+        may be loaded. Returns why there is no lease, or None if the sequence has its lease or uses
+        no adapter."""
         ref = sequence.adapter
         if ref is None:
-            return LeaseOutcome.HELD if self.may_start(None) else LeaseOutcome.LATER
+            return None if self.may_start(None) else LATER
         digest = ref.digest
         if digest in self._asked or not self.may_start(digest):
-            return LeaseOutcome.LATER
+            return LATER
         may_load = len(self._asked) < MAX_ASKED and self.may_load(digest)
         if not may_load and not self._pool.is_ready(ref):
-            return LeaseOutcome.LATER
-        match self._pool.acquire(ref, sequence.block_table.tenant):
-            case AdapterLease() as lease:
-                sequence.lease = lease
+            return LATER
+        try:
+            answer = self._pool.acquire(ref, sequence.block_table.tenant)
+        except AdapterUnavailable as error:
+            return Blocked(BlockReason.ADAPTER, (ErrorCode.ADAPTER_UNAVAILABLE, str(error)))
+        match answer:
+            case AdapterLease():
+                sequence.lease = answer
                 self._forget(digest)
-                return LeaseOutcome.HELD
+                return None
             case Loading():
                 self._asked.add(digest)
-                return LeaseOutcome.LATER
+                return LATER
             case NoRoom(num_bytes):
                 self._asked.add(digest)
                 due_s = self._now + sequence.terms.ttft_s
                 self._starves_at_s[digest] = min(self._starves_at_s.get(digest, due_s), due_s)
-                return LeaseOutcome.NO_MEMORY if num_bytes else LeaseOutcome.LATER
+                return NO_MEMORY if num_bytes else LATER
 
     def may_load(self, digest: str) -> bool:
         """Whether the adapter may be loaded. While adapters starve, only starving adapters may."""

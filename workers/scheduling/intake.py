@@ -33,10 +33,14 @@ class Intake(Protocol):
         if it is to be refused."""
         ...
 
-    def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
-        """Returns the waiting sequences whose first token is predicted to be late. able_s: time
-        since which sequences can be admitted. Waiting for the base model before that time does not
-        count."""
+    def refuse_late(self, now: float) -> list[Refusal]:
+        """Returns the waiting sequences whose first token is predicted to be late. Called after a
+        step is scheduled, if sequences wait for slots, pages or time."""
+        ...
+
+    def hold(self, now: float) -> None:
+        """Called when no sequence may be admitted at `now`, because the base model is unavailable.
+        Waiting before that time does not count as late."""
         ...
 
     def on_start(self, sequence: Sequence) -> None: ...
@@ -72,8 +76,11 @@ class OpenIntake:
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
         return []
 
-    def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
+    def refuse_late(self, now: float) -> list[Refusal]:
         return []
+
+    def hold(self, now: float) -> None:
+        pass
 
     def on_start(self, sequence: Sequence) -> None:
         pass

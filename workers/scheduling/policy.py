@@ -24,6 +24,11 @@ class SchedulingPolicy(Protocol):
     """
 
     @property
+    def max_batched_tokens(self) -> int:
+        """Maximum number of tokens in a step."""
+        ...
+
+    @property
     def num_waiting(self) -> int: ...
 
     @property
@@ -50,7 +55,7 @@ class SchedulingPolicy(Protocol):
         ...
 
     @property
-    def is_full(self) -> bool:
+    def is_backlogged(self) -> bool:
         """Whether sequences wait because the worker's slots, pages or step time are used up, and
         not because their adapter or model is not loaded."""
         ...
@@ -155,7 +160,7 @@ class FifoPolicy:
     weight = 1
 
     def __init__(self, max_batched_tokens: int) -> None:
-        self._max_batched_tokens = max_batched_tokens
+        self.max_batched_tokens = max_batched_tokens
         self._room = 0
         self._pending: list[Sequence] = []
         self._closed_by: BlockReason | None = None
@@ -181,8 +186,8 @@ class FifoPolicy:
         return self._closed_by is not None
 
     @property
-    def is_full(self) -> bool:
-        return self._closed_by not in (None, BlockReason.MODEL)
+    def is_backlogged(self) -> bool:
+        return self.num_waiting > 0 and self._closed_by not in (None, BlockReason.MODEL)
 
     def add(self, sequence: Sequence, num_live: int) -> None:
         insort(self._pending, sequence, key=_arrival)
@@ -216,7 +221,7 @@ class FifoPolicy:
     def begin_prompts(
         self, schedule: Schedule, running: Iterable[Sequence], num_free_slots: int
     ) -> None:
-        self._room = self._max_batched_tokens - schedule.num_tokens
+        self._room = self.max_batched_tokens - schedule.num_tokens
 
     def in_turn(self) -> Iterator[Sequence]:
         for sequence in self._pending.copy():

@@ -28,49 +28,40 @@ class BlockReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """Decision that the sequence runs. num_tokens: number of its prompt tokens in this step."""
-
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Blocked:
-    """Decision that the sequence waits and holds no resources. failure: why it can never run."""
+    """Decision that a sequence waits and holds no resources. failure: why it can never run.
+    lacks_memory: whether the failure applies only if no memory can be freed."""
 
     reason: BlockReason
     failure: Failure | None = None
+    lacks_memory: bool = False
 
 
-@dataclass(slots=True)
 class ScheduledSequence:
     """Next `num_tokens` tokens of a sequence. Either all of them use the adapter or none does. Does
-    not change during the step, even if the sequence ends."""
+    not change during the step, even if the sequence ends.
 
-    sequence: Sequence
-    num_tokens: int
-    start: int = field(init=False)
-    end: int = field(init=False)
-    """Position after the last token; `start` is the position of the first."""
-    is_sampled: bool = field(init=False)
-    """Whether the step computes the sequence's last token, so that the next one is drawn."""
-    is_prefill: bool = field(init=False)
-    adapter_slot: int = field(init=False, default=-1)
-    """Slot of the adapter in its table, or -1 if the tokens use no adapter."""
-    max_rank: int = field(init=False, default=0)
-    """Largest rank of the adapter's projections, or 0 if the tokens use no adapter."""
+    start, end: positions of the first token and after the last one. is_sampled: whether the step
+    computes the sequence's last token, so that the next one is drawn. adapter_slot, max_rank: slot
+    of the adapter and largest rank of its projections, or -1 and 0 if the tokens use no adapter.
+    """
 
-    def __post_init__(self) -> None:
-        sequence = self.sequence
+    __slots__ = (
+        *("sequence", "num_tokens", "start", "end", "is_sampled", "is_prefill"),
+        *("adapter_slot", "max_rank"),
+    )
+
+    def __init__(self, sequence: Sequence, num_tokens: int) -> None:
+        self.sequence = sequence
+        self.num_tokens = num_tokens
         self.start = sequence.num_computed
-        self.end = self.start + self.num_tokens
-        self.is_sampled = (
-            self.end == sequence.length and sequence.request.kind is OutputKind.GENERATE
-        )
+        self.end = self.start + num_tokens
+        is_last = self.end == sequence.length
+        self.is_sampled = is_last and sequence.request.kind is OutputKind.GENERATE
         self.is_prefill = sequence.is_prefilling
-        lease = sequence.lease
-        if lease is not None and sequence.is_activated:
-            self.adapter_slot, self.max_rank = lease.slot, lease.max_rank
+        self.adapter_slot, self.max_rank = -1, 0
+        if sequence.lease is not None and sequence.is_activated:
+            self.adapter_slot, self.max_rank = sequence.lease.slot, sequence.lease.max_rank
 
 
 @dataclass(slots=True, eq=False)
@@ -87,27 +78,18 @@ class Schedule:
     """Whether the next step can be scheduled only after all steps in flight have ended."""
     is_short: bool = False
     """Whether the first waiting sequence lacks memory that other models hold."""
+    computing: set[bytes | None] = field(default_factory=set[bytes | None])
+    """Keys of the pages that running prompts compute next."""
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.items)
+        return sum([item.num_tokens for item in self.items])
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.items if item.is_prefill)
+        return sum([item.num_tokens for item in self.items if item.is_prefill])
 
     @property
     def num_attended(self) -> int:
         """Earlier positions that the step's tokens read, summed over the tokens."""
-        return sum(item.num_tokens * item.start for item in self.items)
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Work of a model's engine, from which the models to load are chosen. num_extents: KV extents
-    that its first waiting sequence needs. is_short: `is_short` of the last `Schedule`."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_extents: int = 0
-    is_short: bool = False
+        return sum([item.num_tokens * item.start for item in self.items])

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from adapters.errors import AdapterUnavailable
 from adapters.pool.load_cost import copy_s
 from adapters.pool.source import AdapterRef, AdapterSource
 from memory.accounts import Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
-from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
-from workers.scheduling.intake import Intake, Refusal
+from workers.scheduling.adapter_admission import AdapterAdmission
+from workers.scheduling.intake import Intake
 from workers.scheduling.policy import SchedulingPolicy
-from workers.scheduling.schedule import (
-    Admitted,
-    Blocked,
-    BlockReason,
-    Schedule,
-    ScheduledSequence,
-)
+from workers.scheduling.schedule import Blocked, BlockReason, Failure, Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence, SequenceStatus
 from workers.wire.protocol import ErrorCode
-
-EXPIRED = "its time was over before its prompt could begin"
 
 
 class SlotAllocator(Protocol):
@@ -55,98 +46,56 @@ class Scheduler:
     def __init__(
         self,
         kv: KVCache,
-        pool: AdapterSource,
+        adapters: AdapterSource,
         slots: SlotAllocator,
         policy: SchedulingPolicy,
         intake: Intake,
         *,
         max_num_seqs: int,
-        max_batched_tokens: int,
-        max_pages: int | None = None,
     ) -> None:
-        """max_pages: maximum KV pages of one sequence; None allows all pages of the arena."""
-        self._kv = kv
-        self._pool = pool
-        self._slots = slots
-        self.max_pages = kv.num_total if max_pages is None else max_pages
-        self.max_num_seqs = max_num_seqs
-        self.max_batched_tokens = max_batched_tokens
+        self.kv = kv
         self.policy = policy
         self.intake = intake
-        self._adapters = AdapterAdmission(pool, policy.charged)
-        self._able_s = 0.0
-        """Time of the last `schedule` with `is_held`, after which sequences may be admitted."""
+        self.max_num_seqs = max_num_seqs
         self.running: list[Sequence] = []
         self.leaving: list[Sequence] = []
         """Ended sequences whose tokens a step in flight still computes."""
+        self.num_preemptions = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._adapters = adapters
+        self._admission = AdapterAdmission(adapters, policy.charged)
+        self._slots = slots
         self._now = 0.0
         """Time of the step that is being scheduled."""
         self._in_flight: list[Schedule] = []
         """Schedules of the steps in flight, the oldest first."""
-        self._computing: set[bytes | None] = set()
-        """Keys of the pages that running prompts compute next."""
-        self.num_preemptions = 0
-        self.num_queried_tokens = 0
-        self.num_hit_tokens = 0
-
-    @property
-    def num_pages_wanted(self) -> int:
-        """Number of pages that the first waiting sequence needs in total, including those that its
-        adapter's bytes would take."""
-        first = self.policy.first_waiting
-        if first is None:
-            return 0
-        num_bytes = 0 if first.adapter is None else self._pool.num_missing_bytes(first.adapter)
-        return _num_pages(len(first.tokens)) - (-num_bytes // self._kv.pool.page_bytes)
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self._in_flight or self.policy.num_waiting)
 
     @property
-    def num_waiting(self) -> int:
-        return self.policy.num_waiting
-
-    @property
     def num_waiting_tokens(self) -> int:
         """Prompt tokens that are neither computed nor known to be cached."""
-        return self.policy.num_waiting_tokens + sum(
-            s.num_uncomputed for s in self.running if s.is_prefilling
-        )
-
-    @property
-    def num_free_pages(self) -> int:
-        return self._kv.num_free
-
-    @property
-    def _is_backlogged(self) -> bool:
-        """Whether sequences wait for slots, pages or time, and not only for an adapter or model."""
-        return self.num_waiting > 0 and self.policy.is_full
+        begun = [s.num_uncomputed for s in self.running if s.is_prefilling]
+        return self.policy.num_waiting_tokens + sum(begun)
 
     @property
     def _num_free_slots(self) -> int:
         return self.max_num_seqs - len(self.running) - len(self.leaving)
 
-    def forget_speed(self) -> None:
-        """Forgets the measured step times, such as those of a warm-up with cold kernels."""
-        self.policy.forget_speed()
-        self.intake.forget_speed()
-
-    def refuse_late(self, now: float) -> list[Refusal]:
-        """Returns waiting sequences whose first token would be late. Called after `schedule`."""
-        return self.intake.refuse_late(now, self._able_s) if self._is_backlogged else []
-
     def load_adapter(self, ref: AdapterRef | None, tenant: Tenant, num_ahead: int = 0) -> None:
         """Starts to load the adapter of a sequence that will be added, if a slot will be free.
         num_ahead: number of sequences that will be added before it."""
-        if ref is not None and self.num_waiting + num_ahead < self._num_free_slots:
-            self._adapters.load(ref, tenant)
+        if ref is not None and self.policy.num_waiting + num_ahead < self._num_free_slots:
+            self._admission.load(ref, tenant)
 
     def add(self, sequence: Sequence) -> None:
         """Queues the sequence. Its adapter starts to load to the host at once."""
-        self._adapters.prefetch(sequence)
-        self.policy.add(sequence, self.num_waiting + len(self.running))
-        self._adapters.add_waiting(sequence)
+        self._admission.prefetch(sequence)
+        self.policy.add(sequence, self.policy.num_waiting + len(self.running))
+        self._admission.add_waiting(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Ends the sequence, in any state, and frees its resources. Resources that a step in flight
@@ -164,8 +113,8 @@ class Scheduler:
             self.policy.remove(sequence, is_waiting=False)
         else:
             self.policy.remove(sequence, is_waiting=True)
-            self._adapters.remove_waiting(sequence)
-            self._adapters.cancel(sequence)
+            self._admission.remove_waiting(sequence)
+            self._admission.cancel(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def suspend(self, now: float) -> None:
@@ -175,32 +124,29 @@ class Scheduler:
         for sequence in list(self.running):
             self._put_back(sequence)
 
-    def expire(self, now: float) -> list[Sequence]:
-        """Removes and returns waiting sequences whose deadline for the first token has passed."""
-        expired = self.policy.pop_expired(now)
-        for sequence in expired:
-            self.remove(sequence)
-        return expired
-
     def schedule(self, now: float, *, is_held: bool = False) -> Schedule:
         """Returns the next step: the next tokens of each generating sequence, then tokens of
         started and newly admitted prompts in turn. is_held: whether no sequence is admitted."""
         self._now = now
+        self._adapters.poll()
         in_flight_s = (each.begin_s + self.policy.predict_s(each) for each in self._in_flight)
         schedule = Schedule(begin_s=max([now, *in_flight_s]))
         self.policy.begin_step()
         if is_held:
             self.policy.block(None, BlockReason.MODEL)
-        for sequence in self.expire(now):
-            schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
+            self.intake.hold(now)
         self._decode(schedule)
         if self.policy.has_pending:
             self.policy.begin_prompts(schedule, self.running, self._num_free_slots)
-            self._prefill(now, schedule)
+            self._prefill(schedule)
         schedule.items.sort(key=lambda item: (item.adapter_slot < 0, item.adapter_slot))
-        if is_held:
-            self._able_s = now
-        self._depart(schedule)
+        for item in schedule.items:
+            sequence = item.sequence
+            sequence.num_computed = item.end
+            sequence.num_inflight_steps += 1
+            sequence.num_inflight_tokens += item.is_sampled
+        if schedule.items:
+            self._in_flight.append(schedule)
         if not self._in_flight:
             self.intake.pause()
         return schedule
@@ -209,9 +155,10 @@ class Scheduler:
         """Records the device time of a step that ended at `ended_s`. Called before `update`."""
         num_tokens, num_attended = schedule.num_tokens, schedule.num_attended
         if 2 * schedule.num_prefill_tokens > num_tokens:
-            self._kv.note_prefill(num_tokens, seconds)
+            self.kv.note_prefill(num_tokens, seconds)
         self.policy.record_step(num_tokens, num_attended, seconds)
-        self.intake.on_step(num_tokens, num_attended, ended_s, is_backlogged=self._is_backlogged)
+        is_backlogged = self.policy.is_backlogged
+        self.intake.on_step(num_tokens, num_attended, ended_s, is_backlogged=is_backlogged)
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """Copies the last `num_tokens` tokens, which the device did not draw, to the device."""
@@ -245,24 +192,6 @@ class Scheduler:
                 self.leaving.remove(sequence)
                 self._release(sequence)
 
-    def admit(self, sequence: Sequence, schedule: Schedule) -> Admitted | Blocked:
-        """Starts a waiting sequence if it fits into the step, else releases all its resources."""
-        if not sequence.constraint.is_ready:
-            return Blocked(BlockReason.CONSTRAINT)
-        if (reason := sequence.constraint.failure) is not None:
-            return Blocked(BlockReason.CONSTRAINT, (ErrorCode.INVALID, reason))
-        if not self.policy.room(sequence):
-            return Blocked(BlockReason.BUDGET)
-        if not self.policy.may_have_slot(sequence, self.running, self._num_free_slots):
-            return Blocked(BlockReason.SLOT)
-        blocked = self._acquire_adapter(sequence, schedule)
-        if blocked is None:
-            blocked = self._find_pages(sequence, schedule) or self._find_slot(sequence, schedule)
-        if blocked is not None:
-            self._release(sequence)
-            return blocked
-        return self._start(sequence)
-
     def _decode(self, schedule: Schedule) -> None:
         """Schedules the uncomputed tokens of sequences that generate: one each, unless the last
         step gave several. Sequences whose constraint is not ready are left out."""
@@ -271,34 +200,28 @@ class Scheduler:
             if not constraint.is_ready:
                 continue
             if constraint.failure is not None:
-                self.remove(sequence)
                 message = f"the grammar cannot be followed any further: {constraint.failure}"
-                schedule.failed.append((sequence, ErrorCode.INVALID, message))
+                self._fail(sequence, (ErrorCode.INVALID, message), schedule)
                 continue
             is_on = sequence.status is SequenceStatus.RUNNING and sequence.is_generating
             num_tokens = sequence.num_uncomputed
             if is_on and self._grow(sequence, num_tokens, schedule):
                 schedule.items.append(ScheduledSequence(sequence, num_tokens))
 
-    def _prefill(self, now: float, schedule: Schedule) -> None:
+    def _prefill(self, schedule: Schedule) -> None:
         """Schedules prompts in turn, up to the budget."""
         begun = [sequence for sequence in self.running if sequence.place.is_pending]
         if self.policy.is_closed and not begun:
             return
-        self._adapters.begin_step(now, [*self.running, *self.leaving])
-        self._computing = {sequence.next_page_key for sequence in begun}
+        self._admission.begin_step(self._now, [*self.running, *self.leaving])
+        schedule.computing = {sequence.next_page_key for sequence in begun}
         for sequence in self.policy.in_turn():
             if not sequence.is_waiting:
                 self._continue(sequence, schedule)
-                continue
-            match self.admit(sequence, schedule):
-                case Admitted(num_tokens):
-                    self._append_chunk(sequence, num_tokens, schedule)
-                case Blocked(reason, failure):
-                    self.policy.block(sequence, reason)
-                    if failure is not None:
-                        self.remove(sequence)
-                        schedule.failed.append((sequence, *failure))
+            elif (blocked := self._admit(sequence, schedule)) is not None:
+                self.policy.block(sequence, blocked.reason)
+                if blocked.failure is not None:
+                    self._fail(sequence, blocked.failure, schedule)
 
     def _continue(self, sequence: Sequence, schedule: Schedule) -> None:
         """Schedules the next chunk of a started prompt."""
@@ -312,9 +235,37 @@ class Scheduler:
         if self._grow(sequence, num_tokens, schedule):
             self._append_chunk(sequence, num_tokens, schedule)
 
+    def _admit(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
+        """Starts a waiting sequence if it fits into the step. Otherwise returns what it lacks, and
+        releases all its resources."""
+        constraint = sequence.constraint
+        if not constraint.is_ready:
+            return Blocked(BlockReason.CONSTRAINT)
+        if constraint.failure is not None:
+            return Blocked(BlockReason.CONSTRAINT, (ErrorCode.INVALID, constraint.failure))
+        if not self.policy.room(sequence):
+            return Blocked(BlockReason.BUDGET)
+        if not self.policy.may_have_slot(sequence, self.running, self._num_free_slots):
+            return Blocked(BlockReason.SLOT)
+        blocked = (
+            self._admission.acquire(sequence)
+            or self._charge_load(sequence)
+            or self._find_pages(sequence, schedule)
+            or self._find_slot(sequence, schedule)
+        )
+        if blocked is None:
+            self._start(sequence, schedule)
+            return None
+        self._release(sequence)
+        return self._lack_memory(sequence, schedule, blocked) if blocked.lacks_memory else blocked
+
     def _append_chunk(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> None:
         schedule.items.append(ScheduledSequence(sequence, num_tokens))
         self.policy.charge_prefill(sequence, num_tokens)
+
+    def _fail(self, sequence: Sequence, failure: Failure, schedule: Schedule) -> None:
+        self.remove(sequence)
+        schedule.failed.append((sequence, *failure))
 
     def _grow(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
         """Allocates pages for the sequence's next tokens, preempting sequences while memory is
@@ -333,25 +284,13 @@ class Scheduler:
                 return False
         return True
 
-    def _acquire_adapter(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
-        try:
-            outcome = self._adapters.acquire(sequence)
-        except AdapterUnavailable as error:
-            return Blocked(BlockReason.ADAPTER, (ErrorCode.ADAPTER_UNAVAILABLE, str(error)))
-        if outcome is LeaseOutcome.LATER:
-            return Blocked(BlockReason.ADAPTER)
-        if outcome is LeaseOutcome.NO_MEMORY:
-            message = "there is no room for it beside the adapters that are pinned"
-            failure = ErrorCode.ADAPTER_UNAVAILABLE, message
-            return self._lack_memory(sequence, schedule, Blocked(BlockReason.ADAPTER, failure))
-        if sequence.lease is not None and sequence.lease.num_loaded_bytes:
-            tokens_per_s = PAGE_TOKENS / self._kv.page_cost_s
-            self.policy.charge_load(
-                sequence, copy_s(sequence.lease.num_loaded_bytes) * tokens_per_s
-            )
-            if not self.policy.room(sequence):
-                return Blocked(BlockReason.BUDGET)
-        return None
+    def _charge_load(self, sequence: Sequence) -> Blocked | None:
+        """Charges the load of the adapter, if it was loaded for this sequence."""
+        if sequence.lease is None or not sequence.lease.num_loaded_bytes:
+            return None
+        tokens_per_s = PAGE_TOKENS / self.kv.page_cost_s
+        self.policy.charge_load(sequence, copy_s(sequence.lease.num_loaded_bytes) * tokens_per_s)
+        return None if self.policy.room(sequence) else Blocked(BlockReason.BUDGET)
 
     def _find_pages(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
         """Acquires cached pages of the sequence's prefix. Makes room for all its tokens and for the
@@ -361,7 +300,7 @@ class Scheduler:
             num_matchable = len(sequence.tokens) - 1
             sequence.num_computed = table.match_prefix(sequence.page_keys, num_matchable)
             key = sequence.next_page_key
-            if key is not None and key in self._computing:
+            if key is not None and key in schedule.computing:
                 return Blocked(BlockReason.PREFIX)
         num_own, num_beside = _num_missing(sequence), 0
         for begun in self.running:
@@ -371,13 +310,12 @@ class Scheduler:
                 num_beside += _num_missing(begun)
         if table.make_room(num_own, num_beside=num_beside):
             return None
-        self._release(sequence)
         message = (
             f"needs {_num_pages(len(sequence.tokens))} KV pages of {PAGE_TOKENS} tokens, "
             "more than there are beside its adapter and those that are pinned"
         )
         failure = ErrorCode.PROMPT_TOO_LONG, message
-        return self._lack_memory(sequence, schedule, Blocked(BlockReason.PAGES, failure))
+        return Blocked(BlockReason.PAGES, failure, lacks_memory=True)
 
     def _find_slot(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
         """Preempts a sequence of an over-share tenant if no slot is free. No sequence can be
@@ -397,15 +335,15 @@ class Scheduler:
         """Returns the decision for a sequence that finds too little memory. The sequence fails only
         if this model will free none, no idle adapter can be evicted, and no other model has any."""
         is_idle = not (self.running or self._in_flight)
-        if not is_idle or self._pool.is_loading or self._pool.is_leased:
+        if not is_idle or self._adapters.is_loading or self._adapters.is_leased:
             return Blocked(blocked.reason)
-        if sequence.adapter is not None and self._pool.evict_all_idle(sequence.adapter):
-            # The pool grants no lease before the next step.
+        if sequence.adapter is not None and self._adapters.evict_all_idle(sequence.adapter):
+            # The source grants no lease before the next step.
             return Blocked(BlockReason.MODEL)
-        schedule.is_short = self._kv.has_neighbours
+        schedule.is_short = self.kv.has_neighbours
         return Blocked(blocked.reason) if schedule.is_short else blocked
 
-    def _start(self, sequence: Sequence) -> Admitted:
+    def _start(self, sequence: Sequence, schedule: Schedule) -> None:
         num_tokens = sequence.num_next(self.policy.room(sequence))
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
@@ -423,20 +361,10 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
         self.policy.start(sequence)
-        self._adapters.remove_waiting(sequence)
+        self._admission.remove_waiting(sequence)
         self.intake.on_start(sequence)
-        self._computing.add(sequence.next_page_key)
-        return Admitted(num_tokens)
-
-    def _depart(self, schedule: Schedule) -> None:
-        """Records that the step is in flight."""
-        for item in schedule.items:
-            sequence = item.sequence
-            sequence.num_computed = item.end
-            sequence.num_inflight_steps += 1
-            sequence.num_inflight_tokens += item.is_sampled
-        if schedule.items:
-            self._in_flight.append(schedule)
+        schedule.computing.add(sequence.next_page_key)
+        self._append_chunk(sequence, num_tokens, schedule)
 
     def _commit(self, sequence: Sequence, num_computed: int) -> None:
         """Puts the sequence's full pages into the prefix cache. Once all its tokens are computed,
@@ -459,7 +387,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         self.policy.put_back(sequence)
-        self._adapters.add_waiting(sequence)
+        self._admission.add_waiting(sequence)
         sequence.times.record_preemption(self._now)
         self.num_preemptions += 1
 

@@ -16,11 +16,11 @@ from workers.base_models.residency import (
     MIN_LOADS,
     NO_DEMAND,
     SETTLE_S,
+    Demand,
     ModelResidency,
     ModelState,
     Orders,
 )
-from workers.scheduling.schedule import Demand
 
 TICK_S = 0.05
 

@@ -30,6 +30,7 @@ from workers.wire.protocol import (
     StepFrame,
     WorkerStatus,
 )
+from workers.wire.request_check import RequestLimits
 
 NUM_STEPS = 12
 BACKGROUND, COLD = 0, 1
@@ -70,12 +71,9 @@ class Box:
             info,
             self.scheduler,
             self.runner,
-            house.kv,
-            house.pool,
             report,
             Unconstrained(),
-            vocab_size=VOCAB,
-            end_tokens=frozenset(),
+            RequestLimits(4096, house.kv.num_total, VOCAB, frozenset()),
             clock=self.runner.clock,
         )
         self.loop = make_loop(

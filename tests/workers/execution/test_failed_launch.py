@@ -86,14 +86,14 @@ def begin(llama: Setup) -> tuple[Engine, Beside]:
 
 def test_pages_of_a_failed_launch_come_free_when_the_device_is_done(llama: Setup) -> None:
     engine, device = begin(llama)
-    num_free = engine.scheduler.num_free_pages
+    num_free = engine.scheduler.kv.num_free
     assert device.num_ended < device.num_submitted, "a step is in flight"
     device.fails = True
     submitted = device.num_submitted
     (event,) = engine.step()
     assert isinstance(event[1], Failed) and event[1].code is ErrorCode.INTERNAL
     assert device.num_submitted > submitted, "part of the step was submitted"
-    assert engine.scheduler.num_free_pages > num_free
+    assert engine.scheduler.kv.num_free > num_free
     assert device.num_ended == device.num_submitted
     device.fails = False
     assert engine.submit(0, llama.generate(2, [1, 2, 3], 8, None)) is None
@@ -105,10 +105,10 @@ def test_pages_of_a_failed_launch_come_free_when_the_device_is_done(llama: Setup
 def test_a_device_that_cannot_be_waited_for_ends_the_worker(llama: Setup) -> None:
     engine, device = begin(llama)
     device.fails = device.is_lost = True
-    num_free = engine.scheduler.num_free_pages
+    num_free = engine.scheduler.kv.num_free
     with pytest.raises(EngineFailed, match="cannot be waited for: an illegal memory access"):
         engine.step()
-    assert engine.scheduler.num_free_pages == num_free
+    assert engine.scheduler.kv.num_free == num_free
 
 
 def test_a_device_that_is_lost_in_flight_ends_the_worker(llama: Setup) -> None:

@@ -26,6 +26,7 @@ from workers.observe.ring import StepRing
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.scheduling.constraint import Unconstrained
 from workers.wire.protocol import ErrorCode, Failed, Generate, ModelInfo
+from workers.wire.request_check import RequestLimits
 
 NUM_UNITS = 16
 """Extents of the arena; one holds an adapter, or four pages."""
@@ -100,12 +101,9 @@ class Box:
             info,
             self.scheduler,
             SimulatedRunner(house, slots, SECONDS_PER_TOKEN),  # pyright: ignore
-            kv,
-            pool,
             EngineReport(info, self.scheduler, kv, pool, self.ring),
             Unconstrained(),
-            vocab_size=VOCAB,
-            end_tokens=frozenset(),
+            RequestLimits(4096, kv.num_total, VOCAB, frozenset()),
             clock=lambda: house.now,
         )
         self.num_submitted = 0

@@ -18,6 +18,7 @@ from workers.execution.observer import NoObserver
 from workers.policies.fair_scheduler import fair_scheduler
 from workers.scheduling.constraint import Unconstrained
 from workers.wire.protocol import Failed, ModelInfo, SequenceOutput
+from workers.wire.request_check import RequestLimits
 
 NUM_UNITS = 32
 """Of the arena: an extent is a unit, holds one adapter of rank 4, or four pages."""
@@ -57,12 +58,9 @@ class Box:
             ModelInfo("model", "m", 4096),
             self.scheduler,
             SimulatedRunner(self.clock, slots),
-            house.kv,
-            house.pool,
             NoObserver(),
             Unconstrained(),
-            vocab_size=VOCAB,
-            end_tokens=frozenset(),
+            RequestLimits(4096, house.kv.num_total, VOCAB, frozenset()),
             clock=self.clock,
         )
         self.cached: dict[int, int] = {}
@@ -152,7 +150,7 @@ def test_an_adapter_does_not_wait_for_ever_for_pages_of_the_base(tmp_path: Path)
     rng = random.Random(1)
 
     def crowd() -> None:
-        while box.scheduler.num_waiting < 16:
+        while box.scheduler.policy.num_waiting < 16:
             tenant = rng.choice(["A1", "A2", "A3", "A4"])
             box.ask(tenant, prompt_of(rng, 60), None, rng.randrange(50, 100))
 

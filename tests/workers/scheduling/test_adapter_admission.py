@@ -10,7 +10,8 @@ from adapters.pool.source import AdapterRef, FixedAdapters, NoRoom
 from memory.accounts import NO_TENANT, Tenant
 from tests.workers.scheduling.test_fair_queue import Bench
 from workers.policies.fairness_policy import FairnessPolicy
-from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
+from workers.scheduling.adapter_admission import LATER as WAIT
+from workers.scheduling.adapter_admission import AdapterAdmission
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import TERMS
 from workers.wire.protocol import ServiceClass
@@ -54,7 +55,7 @@ class Device:
         sequence = self.bench.add("t", adapter=adapter)
         self.turns.add_waiting(sequence)
         self.turns.begin_step(at, self.running)
-        assert self.turns.acquire(sequence) is LeaseOutcome.LATER
+        assert self.turns.acquire(sequence) is WAIT
 
     def choose(self, now: float = LATER) -> None:
         self.turns.begin_step(now, self.running)

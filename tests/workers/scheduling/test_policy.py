@@ -38,7 +38,6 @@ def fifo(
     return Scheduler(
         *(kv, pool, slots, policy, OpenIntake()),
         max_num_seqs=max_num_seqs,
-        max_batched_tokens=max_batched_tokens,
     )
 
 
@@ -93,7 +92,7 @@ def test_sequences_end_as_alone_under_preemption(simulation: Simulation) -> None
     simulation.run()
     assert simulation.scheduler.num_preemptions > 0
     assert_equals_alone(simulation, requests)
-    assert simulation.scheduler.num_waiting == simulation.scheduler.num_waiting_tokens == 0
+    assert simulation.scheduler.policy.num_waiting == simulation.scheduler.num_waiting_tokens == 0
     assert not simulation.scheduler.policy.has_pending
     simulation.assert_at_rest()
 
@@ -133,7 +132,7 @@ def test_a_held_model_starts_nothing(simulation: Simulation) -> None:
         simulation.submit(request)
     for _ in range(3):
         simulation.step()
-    assert not simulation.scheduler.running and simulation.scheduler.num_waiting == 4
+    assert not simulation.scheduler.running and simulation.scheduler.policy.num_waiting == 4
     simulation.is_held = False
     simulation.run()
     simulation.assert_at_rest()

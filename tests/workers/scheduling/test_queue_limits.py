@@ -233,8 +233,10 @@ def test_the_bounds_hold_and_nobody_is_lost(
         request = ask(rng, tenant, num_tokens, 4, service_class=service_class, weight=weight)
         asked.add(request.id)
         market.offer(request)
-        assert market.scheduler.num_waiting == len(waiting_of(market.scheduler)) <= max_requests
-        is_alone = market.scheduler.num_waiting == 1
+        assert (
+            market.scheduler.policy.num_waiting == len(waiting_of(market.scheduler)) <= max_requests
+        )
+        is_alone = market.scheduler.policy.num_waiting == 1
         assert market.scheduler.num_waiting_tokens <= max_tokens or is_alone
     while market.engine.has_work:
         market.step()
