@@ -10,8 +10,10 @@ from functools import cache
 from typing import Any, ClassVar
 
 import msgspec
+from litestar import MediaType, Router
 from litestar.handlers import HTTPRouteHandler
-from litestar.openapi import ResponseSpec
+from litestar.openapi import OpenAPIConfig, ResponseSpec
+from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import (
     Components,
     OpenAPIHeader,
@@ -129,16 +131,31 @@ def refused(*statuses: int) -> dict[int, ResponseSpec]:
     return {status: ResponseSpec(ErrorBody, generate_examples=False) for status in sorted(statuses)}
 
 
-def refusal(text: str, headers: Headers) -> OpenAPIResponse:
-    """Returns the description of an error answer for the components of an OpenAPI document."""
+def plane_document(
+    refusals: Mapping[int, str],
+    headers_of: Callable[[int], Headers],
+    router: Router,
+    **options: Any,
+) -> OpenAPIConfig:
+    """Returns the configuration of a plane's document, which the router serves.
+
+    `refusals` are the descriptions of the plane's error answers by status, and `headers_of` returns
+    the headers of such an answer. `options` are further arguments of the configuration.
+    """
     content = {"application/json": OpenAPIMediaType(ERROR)}
-    return OpenAPIResponse(text, headers={**headers}, content=content)
-
-
-def components(refusals: Mapping[int, OpenAPIResponse]) -> Components:
+    responses = {
+        str(status): OpenAPIResponse(text, headers={**headers_of(status)}, content={**content})
+        for status, text in refusals.items()
+    }
     key = SecurityScheme(type="http", scheme="bearer", bearer_format="lpx_...")
-    responses = {str(status): each for status, each in refusals.items()}
-    return Components(responses={**responses}, security_schemes={"key": key})
+    return OpenAPIConfig(
+        components=Components(responses={**responses}, security_schemes={"key": key}),
+        use_handler_docstrings=True,
+        # Other renderers would load scripts from other servers.
+        render_plugins=[JsonRenderPlugin(media_type=MediaType.JSON)],
+        openapi_router=router,
+        **options,
+    )
 
 
 def header(

@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from litestar import MediaType, Request, Router
+from litestar import Request, Router
 from litestar.datastructures import ResponseHeader
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import OpenAPIHeader, OpenAPIType, Operation, Parameter, Schema
+from litestar.openapi.spec import OpenAPIType, Operation, Parameter, Schema
 from litestar.routes import HTTPRoute
 
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import check_parameters, parameters
 from admin.http.preconditions import Tagged
-from web.openapi import PlaneOperation, components, header, refusal, refused
+from web.openapi import Headers, PlaneOperation, header, plane_document, refused
+from web.version import this_version
 
 REFUSALS = {
     400: "The request breaks a rule; `param` names what.",
@@ -129,34 +128,29 @@ async def _prepare(request: Request[Any, Any, Any]) -> None:
 
 def document(max_body_bytes: int) -> OpenAPIConfig:
     """Returns the configuration of the document, which admins can read at /admin/v1/schema."""
-    try:
-        release = version("loraplex")
-    except PackageNotFoundError:
-        release = "not installed"
-    refusals = {
-        status: refusal(text, ALWAYS | _fixed_headers(status)) for status, text in REFUSALS.items()
-    }
-    return OpenAPIConfig(
+    router = Router(
+        "/admin/v1/schema",
+        route_handlers=[],
+        guards=[requires(ADMIN)],
+        before_request=_prepare,
+        include_in_schema=False,
+    )
+    return plane_document(
+        REFUSALS,
+        _headers_of,
+        router,
         title="loraplex admin",
-        version=release,
+        version=this_version(),
         description=f"A body has at most {max_body_bytes} bytes, an upload as many as the server is"
         " told. Fields and parameters that are not here are refused by name.",
-        components=components(refusals),
-        use_handler_docstrings=True,
         operation_id_creator=_operation_id,
-        render_plugins=[JsonRenderPlugin(media_type=MediaType.JSON)],
-        openapi_router=Router(
-            "/admin/v1/schema",
-            route_handlers=[],
-            guards=[requires(ADMIN)],
-            before_request=_prepare,
-            include_in_schema=False,
-        ),
     )
 
 
-def _fixed_headers(status: int) -> dict[str, OpenAPIHeader]:
-    return {name: header({"const": value}) for name, value in FIXED_HEADERS.get(status, {}).items()}
+def _headers_of(status: int) -> Headers:
+    """Returns the headers of an error answer."""
+    fixed = FIXED_HEADERS.get(status, {})
+    return ALWAYS | {name: header({"const": value}) for name, value in fixed.items()}
 
 
 def _operation_id(handler: HTTPRouteHandler, *_: Any) -> str:

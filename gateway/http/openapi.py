@@ -4,16 +4,14 @@ and headers of requests and answers."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
-from litestar import MediaType, Router
+from litestar import Router
 from litestar.enums import ParamType
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig, ResponseSpec
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import (
-    OpenAPIHeader,
     OpenAPIMediaType,
     OpenAPIResponse,
     OpenAPIType,
@@ -29,7 +27,7 @@ from gateway.http.guards import INFERENCE, public
 from gateway.http.handlers import HotRoute
 from gateway.http.request import MAX_TIMEOUT_S
 from web.messages_errors import OVERLOADED
-from web.openapi import Headers, PlaneOperation, components, header, refusal, refused
+from web.openapi import Headers, PlaneOperation, header, plane_document, refused
 from web.paths import is_of_messages
 
 REFUSALS = {
@@ -167,73 +165,34 @@ STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {
 """Bodies of the answers of routes that may stream, by path. Others use `Completion`."""
 
 
-@dataclass
-class PublicOperation(PlaneOperation):
-    always = ALWAYS
+def _operation(
+    headers: Headers, *, has_timeout: bool = False, may_stream: bool = False
+) -> type[PlaneOperation]:
+    """Returns the class of operations whose answers have these headers. `has_timeout` adds the
+    header of requests that sets a deadline, and `may_stream` the stream as a form of the answer."""
+
+    @dataclass
+    class GatewayOperation(PlaneOperation):
+        always = headers
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if has_timeout:
+                self.parameters = [*(self.parameters or ()), TIMEOUT]
+            for status, response in (self.responses or {}).items():
+                if not isinstance(response, OpenAPIResponse):
+                    continue
+                if status == "200" and may_stream and response.content is not None:
+                    stream = OpenAPIMediaType(Schema(type=OpenAPIType.STRING))
+                    response.content["text/event-stream"] = stream
+                elif int(status) >= 400 and REQUEST_ID.keys() <= headers.keys():
+                    # An error in Anthropic's form, which the document's components do not have.
+                    response.headers = {**ALWAYS, **REQUEST_ID, **_headers_of(int(status))}
+
+    return GatewayOperation
 
 
-@dataclass
-class KeyOperation(PlaneOperation):
-    always = ALWAYS | LIMITS
-
-
-@dataclass
-class ServedOperation(PlaneOperation):
-    """Operation that runs on a worker and has a deadline."""
-
-    always = ALWAYS | LIMITS | SERVED | DROPPED
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.parameters = [*(self.parameters or ()), TIMEOUT]
-
-
-@dataclass
-class GenerationOperation(ServedOperation):
-    """Operation that may answer with a stream."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        answer = (self.responses or {})["200"]
-        assert isinstance(answer, OpenAPIResponse) and answer.content is not None
-        answer.content["text/event-stream"] = OpenAPIMediaType(Schema(type=OpenAPIType.STRING))
-
-
-@dataclass
-class TokenizeOperation(KeyOperation):
-    """Operation that returns a conversation's tokens."""
-
-    always: ClassVar[Headers] = {**KeyOperation.always, **DROPPED}
-
-
-@dataclass
-class CountOperation(TokenizeOperation):
-    """Operation that counts tokens for Anthropic's Messages."""
-
-    always: ClassVar[Headers] = {**TokenizeOperation.always, **REQUEST_ID}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _shape_refusals(self)
-
-
-@dataclass
-class MessagesOperation(GenerationOperation):
-    """Operation that answers Anthropic's Messages."""
-
-    always: ClassVar[Headers] = {**GenerationOperation.always, **REQUEST_ID}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _shape_refusals(self)
-
-
-def _shape_refusals(operation: PlaneOperation) -> None:
-    """Adds the headers of refusals to the operation itself. The refusals in the document's
-    components cannot be used, because their bodies have OpenAI's form."""
-    for status, response in (operation.responses or {}).items():
-        if int(status) >= 400 and isinstance(response, OpenAPIResponse):
-            response.headers = {**ALWAYS, **REQUEST_ID, **_headers(int(status))}
+PublicOperation = _operation(ALWAYS)
 
 
 def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
@@ -243,26 +202,29 @@ def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
         handler.operation_class = PublicOperation
         return
     handler.security = [{"key": [INFERENCE]}]
-    is_tokenize = route.path == "/tokenize"
-    handler.operation_class = TokenizeOperation if is_tokenize else KeyOperation
+    of_messages, on_worker = is_of_messages(route.path), isinstance(handler, HotRoute)
+    whole = WHOLE_ANSWERS.get(route.path)
+    headers = ALWAYS | LIMITS
     statuses = {401, 403, 429, 503}
     if route.path_parameters:
         statuses |= {400, 404}
     if handler.parsed_data_field is not None:
         statuses |= {400, 404, 408, 409, 413}
     answers: dict[int, ResponseSpec] = {}
-    if isinstance(handler, HotRoute):
-        whole = WHOLE_ANSWERS.get(route.path)
-        handler.operation_class = GenerationOperation if whole is None else ServedOperation
+    if on_worker:
+        headers |= SERVED
         statuses |= {500, 504}
         shape = whole or STREAMED_ANSWERS.get(route.path, Completion)
         answers[200] = ResponseSpec(shape, generate_examples=False, description="The answer.")
-    if is_of_messages(route.path):
-        is_hot = isinstance(handler, HotRoute)
-        handler.operation_class = MessagesOperation if is_hot else CountOperation
-        handler.responses = answers | _messages_refusals(statuses)
-    else:
-        handler.responses = answers | refused(*statuses)
+    if on_worker or of_messages or route.path == "/tokenize":
+        headers |= DROPPED
+    if of_messages:
+        headers |= REQUEST_ID
+    handler.operation_class = _operation(
+        headers, has_timeout=on_worker, may_stream=on_worker and whole is None
+    )
+    refusals = _messages_refusals(statuses) if of_messages else refused(*statuses)
+    handler.responses = answers | refusals
 
 
 def _messages_refusals(statuses: set[int]) -> dict[int, ResponseSpec]:
@@ -276,25 +238,13 @@ def _messages_refusals(statuses: set[int]) -> dict[int, ResponseSpec]:
 
 def document() -> OpenAPIConfig:
     """Returns the configuration of the OpenAPI document, which is public at /schema."""
-    refusals = {
-        status: refusal(text, ALWAYS | _headers(status)) for status, text in REFUSALS.items()
-    }
-    return OpenAPIConfig(
-        title="loraplex",
-        version="1",
-        components=components(refusals),
-        use_handler_docstrings=True,
-        # Other renderers would load scripts from other servers.
-        render_plugins=[JsonRenderPlugin(media_type=MediaType.JSON)],
-        openapi_router=Router(
-            "/schema", route_handlers=[], guards=[public], include_in_schema=False
-        ),
-    )
+    router = Router("/schema", route_handlers=[], guards=[public], include_in_schema=False)
+    return plane_document(REFUSALS, _headers_of, router, title="loraplex", version="1")
 
 
-def _headers(status: int) -> dict[str, OpenAPIHeader]:
-    """Returns the headers of a refusal with this status."""
-    headers: dict[str, OpenAPIHeader] = {}
+def _headers_of(status: int) -> Headers:
+    """Returns the headers of an error answer."""
+    headers = dict(ALWAYS)
     if status == 401:
         headers["www-authenticate"] = header({"const": "Bearer"}, description="With status 401.")
     if status in (429, 503, OVERLOADED):

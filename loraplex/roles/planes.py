@@ -31,7 +31,6 @@ from admin.migrate import check_schema
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig, new_instance_id
 from gateway.http.refusal_metrics import GatewayRefusals
-from gateway.http.routes.health import this_version
 from gateway.telemetry import LATENCIES
 from gateway.tracing import Tracing
 from loraplex.errors import BadSettings
@@ -53,6 +52,7 @@ from telemetry.logs import set_up_logging
 from web import server
 from web.body_budget import BodyBudget
 from web.edge import Draining
+from web.version import this_version
 from workers.wire.client import WorkerClient
 
 DRAIN_S = 30.0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from litestar import Response, get, head
 from litestar.openapi import ResponseSpec
 
 from gateway.http.guards import public
 from gateway.http.request import GatewayRequest
 from web.openapi import refused
+from web.version import this_version
 
 
 @get("/livez", guards=[public])
@@ -45,11 +44,3 @@ async def check_connection() -> None:
 async def get_version() -> dict[str, str]:
     """Returns the package's version."""
     return {"version": this_version()}
-
-
-def this_version() -> str:
-    """Returns the version of the installed package, or "not installed"."""
-    try:
-        return version("loraplex")
-    except PackageNotFoundError:
-        return "not installed"

@@ -10,8 +10,8 @@ from gateway.http.guards import public
 from gateway.http.reference import Json, reference
 from gateway.http.reference_page import POLICY, reference_page
 from gateway.http.request import GatewayRequest
-from gateway.http.routes.health import this_version
 from gateway.http.welcome_page import welcome_page
+from web.version import this_version
 
 PAGE = "reference_page"
 """Key of the reference page in the application's state."""
