@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from store.errors import ApiError, Conflict, Invalid, NotFound
-from web.error_answers import find_api_error, to_api_error
-from web.errors import InternalError, Overloaded, TooMany
+from web.error_answers import to_api_error, to_logged_error
+from web.errors import Overloaded, TooMany
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import ErrorCode
 
@@ -213,23 +213,19 @@ def of_worker(error: Exception) -> Exception:
 
 def to_failure(error: Exception) -> ApiError:
     """Returns the API error with which an exception is answered. Logs unforeseen exceptions."""
-    return to_api_error(of_worker(error))
+    return to_logged_error(of_worker(error))
 
 
 def is_our_fault(error: Exception) -> bool:
     """Returns whether the server caused the error: its status is 500 or above, or it is
     unforeseen."""
-    return _failure_of(error).status >= 500
+    return to_api_error(of_worker(error)).status >= 500
 
 
 def error_type(error: Exception) -> str:
     """Returns the error's code or type for telemetry. It is one of a fixed set of words."""
-    failure = _failure_of(error)
+    failure = to_api_error(of_worker(error))
     return failure.code or failure.type
-
-
-def _failure_of(error: Exception) -> ApiError:
-    return find_api_error(of_worker(error)) or InternalError(str(error))
 
 
 def forget_frames(error: BaseException) -> None:

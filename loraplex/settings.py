@@ -26,7 +26,7 @@ from loraplex.errors import BadSettings, NotPrivate
 from loraplex.private import check_owner
 from telemetry.logs import LogFormat, LogLevel
 from web.body_budget import ALL
-from web.choices import list_choices
+from web.decoding import find_fault, first_step
 from workers.wire.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")
@@ -333,10 +333,9 @@ def load_settings(
     try:
         return msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        reason, _, place = list_choices(str(error), Settings).partition(" - at ")
-        found = re.match(r"`\$\.(\w+)", place)
-        name = found[1] if found else ""
-        reason = reason.replace("`", "").replace("Expected", "expected", 1)
+        fault = find_fault(error, Settings)
+        name = first_step(fault.path or "")
+        reason = fault.reason.replace("`", "").replace("Expected", "expected", 1)
         for kind, words in KINDS.items():
             reason = re.sub(rf"\b{kind}\b", words, reason)
         raise BadSettings(f"{sources.get(name, 'settings')}: {name}: {reason}") from error

@@ -8,13 +8,12 @@ import time
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from store.errors import ApiError, Invalid
-from web.ambiguous_headers import find_ambiguous_header
+from web.ambiguity import find_ambiguous_header, find_ambiguous_path
 from web.anonymous import AnonymousLimit
 from web.client_address import client_address
 from web.error_answers import ErrorAnswer
 from web.errors import Overloaded, TooMany
 from web.headers import add_request_headers
-from web.paths import find_ambiguity
 from web.refusals import Refusals
 
 PUBLIC = ("/docs", "/schema", "/version")
@@ -124,7 +123,7 @@ class Edge:
 
 def _check(scope: HTTPScope) -> Invalid | None:
     """Returns the refusal of a request that a proxy may have read differently, or None."""
-    if (reason := find_ambiguity(scope["raw_path"])) is not None:
+    if (reason := find_ambiguous_path(scope["raw_path"])) is not None:
         message = f"The path of the request is ambiguous: {reason}."
         return Invalid(message, code="ambiguous_path")
     if (reason := find_ambiguous_header(scope["headers"], scope["http_version"])) is not None:

@@ -8,14 +8,14 @@ import math
 from typing import Any
 
 import msgspec
+from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.types import Receive, Scope, Send
 
 from store.errors import INVALID, ApiError
 from web.errors import InternalError
-from web.headers import IS_OURS, number_request
+from web.headers import IS_OURS, is_of_messages, number_request
 from web.messages_errors import OVERLOADED, messages_error
-from web.paths import is_of_messages
 
 log = logging.getLogger(__name__)
 
@@ -43,20 +43,19 @@ class FrameworkRefusal(ApiError):
         self.headers = dict(error.headers or {})
 
 
-def find_api_error(error: Exception) -> ApiError | None:
-    """Returns the error with an HTTP answer that stands for an exception, or None if the exception
-    is unforeseen."""
+def to_api_error(error: Exception) -> ApiError:
+    """Returns the error with an HTTP answer that stands for an exception: an `InternalError` if the
+    exception is unforeseen."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException) and error.status_code < 500:
         return FrameworkRefusal(error)
-    return None
+    return InternalError(str(error))
 
 
-def to_api_error(error: Exception) -> ApiError:
-    """Returns the error with an HTTP answer that stands for an exception. Logs exceptions whose
-    cause is hidden from clients."""
-    found = find_api_error(error) or InternalError(str(error))
+def to_logged_error(error: Exception) -> ApiError:
+    """Returns the result of `to_api_error`. Logs exceptions whose cause is hidden from clients."""
+    found = to_api_error(error)
     if found.status == 500 and found.public_message is not None:
         log.error("unexpected failure", exc_info=error)
     return found
@@ -96,7 +95,7 @@ class ErrorAnswer:
         """Stores the error's code in the scope for the log and the counters of refusals, and
         whether the server caused it for the limits."""
         number_request(scope)
-        failure = to_api_error(error)
+        failure = to_logged_error(error)
         self.status = failure.status
         if is_of_messages(scope["path"]):
             self.status = OVERLOADED if self.status == 503 else self.status
@@ -121,6 +120,17 @@ class ErrorAnswer:
         ]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """Returns the framework's response to an error of a handler or the router."""
+    answer = ErrorAnswer(error, request.scope)
+    return Response(
+        answer.body,
+        status_code=answer.status,
+        headers=answer.headers,
+        media_type="application/json",
+    )
 
 
 def _explain(error: ValidationException) -> tuple[str, str | None]:

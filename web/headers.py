@@ -9,8 +9,6 @@ from typing import Any
 
 from litestar.types import Message, Scope
 
-from web.paths import is_of_messages
-
 STATUS = "status"
 """Key in a request's state for the status of its answer, set when it is sent."""
 IS_OURS = "is_ours"
@@ -19,7 +17,16 @@ ON_ANSWER = "on_answer"
 """Key in a request's state for a function that is called when the answer is sent. It gets the
 answer's status and whether the server caused a refusal, and returns additional headers."""
 
+MESSAGES = "/v1/messages"
+"""Anthropic's route. Other routes of Anthropic's API are below it."""
+
 OnAnswer = Callable[[int, bool], Mapping[str, str]]
+
+
+def is_of_messages(path: str) -> bool:
+    """Returns whether a path belongs to Anthropic's Messages API, whose answers have Anthropic's
+    format."""
+    return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 
 def find_header(scope: Scope, name: bytes) -> str | None:
@@ -36,6 +43,12 @@ def find_headers(scope: Scope, name: bytes) -> list[str]:
     """Returns the values of all headers with this name (in lower case), in the order of the
     request."""
     return [value.decode("latin-1") for given, value in scope["headers"] if given == name]
+
+
+def bearer_key(authorization: str | None) -> str | None:
+    """Returns the text of the key in an Authorization header. Returns None if it has no key."""
+    scheme, _, text = (authorization or "").partition(" ")
+    return (text.strip() or None) if scheme.lower() == "bearer" else None
 
 
 def announced_bytes(scope: Scope) -> int:

@@ -18,7 +18,6 @@ from admin.adapters import ephemeral
 from admin.adapters.serving_data import check_entity_name
 from admin.adapters.versions import NewVersion, VersionDetails
 from admin.http import problems
-from admin.http.body import decode_json, read_all
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
@@ -168,8 +167,7 @@ class LoraAdapterController(Controller):
         with plane.forms.taking(request.user.tenant_id):
             async with plane.staging() as staged:
                 if kind == JSON:
-                    body = await read_all(request.stream(), MAX_JSON_BYTES)
-                    given: LoadLoraAdapter = decode_json(body, LoadLoraAdapter)
+                    given = await request.decode(LoadLoraAdapter, MAX_JSON_BYTES)
                     load = await _check(request, given, tenant)
                     await _copy(request, load, given.lora_path, staged)
                     made = await _load(request, load, staged, None, stages)

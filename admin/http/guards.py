@@ -7,11 +7,9 @@ A test checks that every route has a guard of this file.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import cast
 
-from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import HTTPScope
 
@@ -20,14 +18,17 @@ from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid, NotFound
 from store.records import ApiKey, Tenant, hash_key, parse_key
+from web.body_budget import held_body
 from web.client_address import check_address
 from web.errors import Forbidden, Unauthenticated
-
-Guard = Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]
+from web.guards import INCORRECT, Guard, HttpConnection
+from web.headers import bearer_key
 
 ADMIN = "admin"
 ADAPTERS_WRITE = "adapters:write"
 USAGE_READ = "usage:read"
+OPERATOR = "admin"
+"""Owner of the bodies of requests with an admin key, which has no tenant."""
 _NO_HASH = bytes(32)
 
 
@@ -36,9 +37,7 @@ def requires(*scopes: str, changes_rows: bool = True) -> Guard:
     `request.user`. Calls with tenants' keys are rate limited. A call counts as a change, unless it
     is a GET or HEAD or `changes_rows` is false."""
 
-    async def guard(
-        connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler
-    ) -> None:
+    async def guard(connection: HttpConnection, _handler: BaseRouteHandler) -> None:
         plane = connection.app.state.admin
         header = connection.headers.get("authorization")
         key = await authenticate(plane.key_lookup, plane.config.pepper, header)
@@ -49,6 +48,7 @@ def requires(*scopes: str, changes_rows: bool = True) -> Guard:
             is_read = cast(HTTPScope, connection.scope)["method"] in ("GET", "HEAD")
             plane.tenant_rates.take(key.tenant_id, is_write=changes_rows and not is_read)
         plane.key_uses.note(key.id)
+        held_body(connection.scope).charge(key.tenant_id or OPERATOR)
         connection.scope["user"] = key
 
     guard.__dict__["scopes"] = scopes
@@ -58,15 +58,15 @@ def requires(*scopes: str, changes_rows: bool = True) -> Guard:
 async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | None) -> ApiKey:
     """Returns the key of an Authorization header. Raises Unauthenticated if the header or the key
     is invalid."""
-    scheme, _, text = (authorization or "").partition(" ")
-    key_id = parse_key(text.strip()) if scheme.lower() == "bearer" else None
+    text = bearer_key(authorization) or ""
+    key_id = parse_key(text)
     if key_id is None:
         raise Unauthenticated("Give an API key in the header 'Authorization: Bearer lpx_...'.")
     key = await lookup.find(key_id)
     # The comparison makes an unknown id take as long as a known one.
-    matches = hmac.compare_digest(hash_key(text.strip(), pepper), key.hash if key else _NO_HASH)
+    matches = hmac.compare_digest(hash_key(text, pepper), key.hash if key else _NO_HASH)
     if key is None or not matches or not key.is_live(datetime.now(UTC)):
-        raise Unauthenticated("Incorrect API key provided.")
+        raise Unauthenticated(INCORRECT)
     return key
 
 

@@ -1,4 +1,4 @@
-"""Maps errors of the admin plane to HTTP answers, with bodies in OpenAI's format."""
+"""Maps errors of the adapters and their store to HTTP answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from litestar import Request, Response
 from adapters.errors import AdapterRejected
 from adapters.store.folder import StoreUnavailable, is_disk_full, is_read_only
 from store.errors import ApiError, Invalid
-from web.error_answers import REFUSAL, error_body, error_headers, to_api_error
+from web import error_answers
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,8 @@ class StoreReadOnly(StoreAway):
 
 
 def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
-    """Returns the answer to an error of a handler. The answer to an unknown error reveals
-    nothing."""
-    failure = to_api_error(_of_store(error))
-    request.scope["state"][REFUSAL] = failure.code
-    return Response(error_body(failure), status_code=failure.status, headers=error_headers(failure))
+    """Returns the answer to an error of a handler or the router."""
+    return error_answers.to_response(request, _of_store(error))
 
 
 def _of_store(error: Exception) -> Exception:

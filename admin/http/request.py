@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from litestar import Request
-from litestar.datastructures import State
 from litestar.types import Message, Scope
 
 from admin.audit.audit import Actor, changing
-from admin.http.body import UploadPace, decode_json, held_chunks, released_chunks
+from admin.http.decoding import decode_json
 from admin.http.plane import AdminPlane
 from admin.uploads.upload import T, UploadForm, receive_form
 from store.database import Connection
 from store.records import ApiKey
-from web.body_budget import held_body
 from web.client_address import client_address
-from web.errors import Stalled
-
-ADMIN = "admin"
-"""Owner of request bodies sent with an admin key, which has no tenant."""
+from web.request import PlaneRequest, UploadPace
 
 
-class AdminRequest(Request[ApiKey, Any, State]):
-    """Request whose `user` is the accepted key. Changes are logged with the request's id, which is
-    always the server's own and never taken from the client."""
-
-    def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(scope, *args, **kwargs)
-        scope["state"].setdefault("request_id", f"req_{uuid.uuid4().hex}")
+class AdminRequest(PlaneRequest[ApiKey]):
+    """Request whose `user` is the accepted key."""
 
     @property
     def plane(self) -> AdminPlane:
@@ -41,38 +28,12 @@ class AdminRequest(Request[ApiKey, Any, State]):
 
     @property
     def actor(self) -> Actor:
-        address = client_address(self.scope)
-        return Actor(self.user, self.scope["state"]["request_id"], address)
+        return Actor(self.user, self.request_id, client_address(self.scope))
 
-    @property
-    def num_body_bytes(self) -> int:
-        """Content-Length of the request, or 0 if the header is missing."""
-        return int(self.headers.get("content-length") or 0)
-
-    async def stream(self) -> AsyncGenerator[bytes]:
-        """Yields the body in chunks as it arrives. Its bytes count as held in memory until the
-        request is answered. Raises Overloaded, or Stalled if the body arrives too slowly or the
-        client disconnects."""
-        held, chunks, num_bytes = held_body(self.scope), self._chunks(), 0
-        began = asyncio.get_running_loop().time()
-        while True:
-            try:
-                async with asyncio.timeout_at(held.latest_end(began, num_bytes)):
-                    chunk = await anext(chunks)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                raise Stalled("the body of the request came too slowly") from None
-            num_bytes += len(chunk)
-            yield chunk
-
-    async def upload(self) -> AsyncGenerator[bytes]:
-        """Yields a body of any size in chunks as it arrives. The bytes of a chunk are released when
-        the next chunk is requested. Raises Overloaded, or Stalled if the upload is too slow."""
-        config, held = self.plane.config, held_body(self.scope)
-        pace = UploadPace(config.upload_idle_s, config.min_upload_rate)
-        async for chunk in released_chunks(self._chunks(), held, pace):
-            yield chunk
+    def upload(self) -> AsyncGenerator[bytes]:
+        """Returns the chunks of a body of any size, which may arrive slowly."""
+        config = self.plane.config
+        return self.stream(pace=UploadPace(config.upload_idle_s, config.min_upload_rate))
 
     async def receive_form(
         self,
@@ -94,17 +55,16 @@ class AdminRequest(Request[ApiKey, Any, State]):
             check,
         )
 
-    async def _chunks(self) -> AsyncGenerator[bytes]:
-        held = held_body(self.scope)
-        held.charge(self.user.tenant_id or ADMIN)
-        async for chunk in held_chunks(super().stream(), held):
-            yield chunk
-
     async def json(self) -> Any:
         """Returns the decoded body, as the type of the handler's argument `data`. Strict: refuses
         "5" for a number, which the framework would accept. Raises Invalid."""
         data = self.route_handler.parsed_data_field
         return decode_json(await self.body(), Any if data is None else data.annotation)
+
+    async def decode(self, kind: type[T], max_bytes: int) -> T:
+        """Returns the decoded body of a route without a limit. Raises TooLarge or Invalid."""
+        body = b"".join([chunk async for chunk in self.stream(max_bytes)])
+        return decode_json(body, kind)
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
         """Opens a read-only transaction that sees only the caller's rows."""

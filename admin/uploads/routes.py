@@ -19,7 +19,6 @@ from admin.adapters.describe import describe_version
 from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_names, parse_serving
 from admin.adapters.versions import NewVersion
-from admin.http.body import decode_json, read_all
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
@@ -92,8 +91,7 @@ class UploadController(Controller):
         kind, options = media_type(request.headers.get("content-type", ""))
         async with plane.staging() as staged:
             if kind == JSON:
-                body = await read_all(request.stream(), MAX_JSON_BYTES)
-                given: VersionCreate = decode_json(body, VersionCreate)
+                given = await request.decode(VersionCreate, MAX_JSON_BYTES)
                 async with plane.uploads.completing(
                     request.user, given.upload, given.sha256
                 ) as upload:

@@ -32,7 +32,7 @@ from admin.uploads.archive import KNOWN_FILES, max_file_bytes
 from admin.uploads.file_sink import FileSink
 from store.errors import Invalid
 from store.stored_text import check_text
-from web.choices import list_choices
+from web.decoding import find_fault
 from web.errors import Overloaded, TooLarge, TooMany
 
 MAX_FIELD_BYTES = 1024
@@ -96,9 +96,8 @@ class UploadForm(msgspec.Struct, Generic[T], frozen=True):
         try:
             return msgspec.convert(values, self.kind, strict=False)
         except msgspec.ValidationError as error:
-            reason, _, place = list_choices(str(error), self.kind).partition(" - at `$.")
-            name = place.removesuffix("`")
-            raise Invalid(f"{name}: {reason}", param=name) from None
+            fault = find_fault(error, self.kind)
+            raise Invalid(f"{fault.field}: {fault.reason}", param=fault.field) from None
 
 
 def media_type(content_type: str) -> tuple[str, dict[str, str]]:

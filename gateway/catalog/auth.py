@@ -9,8 +9,8 @@ import msgspec
 from gateway.catalog.view import CatalogView
 from store.records import ApiKey, Tenant, hash_key, parse_key
 from web.errors import Forbidden, Unauthenticated
-
-INCORRECT = "Incorrect API key provided."
+from web.guards import INCORRECT
+from web.headers import bearer_key
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -57,9 +57,8 @@ def may_be_newer(view: CatalogView, authorization: str | None) -> bool:
 def _bearer(authorization: str | None) -> str:
     """Returns the text of the key in an Authorization header. Raises Unauthenticated if the header
     has no key."""
-    scheme, _, text = (authorization or "").partition(" ")
-    text = text.strip()
-    if scheme.lower() != "bearer" or not text:
+    text = bearer_key(authorization)
+    if text is None:
         raise Unauthenticated(
             "Give your API key in the header 'Authorization: Bearer lpx_...', or 'x-api-key'."
         )

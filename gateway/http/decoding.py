@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from gateway.dialects.history import is_absent
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
-from web.choices import list_choices
+from web.decoding import Fault, find_fault, first_step, members
 
 MAX_BODY_BYTES = 10 << 20
 MAX_NESTED = 1 << 16
@@ -27,9 +25,6 @@ MAX_SEARCHED = 1024
 """Maximum entries of a mapping that are searched for the invalid one."""
 
 T = TypeVar("T")
-UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`(?: - at `\$\.?(?P<path>.*)`)?$")
-PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>(?P<field>[^`.\[]*)[^`]*)`$")
-REQUIRED = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
 def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -44,11 +39,11 @@ def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             given = msgspec.json.decode(body)
             asked = _without_absent(given, decoder.type)
             if asked == given:
-                raise _explain(error, decoder.type, given) from None
+                raise _explain(find_fault(error, decoder.type), decoder.type, given) from None
         try:
             return msgspec.convert(asked, decoder.type, str_keys=True)
         except msgspec.ValidationError as error:
-            raise _explain(error, decoder.type, asked) from None
+            raise _explain(find_fault(error, decoder.type), decoder.type, asked) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None
 
@@ -72,18 +67,10 @@ def _fields_of(kind: Any) -> dict[str, Any]:
     """Returns the types of the fields that an object of this type may have, by name."""
     return {
         field.encode_name: field.type
-        for struct in _structs_in(kind)
-        for field in msgspec.structs.fields(struct)
+        for struct in members(kind)
+        if isinstance(struct, inspect.StructType)
+        for field in msgspec.structs.fields(struct.cls)
     }
-
-
-def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """Yields the struct types that a value of this type may have."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        yield kind
-    elif get_origin(kind) in (Annotated, Union, UnionType):
-        for part in get_args(kind):
-            yield from _structs_in(part)
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -106,29 +93,26 @@ def _check_size(body: bytes) -> None:
         )
 
 
-def _explain(error: msgspec.ValidationError, kind: Any, given: Any) -> InvalidRequest:
-    message = list_choices(str(error), kind)
-    if found := UNKNOWN_FIELD.search(message):
-        name, path = found["name"], found["path"]
-        if path:
-            return InvalidRequest(
-                f"Unsupported field '{name}' in '{path}'.",
-                param=re.split(r"[.\[]", path)[0],
-                code="unsupported_parameter",
+def _explain(fault: Fault, kind: Any, given: Any) -> InvalidRequest:
+    """Returns an error that names the wrong, missing or unknown field."""
+    if (name := fault.unknown) is not None:
+        if not fault.path:
+            message, param = f"Unsupported parameter: '{name}'.", name
+        else:
+            message, param = (
+                f"Unsupported field '{name}' in '{fault.path}'.",
+                first_step(fault.path),
             )
-        return InvalidRequest(
-            f"Unsupported parameter: '{name}'.", param=name, code="unsupported_parameter"
-        )
-    if found := PATH.search(message):
-        reason, path = message[: found.start()], found["path"] or "body"
-        key = _wrong_key(given, kind, found["field"])
-        place = f"'{path}'" if key is None else f"the key '{key[:64]}' of '{found['field']}'"
-        return InvalidRequest(f"Invalid value for {place}: {reason}.", param=found["field"] or None)
-    if found := REQUIRED.search(message):
-        name = found["name"]
+        return InvalidRequest(message, param=param, code="unsupported_parameter")
+    if fault.path is not None:
+        field = first_step(fault.path)
+        key = _wrong_key(given, kind, field)
+        place = f"'{fault.path or 'body'}'" if key is None else f"the key '{key[:64]}' of '{field}'"
+        return InvalidRequest(f"Invalid value for {place}: {fault.reason}.", param=field or None)
+    if (name := fault.missing) is not None:
         hint = " GET /v1/models lists those of your key." if name == "model" else ""
         return InvalidRequest(f"Missing required parameter: '{name}'.{hint}", param=name)
-    return InvalidRequest(f"{message}.")
+    return InvalidRequest(f"{fault.reason}.")
 
 
 def _wrong_key(given: Any, kind: Any, field: str) -> str | None:
@@ -138,13 +122,6 @@ def _wrong_key(given: Any, kind: Any, field: str) -> str | None:
     if not isinstance(entries, dict) or len(entries) > MAX_SEARCHED:  # pyright: ignore
         return None
     mapping, entries = _fields_of(kind).get(field), cast(dict[str, Any], entries)
-    if not _maps(mapping):
+    if not any(isinstance(each, inspect.DictType) for each in members(mapping)):
         return None
     return next((key for key in entries if not _fits({key: entries[key]}, mapping)), None)
-
-
-def _maps(kind: Any) -> bool:
-    """Returns whether a value of this type may be a mapping."""
-    if get_origin(kind) in (Annotated, Union, UnionType):
-        return any(map(_maps, get_args(kind)))
-    return get_origin(kind) is dict

@@ -8,7 +8,7 @@ from litestar import Request, Response
 from litestar.exceptions import NotFoundException
 
 from gateway.exceptions import of_worker
-from web.error_answers import ErrorAnswer
+from web import error_answers
 from web.meant_path import find_meant_path
 
 MAX_SHOWN = 100
@@ -19,13 +19,7 @@ def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[d
     """Returns the response to an error of a handler or the router."""
     if isinstance(error, NotFoundException):
         error = NotFoundException(_no_route(request))
-    answer = ErrorAnswer(of_worker(error), request.scope)
-    return Response(
-        answer.body,
-        status_code=answer.status,
-        headers=answer.headers,
-        media_type="application/json",
-    )
+    return error_answers.to_response(request, of_worker(error))
 
 
 def _no_route(request: Request[Any, Any, Any]) -> str:

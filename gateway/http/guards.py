@@ -1,13 +1,12 @@
-"""Guards that each route declares: public, or a tenant's key with a scope."""
+"""Guard of routes that a tenant's key with a scope may call. Other routes are public."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from gateway.catalog.auth import authenticate, authorize, may_be_newer
@@ -15,14 +14,13 @@ from gateway.http.services import Gateway
 from gateway.limits.admission import RequestCharge
 from gateway.limits.tenant_load import MAX_DELAY_S
 from store.errors import ApiError
+from store.records import ApiKey
 from web.body_budget import held_body
 from web.client_address import check_address
 from web.error_answers import CLOSES
 from web.errors import Overloaded, Unauthenticated
+from web.guards import Guard, HttpConnection
 from web.headers import ON_ANSWER, announced_bytes, find_header
-
-Connection = ASGIConnection[Any, Any, Any, Any]
-Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]
 
 INFERENCE = "inference"
 CHARGE = "request_charge"
@@ -30,8 +28,13 @@ CHARGE = "request_charge"
 UNCONFIRMED = "This API key is not known yet, and the gateway cannot reach its database to look."
 
 
-async def public(_connection: Connection, _handler: BaseRouteHandler) -> None:
-    """Allows requests without a key."""
+def find_key(gateway: Gateway, scope: Any, authorization: str | None) -> ApiKey:
+    """Returns the valid key of an Authorization header. Raises Unauthenticated, or Forbidden if the
+    key may not be used from the client's address."""
+    view, now = gateway.catalog.current, gateway.clock.moment
+    key = authenticate(view, gateway.config.pepper, authorization, now)
+    check_address(key, scope)
+    return key
 
 
 def _authorization(scope: Any) -> str | None:
@@ -47,17 +50,16 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
     and the tenant's limits, and stores the Principal as `request.user`. `on_worker`: whether a
     worker runs the request, so that it also counts as a concurrent request."""
 
-    async def guard(connection: Connection, _handler: BaseRouteHandler) -> None:
+    async def guard(connection: HttpConnection, _handler: BaseRouteHandler) -> None:
         gateway: Gateway = connection.app.state["gateway"]
         view = gateway.catalog.current
         header = _authorization(connection.scope)
         try:
-            key = authenticate(view, gateway.config.pepper, header, gateway.clock.moment)
+            key = find_key(gateway, connection.scope, header)
         except Unauthenticated as error:
             if gateway.catalog.unconfirmed_s == 0 or not may_be_newer(view, header):
                 raise
             raise Overloaded(UNCONFIRMED, code="key_unconfirmed") from error
-        check_address(key, connection.scope)
         principal = connection.scope["user"] = authorize(view, key, scope)
         gateway.key_uses.note(key.id)
         body = held_body(connection.scope)

@@ -11,13 +11,9 @@ from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
 from gateway.exceptions import error_type, forget_frames, of_worker
 from gateway.http.cross_origin import CrossOrigin, Headers
-from gateway.http.request import (
-    GatewayRequest,
-    decoder_of,
-    end_charge,
-    end_trace,
-)
+from gateway.http.request import GatewayRequest, end_charge, end_trace
 from web.body_budget import held_body
+from web.decoding import decoder_of
 from web.error_answers import ErrorAnswer
 from web.headers import STATUS, add_request_headers
 

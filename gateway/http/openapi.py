@@ -23,12 +23,13 @@ from litestar.routes import HTTPRoute
 from gateway.dialects.messages_fields import MessageAnswer, MessagesErrorBody
 from gateway.dialects.responses_fields import ResponseAnswer
 from gateway.http.decoding import MAX_BODY_BYTES
-from gateway.http.guards import INFERENCE, public
+from gateway.http.guards import INFERENCE
 from gateway.http.handlers import HotRoute
 from gateway.http.request import MAX_TIMEOUT_S
+from web.guards import public
+from web.headers import is_of_messages
 from web.messages_errors import OVERLOADED
 from web.openapi import Headers, PlaneOperation, header, plane_document, refused
-from web.paths import is_of_messages
 
 REFUSALS = {
     400: "The request is invalid or not supported; `param` names the field.",

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from litestar import Request
-from litestar.datastructures import State
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from gateway.catalog.auth import Principal
 from gateway.exceptions import InvalidRequest
@@ -20,28 +16,21 @@ from gateway.http.services import Gateway
 from gateway.limits.admission import RequestCharge
 from gateway.tracing import Untraced
 from store.errors import INVALID
-from web.body_budget import Excess, held_body
+from web.decoding import decoder_of
 from web.error_answers import REFUSAL
-from web.errors import Overloaded, Stalled
-from web.headers import STATUS, announced_bytes, elapsed_ms, find_header, number_request
+from web.headers import STATUS, elapsed_ms, find_header
+from web.request import PlaneRequest
 
 T = TypeVar("T")
 
 MAX_TIMEOUT_S = 86_400
 TRACE = "trace"
 """Key in a request's state for its trace."""
-_EXCEEDED = {
-    "tenant": "Too many bytes of this tenant's requests are being read.",
-    "all": "Too many bytes of requests are being read.",
-}
-decoder_of = cache(msgspec.json.Decoder)
-"""Returns the JSON decoder of a type. Creates one decoder for each type."""
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
 
-class GatewayRequest(Request[Principal, Any, State]):
-    """Request with an id and a start time. Ignores a client's x-request-id, because usage is
-    recorded under the request's id."""
+class GatewayRequest(PlaneRequest[Principal]):
+    """Request whose `user` is a tenant with its key, and which has a trace."""
 
     def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(scope, *args, **kwargs)
@@ -49,16 +38,19 @@ class GatewayRequest(Request[Principal, Any, State]):
         self.num_bytes = 0
         """Size of the body in bytes, once it is read."""
         self._whole: bytes | None = None
-        number_request(scope)
         state = scope["state"]
         if TRACE not in state:
             state[TRACE] = self.gateway.config.tracing.begin(scope)
         self.trace: Untraced = state[TRACE]
 
     async def body(self) -> bytes:
-        """Returns the body, and keeps it until it is decoded. Raises the errors of `_read`."""
+        """Returns the body, and keeps it until it is decoded. Raises InvalidRequest if it is empty,
+        and the errors of `stream`."""
         if self._whole is None:
-            self._whole = await self._read()
+            self._whole = b"".join([chunk async for chunk in self.stream(MAX_BODY_BYTES)])
+            if not self._whole:
+                raise InvalidRequest("The body is not valid JSON: Input data was truncated")
+            self.num_bytes = len(self._whole)
         return self._whole
 
     async def json(self) -> Any:
@@ -66,50 +58,14 @@ class GatewayRequest(Request[Principal, Any, State]):
         data: Any = self.route_handler.parsed_data_field
         return await self.decode(decoder_of(data.annotation))
 
-    async def _read(self) -> bytes:
-        """Reads the body. Faster than the framework's method, which indexes all headers. Raises
-        RequestEntityTooLarge, before reading if the announced length is too large. Raises Stalled
-        if the body arrives too slowly, Overloaded if too many bytes of bodies are in memory, and
-        InvalidRequest if the body is empty or the client disconnects."""
-        held = held_body(self.scope)
-        announced = announced_bytes(self.scope)
-        if announced > MAX_BODY_BYTES:
-            raise RequestEntityTooLarge
-        if (excess := held.excess_with(max(0, announced - held.num_read))) is not None:
-            raise _too_many_bytes(excess)
-        body, is_whole = bytearray(), False
-        began = asyncio.get_running_loop().time()
-        while not is_whole:
-            try:
-                async with asyncio.timeout_at(held.latest_end(began, len(body))):
-                    message: Any = await self.receive()
-            except TimeoutError:
-                raise Stalled("The body of the request came too slowly.") from None
-            if message["type"] == "http.disconnect":
-                raise InvalidRequest("The client left before its request was whole.")
-            body += message["body"]
-            if len(body) > MAX_BODY_BYTES:
-                raise RequestEntityTooLarge
-            if (excess := held.excess) is not None:
-                raise _too_many_bytes(excess)
-            is_whole = not message["more_body"]
-        if not body:
-            raise InvalidRequest("The body is not valid JSON: Input data was truncated")
-        self.num_bytes = len(body)
-        return bytes(body)
-
     async def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
         """Returns the body as a struct. Delays large bodies of a tenant that sends many. Raises the
-        errors of `_read` and `decode_request`."""
+        errors of `body` and `decode_request`."""
         body = await self.body()
         if delay_s := self.gateway.body_pace.delay_s(self.user.tenant.id, len(body)):
             await asyncio.sleep(delay_s)
         self._whole = b""
         return decode_request(decoder, body)
-
-    @property
-    def request_id(self) -> str:
-        return self.scope["state"]["request_id"]
 
     @property
     def deadline(self) -> float:
@@ -155,7 +111,3 @@ def end_charge(scope: Any) -> None:
     charge: RequestCharge | None = scope.get("state", {}).get(CHARGE)
     if charge is not None:
         charge.end()
-
-
-def _too_many_bytes(excess: Excess) -> Overloaded:
-    return Overloaded(_EXCEEDED[excess], code="too_many_body_bytes")

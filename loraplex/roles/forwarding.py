@@ -4,26 +4,27 @@ plane."""
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import httpx
-from litestar import Litestar, Request, Response, post
+from litestar import Litestar, Response, post
 from litestar.handlers import BaseRouteHandler
 
 from admin.adapters.load_routes import to_vllm_response
-from admin.http.body import UploadPace, held_chunks, released_chunks
-from admin.http.guards import ADAPTERS_WRITE
+from admin.http.guards import ADAPTERS_WRITE, OPERATOR
 from admin.http.plane import AdminConfig
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
-from gateway.catalog.auth import authenticate
-from gateway.http.guards import Connection
+from gateway.http.guards import find_key
 from gateway.http.services import Gateway
 from loraplex.roles.management import LOAD_PATHS
 from web.body_budget import held_body
-from web.client_address import check_address, client_address
-from web.errors import Forbidden, Overloaded, TooLarge
+from web.client_address import client_address
+from web.errors import Forbidden, Overloaded
+from web.guards import HttpConnection
 from web.headers import find_header
+from web.request import PlaneRequest, UploadPace, check_bytes
 
 CONNECT_S = 5.0
 ANSWER_S = 180.0
@@ -52,7 +53,7 @@ class Forwarding:
         """`config` is the admin plane's configuration, which has the limits of uploads."""
         self._gateway = gateway
         self._max_bytes = config.max_upload_bytes + OVERHEAD_BYTES
-        self._pace = UploadPace(config.upload_idle_s, config.min_upload_rate)
+        self._pace = partial(UploadPace, config.upload_idle_s, config.min_upload_rate)
         self._forms = Forms()
         self._client = httpx.AsyncClient(
             base_url=url,
@@ -68,38 +69,32 @@ class Forwarding:
     def app(self) -> Litestar:
         """Returns an application with the forwarded routes."""
 
-        async def with_key(connection: Connection, _handler: BaseRouteHandler) -> None:
+        async def with_key(connection: HttpConnection, _handler: BaseRouteHandler) -> None:
             self._check_key(connection)
 
         @post(list(LOAD_PATHS), guards=[with_key], status_code=200, request_max_body_size=None)
-        async def forward(request: Request[Any, Any, Any]) -> Response[bytes]:
+        async def forward(request: PlaneRequest[Any]) -> Response[bytes]:
             return await self._forward(request)
 
         return Litestar(
             [forward],
+            request_class=PlaneRequest,
             exception_handlers={Exception: to_vllm_response},
             openapi_config=None,
             logging_config=None,
         )
 
-    def _check_key(self, connection: Connection) -> None:
+    def _check_key(self, connection: HttpConnection) -> None:
         """Stores the key as `user`. Raises Unauthenticated, Forbidden or Overloaded."""
-        scope, gateway = connection.scope, self._gateway
-        key = authenticate(
-            gateway.catalog.current,
-            gateway.config.pepper,
-            find_header(scope, b"authorization"),
-            gateway.clock.moment,
-        )
-        check_address(key, scope)
+        scope = connection.scope
+        key = find_key(self._gateway, scope, find_header(scope, b"authorization"))
         if key.tenant_id is not None and ADAPTERS_WRITE not in key.scopes:
             raise Forbidden(f"This API key lacks the scope {ADAPTERS_WRITE}.")
-        held_body(scope).charge(key.tenant_id or "admin")
+        held_body(scope).charge(key.tenant_id or OPERATOR)
         scope["user"] = key
 
-    async def _forward(self, request: Request[Any, Any, Any]) -> Response[bytes]:
-        announced = int(request.headers.get("content-length") or 0)
-        self._check_size(announced)
+    async def _forward(self, request: PlaneRequest[Any]) -> Response[bytes]:
+        check_bytes(request.num_body_bytes, self._max_bytes)
         with self._forms.taking(request.user.tenant_id):
             try:
                 async with self._client.stream(
@@ -107,7 +102,7 @@ class Forwarding:
                     request.scope["path"],
                     params=request.scope["query_string"],
                     headers=_sent(request),
-                    content=self._body(request),
+                    content=request.stream(self._max_bytes, self._pace()),
                 ) as answer:
                     body = b""
                     async for chunk in answer.aiter_bytes():
@@ -122,21 +117,8 @@ class Forwarding:
             body, status_code=answer.status_code, headers=headers, media_type=media_type
         )
 
-    async def _body(self, request: Request[Any, Any, Any]) -> AsyncGenerator[bytes]:
-        """Yields the request's body in chunks. Raises TooLarge, Stalled or Overloaded."""
-        held, num_bytes = held_body(request.scope), 0
-        chunks = held_chunks(request.stream(), held)
-        async for chunk in released_chunks(chunks, held, self._pace):
-            num_bytes += len(chunk)
-            self._check_size(num_bytes)
-            yield chunk
 
-    def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes:
-            raise TooLarge(f"the body has more than {self._max_bytes} bytes")
-
-
-def _sent(request: Request[Any, Any, Any]) -> Mapping[str, str]:
+def _sent(request: PlaneRequest[Any]) -> Mapping[str, str]:
     headers = {name: request.headers[name] for name in SENT if name in request.headers}
     address = client_address(request.scope)
     return headers if address is None else {**headers, "x-forwarded-for": address}

@@ -11,13 +11,12 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import BaseRouteHandler
 
 from admin.http.problems import to_response
-from gateway.catalog.auth import authenticate
 from gateway.http import error_answers
-from gateway.http.guards import Connection, public
+from gateway.http.guards import find_key
 from gateway.http.services import Gateway
 from loraplex.probe import answer_of
 from loraplex.telemetry import content_type, render_metrics
-from web.client_address import check_address
+from web.guards import HttpConnection, public
 from web.headers import find_header
 
 METRICS = "/metrics"
@@ -85,11 +84,9 @@ def _metrics_for_admins(gateway: Gateway, worker_health: str | None) -> Litestar
     """Returns the metrics application of the public port. It answers 401 without a valid key, and
     404 to a tenant's key."""
 
-    async def admins_only(connection: Connection, _handler: BaseRouteHandler) -> None:
+    async def admins_only(connection: HttpConnection, _handler: BaseRouteHandler) -> None:
         header = find_header(connection.scope, b"authorization")
-        view, now = gateway.catalog.current, gateway.clock.moment
-        key = authenticate(view, gateway.config.pepper, header, now)
-        check_address(key, connection.scope)
+        key = find_key(gateway, connection.scope, header)
         if key.tenant_id is not None:
             raise NotFoundException()
 

@@ -10,11 +10,11 @@ from typing import Any
 from litestar import Litestar, Response, get
 
 from admin.http.problems import to_response
-from gateway.http.guards import public
 from gateway.http.routes.health import get_version, livez
 from store.database import Database
 from store.errors import ApiError
 from store.queries import catalog_generation
+from web.guards import public
 
 FRESH_S = 1.0
 """Seconds for which the database's state is reused, because probes have no rate limit."""

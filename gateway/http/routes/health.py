@@ -5,8 +5,8 @@ from __future__ import annotations
 from litestar import Response, get, head
 from litestar.openapi import ResponseSpec
 
-from gateway.http.guards import public
 from gateway.http.request import GatewayRequest
+from web.guards import public
 from web.openapi import refused
 from web.version import this_version
 

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 from litestar import Litestar, MediaType, Response, get
 
-from gateway.http.guards import public
 from gateway.http.reference import Json, reference
 from gateway.http.reference_page import POLICY, reference_page
 from gateway.http.request import GatewayRequest
 from gateway.http.welcome_page import welcome_page
+from web.guards import public
 from web.version import this_version
 
 PAGE = "reference_page"

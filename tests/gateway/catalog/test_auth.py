@@ -9,9 +9,9 @@ from litestar.routes import HTTPRoute
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
-from gateway.http.guards import public
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import FedSource, Service, snapshot
+from web.guards import public
 
 PUBLIC = {
     "/livez",

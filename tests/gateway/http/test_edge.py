@@ -16,6 +16,7 @@ import pytest
 from loraplex.roles.management import public_app
 from tests.gateway.service import Service
 from tests.serving import serving
+from web.ambiguity import find_ambiguous_path
 from web.anonymous import (
     ADDRESS_BURST,
     ALL_BURST,
@@ -23,7 +24,6 @@ from web.anonymous import (
     MAX_ADDRESSES,
     AnonymousLimit,
 )
-from web.paths import find_ambiguity
 from web.refusals import MAX_SERIES, Refusals
 
 PLAIN = [
@@ -65,12 +65,12 @@ AMBIGUOUS = [
 
 @pytest.mark.parametrize("path", PLAIN)
 def test_a_plain_path(path: str) -> None:
-    assert find_ambiguity(path.encode()) is None
+    assert find_ambiguous_path(path.encode()) is None
 
 
 @pytest.mark.parametrize("path", AMBIGUOUS)
 def test_an_ambiguous_path(path: str) -> None:
-    assert find_ambiguity(path.encode()) is not None
+    assert find_ambiguous_path(path.encode()) is not None
 
 
 async def ask(

@@ -10,11 +10,11 @@ import pytest
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.app import ROUTES
-from gateway.http.guards import public
 from tests.gateway.http.test_bodies import posting
 from tests.gateway.limits.test_quotas import limited
 from tests.gateway.live import Live, Served, eventually
 from tests.stub_worker import Reply
+from web.guards import public
 from workers.wire.protocol import ErrorCode
 
 REQUESTS = 9

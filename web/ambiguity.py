@@ -1,16 +1,15 @@
-"""Rejects ambiguous paths, so that a proxy's path filters and this server read every path alike."""
+"""Rejects requests whose path or headers a proxy may read differently than this server, so that a
+proxy's checks cannot be bypassed."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
 MODELS = b"/v1/models/"
 """Below this path, a slash in a model's name may be percent-encoded, because the official clients
 encode it."""
-
-MESSAGES = "/v1/messages"
-"""Anthropic's route. Other routes of Anthropic's API are below it."""
 
 _PLAIN = re.compile(rb"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z")
 """Matches paths whose segments have the form of RFC 3986, without percent-encoding and without
@@ -20,14 +19,18 @@ _NEEDLESS = re.compile(rb"%(?:[46][1-9A-Fa-f]|[57][0-9Aa]|3[0-9]|2[DdEe]|5[Ff]|7
 """Matches the percent-encoding of a letter, a digit, or one of `-._~`, none of which needs it."""
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
+AT_MOST_ONCE = frozenset(
+    (
+        *(b"host", b"authorization", b"x-api-key"),
+        *(b"content-type", b"idempotency-key", b"x-request-timeout"),
+    )
+)
+"""Headers that may occur only once."""
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+"""Syntax of https://www.rfc-editor.org/rfc/rfc9110#name-host-and-authority"""
 
-def is_of_messages(path: str) -> bool:
-    """Returns whether a path belongs to Anthropic's Messages API, whose answers have Anthropic's
-    format."""
-    return path == MESSAGES or path.startswith(MESSAGES + "/")
 
-
-def find_ambiguity(raw_path: bytes) -> str | None:
+def find_ambiguous_path(raw_path: bytes) -> str | None:
     """Returns why a filter may read the path differently than this server. Returns None if it
     cannot.
 
@@ -57,4 +60,29 @@ def _find_in_decoded(path: bytes) -> str | None:
         path.decode()
     except UnicodeDecodeError:
         return "it is not UTF-8"
+    return None
+
+
+def find_ambiguous_header(headers: Iterable[tuple[bytes, bytes]], version: str) -> str | None:
+    """Returns why a proxy may read the headers differently than this server. Returns None if it
+    cannot.
+
+    `headers` have names in lower case. `version` is the HTTP version.
+    """
+    seen: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in AT_MOST_ONCE:
+            if name in seen:
+                return f"there is more than one '{name.decode()}'"
+            seen[name] = value
+    host = seen.get(b"host")
+    if host is None and version != "1.0":
+        return "there is no 'host'"
+    if host is not None and not _HOST.fullmatch(host):
+        return "'host' is not a name or address with a port"
+    key, authorization = seen.get(b"x-api-key"), seen.get(b"authorization")
+    if key is not None and authorization is not None:
+        scheme, _, text = authorization.partition(b" ")
+        if scheme.lower() != b"bearer" or text.strip() != key.strip():
+            return "'x-api-key' and 'authorization' differ"
     return None

@@ -1,0 +1,112 @@
+"""Request to a plane, whose body is read within limits of its size, its time and its memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
+
+from litestar import Request
+from litestar.datastructures import State
+
+from web.body_budget import Excess, held_body
+from web.errors import Overloaded, Stalled, TooLarge
+from web.headers import announced_bytes, number_request
+
+U = TypeVar("U")
+
+_EXCEEDED = {
+    "tenant": "Too many bytes of this tenant's requests are being read.",
+    "all": "Too many bytes of requests are being read.",
+}
+
+
+class UploadPace:
+    """Time that a client may take to send a body of any length. Time that the server takes between
+    two chunks does not count."""
+
+    def __init__(self, idle_s: float, min_rate: int) -> None:
+        """The client must send `min_rate` bytes per second, averaged over `idle_s` seconds of
+        waiting for it."""
+        self._idle_s = idle_s
+        self._min_bytes = round(min_rate * idle_s)
+        self._waited_s, self._num_bytes = 0.0, 0
+
+    def latest_end(self, now: float) -> float:
+        """Returns the time by which the next chunk must arrive."""
+        return now + self._idle_s - self._waited_s
+
+    def add(self, waited_s: float, num_bytes: int) -> None:
+        """Counts a chunk for which the server waited so many seconds."""
+        self._waited_s += waited_s
+        self._num_bytes += num_bytes
+        if self._num_bytes >= self._min_bytes:
+            self._waited_s, self._num_bytes = 0.0, 0
+
+
+class PlaneRequest(Request[U, Any, State]):
+    """Request with an id and a start time. The id is always the server's own and never taken from
+    the client, because usage and changes are recorded under it."""
+
+    def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(scope, *args, **kwargs)
+        number_request(scope)
+
+    @property
+    def request_id(self) -> str:
+        return self.scope["state"]["request_id"]
+
+    @property
+    def num_body_bytes(self) -> int:
+        """Content-Length of the request, or 0 if the header is missing."""
+        return announced_bytes(self.scope)
+
+    async def stream(
+        self, max_bytes: int | None = None, pace: UploadPace | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Yields the body in chunks as it arrives.
+
+        The bytes count as held in memory until the request is answered, and the body has the time
+        of `HeldBody.latest_end`. With a `pace`, a chunk's bytes count until the next chunk is
+        requested. The route's limit of the size applies if `max_bytes` is None. Raises TooLarge,
+        Overloaded, or Stalled if the client is too slow or disconnects.
+        """
+        loop, held = asyncio.get_running_loop(), held_body(self.scope)
+        if max_bytes is None:
+            max_bytes = self.route_handler.resolve_request_max_body_size()
+        check_bytes(self.num_body_bytes, max_bytes)
+        if pace is None:
+            _check_memory(held.excess_with(max(0, self.num_body_bytes - held.num_read)))
+        started_at, num_bytes, is_whole = loop.time(), 0, False
+        while not is_whole:
+            began = loop.time()
+            latest = held.latest_end(started_at, num_bytes) if not pace else pace.latest_end(began)
+            try:
+                async with asyncio.timeout_at(latest):
+                    message: Any = await self.receive()
+            except TimeoutError:
+                raise Stalled("The body of the request came too slowly.") from None
+            if message["type"] == "http.disconnect":
+                raise Stalled("The client left before its request was whole.")
+            chunk, is_whole = message["body"], not message.get("more_body")
+            waited_s = loop.time() - began
+            num_bytes += len(chunk)
+            check_bytes(num_bytes, max_bytes)
+            _check_memory(held.excess)
+            if chunk:
+                yield chunk
+            if pace is not None:
+                pace.add(waited_s, len(chunk))
+                held.release(min(len(chunk), held.num_bytes))
+
+
+def check_bytes(num_bytes: int, max_bytes: int | None) -> None:
+    """Raises TooLarge if a body with this many bytes exceeds the limit."""
+    if max_bytes is not None and num_bytes > max_bytes:
+        raise TooLarge(f"The body has more than {max_bytes} bytes.")
+
+
+def _check_memory(excess: Excess | None) -> None:
+    """Raises Overloaded if a limit of the memory of bodies is exceeded."""
+    if excess is not None:
+        raise Overloaded(_EXCEEDED[excess], code="too_many_body_bytes")
