@@ -21,13 +21,13 @@ AWAY_S = 1.0
 """Seconds between repeated calls while the server is unavailable."""
 ADVICE = {
     "tenant_missing": "give --tenant NAME, one of `loraplex tenant list`",
-    "tenant_not_found": "`loraplex tenant list` shows those there are",
-    "adapter_not_found": "`loraplex adapter list` shows those there are",
-    "version_not_found": "`loraplex adapter show NAME` shows those there are",
-    "alias_not_found": "`loraplex adapter show NAME` shows those there are",
-    "model_not_found": "`loraplex model list` shows those there are",
-    "worker_not_found": "`loraplex workers list` shows those there are",
-    "key_not_found": "`loraplex key list --tenant NAME` shows those there are",
+    "tenant_not_found": "see `loraplex tenant list`",
+    "adapter_not_found": "see `loraplex adapter list`",
+    "version_not_found": "see `loraplex adapter show NAME`",
+    "alias_not_found": "see `loraplex adapter show NAME`",
+    "model_not_found": "see `loraplex model list`",
+    "worker_not_found": "see `loraplex workers list`",
+    "key_not_found": "see `loraplex key list --tenant NAME`",
 }
 """Advice for the user about a refusal, by the refusal's code."""
 
@@ -167,9 +167,9 @@ class Api:
         headers or routes or lacks advice. Returns no field otherwise."""
         key, message, code = self._key_source, str(error.get("message")), error.get("code")
         if status == 401:
-            return {"message": f"{self.url} does not know the key of {key}, or it has ended"}
+            return {"message": f"{self.url} does not know the key of {key}, or it has expired"}
         if status == 403:
-            return {"message": f"{message.rstrip('.')}: {key} must be a key that may do this"}
+            return {"message": f"{message.rstrip('.')}: use a key that may do this in {key}"}
         if code == "route_not_found":
             return {"message": f"{self.url} has no admin plane: set LORAPLEX_URL to where it is"}
         advice = ADVICE.get(str(code))

@@ -319,17 +319,18 @@ def load_settings(
 ) -> Settings:
     """Loads the settings. A flag that is None was not given. Raises BadSettings."""
     values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    layers = [
-        (_from_file(file), str(file)),
-        (_from_environment(environ), "the environment"),
-        ({name: value for name, value in flags.items() if value not in (None, ())}, "the flags"),
-    ]
-    for layer, source in layers:
+    places: dict[str, str] = {}
+    layers = (
+        (_from_file(file), lambda name: f"{file}: {name}"),
+        (_from_environment(environ), lambda name: PREFIX + name.upper()),
+        ({name: value for name, value in flags.items() if value not in (None, ())}, _flag),
+    )
+    for layer, place_of in layers:
         for name, value in _renamed(layer).items():
             if name not in Settings.__struct_fields__:
-                raise _no_setting(source, name, Settings.__struct_fields__)
-            values[name], sources[name] = _read(name, value, source), source
+                raise _no_setting(str(file), name, Settings.__struct_fields__)
+            places[name] = place_of(name)
+            values[name] = _read(name, value, places[name])
     try:
         return msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
@@ -338,7 +339,7 @@ def load_settings(
         reason = fault.reason.replace("`", "").replace("Expected", "expected", 1)
         for kind, words in KINDS.items():
             reason = re.sub(rf"\b{kind}\b", words, reason)
-        raise BadSettings(f"{sources.get(name, 'settings')}: {name}: {reason}") from error
+        raise BadSettings(f"{places.get(name, name)}: {reason}") from error
 
 
 def nested(kind: Any) -> Iterator[Any]:
@@ -404,7 +405,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found = {name: given[variable] for variable, name in variables.items() if variable in given}
     if "://" in found.get("port", ""):
         raise BadSettings(
-            f"the environment: LORAPLEX_PORT={found['port']} comes from Kubernetes, for a service"
+            f"LORAPLEX_PORT={found['port']} comes from Kubernetes, for a service"
             " named loraplex: set `enableServiceLinks: false` in the pod's spec"
         )
     for variable, name in files.items():
@@ -423,15 +424,20 @@ def _no_setting(source: str, name: str, known: Iterable[str]) -> BadSettings:
     return BadSettings(f"{source}: there is no setting {name!r}{hint}")
 
 
-def _read(name: str, value: Any, source: str) -> Any:
-    """Converts a value from the form in which users write it to the type of the struct's field."""
+def _flag(name: str) -> str:
+    return "--model" if name == "models" else f"--{name.replace('_', '-')}"
+
+
+def _read(name: str, value: Any, place: str) -> Any:
+    """Converts a value from the form in which users write it to the type of the struct's field.
+    Raises BadSettings, which names the place."""
     try:
         if isinstance(value, str) and name in TEXTS:
             return TEXTS[name](value)
         if name in LISTS and not isinstance(value, Mapping):
             return LISTS[name](_listed(value))
     except ValueError as error:
-        raise BadSettings(f"{source}: {name}: {error}") from error
+        raise BadSettings(f"{place}: {error}") from error
     return value
 
 

@@ -39,6 +39,7 @@ class Kind(Enum):
     NUMBER = "number"
     SIZE = "size"
     """Number of bytes."""
+    DOLLARS = "dollars"
     AGE = "age"
     """Time in RFC 3339 form, which is shown as an age. Values of DAY and HOUR have the same
     form."""
@@ -52,6 +53,10 @@ LEAST = {Kind.NAME: 16, Kind.ID: 12, Kind.TEXT: 16, Kind.PROSE: 20}
 
 class Size(int):
     """Number of bytes, in a column that also contains numbers that are not bytes."""
+
+
+class Dollars(str):
+    """Amount of money, in a column that also contains other numbers."""
 
 
 class Column(NamedTuple):
@@ -142,6 +147,8 @@ def human(value: Any, kind: Kind, now: datetime) -> str:
         return datetime.fromisoformat(value).astimezone(UTC).strftime(digits)
     if kind is Kind.SIZE or isinstance(value, Size):
         return size(int(value))
+    if kind is Kind.DOLLARS or isinstance(value, Dollars):
+        return f"${value}"
     return exact(value)
 
 
@@ -155,13 +162,19 @@ def exact(value: Any) -> str:
             # Never in scientific notation.
             return f"{value:.0f}" if abs(value) >= 1e5 else f"{Decimal(f'{value:.5g}'):f}"
         case dict():
-            told = {key: exact(item) for key, item in value.items()}
+            told = {key: _enclosed(item) for key, item in value.items()}
             return ", ".join(f"{key}={item}" for key, item in told.items() if item)
         case list():
             gap = "; " if any(isinstance(item, dict) for item in value) else ", "
             return gap.join(exact(item) for item in value)
         case _:
             return str(value)
+
+
+def _enclosed(value: Any) -> str:
+    """Formats a value inside another one, with parentheses around several."""
+    text = exact(value)
+    return f"({text})" if text and isinstance(value, dict | list) and len(value) > 1 else text
 
 
 def size(num_bytes: int) -> str:
@@ -254,6 +267,6 @@ def _line(laid: Sequence[_Laid], cells: Sequence[str], widths: Sequence[int]) ->
     parts: list[str] = []
     for each, cell, room in zip(laid, cells, widths, strict=True):
         padding = " " * (room - cell_len(cell))
-        is_number = each.column.kind in (Kind.NUMBER, Kind.SIZE)
+        is_number = each.column.kind in (Kind.NUMBER, Kind.SIZE, Kind.DOLLARS)
         parts.append(padding + cell if is_number else cell + padding)
     return (" " * GAP).join(parts).rstrip()

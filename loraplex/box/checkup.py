@@ -67,8 +67,8 @@ def checkup(settings: Settings) -> Iterator[Finding]:
             yield Finding(name, "failed", str(error) or type(error).__name__)
         except Exception as error:
             # The server that answers may not be loraplex, so its answer may have any form.
-            found = f"not to be checked: {type(error).__name__}: {error}"
-            yield Finding(name, "failed", found, "see whether the settings name a loraplex")
+            found = f"the check failed: {error}"
+            yield Finding(name, "failed", found, "check that the settings name a loraplex server")
 
 
 Findings = Iterator[tuple[State, str, str]]
@@ -107,9 +107,13 @@ def _machine(settings: Settings) -> Findings:
     else:
         yield "ok", text, ""
     if settings.device == "cuda" and not Path("/dev/nvidiactl").exists():
-        yield "failed", "device is cuda, and there is no NVIDIA driver", "install it, or set device"
+        yield (
+            "failed",
+            "device is cuda, and there is no NVIDIA driver",
+            "install it, or set device to cpu",
+        )
     if os.geteuid() == 0:
-        yield "warning", "this runs as root", "start it as an account of its own"
+        yield "warning", "this runs as root", "start it under an account of its own"
 
 
 def _descriptors(_: Settings) -> Findings:
@@ -118,7 +122,11 @@ def _descriptors(_: Settings) -> Findings:
         advice = f"raise it to 65536 (ulimit -Hn, LimitNOFILE): {MIN_DESCRIPTORS} at least"
         yield "warning", f"{hard} open files at most", advice
     else:
-        yield "ok", "no limit" if hard == resource.RLIM_INFINITY else f"{hard} open files", ""
+        yield (
+            "ok",
+            "no limit" if hard == resource.RLIM_INFINITY else f"{hard} open files at most",
+            "",
+        )
 
 
 def _compiler(settings: Settings) -> Findings:
@@ -162,11 +170,11 @@ def _self_check(variant: str, replacement: str) -> tuple[State, str, str]:
 def _data_directory(settings: Settings) -> Findings:
     home = settings.home
     if not home.exists():
-        yield "ok", f"{home} will be made", ""
+        yield "ok", f"{home} will be created", ""
         return
     check_owner(home)
     if not os.access(home, os.W_OK | os.X_OK):
-        yield "failed", f"{home} cannot be written", "give its owner the rights, or a data_dir"
+        yield "failed", f"{home} cannot be written", "make it writable, or set another data_dir"
     elif may_be_replaced(home):
         yield "warning", f"other accounts may write to {home}", f"chmod 700 {home}"
     else:
@@ -205,7 +213,7 @@ def _store(settings: Settings) -> Findings:
     if os.access(place, os.W_OK | os.X_OK):
         yield "ok", location, ""
     else:
-        yield "failed", f"{place} cannot be written", "give its owner the rights, or a store"
+        yield "failed", f"{place} cannot be written", "make it writable, or set another store"
 
 
 def _database(settings: Settings) -> Findings:
@@ -213,7 +221,7 @@ def _database(settings: Settings) -> Findings:
     if dsn is None:
         embedded = EmbeddedPostgres(settings.home, user=settings.pg_user)
         if not (embedded.home / "password").exists():
-            yield "ok", f"embedded, will be made; programs in {find_binaries()}", ""
+            yield "ok", f"embedded, will be created; programs in {find_binaries()}", ""
             return
         if not any(embedded.socket_dir.glob(".s.PGSQL.*")):
             yield "skipped", f"embedded in {embedded.home}, not running", ""
@@ -267,7 +275,7 @@ def _certificates(settings: Settings) -> Findings:
         except ValueError as error:
             yield "failed", f"{name}: {error}", "give a PEM file"
             continue
-        text = f"{name} ends in {days:.0f} days" if days > 0 else f"{name} has ended"
+        text = f"{name} expires in {days:.0f} days" if days > 0 else f"{name} has expired"
         if days <= 0:
             yield "failed", text, "renew it"
         else:
@@ -293,7 +301,7 @@ def _ports(settings: Settings) -> Findings:
                 if not any(answer.status_code == 200 for answer in answers):
                     yield "failed", f"{host}:{port}: {error.strerror}", "give another port"
                     continue
-                yield "ok", f"{host}:{port} is served", ""
+                yield "ok", f"a loraplex server listens on {host}:{port}", ""
             else:
                 yield "ok", f"{host}:{port} is free", ""
 

@@ -36,7 +36,7 @@ VERSIONS = (
     Column("detail", "detail", Kind.PROSE),
     Column("served", "serves"),
     Column("on", "on", Kind.PROSE),
-    Column("model", "model"),
+    Column("model", "model", Kind.NAME),
     Column("max_rank", "rank", Kind.NUMBER),
     Column("file_bytes", "size", Kind.SIZE),
     Column("created_at", "created", Kind.AGE),

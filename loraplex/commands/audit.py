@@ -21,7 +21,7 @@ COLUMNS = (
     Column("object", "object", Kind.ID),
     Column("key_id", "key", Kind.ID),
     Column("tenant_id", "tenant", Kind.ID),
-    Column("details", "details"),
+    Column("details", "details", Kind.PROSE),
     Column("address", "address"),
 )
 ANCHOR = re.compile(r"(\d{1,18}):([0-9a-f]{64})", re.ASCII)

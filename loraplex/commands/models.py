@@ -26,10 +26,10 @@ MODELS = (
     Column("name", "name", Kind.NAME),
     Column("state", "state", Kind.WORD),
     Column("residency", "kept", Kind.WORD),
-    Column("max_model_len", "length", Kind.NUMBER),
+    Column("max_model_len", "max tokens", Kind.NUMBER),
     Column("model_type", "type"),
     Column("created_at", "created", Kind.AGE),
-    Column("source", "source"),
+    Column("source", "source", Kind.NAME),
     Column("digest", "digest", Kind.ID),
 )
 STATES = (
@@ -41,7 +41,7 @@ STATES = (
     Column("error", "error"),
     Column("idle_since", "idle", Kind.AGE),
     Column("num_swaps", "swaps", Kind.NUMBER),
-    Column("load_s", "seconds", Kind.NUMBER),
+    Column("load_s", "load (s)", Kind.NUMBER),
 )
 MEANINGS = {
     "auto": "loaded when a request needs it",

@@ -86,7 +86,7 @@ def _summary(overview: Row, title: str) -> Text:
         title,
         f"workers: {workers or 'none'}  gateways: {overview['num_gateways']}"
         f"  tenants: {overview['num_tenants']}  adapters: {overview['num_adapters']}",
-        f"requests: {overview['requests_in_flight']} under way,"
+        f"requests: {overview['requests_in_flight']} in flight,"
         f" {_rate(overview['requests_per_s'])}/s"
         f"   tokens/s: {_rate(overview['prompt_tokens_per_s'])} in,"
         f" {_rate(overview['completion_tokens_per_s'])} out",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from loraplex.commands.command import Group
@@ -11,11 +13,17 @@ from loraplex.tables import Column, Kind
 
 COLUMNS = (
     Column("model", "model", Kind.NAME),
-    Column("input", "input $/M", Kind.NUMBER),
-    Column("output", "output $/M", Kind.NUMBER),
-    Column("cached_input", "cached $/M", Kind.NUMBER),
+    Column("input", "input", Kind.DOLLARS),
+    Column("output", "output", Kind.DOLLARS),
+    Column("cached_input", "cached", Kind.DOLLARS),
     Column("updated_at", "changed", Kind.AGE),
 )
+
+
+def _check_dollars(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        raise click.BadParameter(f"{text!r} is not an amount of dollars such as 0.20")
+    return text
 
 
 def dollars_options(command: F) -> F:
@@ -27,8 +35,13 @@ def dollars_options(command: F) -> F:
     ):
         is_required = name != "cached-input"
         text = f"Price per million {tokens} tokens{'' if is_required else ' (default: --input)'}."
-        option = click.option(f"--{name}", required=is_required, metavar="DOLLARS", help=text)
-        command = option(command)
+        command = click.option(
+            f"--{name}",
+            required=is_required,
+            metavar="DOLLARS",
+            callback=_check_dollars,
+            help=text,
+        )(command)
     return command
 
 

@@ -12,7 +12,7 @@ from loraplex.commands.command import Group
 from loraplex.commands.options import F, api, route
 from loraplex.output import is_json, show_done, show_list, show_one, tell
 from loraplex.settings import parse_size
-from loraplex.tables import Column, Kind, Row, Size
+from loraplex.tables import Column, Dollars, Kind, Row, Size
 
 COLUMNS = (
     Column("name", "limit", Kind.NAME),
@@ -149,8 +149,9 @@ def _value(name: str, text: str) -> int | str | None:
 
 
 def _row(name: str, use: dict[str, Any]) -> Row:
-    if LIMITS[name][0] == "BYTES":
-        use = use | {part: Size(use[part]) for part in ("limit", "used", "held", "left")}
+    kind = {"BYTES": Size, "DOLLARS": Dollars}.get(LIMITS[name][0])
+    if kind is not None:
+        use = use | {part: kind(use[part]) for part in ("limit", "used", "held", "left")}
     return {"name": name} | use
 
 

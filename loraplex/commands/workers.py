@@ -11,7 +11,8 @@ from loraplex.commands.command import Group
 from loraplex.commands.options import api, route
 from loraplex.errors import Refused
 from loraplex.output import is_json, show_done, show_list, show_one
-from loraplex.tables import Column, Kind
+from loraplex.settings import SIZES
+from loraplex.tables import Column, Kind, Row, Size
 
 COLUMNS = (
     Column("id", "id", Kind.NAME),
@@ -78,18 +79,26 @@ def show_worker(worker: str) -> None:
     if is_json():
         show_one(found)
         return
-    show_one({field: found[field] for field in SUMMARY}, KINDS)
+    summary = {field: found[field] for field in SUMMARY}
+    summary["extents"] += "\n(w weights, k KV pages, a adapters, . free)"
+    show_one(summary, KINDS)
     adapters = [adapter for held in found["adapters"].values() for adapter in held]
-    settings = [
-        {"setting": name, "value": value} for name, value in sorted(found["settings"].items())
-    ]
+    tenants = [row | {"tenant": row["tenant"] or "(none)"} for row in found["tenants"]]
+    settings = [_setting(*item) for item in sorted(found["settings"].items())]
     for rows, columns in (
         *((found["models"], MODELS), (adapters, ADAPTERS)),
-        *((found["tenants"], TENANTS), (settings, SETTINGS)),
+        *((tenants, TENANTS), (settings, SETTINGS)),
     ):
         if rows:
             click.echo()
             show_list(rows, columns)
+
+
+def _setting(name: str, value: str) -> Row:
+    """Returns the row of a setting, which a worker reports as text."""
+    is_size = name in SIZES or name.startswith("adapter_memory_")
+    shown = Size(value) if is_size and value.isdecimal() else value
+    return {"setting": name, "value": "not set" if value in ("", "None") else shown}
 
 
 @workers_group.command("drain", example="worker-0 --wait")

@@ -16,7 +16,7 @@ def warnings_of(
     """Returns one line for each risk, which names the setting that removes it."""
     found: list[str] = []
     if os.geteuid() == 0:
-        found.append("it runs as root: start it as an account of its own, which owns data_dir")
+        found.append("it runs as root: start it under an account of its own, which owns data_dir")
     if may_be_replaced(settings.home):
         found.append(f"data_dir: other accounts may write to {settings.home}: chmod 700 it")
     if not is_loopback(listener):

@@ -72,7 +72,7 @@ async def test_tenants_and_keys(plane: Plane):
     assert f"Delete tenant acme ({listed[0]['id']}) with its keys and adapters? [y/N]" in question
     await run(plane, "tenant", "delete", "acme", "--yes")
     gone = await run(plane, "tenant", "show", "acme", code=1)
-    assert "no tenant 'acme'; `loraplex tenant list` shows those there are" in gone
+    assert "no tenant 'acme'; see `loraplex tenant list`" in gone
 
 
 async def test_a_key_ends_after_a_span(plane: Plane):
@@ -572,8 +572,8 @@ def test_what_is_not_utf_8_is_told_so(tmp_path: Path):
     ("environment", "words"),
     [
         ({"LORAPLEX_URL": "http://[::1"}, "LORAPLEX_URL: Invalid port"),
-        ({"LORAPLEX_KEY": "lpx_é"}, "LORAPLEX_KEY: only printable ASCII"),
-        ({"LORAPLEX_KEY": "lpx_a\n"}, "LORAPLEX_KEY: only printable ASCII"),
+        ({"LORAPLEX_KEY": "lpx_é"}, "LORAPLEX_KEY: an API key has only printable ASCII"),
+        ({"LORAPLEX_KEY": "lpx_a\n"}, "LORAPLEX_KEY: an API key has only printable ASCII"),
         ({"LORAPLEX_DATA_DIR": "."}, "serve.json: Input data was truncated"),
     ],
 )

@@ -97,7 +97,7 @@ def test_what_fails_is_told_with_what_to_do(tmp_path: Path) -> None:
         assert (check, "failed") in found, (check, found)
     assert "CXX=/nowhere/g++" in found["compiler", "failed"]["found"]
     assert "ops to reference" in found["compiler", "failed"]["advice"]
-    assert "transport_authority has ended" in found["certificates", "failed"]["found"]
+    assert "transport_authority has expired" in found["certificates", "failed"]["found"]
     assert found["certificates", "failed"]["advice"] == "renew it"
     assert str(port) in found["ports", "failed"]["found"]
     assert ("versions", "ok") in found
@@ -165,7 +165,7 @@ def of_server(folder: Path, handler: type[Troubled]) -> tuple[str, list[tuple[st
 
 def test_what_is_no_loraplex_is_found_too(tmp_path: Path) -> None:
     _, found = of_server(tmp_path, Stranger)
-    assert found[-1][0] == "failed" and found[-1][1].startswith("not to be checked")
+    assert found[-1][0] == "failed" and found[-1][1].startswith("the check failed")
 
 
 def test_a_server_in_trouble(tmp_path: Path) -> None:
