@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.layers.rope_spec import RopeSpec
 from workers.models.rope_config import read_ropes
-from workers.models.spec import ModelSpec, common_fields, layer_specs, positive, require
+from workers.models.spec import LayerSpec, ModelSpec, common_fields, layer_specs, require
 
 DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
@@ -33,10 +34,9 @@ def read_gemma(config: dict[str, Any]) -> ModelSpec:
     require(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
     if config.get("hidden_act") != "gelu":
         require(config, "hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
-    pattern = ["full_attention"] * positive(config, "num_hidden_layers")
     return ModelSpec(
         **common_fields(config),
-        layers=layer_specs(config, read_ropes(config, 10_000.0), pattern, None),
+        layers=layer_specs(config, read_ropes(config, 10_000.0)),
         activation="gelu_tanh",
         embed_scale=config["hidden_size"] ** 0.5,
         norm_offset=1.0,
@@ -49,9 +49,7 @@ def read_gemma2(config: dict[str, Any]) -> ModelSpec:
     config = DEFAULTS | softcaps | config
     return ModelSpec(
         **_fields(config),
-        layers=layer_specs(
-            config, read_ropes(config, 10_000.0), _pattern(config, 2), config["sliding_window"]
-        ),
+        layers=_layers(config, read_ropes(config, 10_000.0), 2),
         attention_softcap=config["attn_logit_softcapping"],
     )
 
@@ -64,7 +62,7 @@ def read_gemma3_text(config: dict[str, Any]) -> ModelSpec:
     ropes = read_ropes(config, 1_000_000.0, local_theta=10_000.0)
     return ModelSpec(
         **_fields(config),
-        layers=layer_specs(config, ropes, _pattern(config, period), config["sliding_window"]),
+        layers=_layers(config, ropes, period),
         qk_norm=True,
     )
 
@@ -81,8 +79,9 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pattern(config: dict[str, Any], period: int) -> list[str]:
-    return [
-        "sliding_attention" if (layer + 1) % period else "full_attention"
-        for layer in range(positive(config, "num_hidden_layers"))
-    ]
+def _layers(
+    config: dict[str, Any], ropes: dict[str, RopeSpec], period: int
+) -> tuple[LayerSpec, ...]:
+    """Returns the layers. The last of each `period` layers has full attention."""
+    window = config["sliding_window"]
+    return layer_specs(config, ropes, window, lambda layer: (layer + 1) % period > 0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from workers.models.rope_config import partial_rotary, read_ropes, rotated
-from workers.models.spec import ModelSpec, common_fields, layer_specs, positive, require
+from workers.models.spec import ModelSpec, common_fields, layer_specs, require
 
 
 def read_glm(config: dict[str, Any]) -> ModelSpec:
@@ -15,10 +15,9 @@ def read_glm(config: dict[str, Any]) -> ModelSpec:
     fields = common_fields({"head_dim": 128, **config}, *own)
     head_dim = fields["head_dim"]
     ropes = rotated(read_ropes(config, 10_000.0), partial_rotary(config, head_dim, 0.5), head_dim)
-    pattern = ["full_attention"] * positive(config, "num_hidden_layers")
     return ModelSpec(
         **fields,
-        layers=layer_specs(config, ropes, pattern, None),
+        layers=layer_specs(config, ropes),
         qkv_bias=bool(config.get("attention_bias", True)),
         post_norms=config["model_type"] == "glm4",
     )

@@ -19,8 +19,7 @@ from workers.models.spec import (
 
 def read_llama(config: dict[str, Any]) -> ModelSpec:
     require(config, "hidden_act", "silu", "silu")
-    pattern = ["full_attention"] * positive(config, "num_hidden_layers")
-    layers = layer_specs(config, read_ropes(config, 10_000.0), pattern, None)
+    layers = layer_specs(config, read_ropes(config, 10_000.0))
     return ModelSpec(**common_fields(config), layers=layers)
 
 
@@ -28,9 +27,7 @@ def read_mistral(config: dict[str, Any]) -> ModelSpec:
     """Reads Mistral. Every layer has a window (default 4,096), unless `sliding_window` is null."""
     require(config, "hidden_act", "silu", "silu")
     window = config.get("sliding_window", 4096)
-    kind = "full_attention" if window is None else "sliding_attention"
-    pattern = [kind] * positive(config, "num_hidden_layers")
-    layers = layer_specs(config, read_ropes(config, 10_000.0), pattern, window)
+    layers = layer_specs(config, read_ropes(config, 10_000.0), window)
     return ModelSpec(**common_fields(config), layers=layers)
 
 
@@ -47,11 +44,9 @@ def read_smollm3(config: dict[str, Any]) -> ModelSpec:
     if len(has_rope) < num_layers:
         raise UnsupportedModel("no_rope_layers", has_rope, "one entry a layer")
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
-    pattern = [
-        "full_attention" if rope or window is None else "sliding_attention"
-        for rope in has_rope[:num_layers]
-    ]
-    layers = layer_specs(config, read_ropes(config, 2_000_000.0), pattern, window)
+    ropes = read_ropes(config, 2_000_000.0)
+    has_window = [window is not None and not rope for rope in has_rope]
+    layers = layer_specs(config, ropes, window, has_window.__getitem__)
     none = RopeSpec(1.0, "none")
     return ModelSpec(
         **common_fields(config),
@@ -67,7 +62,6 @@ def read_granite(config: dict[str, Any]) -> ModelSpec:
     it to the residual stream. Here the whole stream is divided by the multiplier instead. Norms
     undo the division, because their epsilon is divided by the square of the multiplier."""
     require(config, "hidden_act", "silu", "silu")
-    pattern = ["full_attention"] * positive(config, "num_hidden_layers")
     residual = _multiplier(config, "residual_multiplier")
     fields = common_fields(config)
     return ModelSpec(
@@ -78,7 +72,7 @@ def read_granite(config: dict[str, Any]) -> ModelSpec:
             "logits_scale": 1 / _multiplier(config, "logits_scaling"),
             "rms_norm_eps": fields["rms_norm_eps"] / residual**2,
         },
-        layers=layer_specs(config, read_ropes(config, 10_000.0), pattern, None),
+        layers=layer_specs(config, read_ropes(config, 10_000.0)),
     )
 
 

@@ -5,26 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from workers.models.rope_config import read_ropes
-from workers.models.spec import ModelSpec, common_fields, layer_specs, positive, require
+from workers.models.spec import ModelSpec, common_fields, layer_specs, require
 
 
 def read_olmo2(config: dict[str, Any]) -> ModelSpec:
-    pattern = ["full_attention"] * positive(config, "num_hidden_layers")
-    layers = layer_specs(config, read_ropes(config, 10_000.0), pattern, None)
+    layers = layer_specs(config, read_ropes(config, 10_000.0))
     return ModelSpec(**_fields(config), layers=layers)
 
 
 def read_olmo3(config: dict[str, Any]) -> ModelSpec:
     """Reads OLMo 3. Every fourth layer has full attention, and only these layers scale the rope."""
     config = {"sliding_window": 4096, **config}
-    pattern = [
-        "full_attention" if (layer + 1) % 4 == 0 else "sliding_attention"
-        for layer in range(positive(config, "num_hidden_layers"))
-    ]
     ropes = read_ropes(config, 500_000.0, local_theta=500_000.0)
-    return ModelSpec(
-        **_fields(config), layers=layer_specs(config, ropes, pattern, config["sliding_window"])
-    )
+    layers = layer_specs(config, ropes, config["sliding_window"], lambda layer: (layer + 1) % 4 > 0)
+    return ModelSpec(**_fields(config), layers=layers)
 
 
 def _fields(config: dict[str, Any]) -> dict[str, Any]:

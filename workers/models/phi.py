@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from workers.models.rope_config import partial_rotary, read_ropes, rotated
-from workers.models.spec import ModelSpec, common_fields, layer_specs, positive, require
+from workers.models.spec import ModelSpec, common_fields, layer_specs, require
 
 
 def read_phi3(config: dict[str, Any]) -> ModelSpec:
@@ -14,9 +14,6 @@ def read_phi3(config: dict[str, Any]) -> ModelSpec:
     require(config, "hidden_act", "silu", "silu")
     own = ("partial_rotary_factor", "rope_parameters", "rope_scaling")
     fields = common_fields(config, *own)
-    window = config.get("sliding_window")
-    kind = "full_attention" if window is None else "sliding_attention"
-    pattern = [kind] * positive(config, "num_hidden_layers")
     head_dim = fields["head_dim"]
     ropes = rotated(read_ropes(config, 10_000.0), partial_rotary(config, head_dim), head_dim)
-    return ModelSpec(**fields, layers=layer_specs(config, ropes, pattern, window))
+    return ModelSpec(**fields, layers=layer_specs(config, ropes, config.get("sliding_window")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workers.models.rope_config import read_ropes
-from workers.models.spec import LayerSpec, ModelSpec, common_fields, layer_specs, positive, require
+from workers.models.spec import LayerSpec, ModelSpec, common_fields, layer_specs, require
 
 
 def read_qwen2(config: dict[str, Any]) -> ModelSpec:
@@ -22,9 +22,7 @@ def _layers(config: dict[str, Any]) -> tuple[LayerSpec, ...]:
     have a sliding window."""
     require(config, "hidden_act", "silu", "silu")
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
-    first_sliding = config.get("max_window_layers", 28) if window is not None else None
-    pattern = [
-        "full_attention" if first_sliding is None or layer < first_sliding else "sliding_attention"
-        for layer in range(positive(config, "num_hidden_layers"))
-    ]
-    return layer_specs(config, read_ropes(config, 10_000.0), pattern, window)
+    first_sliding = config.get("max_window_layers", 28)
+    ropes = read_ropes(config, 10_000.0)
+    has_window = (lambda layer: layer >= first_sliding) if window is not None else None
+    return layer_specs(config, ropes, window, has_window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,12 +134,19 @@ def require(config: dict[str, Any], field: str, allowed: object, default: object
 def layer_specs(
     config: dict[str, Any],
     ropes: dict[str, RopeSpec],
-    default_types: list[str],
-    window: int | None,
+    window: int | None = None,
+    has_window: Callable[[int], bool] | None = None,
 ) -> tuple[LayerSpec, ...]:
-    """Returns one spec per layer, from `layer_types` or else from the family's own pattern."""
-    types = config.get("layer_types") or default_types
-    if len(types) != positive(config, "num_hidden_layers"):
+    """Returns one spec per layer. window: number of tokens of the sliding window. has_window:
+    whether the layer with an index has it, if the config has no `layer_types`; None: all layers
+    have it if there is one."""
+    has_window = has_window or (lambda _: window is not None)
+    num_layers = positive(config, "num_hidden_layers")
+    types = config.get("layer_types") or [
+        "sliding_attention" if has_window(layer) else "full_attention"
+        for layer in range(num_layers)
+    ]
+    if len(types) != num_layers:
         raise UnsupportedModel("layer_types", types, "one entry a layer")
     windows = {"full_attention": None, "sliding_attention": window}
     if unknown := set(types) - set(windows):

@@ -47,11 +47,16 @@ class FairnessPolicy:
     ) -> None:
         """max_token_gap_s: maximum seconds of a step that has generating sequences, which is
         multiplied by the `gap_factor` of their class."""
-        self.queue = FairQueue()
-        self.over_share = OverShare(self.queue, max_num_seqs)
+        self.queue = queue = FairQueue()
+        self.over_share = OverShare(queue, max_num_seqs)
         self.max_batched_tokens = max_batched_tokens
         self._max_token_gap_s = max_token_gap_s
         self.step_time = StepTime()
+        self.start, self.put_back = queue.start, queue.put_back
+        self.leave, self.remove = queue.leave, queue.remove
+        self.may_have_slot, self.victim = self.over_share.may_have_slot, self.over_share.victim
+        self.record_step, self.forget_speed = self.step_time.record, self.step_time.forget
+        self.last_in_turn = last_in_turn
         self._deadlines = Deadlines()
         self._budget = self._new_budget(Schedule(), frozenset())
         self._closed_by: BlockReason | None = None
@@ -84,32 +89,11 @@ class FairnessPolicy:
         self._deadlines.add(sequence, num_live)
         self.queue.add(sequence)
 
-    def start(self, sequence: Sequence) -> None:
-        self.queue.start(sequence)
-
-    def put_back(self, sequence: Sequence) -> None:
-        self.queue.put_back(sequence)
-
-    def leave(self, sequence: Sequence) -> None:
-        self.queue.leave(sequence)
-
-    def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
-        self.queue.remove(sequence, is_waiting=is_waiting)
-
     def pop_expired(self, now: float) -> list[Sequence]:
         return self._deadlines.pop_passed(now)
 
     def predict_s(self, schedule: Schedule) -> float:
         return self.step_time.predict(schedule.num_tokens, schedule.num_attended)
-
-    def record_step(self, num_tokens: int, num_attended: int, seconds: float) -> None:
-        self.step_time.record(num_tokens, num_attended, seconds)
-
-    def forget_speed(self) -> None:
-        self.step_time.forget()
-
-    def last_in_turn(self, sequences: Iterable[Sequence]) -> Sequence:
-        return last_in_turn(sequences)
 
     def charged(self, sequence: Sequence) -> Charge:
         tenant = sequence.place.tenant_queue
@@ -171,12 +155,6 @@ class FairnessPolicy:
         if self._budget.is_spent(is_over_share=is_over_share):
             return 0
         return self._budget.room(sequence.num_computed, is_over_share=is_over_share)
-
-    def may_have_slot(self, sequence: Sequence, running: Iterable[Sequence], num_free: int) -> bool:
-        return self.over_share.may_have_slot(sequence, running, num_free)
-
-    def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        return self.over_share.victim(sequence, running)
 
     def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
         """Deducts prompt tokens from the budget, and charges them at once, because the next turn
