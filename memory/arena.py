@@ -163,9 +163,6 @@ class Arena:
         """Returns the number of the owner's extents, including those outside the arena."""
         return self._weights_beside[owner] + len(self.weight_extents(owner))
 
-    def kv_owner(self, extent: int) -> str | None:
-        return self._kv.get(extent)
-
     def is_for_kv(self, extent: int) -> bool:
         """Whether KV and weights may use the extent, because it is outside the adapters' floor."""
         return bool(self._kv_zone >> extent & 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from memory.accounts import NO_TENANT, Tenant
+from memory.accounts import NO_TENANT, Ask, Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 
@@ -25,29 +25,23 @@ class BlockTable:
         self.tenant = tenant
         self.pages: list[int] = []
         self.num_committed = 0
-        self._num_matched = self._num_found = 0
-        """`_num_matched`: number of pages from the prefix cache. `_num_found`: how many of these
+        self._num_matched = self._num_used = 0
+        """`_num_matched`: number of pages from the prefix cache. `_num_used`: how many of these
         count as reused; 0 until `grow` succeeds, because a match released before it had no use."""
         self._duplicates: dict[int, int] = {}
         """Cached page with the same content, by the private page's index. The table holds a
         reference to the cached page, so that it outlives the cached pages after it."""
-        self._last_key: bytes | None = None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether no other table of the tenant has pages."""
-        return self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
 
     def make_room(self, num_pages: int, *, num_beside: int = 0) -> bool:
-        """Makes `num_pages` pages free for `grow`, as `KVCache.make_room` does."""
-        return self._kv.make_room(
-            num_pages, self.tenant, num_beside=num_beside, is_first=self.is_first
-        )
+        """Makes `num_pages` pages free for `grow`, evicting idle items that may be evicted for the
+        tenant. Returns False if too few can be freed. num_beside: number of additional pages to
+        free for other users."""
+        ask = self._ask(num_pages)
+        return self._kv.source.make_room(self._kv.idle, num_pages + num_beside, ask)
 
     def may_displace(self, other: BlockTable) -> bool:
         """Whether pages of the other table would be evicted for this one, once they are idle."""
-        ask = self._kv.ask(1, self.tenant, is_first=self.is_first)
-        return ask.may_take(other.tenant.name)
+        return self._ask(1).may_take(other.tenant.name)
 
     @property
     def held_pages(self) -> list[int]:
@@ -78,7 +72,6 @@ class BlockTable:
         self.pages = self._kv.prefix_cache.match(keys[: max(max_tokens, 0) // PAGE_TOKENS])
         self._count(bool(self.pages))
         self.num_committed = self._num_matched = len(self.pages)
-        self._last_key = keys[self.num_committed - 1] if self.pages else None
         return len(self.pages) * PAGE_TOKENS
 
     def grow(self, num_tokens: int) -> bool:
@@ -86,12 +79,13 @@ class BlockTable:
         short."""
         missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
         if missing > 0:
-            pages = self._kv.allocate(missing, self.tenant, is_first=self.is_first)
+            has_room = self.make_room(missing)
+            pages = self._kv.pool.allocate(missing, self.tenant.name) if has_room else None
             if pages is None:
                 return False
             self._count(not self.pages)
             self.pages += pages
-        self._num_found = self._num_matched
+        self._num_used = self._num_matched
         return True
 
     def commit(self, keys: Sequence[bytes]) -> None:
@@ -105,20 +99,26 @@ class BlockTable:
             return
         assert end <= len(self.pages), f"{end} keys for {len(self.pages)} pages"
         own = self.pages[start:end]
-        cached = self._kv.prefix_cache.insert(keys[start:], own, self._last_key)
+        parent = keys[start - 1] if start else None
+        cached = self._kv.prefix_cache.insert(keys[start:], own, parent)
         for index, (page, duplicate) in enumerate(zip(own, cached, strict=True), start):
             if duplicate != page:
                 self._duplicates[index] = duplicate
-        self.num_committed, self._last_key = end, keys[-1]
+        self.num_committed = end
 
     def _count(self, change: int) -> None:
         """Adds `change` to the number of the tenant's tables that have pages."""
         self._kv.tables.charge(self.tenant.name, change)
 
+    def _ask(self, num_pages: int) -> Ask:
+        """Returns the tenant's request for pages. It is the tenant's first if no other table of the
+        tenant has pages."""
+        is_first = self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
+        return self._kv.ask(num_pages, self.tenant, is_first=is_first)
+
     def free(self) -> None:
         """Releases all pages. Cached pages become idle once no other sequence holds them."""
-        self._kv.prefix_cache.release(self.held_pages, self._num_found)
+        self._kv.prefix_cache.release(self.held_pages, self._num_used)
         self._count(-bool(self.pages))
         self.pages, self._duplicates = [], {}
-        self._num_matched = self._num_found = 0
-        self.num_committed, self._last_key = 0, None
+        self._num_matched = self._num_used = self.num_committed = 0

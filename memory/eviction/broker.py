@@ -3,8 +3,7 @@ that holds the most for its weight, and there the items that are cheapest to mak
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from threading import Lock
@@ -14,8 +13,8 @@ from memory.accounts import NO_TENANT, Ask, BytesHeld
 from memory.arena import Arena
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory, Placement
+from memory.eviction.idle_pages import IdlePages
 from memory.eviction.loss import NO_LIMIT, Idle, Item, Loss, by_loss
-from memory.page_source import PageHolder
 
 MARGIN = 2.0
 """Factor by which an item of another cache or kind (KV or adapters) must be cheaper than an own
@@ -52,26 +51,27 @@ class MemoryBroker:
     limit how much memory can move between adapters and KV. Memory in use is never evicted.
     """
 
-    def __init__(self, arena: Arena, adapters: AdapterMemory | None = None) -> None:
-        """adapters: memory of the adapters, if they share the arena."""
+    def __init__(self, arena: Arena, adapters: AdapterMemory) -> None:
+        """adapters: memory of the adapters of all models, in the same arena."""
         self.lock = Lock()
         """Held while reading or changing the owners of the arena's bytes. The engine thread
         releases it while it computes a step, because the bytes that the step uses are not
         evicted."""
+        self.bytes_held = arena.bytes_held
         self._arena = arena
         self._adapters = adapters
-        self._caches: dict[str, PageHolder] = {}
+        self._caches: list[IdlePages] = []
         self.holders: list[AdapterHolder] = []
         """Holders of the adapters of all models."""
-        self._looks: dict[PageHolder, _Look] = {}
+        self._looks: dict[IdlePages, _Look] = {}
 
-    def add_cache(self, owner: str, cache: PageHolder) -> Callable[[], None]:
+    def add_cache(self, idle: IdlePages) -> Callable[[], None]:
         """Implements `PageSource.add_cache`."""
-        self._caches[owner] = cache
+        self._caches.append(idle)
 
         def remove() -> None:
-            del self._caches[owner]
-            self._looks.pop(cache, None)
+            self._caches.remove(idle)
+            self._looks.pop(idle, None)
 
         return remove
 
@@ -82,10 +82,6 @@ class MemoryBroker:
         return partial(self.holders.remove, holder)
 
     @property
-    def bytes_held(self) -> BytesHeld:
-        return self._arena.bytes_held
-
-    @property
     def is_shared(self) -> bool:
         return len(self._caches) > 1
 
@@ -94,45 +90,46 @@ class MemoryBroker:
         """Number of adapters of all models that have been evicted so far."""
         return sum(holder.num_evictions for holder in self.holders)
 
-    def make_room(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
+    def make_room(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
         """Implements `PageSource.make_room`. When it returns False, usually nothing was evicted.
         Some items may have been, if fewer extents than estimated could be freed."""
-        pool = cache.pool
-        if num_pages <= pool.num_free or self._evict_own(cache, num_pages - pool.num_free, ask):
+        pool = idle.pool
+        if num_pages <= pool.num_free or self._evict_own(idle, num_pages - pool.num_free, ask):
             return True
         others = [
             item
-            for item in self._extents(without=cache)
+            for item in self._extents(without=idle)
             if all(ask.most(name) > 0 for name in item.lost.accounts)
         ]
-        num_own = cache.num_evictable(ask)
+        num_own = idle.num_evictable(ask)
         if num_pages > pool.num_free + num_own + len(others) * pool.pages_per_extent:
             return False
         for loss, item in by_loss(others, ask):
-            cache.evict(num_pages - pool.num_free, ask, loss)
+            limit = Loss(loss.priority, MARGIN * loss.cost_s)
+            idle.evict(num_pages - pool.num_free, ask, limit)
             accounts = item.exact().accounts
             if num_pages <= pool.num_free:
-                self._looks[cache] = _Look(LOOK_HOLDS, accounts, loss.cost_s)
+                self._looks[idle] = _Look(LOOK_HOLDS, accounts, limit.cost_s)
                 return True
             if ask.may_take(*accounts):
                 item.evict()
-        cache.evict(num_pages - pool.num_free, ask)
-        self._looks[cache] = _Look(LOOK_HOLDS)
+        idle.evict(num_pages - pool.num_free, ask)
+        self._looks[idle] = _Look(LOOK_HOLDS)
         return num_pages <= pool.num_free
 
-    def _evict_own(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
+    def _evict_own(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
         """Evicts the missing pages from the cache itself, if they cost less than every item of the
         other holders at the last scan. Returns False if a new scan is needed. The result of a scan
         is reused because a scan visits every idle item: with a full cache of 4,000 pages, scanning
         for each page took 12 ms per page instead of 0.8 ms."""
-        look = self._looks.get(cache)
+        look = self._looks.get(idle)
         if look is None or look.uses_left == 0:
             return False
-        if num_pages > cache.num_evictable(ask):
+        if num_pages > idle.num_evictable(ask):
             return False
-        self._looks[cache] = look._replace(uses_left=look.uses_left - 1)
+        self._looks[idle] = look._replace(uses_left=look.uses_left - 1)
         limit = Loss(ask.priority(*look.accounts), look.cost_s) if look.accounts else NO_LIMIT
-        return cache.evict(num_pages, ask, limit) == num_pages
+        return idle.evict(num_pages, ask, limit) == num_pages
 
     def allocate_adapter(
         self, ends: Sequence[int], account: str = NO_TENANT.name, *, is_first: bool = False
@@ -140,20 +137,20 @@ class MemoryBroker:
         """Allocates memory for an adapter, evicting the items of least loss. Returns None if too
         little may be evicted. ends: byte positions in the image at which its factors end. is_first:
         whether the account uses no other adapter."""
-        assert self._adapters is not None, "no adapters share this arena"
+        placement = self._adapters.allocate(ends, account)
+        if placement is not None:
+            return placement
         # The levels are copied, because evictions change them. Otherwise a later eviction for the
         # same request could be refused after earlier ones were made.
         now = BytesHeld(self.bytes_held.accounts, self.bytes_held.held.items())
         ask = Ask(now, account, self._adapters.rounded(ends[-1]), is_first=is_first)
-        placement = self._adapters.allocate(ends, account)
-        if placement is None:
-            for victims in self._victims(self._adapters, ends, ask):
-                for item in victims:
-                    item.evict()
-                placement = self._adapters.allocate(ends, account)
-                if placement is not None:
-                    break
-        return placement
+        for victims in self._victims(ends, ask):
+            for item in victims:
+                item.evict()
+            placement = self._adapters.allocate(ends, account)
+            if placement is not None:
+                return placement
+        return None
 
     def allocate_weights(self, owner: str, num_extents: int) -> int:
         """Allocates up to `num_extents` more extents to the owner, evicting idle items. Returns the
@@ -170,51 +167,47 @@ class MemoryBroker:
                 break
         return num_extents - missing
 
-    def held_bytes(self) -> tuple[Counter[str], Counter[str]]:
-        """Returns the bytes of pages and of adapters, each by account."""
-        pages = Counter[str]()
-        for cache in self._caches.values():
-            pages.update(cache.pool.held_bytes())
-        return pages, Counter() if self._adapters is None else self._adapters.held_bytes()
-
     def check_integrity(self) -> None:
         """Raises IntegrityError unless each account is charged for exactly what it holds."""
-        pages, adapters = self.held_bytes()
-        held, charged = pages + adapters, self.bytes_held.held
+        held = self._adapters.held_bytes()
+        for idle in self._caches:
+            held.update(idle.pool.held_bytes())
+        charged = self.bytes_held.held
         require(held == charged, f"accounts hold {held}, charged are {charged}")
 
-    def _placed(self, *, with_awaited: bool) -> dict[Placement, Item]:
-        """Returns the idle adapters as evictable items, by placement."""
+    def _placed(self, *, for_adapter: bool) -> dict[Placement | int, Item]:
+        """Returns the idle adapters as evictable items, by placement. for_adapter: whether another
+        adapter needs the memory. If so, adapters that a caller is about to lease are left out, and
+        costs are divided by `MARGIN`."""
+        margin = MARGIN if for_adapter else 1.0
         return {
-            placement: Item(
-                placement.num_bytes, lost, lambda lost=lost: lost, partial(holder.evict, placement)
+            placement: _exact_item(
+                placement.num_bytes,
+                Idle(lost.accounts, lost.cost_s / margin),
+                partial(holder.evict, placement),
             )
             for holder in self.holders
-            for placement, lost in holder.idle(with_awaited=with_awaited).items()
+            for placement, lost in holder.idle(with_awaited=not for_adapter).items()
         }
 
-    def _paged(self, without: PageHolder | None = None) -> dict[int, Item]:
+    def _paged(self, without: IdlePages | None = None) -> dict[int, Item]:
         """Returns the extents whose used pages are all idle, as evictable items, except the extents
         of the cache `without`."""
         size = self._arena.extent_bytes
         return {
-            extent: Item(
-                size, _margin(lost), partial(self._lost_with, extent), partial(self._drain, extent)
-            )
-            for cache in self._caches.values()
-            if cache is not without
-            for extent, lost in cache.drainable().items()
+            extent: Item(size, lost, partial(idle.lost_with, extent), partial(idle.drain, extent))
+            for idle in self._caches
+            if idle is not without
+            for extent, lost in idle.drainable().items()
         }
 
-    def _extents(self, without: PageHolder | None = None) -> list[Item]:
+    def _extents(self, without: IdlePages | None = None) -> list[Item]:
         """Returns the extents that can be freed for KV or weights, as evictable items."""
         size = self._arena.extent_bytes
         items = [*self._paged(without).values()]
-        if self._adapters is None:
-            return items
-        placed = self._placed(with_awaited=True)
+        placed = self._placed(for_adapter=False)
         for extent, placements in self._adapters.by_extent().items():
-            if self._arena.is_for_kv(extent) and all(each in placed for each in placements):
+            if self._arena.is_for_kv(extent) and placed.keys() >= set(placements):
                 accounts = [name for each in placements for name in placed[each].lost.accounts]
                 # Evicting an adapter frees all of its extents, so each extent bears a share of the
                 # cost.
@@ -222,60 +215,37 @@ class MemoryBroker:
                     placed[each].lost.cost_s * min(1.0, size / each.num_bytes)
                     for each in placements
                 )
-                lost = _margin(Idle(accounts, sum(shares)))
-                clear = partial(self._clear, extent, placed)
-                items.append(Item(size, lost, lambda lost=lost: lost, clear))
+                lost = Idle(accounts, sum(shares))
+                items.append(_exact_item(size, lost, partial(_evict_all, placements, placed)))
         return items
 
-    def _lost_with(self, extent: int) -> Idle:
-        """Returns the cost of freeing an extent of pages, including pages in other extents that
-        follow its pages."""
-        owner = self._arena.kv_owner(extent)
-        return Idle((), 0.0) if owner is None else _margin(self._caches[owner].lost_with(extent))
-
-    def _drain(self, extent: int) -> None:
-        """Frees an extent of idle pages, unless an earlier eviction has already freed it."""
-        owner = self._arena.kv_owner(extent)
-        if owner is not None:
-            self._caches[owner].drain(extent)
-
-    def _clear(self, extent: int, placed: Mapping[Placement, Item]) -> None:
-        """Evicts the adapters that have bytes in the extent."""
-        assert self._adapters is not None
-        for placement in self._adapters.by_extent().get(extent, ()):
-            placed[placement].evict()
-
-    def _victims(
-        self, adapters: AdapterMemory, ends: Sequence[int], ask: Ask
-    ) -> Iterator[list[Item]]:
+    def _victims(self, ends: Sequence[int], ask: Ask) -> Iterator[list[Item]]:
         """Yields lists of items to evict to make room for an image, the least loss first. If a
         factor needs adjacent extents, the first list frees these. The next list frees enough bytes,
         and each later list has one more item, because an image can be cut only between factors and
         may still not fit. Yields nothing if all evictable items together are too small."""
-        size = self._arena.extent_bytes
-        items = self._placed(with_awaited=False) | self._paged()
+        arena, size = self._arena, self._arena.extent_bytes
+        items = self._placed(for_adapter=True) | self._paged()
         items = {key: item for key, item in items.items() if ask.may_take(*item.lost.accounts)}
-        num_new = self._arena.adapter_ceiling - self._arena.num_adapter_extents
-        placed = [item.num_bytes for key, item in items.items() if isinstance(key, Placement)]
+        placed = {item for key, item in items.items() if isinstance(key, Placement)}
+        num_new = arena.adapter_ceiling - arena.num_adapter_extents
         # Freed extents of pages help only until the adapters reach their ceiling.
-        num_paged = min(max(num_new - self._arena.num_free, 0), len(items) - len(placed))
-        missing = adapters.rounded(ends[-1]) - adapters.num_hole_bytes
-        missing -= min(num_new, self._arena.num_free) * size
-        if missing > sum(placed) + num_paged * size:
+        num_paged = min(max(num_new - arena.num_free, 0), len(items) - len(placed))
+        missing = self._adapters.rounded(ends[-1]) - self._adapters.num_hole_bytes
+        missing -= min(num_new, arena.num_free) * size
+        if missing > sum(item.num_bytes for item in placed) + num_paged * size:
             return
-        keys = {item: key for key, item in items.items()}
+        row: list[Item] | None = []
         num_adjacent = max(-(-(end - start) // size) for start, end in pairwise([0, *ends]))
         if num_adjacent > 1:
-            row = self._row(adapters, num_adjacent, items)
+            row = self._row(num_adjacent, items)
             if row is None:
                 return
             yield row
-            for item in row:
-                del keys[item]
-                missing -= item.num_bytes
+            missing -= sum(item.num_bytes for item in row)
         victims: list[Item] = []
-        for _, item in by_loss(keys, ask):
-            if not isinstance(keys[item], Placement):
+        for _, item in by_loss([item for item in items.values() if item not in row], ask):
+            if item not in placed:
                 if not num_paged or not ask.may_take(*item.exact().accounts):
                     continue
                 num_paged -= 1
@@ -285,12 +255,10 @@ class MemoryBroker:
                 yield victims
                 victims = []
 
-    def _row(
-        self, adapters: AdapterMemory, num_extents: int, items: Mapping[Placement | int, Item]
-    ) -> list[Item] | None:
+    def _row(self, num_extents: int, items: Mapping[Placement | int, Item]) -> list[Item] | None:
         """Returns the items to evict to free `num_extents` adjacent extents, the highest that only
         these items use. Returns None if there are no such extents."""
-        by_extent = adapters.by_extent()
+        by_extent = self._adapters.by_extent()
         row: list[list[Item]] = []
         for extent in reversed(range(self._arena.num_extents)):
             keys = [] if self._arena.is_free(extent) else by_extent.get(extent, [extent])
@@ -301,8 +269,15 @@ class MemoryBroker:
         return None
 
 
-def _margin(lost: Idle) -> Idle:
-    return Idle(lost.accounts, MARGIN * lost.cost_s)
+def _exact_item(num_bytes: int, lost: Idle, evict: Callable[[], None]) -> Item:
+    return Item(num_bytes, lost, lambda: lost, evict)
+
+
+def _evict_all(placements: Iterable[Placement], placed: dict[Placement | int, Item]) -> None:
+    """Evicts the placements that are still in `placed`, and removes them from it."""
+    for placement in placements:
+        if placement in placed:
+            placed.pop(placement).evict()
 
 
 class _Look(NamedTuple):

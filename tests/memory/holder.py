@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from memory.accounts import NO_TENANT, Ask
+from memory.accounts import NO_TENANT, Tenant
 from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
 from memory.eviction.loss import Idle
 from memory.kv_cache import KVCache
@@ -57,7 +57,12 @@ def num_placements(memory: AdapterMemory) -> int:
 
 def evict(kv: KVCache, num_pages: int) -> int:
     """Evicts pages of any account."""
-    return kv.evict(num_pages, Ask(kv._bytes_held, NO_TENANT.name, 0, is_first=True))
+    return kv.idle.evict(num_pages, kv.ask(0, NO_TENANT, is_first=True))
+
+
+def make_room(kv: KVCache, num_pages: int, tenant: Tenant = NO_TENANT) -> bool:
+    """Makes room for a tenant that has other sequences."""
+    return kv.source.make_room(kv.idle, num_pages, kv.ask(num_pages, tenant))
 
 
 def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:

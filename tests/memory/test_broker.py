@@ -10,7 +10,7 @@ from memory.eviction.adapter_memory import UNIT_BYTES, AdapterMemory, Placement
 from memory.eviction.broker import MARGIN, MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
-from tests.memory.holder import IdleAdapters, units
+from tests.memory.holder import IdleAdapters, make_room, units
 from tests.memory.test_prefix_cache import compute, keys_of, num_matched
 
 PAGES = 4
@@ -34,7 +34,7 @@ class House:
             )
             for name in ("kv", "other")
         )
-        self.kv.note_prefill(10**9, 1e9)
+        self.kv.idle.record_prefill(10**9, 1e9)
 
     def load(self, cost_s: float, num_units: int = 1) -> Placement | None:
         """An idle adapter of that cost."""
@@ -47,7 +47,7 @@ class House:
         """Of the first page of a prefix in `kv`, alone in its extent or with equals."""
         page = self.kv.prefix_cache.match(keys_of(word))
         self.kv.prefix_cache.release(page)
-        return self.kv.lost_with(page[0] // PAGES).cost_s / self.kv.pool.num_used_in(
+        return self.kv.idle.lost_with(page[0] // PAGES).cost_s / self.kv.pool.num_used_in(
             page[0] // PAGES
         )
 
@@ -61,10 +61,10 @@ def test_pages_are_taken_where_the_loss_is_least(worth: float) -> None:
     cost = worth * PAGES * house.page_cost_s(0)
     run = house.load(cost)
     assert run is not None and house.arena.map() == "ka"
-    assert house.kv.make_room(1)
+    assert make_room(house.kv, 1)
     is_adapter_cheaper = worth * MARGIN < 1.0
     assert (run not in house.adapters.costs) == is_adapter_cheaper
-    assert house.kv.num_cached == (PAGES if is_adapter_cheaper else PAGES - 1)
+    assert house.kv.idle.num_pages == (PAGES if is_adapter_cheaper else PAGES - 1)
 
 
 @pytest.mark.parametrize("worth", [0.5 * MARGIN, 2.0 * MARGIN])
@@ -76,7 +76,7 @@ def test_adapter_bytes_are_taken_where_the_loss_is_least(worth: float) -> None:
     assert house.load(1e9) is not None
     is_adapter_cheaper = worth < MARGIN
     assert (list(house.adapters.costs.values()) == [1e9]) == is_adapter_cheaper
-    assert house.kv.num_cached == (PAGES if is_adapter_cheaper else 0)
+    assert house.kv.idle.num_pages == (PAGES if is_adapter_cheaper else 0)
 
 
 def test_equals_do_not_take_from_each_other_in_turn() -> None:
@@ -97,15 +97,15 @@ def test_another_models_prefixes_give_way_too() -> None:
     house = House(2)
     for word in range(2 * PAGES):
         compute(house.other, keys_of(word)).free()
-    assert house.kv.make_room(1)
-    assert (house.other.num_cached, house.arena.map()) == (PAGES, ".k")
+    assert make_room(house.kv, 1)
+    assert (house.other.idle.num_pages, house.arena.map()) == (PAGES, ".k")
     assert house.load(1.0) is not None
-    assert house.arena.map() == "ak" and house.other.num_cached == PAGES
+    assert house.arena.map() == "ak" and house.other.idle.num_pages == PAGES
     used = compute(house.other, keys_of(7))
-    assert not house.kv.make_room(2 * PAGES), "a page is in use"
-    assert house.other.num_cached == PAGES - 1 and len(house.adapters.costs) == 1
+    assert not make_room(house.kv, 2 * PAGES), "a page is in use"
+    assert house.other.idle.num_pages == PAGES - 1 and len(house.adapters.costs) == 1
     used.free()
-    assert house.kv.make_room(2 * PAGES) and house.arena.map() == ".."
+    assert make_room(house.kv, 2 * PAGES) and house.arena.map() == ".."
 
 
 def test_of_what_one_has_in_two_models_no_more_is_taken_than_is_fair() -> None:
@@ -113,7 +113,7 @@ def test_of_what_one_has_in_two_models_no_more_is_taken_than_is_fair() -> None:
     house = House(2)
     for kv in (house.kv, house.other):
         compute(kv, keys_of(1, 2, 3, 4), Tenant("globex", 1)).free()
-    assert not house.kv.make_room(6, Tenant("acme", 1))
+    assert not make_room(house.kv, 6, Tenant("acme", 1))
     assert house.arena.bytes_held.held == {"globex": PAGES * house.kv.pool.page_bytes}
     house.kv.check_integrity(held=())
 
@@ -152,7 +152,7 @@ def test_a_factor_larger_than_an_extent_displaces_nothing_where_the_ceiling_is_i
     for word in range(4 * PAGES):
         compute(house.kv, keys_of(word)).free()
     assert house.broker.allocate_adapter([2 * UNIT_BYTES]) is None
-    assert house.kv.num_cached == 4 * PAGES
+    assert house.kv.idle.num_pages == 4 * PAGES
 
 
 def test_the_pages_after_those_of_a_place_count() -> None:
@@ -164,7 +164,7 @@ def test_the_pages_after_those_of_a_place_count() -> None:
     in_use = compute(house.kv, keys_of(10))
     for table in (tail, *tables):
         table.free()
-    own = {extent: lost.cost_s for extent, lost in house.kv.drainable().items()}
+    own = {extent: lost.cost_s for extent, lost in house.kv.idle.drainable().items()}
     assert house.arena.map() == "kkk" and own[0] == pytest.approx(own[1])
     assert house.load(1.0) is not None
     assert house.arena.map() == "akk"
@@ -183,12 +183,12 @@ def test_weights_take_what_is_idle_and_costs_least() -> None:
     assert house.arena.map() == "kkkwwa" and list(house.adapters.costs) == [dear]
     assert house.broker.allocate_weights("m", 5) == 2, "what is in use stays, the floor too"
     assert house.arena.map() == "wwkwwa"
-    assert house.kv.num_cached == 0 and list(house.adapters.costs) == [dear]
+    assert house.kv.idle.num_pages == 0 and list(house.adapters.costs) == [dear]
     in_use.free()
     assert house.broker.allocate_weights("m", 3) == 1
     assert house.arena.map() == "wwwwwa"
     house.arena.free_weights("m")
-    assert house.kv.make_room(2 * PAGES) and house.arena.map() == ".....a"
+    assert make_room(house.kv, 2 * PAGES) and house.arena.map() == ".....a"
 
 
 def test_an_image_is_placed_between_weights() -> None:
@@ -207,13 +207,13 @@ def test_an_image_is_placed_between_weights() -> None:
 
 def test_floor_and_ceiling_bound_the_trade() -> None:
     house = House(6, floor=2, ceiling=4)
-    assert not house.kv.make_room(5 * PAGES) and house.kv.make_room(4 * PAGES)
+    assert not make_room(house.kv, 5 * PAGES) and make_room(house.kv, 4 * PAGES)
     assert house.load(1.0, num_units=5) is None
     kept = [house.load(cost) for cost in (4.0, 3.0, 2.0, 1.0)]
     assert None not in kept and house.arena.map() == "..aaaa"
     assert house.load(5.0) is not None, "at the ceiling the cheapest adapter leaves"
     assert sorted(house.adapters.costs.values()) == [2.0, 3.0, 4.0, 5.0]
-    assert house.kv.make_room(4 * PAGES)
+    assert make_room(house.kv, 4 * PAGES)
     assert house.arena.map() == "....aa", "no more is taken from adapters than the floor leaves"
 
 
@@ -240,12 +240,12 @@ def test_what_somebody_is_about_to_lease_gives_way_to_pages_only() -> None:
     assert run is not None
     house.adapters.awaited.add(run)
     assert house.load(1.0) is None
-    assert house.kv.make_room(1) and not house.adapters.costs
+    assert make_room(house.kv, 1) and not house.adapters.costs
 
 
 def test_the_cost_of_a_page_follows_what_prefill_takes() -> None:
     house = House(1)
-    assert house.kv.page_cost_s == pytest.approx(PAGE_TOKENS, rel=1e-6)
+    assert house.kv.idle.page_cost_s == pytest.approx(PAGE_TOKENS, rel=1e-6)
     for _ in range(300):
-        house.kv.note_prefill(512, 512e-3)
-    assert house.kv.page_cost_s == pytest.approx(PAGE_TOKENS * 1e-3, rel=0.1)
+        house.kv.idle.record_prefill(512, 512e-3)
+    assert house.kv.idle.page_cost_s == pytest.approx(PAGE_TOKENS * 1e-3, rel=0.1)

@@ -70,7 +70,7 @@ class SharedArena(RuleBasedStateMachine):
         self.written: dict[tuple[str, int], Content] = {}
 
     def snapshot(self) -> object:
-        idle = [cache.num_cached for cache in self.caches.values()]
+        idle = [cache.idle.num_pages for cache in self.caches.values()]
         return self.arena.map(), idle, set(self.adapters.costs), set(self.adapters.in_use)
 
     def levels(self) -> dict[str, float]:
@@ -169,20 +169,20 @@ class SharedArena(RuleBasedStateMachine):
     @rule(model=st.sampled_from(["m", "n"]), num_pages=st.integers(0, 8))
     def evict(self, model: str, num_pages: int) -> None:
         kv = self.caches[model]
-        num_cached = kv.num_cached
+        num_cached = kv.idle.num_pages
         assert evict(kv, num_pages) == min(num_pages, num_cached)
-        assert kv.num_cached == num_cached - min(num_pages, num_cached)
+        assert kv.idle.num_pages == num_cached - min(num_pages, num_cached)
 
     @rule(model=st.sampled_from(["m", "n"]))
     def drain(self, model: str) -> None:
         kv = self.caches[model]
-        costs = kv.drainable()
+        costs = kv.idle.drainable()
         if costs:
             extent = min(costs)
-            num_cached = kv.num_cached
-            assert kv.lost_with(extent).cost_s >= costs[extent].cost_s * (1 - 1e-9)
-            kv.drain(extent)
-            assert self.arena.kv_owner(extent) is None and kv.num_cached < num_cached
+            num_cached = kv.idle.num_pages
+            assert kv.idle.lost_with(extent).cost_s >= costs[extent].cost_s * (1 - 1e-9)
+            kv.idle.drain(extent)
+            assert self.arena.is_free(extent) and kv.idle.num_pages < num_cached
 
     @rule(
         num_units=st.integers(1, 4),
@@ -241,7 +241,7 @@ class SharedArena(RuleBasedStateMachine):
             sequence.table.free()
         for kv in self.caches.values():
             kv.check_integrity(held=())
-            evict(kv, kv.num_cached)
+            evict(kv, kv.idle.num_pages)
         while self.adapters.in_use:
             self.adapters.go_idle(0, is_awaited=False)
         for placement in list(self.adapters.costs):

@@ -9,6 +9,7 @@ from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
 from memory.eviction.adapter_memory import UNIT_BYTES
+from memory.eviction.loss import Loss
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
 from tests.memory.holder import evict, page_keys
@@ -46,10 +47,10 @@ def test_a_finished_sequence_is_reused_up_to_the_allowed_tokens() -> None:
     first = compute(kv, keys)
     pages = list(first.pages)
     first.free()
-    assert (kv.num_cached, kv.num_free, kv.num_total) == (3, 16, 16)
+    assert (kv.idle.num_pages, kv.num_free, kv.num_total) == (3, 16, 16)
     table = BlockTable(kv)
     assert table.match_prefix(keys, 3 * PAGE_TOKENS - 1) == 2 * PAGE_TOKENS
-    assert table.pages == pages[:2] and kv.num_cached == 1
+    assert table.pages == pages[:2] and kv.idle.num_pages == 1
     table.free()
     assert table.match_prefix(keys_of(1, 9, 3), 3 * PAGE_TOKENS) == PAGE_TOKENS
     table.free()
@@ -62,9 +63,9 @@ def test_running_sequences_share_pages_at_once() -> None:
     first, second = compute(kv, keys), compute(kv, keys)
     assert first.pages == second.pages and kv.pool.num_used == 2
     first.free()
-    assert kv.num_cached == 0
+    assert kv.idle.num_pages == 0
     second.free()
-    assert kv.num_cached == 2
+    assert kv.idle.num_pages == 2
 
 
 def test_a_page_computed_twice_stays_private_and_what_follows_it_is_cached() -> None:
@@ -79,9 +80,9 @@ def test_a_page_computed_twice_stays_private_and_what_follows_it_is_cached() -> 
     assert first.pages[0] != second.pages[0]
     kv.check_integrity([*first.held_pages, *second.held_pages])
     first.free()
-    assert kv.num_cached == 0, "the cached twin is held as long as the page cached after it"
+    assert kv.idle.num_pages == 0, "the cached twin is held as long as the page cached after it"
     second.free()
-    assert kv.num_cached == 2 and kv.pool.num_used == 2
+    assert kv.idle.num_pages == 2 and kv.pool.num_used == 2
     assert num_matched(kv, keys) == 2
     assert evict(kv, 1) == 1 and num_matched(kv, keys) == 1
 
@@ -101,7 +102,7 @@ def test_who_has_only_pages_before_those_of_another_gives_way_after_it() -> None
     kv = make_kv()
     compute(kv, keys_of(1), Tenant("acme", 1)).free()
     compute(kv, keys_of(1, 2), Tenant("globex", 1)).free()
-    assert evict(kv, 2) == 2 and kv.num_cached == 0
+    assert evict(kv, 2) == 2 and kv.idle.num_pages == 0
 
 
 def test_what_is_worth_as_much_as_the_limit_goes_and_what_is_worth_more_does_not() -> None:
@@ -110,8 +111,9 @@ def test_what_is_worth_as_much_as_the_limit_goes_and_what_is_worth_more_does_not
     compute(kv, keys_of(1)).free()
     ask = Ask(arena.bytes_held, NO_TENANT.name, 0, is_first=True)
     priority, chance = ask.priority(NO_TENANT.name), 1 / (1 + 2)
-    assert kv.prefix_cache.evict(1, ask, (priority, 0.99 * chance)) == 0
-    assert kv.prefix_cache.evict(1, ask, (priority, chance)) == 1
+    cost_s = chance * kv.idle.page_cost_s / kv.pool.page_bytes
+    assert kv.idle.evict(1, ask, Loss(priority, 0.99 * cost_s)) == 0
+    assert kv.idle.evict(1, ask, Loss(priority, cost_s * (1 + 1e-9))) == 1
 
 
 def test_allocation_evicts_what_is_idle_and_never_what_is_used() -> None:
@@ -119,8 +121,8 @@ def test_allocation_evicts_what_is_idle_and_never_what_is_used() -> None:
     used = compute(kv, keys_of(1, 2))
     compute(kv, keys_of(3, 4)).free()
     table = BlockTable(kv)
-    assert not table.grow(3 * PAGE_TOKENS) and table.pages == [] and kv.num_cached == 2
-    assert table.grow(2 * PAGE_TOKENS) and kv.num_cached == 0
+    assert not table.grow(3 * PAGE_TOKENS) and table.pages == [] and kv.idle.num_pages == 2
+    assert table.grow(2 * PAGE_TOKENS) and kv.idle.num_pages == 0
     assert not set(table.pages) & set(used.pages)
     assert not table.grow(2 * PAGE_TOKENS + 1) and table.grow(1)
 
@@ -139,7 +141,7 @@ def test_a_prefix_found_often_outlives_newer_ones() -> None:
     assert num_matched(kv, popular) == 2 and num_matched(kv, keys_of(15)) == 0
     now += 3600.0
     compute(kv, keys_of(20)).free()
-    assert evict(kv, kv.num_cached - 1) and num_matched(kv, keys_of(20)) == 1
+    assert evict(kv, kv.idle.num_pages - 1) and num_matched(kv, keys_of(20)) == 1
 
 
 def test_a_page_that_is_computed_anew_was_asked_for_again() -> None:
@@ -189,41 +191,42 @@ def test_a_match_that_is_given_back_at_once_is_no_use() -> None:
 
 def test_draining_an_extent_costs_the_pages_after_it_too() -> None:
     kv = make_kv(num_extents=3)
-    kv.note_prefill(10**9, 1e9)
+    kv.idle.record_prefill(10**9, 1e9)
     compute(kv, keys_of(1, 2, 3, 4, 5, 6)).free()
     chance = 1 / (6 + 2)
-    own = {extent: lost.cost_s for extent, lost in kv.drainable().items()}
+    own = {extent: lost.cost_s for extent, lost in kv.idle.drainable().items()}
     assert own == {
         0: pytest.approx(4 * 16 * chance, rel=1e-3),
         1: pytest.approx(2 * 16 * chance, rel=1e-3),
     }
-    assert kv.lost_with(0).cost_s == pytest.approx(6 * 16 * chance, rel=1e-3)
-    assert kv.lost_with(1).cost_s == pytest.approx(2 * 16 * chance, rel=1e-3)
-    kv.drain(0)
-    assert kv.num_cached == 0 and kv.drainable() == {}
+    assert kv.idle.lost_with(0).cost_s == pytest.approx(6 * 16 * chance, rel=1e-3)
+    assert kv.idle.lost_with(1).cost_s == pytest.approx(2 * 16 * chance, rel=1e-3)
+    kv.idle.drain(0)
+    assert kv.idle.num_pages == 0 and kv.idle.drainable() == {}
 
 
 def test_an_extent_costs_what_is_idle_in_it_and_is_of_those_alone() -> None:
     """A page that was found counts as often, one that never was by the chance that it will be."""
     kv = make_kv()
-    kv.note_prefill(10**9, 1e9)
+    kv.idle.record_prefill(10**9, 1e9)
     acme, globex = Tenant("acme", 1), Tenant("globex", 1)
     compute(kv, keys_of(1), globex).free()
     for _ in range(4):
         compute(kv, keys_of(2), acme).free()
     chance = (1 + 1) / (2 + 2)
-    lost = kv.drainable()[0]
+    lost = kv.idle.drainable()[0]
     assert set(lost.accounts) == {"acme", "globex"}
     assert lost.cost_s == pytest.approx((3 + chance) * 16, rel=1e-3)
     assert evict(kv, 1) == 1
-    lost = kv.drainable()[0]
+    lost = kv.idle.drainable()[0]
     assert set(lost.accounts) == {"acme"}
     assert lost.cost_s == pytest.approx(3 * 16, rel=1e-3)
 
 
 def test_the_reference_count_of_a_forgotten_page_does_not_add_up() -> None:
     kv = make_kv()
-    pages = kv.allocate(1)
+    pages = kv.pool.allocate(1)
+    assert pages
     kv.check_integrity(held=pages)
     with pytest.raises(IntegrityError, match="1 pages are used, 0 have a holder"):
         kv.check_integrity(held=())

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any, NoReturn, TypeVar, cast
 
 from memory.arena import Arena
+from memory.eviction.adapter_memory import AdapterMemory
 from memory.eviction.broker import MemoryBroker
 from memory.eviction.tier import Tier
 from ops.reference import ReferenceOps
@@ -62,7 +63,7 @@ def make_loop(
         num_bytes=0,
     )
     arena, extent_bytes = Arena(1 << 16, 1 << 16), 1 << 16
-    broker = MemoryBroker(arena)
+    broker = MemoryBroker(arena, AdapterMemory(arena))
     served = ServedModels(
         {},
         ModelResidency(0, clock=clock),

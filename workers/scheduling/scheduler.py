@@ -155,7 +155,7 @@ class Scheduler:
         """Records the device time of a step that ended at `ended_s`. Called before `update`."""
         num_tokens, num_attended = schedule.num_tokens, schedule.num_attended
         if 2 * schedule.num_prefill_tokens > num_tokens:
-            self.kv.note_prefill(num_tokens, seconds)
+            self.kv.idle.record_prefill(num_tokens, seconds)
         self.policy.record_step(num_tokens, num_attended, seconds)
         is_backlogged = self.policy.is_backlogged
         self.intake.on_step(num_tokens, num_attended, ended_s, is_backlogged=is_backlogged)
@@ -288,7 +288,7 @@ class Scheduler:
         """Charges the load of the adapter, if it was loaded for this sequence."""
         if sequence.lease is None or not sequence.lease.num_loaded_bytes:
             return None
-        tokens_per_s = PAGE_TOKENS / self.kv.page_cost_s
+        tokens_per_s = PAGE_TOKENS / self.kv.idle.page_cost_s
         self.policy.charge_load(sequence, copy_s(sequence.lease.num_loaded_bytes) * tokens_per_s)
         return None if self.policy.room(sequence) else Blocked(BlockReason.BUDGET)
 
@@ -340,7 +340,7 @@ class Scheduler:
         if sequence.adapter is not None and self._adapters.evict_all_idle(sequence.adapter):
             # The source grants no lease before the next step.
             return Blocked(BlockReason.MODEL)
-        schedule.is_short = self.kv.has_neighbours
+        schedule.is_short = self.kv.source.is_shared
         return Blocked(blocked.reason) if schedule.is_short else blocked
 
     def _start(self, sequence: Sequence, schedule: Schedule) -> None:

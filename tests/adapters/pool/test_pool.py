@@ -341,7 +341,7 @@ def test_kv_gives_way_where_idle_adapters_do_not_suffice(tmp_path: Path) -> None
     assert house.map.map() == "kkka"
     lease = house.load(1)
     assert house.on_device() == {1}
-    assert house.map.map() == "kkaa" and house.kv.num_cached == 8
+    assert house.map.map() == "kkaa" and house.kv.idle.num_pages == 8
     assert house.serves(lease.slot, 1)
     house.check()
 
@@ -356,10 +356,10 @@ def test_nothing_is_given_up_where_it_cannot_help(tmp_path: Path) -> None:
     assert house.lease(house.refs[2]) is None
     house.settle()
     assert house.lease(house.refs[2]) is None
-    assert house.kv.num_cached == 4 and house.on_device() == {0, 1, 3}
+    assert house.kv.idle.num_pages == 4 and house.on_device() == {0, 1, 3}
     leases[0].release()
     assert house.serves(house.load(2).slot, 2)
-    assert house.kv.num_cached == 4 and house.on_device() == {1, 2, 3}
+    assert house.kv.idle.num_pages == 4 and house.on_device() == {1, 2, 3}
 
 
 def test_one_that_can_never_fit_is_unavailable(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from memory.arena import Arena
 from memory.errors import IntegrityError
+from memory.eviction.adapter_memory import AdapterMemory
 from memory.eviction.broker import MemoryBroker
 from tests.workers.driver_double import INVALID_VALUE, DriverDouble
 from tests.workers.host_virtual_memory import HostVirtualMemory
@@ -74,7 +75,8 @@ class Mapped:
         assert EXTENT % virtual.granularity == 0
         self.memory = MappedMemory(virtual, 6, EXTENT)
         self.arena = Arena(6 * EXTENT, EXTENT)
-        self.weights = WeightMemory(self.arena, MemoryBroker(self.arena), self.memory)
+        broker = MemoryBroker(self.arena, AdapterMemory(self.arena))
+        self.weights = WeightMemory(self.arena, broker, self.memory)
         self.extents = self.memory.tensor.view(7, EXTENT)[1:]
         self.two, self.three = self.memory.reserve(2), self.memory.reserve(3)
 

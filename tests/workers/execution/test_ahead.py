@@ -121,7 +121,7 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
             for pages in simulation.report.cached_pages()
             for at in range(0, len(pages.added), 8)
         }
-        counts = engine.num_generated_tokens, simulation.kv.num_cached, account.counter
+        counts = engine.num_generated_tokens, simulation.kv.idle.num_pages, account.counter
         return simulation.outputs, simulation.finished, set(cache.keys), told, counts
 
     assert run(True) == run(False)

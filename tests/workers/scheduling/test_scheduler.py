@@ -331,7 +331,7 @@ def test_a_sequence_waits_for_memory_that_a_lease_of_no_sequence_holds() -> None
     simulation = Simulation(num_pages=8)
     while not isinstance(lease := simulation.pool.acquire(AdapterRef("probed")), AdapterLease):
         pass
-    held = simulation.kv.allocate(6)
+    held = simulation.kv.pool.allocate(6)
     assert held is not None
     simulation.submit(generate(0, [1] * 50, 4))
     assert simulation.engine.step() == []
@@ -369,7 +369,7 @@ def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFix
         reports.put(simulation.report.status().num_integrity_failures)
 
     loop = make_loop(simulation.instance, simulation.kv.lock, simulation.clock, status=status)
-    assert simulation.kv.allocate(1)
+    assert simulation.kv.pool.allocate(1)
     thread = Thread(target=loop.run)
     thread.start()
     while reports.get(timeout=10) == 0:

@@ -136,7 +136,7 @@ def test_the_cache_s_journal_is_the_cache() -> None:
         return index.num_cached(prefix, LAYOUT)
 
     assert tell() == 0
-    pages = kv.allocate(2)
+    pages = kv.pool.allocate(2)
     assert pages is not None
     kv.prefix_cache.insert(keys, pages)
     assert tell() == 2 * PAGE_TOKENS

@@ -1,0 +1,312 @@
+"""Cached KV pages that no sequence uses, in the order of their eviction."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import ceil
+
+from memory.accounts import Ask
+from memory.errors import require
+from memory.eviction.loss import NO_LIMIT, Idle, Loss
+from memory.page_key import PAGE_TOKENS
+from memory.pages import PagePool
+from memory.reuse import Reuse
+
+MAX_GONE = 1 << 14
+"""Maximum number of evicted keys whose reuse is remembered."""
+SECONDS_PER_TOKEN = 1e-3
+"""Assumed seconds to prefill one token, until it is measured."""
+MEMORY = 0.9
+"""Factor by which earlier prefill measurements are multiplied at each new one."""
+
+
+@dataclass(eq=False, slots=True)
+class CachedPage:
+    """Page of the prefix cache. `parent` and `children` are the pages before and after it."""
+
+    key: bytes
+    id: int
+    account: str
+    parent: CachedPage | None
+    reuse: Reuse
+    """Recent matches of the page. Until the first match, the insertion counts as one use."""
+    was_matched: bool = False
+    children: set[CachedPage] = field(default_factory=set["CachedPage"])
+    idle_order: int = 0
+    """Position in the order in which pages turned idle. 0 while the page is in use."""
+
+
+class PageReuse:
+    """Estimate of the future matches of cached pages.
+
+    The expected reuse of a page is its number of recent matches. For a page never matched, it is
+    the fraction of recent pages that were ever matched, decaying with the page's age. The reuse of
+    an evicted page is remembered. If the page is inserted again, that counts as a match, because
+    the page would have been found if it had stayed in the cache.
+    """
+
+    def __init__(self) -> None:
+        self._added, self._matched = Reuse(), Reuse()
+        """Recent numbers of pages added, and of pages matched for the first time."""
+        self._gone: OrderedDict[bytes, Reuse] = OrderedDict()
+        """Reuse of evicted keys, in the order of their eviction."""
+
+    def add(self, page: CachedPage, now: float) -> None:
+        """Records that the page was inserted into the cache."""
+        self._added.note(now)
+        gone = self._gone.pop(page.key, None)
+        if gone is not None:
+            self.record_match(page, now)
+            page.reuse.note(now, gone.expected(now))
+
+    def record_match(self, page: CachedPage, now: float) -> None:
+        if not page.was_matched:
+            page.reuse, page.was_matched = Reuse(), True
+            self._matched.note(now)
+        page.reuse.note(now)
+
+    def remember(self, page: CachedPage) -> None:
+        """Remembers the reuse of an evicted page."""
+        self._gone[page.key] = page.reuse if page.was_matched else Reuse()
+        if len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
+
+    def chance(self, now: float) -> float:
+        """Estimates the probability that a page is ever matched; 1/2 without observations."""
+        return min((self._matched.expected(now) + 1) / (self._added.expected(now) + 2), 1.0)
+
+    def expected(self, page: CachedPage, now: float) -> float:
+        return page.reuse.expected(now) * (1.0 if page.was_matched else self.chance(now))
+
+
+@dataclass(slots=True)
+class _IdleInExtent:
+    pages: dict[int, CachedPage] = field(default_factory=dict[int, CachedPage])
+    num_of: Counter[str] = field(default_factory=Counter[str])
+    """Number of pages by account."""
+    reuse: tuple[Reuse, Reuse] = field(default_factory=lambda: (Reuse(), Reuse()))
+    """Sums of the reuse of pages never matched, and of matched pages. Only the first is multiplied
+    by the chance of a first match."""
+
+
+@dataclass(slots=True)
+class _IdleOfAccount:
+    num_pages: int = 0
+    leaves: tuple[list[_Leaf], list[_Leaf]] = field(default_factory=lambda: ([], []))
+    """Heaps of pages without children, of those never matched and of matched ones. Entries of pages
+    that have been in use since are skipped."""
+
+    def push(self, page: CachedPage) -> None:
+        heap = self.leaves[page.was_matched]
+        heappush(heap, (page.reuse.rank, page.idle_order, page))
+        if len(heap) > 2 * self.num_pages + 64:
+            heap[:] = filter(_is_current, heap)
+            heapify(heap)
+
+    def least(self) -> Iterator[CachedPage]:
+        """Yields the least reused page of each heap. Of equal pages, yields the longest idle."""
+        for heap in self.leaves:
+            while heap and not _is_current(heap[0]):
+                heappop(heap)
+            if heap:
+                yield heap[0][2]
+
+
+_Leaf = tuple[float, int, CachedPage]
+"""Rank of its reuse, its `idle_order` at that time, and the page."""
+_Turn = tuple[float, bool, float, str]
+"""Sort key of an account for eviction: eviction priority, whether it is not the requesting account,
+expected reuse of its least reused leaf, account name."""
+
+
+def _is_current(leaf: _Leaf) -> bool:
+    """Whether the page has been idle ever since. A page gets children only while it is in use."""
+    return leaf[2].idle_order == leaf[1]
+
+
+class IdlePages:
+    """Pages of a prefix cache that only the cache holds, and that may be evicted. The children of
+    an idle page are idle, too. A page without children is a leaf; leaves are evicted first."""
+
+    def __init__(
+        self, pool: PagePool, clock: Callable[[], float], forget: Callable[[CachedPage], None]
+    ) -> None:
+        """forget: removes an evicted page from the cache and releases it."""
+        self.pool = pool
+        self.num_pages = 0
+        self.reuse = PageReuse()
+        self._clock = clock
+        self._forget = forget
+        self._in_extent: defaultdict[int, _IdleInExtent] = defaultdict(_IdleInExtent)
+        """Only extents with idle pages."""
+        self._of_account: defaultdict[str, _IdleOfAccount] = defaultdict(_IdleOfAccount)
+        """Only accounts with idle pages."""
+        self._orders = count(1)
+        self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
+        """Decaying sums of the tokens and of the seconds of prefills."""
+
+    @property
+    def page_cost_s(self) -> float:
+        """Estimated seconds to compute a page again, based on recent prefills."""
+        num_tokens, seconds = self._prefill
+        return PAGE_TOKENS * seconds / num_tokens
+
+    def record_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Records how long the prefill of `num_tokens` tokens took."""
+        old_tokens, old_seconds = self._prefill
+        self._prefill = MEMORY * old_tokens + num_tokens, MEMORY * old_seconds + seconds
+
+    def num_of(self, account: str) -> int:
+        """Returns the number of the account's idle pages."""
+        return self._of_account[account].num_pages if account in self._of_account else 0
+
+    def add(self, page: CachedPage, now: float) -> None:
+        """Adds a page that its last user has released."""
+        page.idle_order = next(self._orders)
+        self.num_pages += 1
+        in_extent = self._in_extent[self.pool.extent_of(page.id)]
+        in_extent.pages[page.id] = page
+        in_extent.num_of[page.account] += 1
+        in_extent.reuse[page.was_matched].note(now, page.reuse.expected(now))
+        of_account = self._of_account[page.account]
+        of_account.num_pages += 1
+        if not page.children:
+            of_account.push(page)
+
+    def remove(self, page: CachedPage, now: float) -> None:
+        """Removes a page that is used again."""
+        page.idle_order = 0
+        self.num_pages -= 1
+        extent = self.pool.extent_of(page.id)
+        in_extent = self._in_extent[extent]
+        del in_extent.pages[page.id]
+        in_extent.num_of[page.account] -= 1
+        if not in_extent.num_of[page.account]:
+            del in_extent.num_of[page.account]
+        in_extent.reuse[page.was_matched].note(now, -page.reuse.expected(now))
+        if not in_extent.pages:
+            del self._in_extent[extent]
+        of_account = self._of_account[page.account]
+        of_account.num_pages -= 1
+        if not of_account.num_pages:
+            del self._of_account[page.account]
+
+    def num_evictable(self, ask: Ask) -> int:
+        """Returns the number of pages that `evict` could free for the request."""
+        page_bytes = self.pool.page_bytes
+        return sum(
+            ceil(min(ask.most(name) / page_bytes, idle.num_pages))
+            for name, idle in self._of_account.items()
+        )
+
+    def evict(self, num_pages: int, ask: Ask, limit: Loss = NO_LIMIT) -> int:
+        """Evicts up to `num_pages` pages that may be evicted for the request, and returns their
+        number. Evicts from the account with the lowest eviction priority, and there the least
+        reused leaf first.
+
+        limit: greatest loss of a page to evict, with its cost in seconds per byte.
+        """
+        now = self._clock()
+        max_reuse = limit.cost_s * self.pool.page_bytes / self.page_cost_s
+        num_evicted = 0
+        turns = [*self._turns(self._of_account, ask, now)]
+        heapify(turns)
+        while num_evicted < num_pages and turns:
+            priority, _, reuse, account = turns[0]
+            if (priority, reuse) > (limit.priority, max_reuse) or not ask.may_take(account):
+                break
+            heappop(turns)
+            page = self._least_leaf(account, now)
+            if page is not None:
+                self._evict(page, now)
+                num_evicted += 1
+                changed = [account] if page.parent is None else {account, page.parent.account}
+                for turn in self._turns(changed, ask, now):
+                    heappush(turns, turn)
+        return num_evicted
+
+    def drainable(self) -> dict[int, Idle]:
+        """Returns the extents whose used pages are all idle. Their cost is the seconds to compute
+        their pages again, times the pages' expected reuse. It is a lower bound of `lost_with`."""
+        now = self._clock()
+        chance, cost_s = self.reuse.chance(now), self.page_cost_s
+        found: dict[int, Idle] = {}
+        for extent, idle in self._in_extent.items():
+            if len(idle.pages) == self.pool.num_used_in(extent):
+                never, matched = idle.reuse
+                reuse = chance * never.expected(now) + matched.expected(now)
+                found[extent] = Idle(idle.num_of, cost_s * reuse)
+        return found
+
+    def lost_with(self, extent: int) -> Idle:
+        """Returns the exact cost of draining the extent, including pages in other extents that
+        follow its pages."""
+        now = self._clock()
+        pages = self._with_descendants(extent)
+        reuse = sum(self.reuse.expected(page, now) for page in pages)
+        return Idle({page.account for page in pages}, reuse * self.page_cost_s)
+
+    def drain(self, extent: int) -> None:
+        """Evicts the extent's idle pages and all their descendants."""
+        now = self._clock()
+        for page in self._with_descendants(extent):
+            self._evict(page, now)
+
+    def _least_leaf(self, account: str, now: float) -> CachedPage | None:
+        """Returns the account's least reused leaf. Returns None if there is none, for example
+        because each idle page of the account has a child of another account."""
+        if account not in self._of_account:
+            return None
+        leaves = self._of_account[account].least()
+        return min(leaves, key=lambda page: self.reuse.expected(page, now), default=None)
+
+    def _turns(self, accounts: Iterable[str], ask: Ask, now: float) -> Iterator[_Turn]:
+        """Yields the turn of each of the accounts that has a leaf."""
+        for name in accounts:
+            page = self._least_leaf(name, now)
+            if page is not None:
+                yield ask.priority(name), name != ask.name, self.reuse.expected(page, now), name
+
+    def _with_descendants(self, extent: int) -> list[CachedPage]:
+        """Returns the idle pages of the extent and their descendants, descendants first."""
+        found: dict[CachedPage, None] = {}
+        for page in self._in_extent.get(extent, _IdleInExtent()).pages.values():
+            below = [page]
+            for each in below:  # grows during the loop
+                below.extend(child for child in each.children if child not in found)
+            found.update((each, None) for each in reversed(below))
+        return list(found)
+
+    def _evict(self, page: CachedPage, now: float) -> None:
+        require(not page.children, f"page {page.id} is evicted before the pages after it")
+        self.remove(page, now)
+        self.reuse.remember(page)
+        self._forget(page)
+        parent = page.parent
+        if parent is not None and parent.idle_order and not parent.children:
+            self._of_account[parent.account].push(parent)
+
+    def check_integrity(self, idle: set[CachedPage]) -> None:
+        """Raises IntegrityError unless exactly these pages are filed by extent and by account, and
+        exactly those without children as leaves."""
+        filed = [page for each in self._in_extent.values() for page in each.pages.values()]
+        require(
+            set(filed) == idle and len(filed) == len(idle) == self.num_pages,
+            f"{len(idle)} pages are idle, {len(filed)} filed by extent, {self.num_pages} counted",
+        )
+        for extent, each in self._in_extent.items():
+            require(
+                each.num_of == Counter(page.account for page in each.pages.values()),
+                f"the idle pages of extent {extent} are filed under others' names",
+            )
+        num_of = Counter(page.account for page in idle)
+        counted = {name: each.num_pages for name, each in self._of_account.items()}
+        require(num_of == counted, f"idle pages by account are {num_of}, counted {counted}")
+        entries = [e for each in self._of_account.values() for heap in each.leaves for e in heap]
+        leaves = {page for _, order, page in entries if page.idle_order == order}
+        expected = {page for page in idle if not page.children}
+        require(leaves == expected, f"{len(expected)} idle leaves, {len(leaves)} filed")
