@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -118,9 +118,9 @@ class _IdleOfAccount:
 
 _Leaf = tuple[float, int, CachedPage]
 """Rank of its reuse, its `idle_order` at that time, and the page."""
-_Turn = tuple[float, bool, float, str]
-"""Sort key of an account for eviction: eviction priority, whether it is not the requesting account,
-expected reuse of its least reused leaf, account name."""
+_Turn = tuple[float, bool, float, str, int, CachedPage]
+"""Account's turn for eviction: eviction priority, whether it is not the requesting account,
+expected reuse of its least reused leaf, its name, and that leaf with its `idle_order`."""
 
 
 def _is_current(leaf: _Leaf) -> bool:
@@ -213,20 +213,22 @@ class IdlePages:
         now = self._clock()
         max_reuse = limit.cost_s * self.pool.page_bytes / self.page_cost_s
         num_evicted = 0
-        turns = [*self._turns(self._of_account, ask, now)]
-        heapify(turns)
-        while num_evicted < num_pages and turns:
-            priority, _, reuse, account = turns[0]
+        turns = {name: self._turn(name, ask, now) for name in self._of_account}
+        heap = [turn for turn in turns.values() if turn is not None]
+        heapify(heap)
+        while num_evicted < num_pages and heap:
+            turn = heappop(heap)
+            priority, _, reuse, account, _, page = turn
+            if turn is not turns[account]:
+                continue  # replaced, because the account has lost a page or got a leaf
             if (priority, reuse) > (limit.priority, max_reuse) or not ask.may_take(account):
                 break
-            heappop(turns)
-            page = self._least_leaf(account, now)
-            if page is not None:
-                self._evict(page, now)
-                num_evicted += 1
-                changed = [account] if page.parent is None else {account, page.parent.account}
-                for turn in self._turns(changed, ask, now):
-                    heappush(turns, turn)
+            self._evict(page, now)
+            num_evicted += 1
+            for name in [account] if page.parent is None else {account, page.parent.account}:
+                turn = turns[name] = self._turn(name, ask, now)
+                if turn is not None:
+                    heappush(heap, turn)
         return num_evicted
 
     def drainable(self) -> dict[int, Idle]:
@@ -256,20 +258,16 @@ class IdlePages:
         for page in self._with_descendants(extent):
             self._evict(page, now)
 
-    def _least_leaf(self, account: str, now: float) -> CachedPage | None:
-        """Returns the account's least reused leaf. Returns None if there is none, for example
-        because each idle page of the account has a child of another account."""
+    def _turn(self, account: str, ask: Ask, now: float) -> _Turn | None:
+        """Returns None if the account has no leaf, for example because each of its idle pages has a
+        child of another account."""
         if account not in self._of_account:
             return None
-        leaves = self._of_account[account].least()
-        return min(leaves, key=lambda page: self.reuse.expected(page, now), default=None)
-
-    def _turns(self, accounts: Iterable[str], ask: Ask, now: float) -> Iterator[_Turn]:
-        """Yields the turn of each of the accounts that has a leaf."""
-        for name in accounts:
-            page = self._least_leaf(name, now)
-            if page is not None:
-                yield ask.priority(name), name != ask.name, self.reuse.expected(page, now), name
+        leaves = [(self.reuse.expected(p, now), p) for p in self._of_account[account].least()]
+        if not leaves:
+            return None
+        reuse, page = min(leaves, key=lambda leaf: leaf[0])
+        return ask.priority(account), account != ask.name, reuse, account, page.idle_order, page
 
     def _with_descendants(self, extent: int) -> list[CachedPage]:
         """Returns the idle pages of the extent and their descendants, descendants first."""

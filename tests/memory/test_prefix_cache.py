@@ -105,6 +105,22 @@ def test_who_has_only_pages_before_those_of_another_gives_way_after_it() -> None
     assert evict(kv, 2) == 2 and kv.idle.num_pages == 0
 
 
+def test_each_page_of_a_sharing_group_is_evicted_from_the_account_that_holds_the_most() -> None:
+    """A page of globex becomes a leaf when the page of acme after it is evicted."""
+    now = 0.0
+    arena = Arena(2 * UNIT_BYTES, UNIT_BYTES, clock=lambda: now)
+    kv = KVCache(arena, "m", UNIT_BYTES // 4, clock=lambda: now)
+    acme, globex = Tenant("acme", 1), Tenant("globex", 1)
+    prompts = [(globex, [1]), (acme, [1, 2]), (globex, [3]), (globex, [4])]
+    prompts += [(acme, [5]), (acme, [6]), (acme, [7])]
+    for tenant, words in prompts:
+        now += 1.0
+        compute(kv, keys_of(*words), tenant).free()
+    assert evict(kv, 3) == 3
+    page_bytes = kv.pool.page_bytes
+    assert arena.bytes_held.held == {"acme": 2 * page_bytes, "globex": 2 * page_bytes}
+
+
 def test_what_is_worth_as_much_as_the_limit_goes_and_what_is_worth_more_does_not() -> None:
     arena = Arena(UNIT_BYTES, UNIT_BYTES)
     kv = KVCache(arena, "m", UNIT_BYTES // 4, clock=lambda: 0.0)
