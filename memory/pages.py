@@ -55,8 +55,11 @@ class PagePool:
         pages: list[int] = []
         while len(pages) < num_pages:
             extent = self._fullest_extent()
-            count = min(num_pages - len(pages), len(self._free[extent]))
-            pages += self._take(extent, count)
+            free = self._free[extent]
+            count = min(num_pages - len(pages), len(free))
+            self._move(extent, len(free), len(free) - count)
+            pages += [free.pop() for _ in range(count)]
+        self._references.update(dict.fromkeys(pages, 1))
         self._accounts.update(dict.fromkeys(pages, account))
         self._charge(account, num_pages)
         return pages
@@ -115,13 +118,6 @@ class PagePool:
         self._extents_with[self.pages_per_extent][extent] = None
         self._num_held_free += self.pages_per_extent
         return extent
-
-    def _take(self, extent: int, count: int) -> list[int]:
-        free = self._free[extent]
-        self._move(extent, len(free), len(free) - count)
-        pages = [free.pop() for _ in range(count)]
-        self._references.update(dict.fromkeys(pages, 1))
-        return pages
 
     def _put_back(self, page: int) -> None:
         extent = self.extent_of(page)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from memory.errors import require
 from memory.eviction.idle_pages import CachedPage, IdlePages
-from memory.eviction.journal import Journal
 from memory.pages import PagePool
 from memory.reuse import Reuse
+
+MAX_CHANGES = 1 << 16
+"""Maximum number of changes that a journal keeps."""
 
 
 class PrefixCache:
@@ -92,7 +95,7 @@ class PrefixCache:
         self.idle.reuse.add(page, now)
         self._pool.retain(id)
         self._by_key[key] = self._by_id[id] = page
-        self.journal.add(key)
+        self.journal.record(key, is_added=True)
         if parent is not None:
             parent.children.add(page)
         return page
@@ -100,7 +103,7 @@ class PrefixCache:
     def _forget(self, page: CachedPage) -> None:
         """Removes an evicted page and releases the cache's reference to it."""
         del self._by_key[page.key], self._by_id[page.id]
-        self.journal.remove(page.key)
+        self.journal.record(page.key, is_added=False)
         if page.parent is not None:
             page.parent.children.remove(page)
         self._pool.release(page.id)
@@ -132,3 +135,38 @@ class PrefixCache:
             )
         used = self._pool.num_used
         require(used == len(holders), f"{used} pages are used, {len(holders)} have a holder")
+
+
+class Changes(NamedTuple):
+    added: list[bytes]
+    removed: list[bytes]
+
+
+class Journal:
+    """Changes of a set of keys. An addition and a removal of the same key cancel out. At most
+    `MAX_CHANGES` changes are kept."""
+
+    def __init__(self) -> None:
+        self._is_added: dict[bytes, bool] = {}
+        self._is_lost = False
+
+    def record(self, key: bytes, *, is_added: bool) -> None:
+        """Records that the key was added or, if not `is_added`, removed."""
+        if self._is_lost:
+            return
+        if self._is_added.pop(key, is_added) == is_added:
+            self._is_added[key] = is_added
+        if len(self._is_added) > MAX_CHANGES:
+            self._is_added.clear()
+            self._is_lost = True
+
+    def take(self) -> Changes | None:
+        """Returns the changes since the last call, or None if there were too many to keep."""
+        is_added, self._is_added = self._is_added, {}
+        if self._is_lost:
+            self._is_lost = False
+            return None
+        return Changes(
+            [key for key, added in is_added.items() if added],
+            [key for key, added in is_added.items() if not added],
+        )

@@ -60,20 +60,15 @@ class MemoryBroker:
         self.bytes_held = arena.bytes_held
         self._arena = arena
         self._adapters = adapters
-        self._caches: list[IdlePages] = []
+        self._caches: dict[IdlePages, _Look] = {}
+        """Last scan of the other holders, for each cache."""
         self.holders: list[AdapterHolder] = []
         """Holders of the adapters of all models."""
-        self._looks: dict[IdlePages, _Look] = {}
 
     def add_cache(self, idle: IdlePages) -> Callable[[], None]:
         """Implements `PageSource.add_cache`."""
-        self._caches.append(idle)
-
-        def remove() -> None:
-            self._caches.remove(idle)
-            self._looks.pop(idle, None)
-
-        return remove
+        self._caches[idle] = _Look(0)
+        return partial(self._caches.__delitem__, idle)
 
     def add_holder(self, holder: AdapterHolder) -> Callable[[], None]:
         """Adds a holder. Returns a function that removes it, to be called when it has no
@@ -109,12 +104,12 @@ class MemoryBroker:
             idle.evict(num_pages - pool.num_free, ask, limit)
             accounts = item.exact().accounts
             if num_pages <= pool.num_free:
-                self._looks[idle] = _Look(LOOK_HOLDS, accounts, limit.cost_s)
+                self._caches[idle] = _Look(LOOK_HOLDS, accounts, limit.cost_s)
                 return True
             if ask.may_take(*accounts):
                 item.evict()
         idle.evict(num_pages - pool.num_free, ask)
-        self._looks[idle] = _Look(LOOK_HOLDS)
+        self._caches[idle] = _Look(LOOK_HOLDS)
         return num_pages <= pool.num_free
 
     def _evict_own(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
@@ -122,12 +117,10 @@ class MemoryBroker:
         other holders at the last scan. Returns False if a new scan is needed. The result of a scan
         is reused because a scan visits every idle item: with a full cache of 4,000 pages, scanning
         for each page took 12 ms per page instead of 0.8 ms."""
-        look = self._looks.get(idle)
-        if look is None or look.uses_left == 0:
+        look = self._caches[idle]
+        if not look.uses_left or num_pages > idle.num_evictable(ask):
             return False
-        if num_pages > idle.num_evictable(ask):
-            return False
-        self._looks[idle] = look._replace(uses_left=look.uses_left - 1)
+        self._caches[idle] = look._replace(uses_left=look.uses_left - 1)
         limit = Loss(ask.priority(*look.accounts), look.cost_s) if look.accounts else NO_LIMIT
         return idle.evict(num_pages, ask, limit) == num_pages
 

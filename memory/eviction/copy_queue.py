@@ -63,11 +63,7 @@ class CopyQueue(Generic[T]):
         try:
             outcome = copy.work()
         except BaseException as error:
-            self._end(copy, error)
-        else:
-            self._end(copy, outcome)
-
-    def _end(self, copy: Copy[T], outcome: T | BaseException) -> None:
+            outcome = error
         with self._lock:
             self.num_open -= 1
             try:

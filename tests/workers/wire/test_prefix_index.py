@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import memory.eviction.journal
+import memory.prefix_cache
 import workers.wire.prefix_index
 from memory.arena import Arena
 from memory.block_table import BlockTable
-from memory.eviction.journal import Journal
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
+from memory.prefix_cache import Journal
 from tests.memory.holder import evict
 from workers.scheduling.sequence import Sequence
 from workers.wire.prefix_index import KEY_BYTES, Prefix, PrefixIndex, changed_pages
@@ -101,11 +101,11 @@ def test_a_journal_says_what_is_different_now(steps: list[tuple[bool, int]], mos
     now: set[int] = set()
     known: set[int] = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory.eviction.journal, "MAX_CHANGES", most)
+        patch.setattr(memory.prefix_cache, "MAX_CHANGES", most)
         for come, number in steps:
             if (number in now) != come:
                 (now.add if come else now.remove)(number)
-                (journal.add if come else journal.remove)(bytes([number]))
+                journal.record(bytes([number]), is_added=come)
             if next(numbers) % 4 == 0:
                 known = read(journal, known, now)
         known = read(journal, known, now)
