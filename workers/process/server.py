@@ -39,13 +39,12 @@ from workers.wire.protocol import (
 )
 from workers.wire.transport.base import (
     FrameTooLarge,
-    Listener,
     ProtocolMismatch,
     Security,
     TransportError,
-    WorkerConnection,
 )
 from workers.wire.transport.registry import exchange_hello, listen
+from workers.wire.transport.stream import Listener, WorkerConnection
 
 log = logging.getLogger(__name__)
 

@@ -44,12 +44,12 @@ from workers.wire.protocol import (
 )
 from workers.wire.transport.base import (
     FrameTooLarge,
-    GatewayConnection,
     ProtocolMismatch,
     Security,
     TransportError,
 )
 from workers.wire.transport.registry import connect, exchange_hello
+from workers.wire.transport.stream import GatewayConnection
 
 log = logging.getLogger(__name__)
 

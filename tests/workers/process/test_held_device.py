@@ -37,8 +37,8 @@ from workers.wire.protocol import (
     ToGateway,
     WorkerStatus,
 )
-from workers.wire.transport.base import GatewayConnection
 from workers.wire.transport.registry import connect, exchange_hello
+from workers.wire.transport.stream import GatewayConnection
 
 pytestmark = pytest.mark.full
 

@@ -47,8 +47,9 @@ from workers.wire.protocol import (
     common_version,
     own_hello,
 )
-from workers.wire.transport.base import GatewayConnection, TransportError
+from workers.wire.transport.base import TransportError
 from workers.wire.transport.registry import connect, exchange_hello
+from workers.wire.transport.stream import GatewayConnection
 
 STATUS = WorkerStatus("w", False, [], [], 0, "..", {}, 0, 0.0)
 

@@ -37,8 +37,9 @@ from workers.wire.protocol import (
     Withdraw,
     own_hello,
 )
-from workers.wire.transport.base import ProtocolMismatch, WorkerConnection
+from workers.wire.transport.base import ProtocolMismatch
 from workers.wire.transport.registry import listen
+from workers.wire.transport.stream import WorkerConnection
 
 
 def request(tokens: list[int] | None = None, max_tokens: int = 100) -> Generate:

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from tests.workers.wire.test_transport import make_authority, make_certificate, openssl
-from workers.wire.transport.base import MutualTLS, Security, WorkerConnection
+from workers.wire.transport.base import MutualTLS, Security
 from workers.wire.transport.refusals import (
     MAX_LINES,
     MAX_REMEMBERED,
@@ -28,6 +28,7 @@ from workers.wire.transport.refusals import (
     RefusalLog,
 )
 from workers.wire.transport.registry import listen
+from workers.wire.transport.stream import WorkerConnection
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl"),

@@ -37,9 +37,9 @@ from workers.wire.transport.base import (
     ProtocolMismatch,
     Security,
     TransportError,
-    WorkerConnection,
 )
 from workers.wire.transport.registry import connect, exchange_hello, listen
+from workers.wire.transport.stream import WorkerConnection
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 INSECURE = Security(insecure=True)

@@ -1,4 +1,4 @@
-"""Interfaces of the connections between gateways and workers, independent of the transport.
+"""Errors and protection of the connections between gateways and workers.
 
 TransportError
     ConnectionLost      the peer closed the connection or is unreachable, or this side closed it
@@ -12,15 +12,8 @@ TransportError
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
-
-from workers.wire.protocol import ToGateway, ToWorker
-
-Sent = TypeVar("Sent", contravariant=True)
-Received = TypeVar("Received", covariant=True)
 
 
 class TransportError(Exception):
@@ -43,58 +36,6 @@ class PeerRefused(TransportError): ...
 
 
 class InsecureTransport(TransportError): ...
-
-
-class Connection(Protocol[Sent, Received]):
-    """Connection that carries ordered messages in both directions. It is used in one event loop,
-    and only one task may receive."""
-
-    num_sent: int
-    num_received: int
-
-    @property
-    def num_unsent_bytes(self) -> int:
-        """Bytes accepted by `send` and not yet passed to the operating system. Senders must check
-        it to bound the memory, because `send` never waits."""
-        ...
-
-    def send(self, message: Sent) -> None:
-        """Queues the message and never waits.
-
-        Raises FrameTooLarge, which leaves the connection usable, or ConnectionLost.
-        """
-        ...
-
-    async def receive(self) -> Received | None:
-        """Returns the next message, or None if the peer closed its side between two frames.
-
-        Raises ConnectionLost, MalformedFrame, or FrameTooLarge before it reads the frame. Each of
-        these errors closes the connection.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Sends all queued messages, then closes the connection. May be called twice."""
-        ...
-
-    def abort(self) -> None:
-        """Closes the connection at once and drops queued messages. May be called twice."""
-        ...
-
-
-GatewayConnection = Connection[ToWorker, ToGateway]
-WorkerConnection = Connection[ToGateway, ToWorker]
-Accept = Callable[[WorkerConnection], Awaitable[None]]
-"""Function that serves one connection until it returns."""
-
-
-class Listener(Protocol):
-    address: str
-    """Address to connect to, with the actual port if port 0 was requested."""
-
-    async def close(self) -> None:
-        """Stops accepting connections. Accepted connections stay open."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +75,3 @@ class Security:
     workers: tuple[str, ...] = ()
     """Patterns of certificate names, one of which a worker's certificate must match. If empty, a
     gateway checks only that the certificate is for the worker's address."""
-
-
-class Transport(Protocol):
-    """Kind of connection, such as Unix socket or TCP. The scheme of an address selects it."""
-
-    async def connect(self, address: str, security: Security) -> GatewayConnection:
-        """Opens a connection. Raises OSError if no peer answers, and ValueError for a malformed
-        address."""
-        ...
-
-    async def listen(self, address: str, accept: Accept, security: Security) -> Listener: ...

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from workers.wire.protocol import Failed, Hello, common_version
-from workers.wire.transport.base import (
+from workers.wire.transport.base import ConnectionLost, PeerRefused, ProtocolMismatch, Security
+from workers.wire.transport.stream import (
     Accept,
-    Connection,
-    ConnectionLost,
     GatewayConnection,
     Listener,
-    PeerRefused,
-    ProtocolMismatch,
-    Security,
-    Transport,
+    WorkerConnection,
+    connect_tcp,
+    connect_unix,
+    listen_tcp,
+    listen_unix,
 )
-from workers.wire.transport.stream import TcpTransport, UnixTransport
 
-TRANSPORTS: dict[str, Transport] = {"unix": UnixTransport(), "tcp": TcpTransport()}
 CONNECT_TIMEOUT_S = 10.0
 HELLO_TIMEOUT_S = 10.0
 
@@ -29,7 +26,9 @@ async def connect(address: str, security: Security = Security()) -> GatewayConne
     `CONNECT_TIMEOUT_S`, InsecureTransport, PeerRefused, and ValueError for a malformed address."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            return await _transport(address).connect(address, security)
+            if _is_unix(address):
+                return await connect_unix(address)
+            return await connect_tcp(address, security)
     except TimeoutError as error:
         raise ConnectionLost(f"no connection within {CONNECT_TIMEOUT_S} s") from error
 
@@ -41,10 +40,12 @@ async def listen(
 ) -> Listener:
     """Listens on the address and serves each connection with `accept`. Raises OSError if the
     address is in use, InsecureTransport, and ValueError for a malformed address."""
-    return await _transport(address).listen(address, accept, security)
+    if _is_unix(address):
+        return await listen_unix(address, accept)
+    return await listen_tcp(address, accept, security)
 
 
-async def exchange_hello(connection: Connection[Hello, Any], own: Hello) -> Hello:
+async def exchange_hello(connection: GatewayConnection | WorkerConnection, own: Hello) -> Hello:
     """Sends this side's Hello and returns the peer's. Raises ProtocolMismatch, PeerRefused if the
     peer refuses this side, or any other TransportError."""
     connection.send(own)
@@ -71,8 +72,8 @@ def _versions(hello: Hello) -> str:
     return str(newest) if newest == hello.version else f"{hello.version} to {newest}"
 
 
-def _transport(address: str) -> Transport:
+def _is_unix(address: str) -> bool:
     scheme = address.partition(":")[0]
-    if scheme not in TRANSPORTS:
-        raise ValueError(f"{address!r}: the schemes are {', '.join(TRANSPORTS)}")
-    return TRANSPORTS[scheme]
+    if scheme not in ("unix", "tcp"):
+        raise ValueError(f"{address!r}: the schemes are unix, tcp")
+    return scheme == "unix"

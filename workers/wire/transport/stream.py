@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 from asyncio import StreamReader, StreamWriter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,17 +17,13 @@ import msgspec
 
 from workers.wire.protocol import MAX_FRAME_BYTES, ErrorCode, Failed, ToGateway, ToWorker
 from workers.wire.transport.base import (
-    Accept,
     ConnectionLost,
     FrameTooLarge,
-    GatewayConnection,
     InsecureTransport,
-    Listener,
     MalformedFrame,
     PeerRefused,
     Security,
     TransportError,
-    WorkerConnection,
 )
 from workers.wire.transport.tls import TlsListener, bind, check_peer
 
@@ -43,8 +40,9 @@ TCP_SILENCE_S = 10
 """Seconds without an acknowledgement after which a TCP peer is considered gone."""
 
 
-class StreamConnection(Generic[Sent, Received]):
-    """Implementation of `Connection` over a pair of asyncio streams."""
+class Connection(Generic[Sent, Received]):
+    """Connection that carries ordered messages in both directions. It is used in one event loop,
+    and only one task may receive."""
 
     def __init__(
         self,
@@ -61,9 +59,13 @@ class StreamConnection(Generic[Sent, Received]):
 
     @property
     def num_unsent_bytes(self) -> int:
+        """Bytes accepted by `send` and not yet passed to the operating system. Senders must check
+        it to bound the memory, because `send` never waits."""
         return self._writer.transport.get_write_buffer_size()
 
     def send(self, message: Sent) -> None:
+        """Queues the message and never waits. Raises FrameTooLarge, which leaves the connection
+        usable, or ConnectionLost."""
         if self._writer.is_closing():
             raise ConnectionLost("the connection is closed")
         payload = self._encoder.encode(message)
@@ -73,6 +75,11 @@ class StreamConnection(Generic[Sent, Received]):
         self.num_sent += 1
 
     async def receive(self) -> Received | None:
+        """Returns the next message, or None if the peer closed its side between two frames.
+
+        Raises ConnectionLost, MalformedFrame, or FrameTooLarge before it reads the frame. Each of
+        these errors closes the connection.
+        """
         try:
             return await self._receive()
         except (FrameTooLarge, MalformedFrame):
@@ -104,28 +111,33 @@ class StreamConnection(Generic[Sent, Received]):
         return message
 
     async def close(self) -> None:
+        """Sends all queued messages, then closes the connection. May be called twice."""
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
     def abort(self) -> None:
+        """Closes the connection at once and drops queued messages. May be called twice."""
         self._writer.transport.abort()
 
 
-def gateway_end(reader: StreamReader, writer: StreamWriter) -> GatewayConnection:
-    return StreamConnection[ToWorker, ToGateway](
-        reader, writer, msgspec.msgpack.Decoder[Any](ToGateway)
-    )
+GatewayConnection = Connection[ToWorker, ToGateway]
+WorkerConnection = Connection[ToGateway, ToWorker]
+Accept = Callable[[WorkerConnection], Awaitable[None]]
+"""Function that serves one connection until it returns."""
 
 
-def worker_end(reader: StreamReader, writer: StreamWriter) -> WorkerConnection:
-    return StreamConnection[ToGateway, ToWorker](
-        reader, writer, msgspec.msgpack.Decoder[Any](ToWorker)
-    )
+def _gateway_end(reader: StreamReader, writer: StreamWriter) -> GatewayConnection:
+    return GatewayConnection(reader, writer, msgspec.msgpack.Decoder[Any](ToGateway))
+
+
+def _worker_end(reader: StreamReader, writer: StreamWriter) -> WorkerConnection:
+    return WorkerConnection(reader, writer, msgspec.msgpack.Decoder[Any](ToWorker))
 
 
 class StreamListener:
-    """Listener of an asyncio server. `close` also deletes the file of a Unix socket."""
+    """Listener of an asyncio server. `close` also deletes the file of a Unix socket. address:
+    address to connect to, with the actual port if port 0 was requested."""
 
     def __init__(self, server: asyncio.Server, address: str, path: Path | None = None) -> None:
         self.address = address
@@ -133,24 +145,28 @@ class StreamListener:
         self._path = path
 
     async def close(self) -> None:
+        """Stops accepting connections. Accepted connections stay open."""
         self._server.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
-class UnixTransport:
-    """Transport for addresses `unix:/path`. Only the socket's owner can connect (mode 0600)."""
+Listener = StreamListener | TlsListener
 
-    async def connect(self, address: str, security: Security) -> GatewayConnection:
-        return gateway_end(*await asyncio.open_unix_connection(_path_of(address), limit=READ_LIMIT))
 
-    async def listen(self, address: str, accept: Accept, security: Security) -> StreamListener:
-        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-            await accept(worker_end(reader, writer))
+async def connect_unix(address: str) -> GatewayConnection:
+    return _gateway_end(*await asyncio.open_unix_connection(_path_of(address), limit=READ_LIMIT))
 
-        path = _path_of(address)
-        server = await asyncio.start_unix_server(serve, sock=bind_private(path), limit=READ_LIMIT)
-        return StreamListener(server, address, path)
+
+async def listen_unix(address: str, accept: Accept) -> Listener:
+    """Listens on `unix:/path`. Only the socket's owner can connect (mode 0600)."""
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await accept(_worker_end(reader, writer))
+
+    path = _path_of(address)
+    server = await asyncio.start_unix_server(serve, sock=bind_private(path), limit=READ_LIMIT)
+    return StreamListener(server, address, path)
 
 
 def bind_private(path: Path) -> socket.socket:
@@ -180,44 +196,45 @@ def _is_served(path: Path) -> bool:
         return sock.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
-class TcpTransport:
-    """Transport for addresses `tcp://host:port`, with mutual TLS unless `Security.insecure`."""
+async def connect_tcp(address: str, security: Security) -> GatewayConnection:
+    """Connects to `tcp://host:port`, with mutual TLS unless `Security.insecure`."""
+    _require_security(address, security)
+    host, port = _host_and_port(address)
+    context = security.tls.client_context() if security.tls else None
+    reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=READ_LIMIT)
+    _tune(writer)
+    if context is not None and security.workers:
+        try:
+            check_peer(writer, security.workers, "transport_workers")
+        except PeerRefused:
+            writer.transport.abort()
+            raise
+    return _gateway_end(reader, writer)
 
-    async def connect(self, address: str, security: Security) -> GatewayConnection:
-        _require_security(address, security)
-        host, port = _host_and_port(address)
-        context = security.tls.client_context() if security.tls else None
-        reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=READ_LIMIT)
+
+async def listen_tcp(address: str, accept: Accept, security: Security) -> Listener:
+    """Listens on `tcp://host:port`, with mutual TLS unless `Security.insecure`."""
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         _tune(writer)
-        if context is not None and security.workers:
-            try:
-                check_peer(writer, security.workers, "transport_workers")
-            except PeerRefused:
-                writer.transport.abort()
-                raise
-        return gateway_end(reader, writer)
-
-    async def listen(self, address: str, accept: Accept, security: Security) -> Listener:
-        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-            _tune(writer)
-            connection = worker_end(reader, writer)
-            if security.tls is not None:
-                try:
-                    check_peer(writer, security.gateways, "transport_gateways")
-                except PeerRefused as error:
-                    await _say_refused(connection, error)
-                    raise
-            await accept(connection)
-
-        _require_security(address, security)
-        host, port = _host_and_port(address)
+        connection = _worker_end(reader, writer)
         if security.tls is not None:
-            sock = bind(host, port)
-            own = f"tcp://{host}:{sock.getsockname()[1]}"
-            return TlsListener(sock, own, security.tls, serve)
-        server = await asyncio.start_server(serve, host, port, limit=READ_LIMIT)
-        port = server.sockets[0].getsockname()[1]
-        return StreamListener(server, f"tcp://{host}:{port}")
+            try:
+                check_peer(writer, security.gateways, "transport_gateways")
+            except PeerRefused as error:
+                await _say_refused(connection, error)
+                raise
+        await accept(connection)
+
+    _require_security(address, security)
+    host, port = _host_and_port(address)
+    if security.tls is not None:
+        sock = bind(host, port)
+        own = f"tcp://{host}:{sock.getsockname()[1]}"
+        return TlsListener(sock, own, security.tls, serve)
+    server = await asyncio.start_server(serve, host, port, limit=READ_LIMIT)
+    port = server.sockets[0].getsockname()[1]
+    return StreamListener(server, f"tcp://{host}:{port}")
 
 
 async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None:
