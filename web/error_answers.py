@@ -99,7 +99,7 @@ class ErrorAnswer:
         self.status = failure.status
         if is_of_messages(scope["path"]):
             self.status = OVERLOADED if self.status == 503 else self.status
-            self.body = messages_error(failure, scope["state"]["request_id"])
+            self.body: Any = messages_error(failure, scope["state"]["request_id"])
         else:
             self.body = error_body(failure)
         self.headers = error_headers(failure)
@@ -122,7 +122,7 @@ class ErrorAnswer:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """Returns the framework's response to an error of a handler or the router."""
     answer = ErrorAnswer(error, request.scope)
     return Response(

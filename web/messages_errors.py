@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
+
+import msgspec
 
 from store.errors import ApiError
 
@@ -22,15 +24,26 @@ OVERLOADED = 529
 """Status that replaces 503, which the other APIs use."""
 
 
-def messages_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Returns the error's body, `{"type": "error", "error": {type, message, details},
-    "request_id"}`."""
-    return {
-        "type": "error",
-        "error": {
-            "type": TYPES.get(error.status, TYPES[400]),
-            "message": error.public_message or error.message,
-            "details": {"error_code": error.code, "param": error.param},
-        },
-        "request_id": request_id,
-    }
+class MessagesErrorDetails(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+    details: dict[str, str | None]
+    """`error_code` is the code of the other dialects, and `param` names the invalid field."""
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True):
+    """Body of every error on this dialect's routes, in Anthropic's form."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetails
+    request_id: str
+
+
+def messages_error(error: ApiError, request_id: str) -> MessagesErrorBody:
+    """Returns the body of the answer to an error."""
+    details = MessagesErrorDetails(
+        type=TYPES.get(error.status, TYPES[400]),
+        message=error.public_message or error.message,
+        details={"error_code": error.code, "param": error.param},
+    )
+    return MessagesErrorBody("error", details, request_id)

@@ -4,7 +4,7 @@ format of errors."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -20,7 +20,9 @@ from litestar.openapi.spec import (
     OpenAPIMediaType,
     OpenAPIResponse,
     Operation,
+    Parameter,
     Reference,
+    RequestBody,
     Schema,
     SecurityScheme,
 )
@@ -30,7 +32,7 @@ from litestar.routes import BaseRoute, HTTPRoute
 from litestar.typing import FieldDefinition
 
 REFERENCE = "#/components/schemas/{name}"
-Headers = Mapping[str, OpenAPIHeader]
+Headers = dict[str, OpenAPIHeader]
 
 
 class ErrorDetails(msgspec.Struct, frozen=True):
@@ -167,12 +169,19 @@ def header(
 
 @dataclass
 class PlaneOperation(Operation):
-    """Operation that refers to the error answers in the document's components."""
+    """Operation that refers to the error answers in the document's components. Subclasses add what
+    the handler's signature does not show."""
 
     always: ClassVar[Headers] = {}
     """Headers of every answer that is not an error."""
+    more_parameters: ClassVar[Sequence[Parameter]] = ()
+    body: ClassVar[RequestBody | None] = None
+    other_answers: ClassVar[Mapping[str, Schema]] = {}
+    """Forms of the answer with status 200 other than JSON, by media type."""
 
     def __post_init__(self) -> None:
+        self.parameters = [*(self.parameters or ()), *self.more_parameters] or None
+        self.request_body = self.body or self.request_body
         responses = self.responses or {}
         for status, response in responses.items():
             assert isinstance(response, OpenAPIResponse)
@@ -180,3 +189,6 @@ class PlaneOperation(Operation):
                 responses[status] = Reference(f"#/components/responses/{status}")
             else:
                 response.headers = {**(response.headers or {}), **self.always}
+            if status == "200" and response.content is not None:
+                for media_type, schema in self.other_answers.items():
+                    response.content[media_type] = OpenAPIMediaType(schema)

@@ -19,9 +19,10 @@ from admin.adapters.serving_data import check_entity_name
 from admin.adapters.versions import NewVersion, VersionDetails
 from admin.http import problems
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
-from admin.http.upload_operation import JSON, UploadOperation
+from admin.http.upload_body import JSON, upload_body
 from admin.models import models
 from admin.uploads.upload import MULTIPART, UploadForm, media_type
 from store.errors import Invalid, NotFound
@@ -113,8 +114,8 @@ class _Stages:
         return ", ".join(self._stages)
 
 
-class LoadOperation(UploadOperation):
-    form = FORM
+class LoadOperation(AdminOperation):
+    body = upload_body(FORM)
 
 
 def _answered(*statuses: int) -> dict[int, ResponseSpec]:
@@ -124,7 +125,7 @@ def _answered(*statuses: int) -> dict[int, ResponseSpec]:
     }
 
 
-def to_vllm_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+def to_vllm_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """Returns the answer to an error in vLLM's format: `code` holds the HTTP status, and `reason`
     holds our error code."""
     answer = problems.to_response(request, error)

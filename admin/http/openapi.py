@@ -61,10 +61,10 @@ class AdminOperation(PlaneOperation):
     always = ALWAYS
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for parameter in self.parameters or ():
             if isinstance(parameter, Parameter) and isinstance(parameter.schema, Schema):
                 _leave_out_null(parameter.schema)
+        super().__post_init__()
 
 
 def _leave_out_null(schema: Schema) -> None:

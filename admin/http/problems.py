@@ -37,7 +37,7 @@ class StoreReadOnly(StoreAway):
     should_retry = False
 
 
-def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """Returns the answer to an error of a handler or the router."""
     return error_answers.to_response(request, _of_store(error))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
-from admin.http.upload_operation import BINARY, JSON, UploadOperation
+from admin.http.upload_body import BINARY, JSON, upload_body
 from admin.models import models
 from admin.schemas import Deleted, Page, page, shown
 from admin.signing_keys.signing_keys import parse_signature
@@ -46,21 +45,18 @@ UPLOADING = (404, 408, 409, 413, 507)
 """Error statuses of routes that receive files."""
 
 
-class VersionOperation(UploadOperation):
-    form = FORM
+class VersionOperation(AdminOperation):
+    body = upload_body(FORM)
 
 
-@dataclass
+OFFSET = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=10**15 - 1)
+
+
 class AppendOperation(AdminOperation):
     """Operation whose body is bytes, with a header for their offset in the upload."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        offset = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=10**15 - 1)
-        header = Parameter("upload-offset", ParamType.HEADER, schema=offset, required=True)
-        self.parameters = [*(self.parameters or ()), header]
-        content = {"application/octet-stream": OpenAPIMediaType(BINARY)}
-        self.request_body = RequestBody(content, required=True)
+    more_parameters = (Parameter("upload-offset", ParamType.HEADER, schema=OFFSET, required=True),)
+    body = RequestBody({"application/octet-stream": OpenAPIMediaType(BINARY)}, required=True)
 
 
 class UploadController(Controller):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import groupby
@@ -90,18 +89,12 @@ def _describe(asked: Parameters) -> list[Parameter]:
     ]
 
 
-@dataclass
 class CompletionsOperation(AdminOperation):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.parameters = [*_describe(COMPLETIONS)]
+    more_parameters = _describe(COMPLETIONS)
 
 
-@dataclass
 class CostsOperation(AdminOperation):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.parameters = [*_describe(COSTS)]
+    more_parameters = _describe(COSTS)
 
 
 class UsageResult(msgspec.Struct, frozen=True):

@@ -139,18 +139,3 @@ class MessageAnswer(msgspec.Struct, frozen=True):
     stop_reason: str
     stop_sequence: str | None
     usage: dict[str, Any]
-
-
-class MessagesErrorDetails(msgspec.Struct, frozen=True):
-    type: str
-    message: str
-    details: dict[str, str | None]
-    """`error_code` is the code of the other dialects, and `param` names the invalid field."""
-
-
-class MessagesErrorBody(msgspec.Struct, frozen=True):
-    """Body of every error on this dialect's routes, in Anthropic's form."""
-
-    type: Literal["error"]
-    error: MessagesErrorDetails
-    request_id: str

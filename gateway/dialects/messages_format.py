@@ -187,7 +187,7 @@ class MessagesFormat(AnswerFormat):
         }
 
 
-def event(name: str, data: dict[str, Any]) -> bytes:
+def event(name: str, data: Any) -> bytes:
     """Returns a server-sent event with its name."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(data))
 

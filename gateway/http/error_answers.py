@@ -15,7 +15,7 @@ MAX_SHOWN = 100
 """Maximum characters of an unknown path that are repeated in the answer."""
 
 
-def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """Returns the response to an error of a handler or the router."""
     if isinstance(error, NotFoundException):
         error = NotFoundException(_no_route(request))

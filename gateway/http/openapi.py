@@ -4,7 +4,7 @@ and headers of requests and answers."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from litestar import Router
@@ -12,7 +12,6 @@ from litestar.enums import ParamType
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig, ResponseSpec
 from litestar.openapi.spec import (
-    OpenAPIMediaType,
     OpenAPIResponse,
     OpenAPIType,
     Parameter,
@@ -20,7 +19,7 @@ from litestar.openapi.spec import (
 )
 from litestar.routes import HTTPRoute
 
-from gateway.dialects.messages_fields import MessageAnswer, MessagesErrorBody
+from gateway.dialects.messages_fields import MessageAnswer
 from gateway.dialects.responses_fields import ResponseAnswer
 from gateway.http.decoding import MAX_BODY_BYTES
 from gateway.http.guards import INFERENCE
@@ -28,7 +27,7 @@ from gateway.http.handlers import HotRoute
 from gateway.http.request import MAX_TIMEOUT_S
 from web.guards import public
 from web.headers import is_of_messages
-from web.messages_errors import OVERLOADED
+from web.messages_errors import OVERLOADED, MessagesErrorBody
 from web.openapi import Headers, PlaneOperation, header, plane_document, refused
 
 REFUSALS = {
@@ -166,34 +165,50 @@ STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {
 """Bodies of the answers of routes that may stream, by path. Others use `Completion`."""
 
 
-def _operation(
-    headers: Headers, *, has_timeout: bool = False, may_stream: bool = False
-) -> type[PlaneOperation]:
-    """Returns the class of operations whose answers have these headers. `has_timeout` adds the
-    header of requests that sets a deadline, and `may_stream` the stream as a form of the answer."""
-
-    @dataclass
-    class GatewayOperation(PlaneOperation):
-        always = headers
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if has_timeout:
-                self.parameters = [*(self.parameters or ()), TIMEOUT]
-            for status, response in (self.responses or {}).items():
-                if not isinstance(response, OpenAPIResponse):
-                    continue
-                if status == "200" and may_stream and response.content is not None:
-                    stream = OpenAPIMediaType(Schema(type=OpenAPIType.STRING))
-                    response.content["text/event-stream"] = stream
-                elif int(status) >= 400 and REQUEST_ID.keys() <= headers.keys():
-                    # An error in Anthropic's form, which the document's components do not have.
-                    response.headers = {**ALWAYS, **REQUEST_ID, **_headers_of(int(status))}
-
-    return GatewayOperation
+class PublicOperation(PlaneOperation):
+    always = ALWAYS
 
 
-PublicOperation = _operation(ALWAYS)
+class KeyOperation(PlaneOperation):
+    always = ALWAYS | LIMITS
+
+
+class TokensOperation(PlaneOperation):
+    """Operation that returns or counts a conversation's tokens."""
+
+    always = KeyOperation.always | DROPPED
+
+
+class ServedOperation(PlaneOperation):
+    """Operation that runs on a worker and has a deadline."""
+
+    always = KeyOperation.always | SERVED | DROPPED
+    more_parameters = (TIMEOUT,)
+
+
+class GenerationOperation(ServedOperation):
+    """Operation that may answer with a stream."""
+
+    other_answers: ClassVar = {"text/event-stream": Schema(type=OpenAPIType.STRING)}
+
+
+@dataclass
+class _OfMessages(PlaneOperation):
+    """Operation of Anthropic's Messages, whose errors the document's components do not have."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for status, response in (self.responses or {}).items():
+            if int(status) >= 400 and isinstance(response, OpenAPIResponse):
+                response.headers = {**ALWAYS, **REQUEST_ID, **_headers_of(int(status))}
+
+
+class CountOperation(_OfMessages, TokensOperation):
+    always = TokensOperation.always | REQUEST_ID
+
+
+class MessagesOperation(_OfMessages, GenerationOperation):
+    always = GenerationOperation.always | REQUEST_ID
 
 
 def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
@@ -204,8 +219,6 @@ def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
         return
     handler.security = [{"key": [INFERENCE]}]
     of_messages, on_worker = is_of_messages(route.path), isinstance(handler, HotRoute)
-    whole = WHOLE_ANSWERS.get(route.path)
-    headers = ALWAYS | LIMITS
     statuses = {401, 403, 429, 503}
     if route.path_parameters:
         statuses |= {400, 404}
@@ -213,17 +226,15 @@ def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
         statuses |= {400, 404, 408, 409, 413}
     answers: dict[int, ResponseSpec] = {}
     if on_worker:
-        headers |= SERVED
+        whole = WHOLE_ANSWERS.get(route.path)
+        kind = ServedOperation if whole else GenerationOperation
+        handler.operation_class = MessagesOperation if of_messages else kind
         statuses |= {500, 504}
         shape = whole or STREAMED_ANSWERS.get(route.path, Completion)
         answers[200] = ResponseSpec(shape, generate_examples=False, description="The answer.")
-    if on_worker or of_messages or route.path == "/tokenize":
-        headers |= DROPPED
-    if of_messages:
-        headers |= REQUEST_ID
-    handler.operation_class = _operation(
-        headers, has_timeout=on_worker, may_stream=on_worker and whole is None
-    )
+    else:
+        kind = TokensOperation if route.path == "/tokenize" else KeyOperation
+        handler.operation_class = CountOperation if of_messages else kind
     refusals = _messages_refusals(statuses) if of_messages else refused(*statuses)
     handler.responses = answers | refusals
 
