@@ -46,13 +46,9 @@ class BlockTable:
     @property
     def held_pages(self) -> list[int]:
         """Pages that this table has a reference to, once per reference, in token order."""
-        if not self._duplicates:
-            return self.pages
-        held: list[int] = []
-        for index, page in enumerate(self.pages):
-            held.append(page)
-            if index in self._duplicates:
-                held.append(self._duplicates[index])
+        held = list(self.pages)
+        for index in reversed(self._duplicates):
+            held.insert(index + 1, self._duplicates[index])
         return held
 
     def num_found(self, keys: Iterable[bytes]) -> int:
@@ -106,19 +102,18 @@ class BlockTable:
                 self._duplicates[index] = duplicate
         self.num_committed = end
 
-    def _count(self, change: int) -> None:
-        """Adds `change` to the number of the tenant's tables that have pages."""
-        self._kv.tables.charge(self.tenant.name, change)
-
-    def _ask(self, num_pages: int) -> Ask:
-        """Returns the tenant's request for pages. It is the tenant's first if no other table of the
-        tenant has pages."""
-        is_first = self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
-        return self._kv.ask(num_pages, self.tenant, is_first=is_first)
-
     def free(self) -> None:
         """Releases all pages. Cached pages become idle once no other sequence holds them."""
         self._kv.prefix_cache.release(self.held_pages, self._num_used)
         self._count(-bool(self.pages))
         self.pages, self._duplicates = [], {}
         self._num_matched = self._num_used = self.num_committed = 0
+
+    def _count(self, change: int) -> None:
+        """Adds `change` to the number of the tenant's tables that have pages."""
+        self._kv.tables.charge(self.tenant.name, change)
+
+    def _ask(self, num_pages: int) -> Ask:
+        """Returns the tenant's request for pages, its first if no other table of it has pages."""
+        is_first = self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
+        return self._kv.ask(num_pages, self.tenant, is_first=is_first)

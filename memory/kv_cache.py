@@ -51,7 +51,7 @@ class KVCache:
         """Number of used plus free pages. Changes as extents move to and from other owners."""
         return self.pool.num_used + self.pool.num_free
 
-    def ask(self, num_pages: int, tenant: Tenant, *, is_first: bool = False) -> Ask:
+    def ask(self, num_pages: int, tenant: Tenant, *, is_first: bool) -> Ask:
         """Records a request of the tenant for `num_pages` pages. Returns the request, which decides
         what may be evicted. is_first: whether no other sequence of the tenant has pages here."""
         bytes_held, page_bytes = self._arena.bytes_held, self.pool.page_bytes

@@ -89,12 +89,13 @@ class PrefixCache:
         if page.idle_order:
             self.idle.remove(page, self._clock())
 
-    def _add(self, key: bytes, id: int, parent: CachedPage | None) -> CachedPage:
+    def _add(self, key: bytes, page_id: int, parent: CachedPage | None) -> CachedPage:
         now = self._clock()
-        page = CachedPage(key, id, self._pool.account_of(id), parent, Reuse(1.0, now))
+        account = self._pool.account_of(page_id)
+        page = CachedPage(key, page_id, account, parent, Reuse(1.0, now))
         self.idle.reuse.add(page, now)
-        self._pool.retain(id)
-        self._by_key[key] = self._by_id[id] = page
+        self._pool.retain(page_id)
+        self._by_key[key] = self._by_id[page_id] = page
         self.journal.record(key, is_added=True)
         if parent is not None:
             parent.children.add(page)

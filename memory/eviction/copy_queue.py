@@ -69,5 +69,5 @@ class CopyQueue(Generic[T]):
             try:
                 copy.done(outcome)
             except Exception:
-                log.exception("the end of a copy was not taken")
+                log.exception("completing a copy failed")
                 raise

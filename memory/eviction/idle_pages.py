@@ -40,6 +40,14 @@ class CachedPage:
     """Position in the order in which pages turned idle. 0 while the page is in use."""
 
 
+_Leaf = tuple[float, int, CachedPage]
+"""Entry of a heap of idle pages without children: rank of the page's reuse, its `idle_order` when
+it was added, and the page."""
+_Turn = tuple[float, bool, float, str, int, CachedPage]
+"""Turn of an account for eviction: its eviction priority, whether it is not the requesting account,
+the expected reuse of its least reused leaf, its name, and that leaf with its `idle_order`."""
+
+
 class PageReuse:
     """Estimate of the future matches of cached pages.
 
@@ -64,6 +72,7 @@ class PageReuse:
             page.reuse.note(now, gone.expected(now))
 
     def record_match(self, page: CachedPage, now: float) -> None:
+        """Records that a sequence used the page instead of computing it."""
         if not page.was_matched:
             page.reuse, page.was_matched = Reuse(), True
             self._matched.note(now)
@@ -80,11 +89,14 @@ class PageReuse:
         return min((self._matched.expected(now) + 1) / (self._added.expected(now) + 2), 1.0)
 
     def expected(self, page: CachedPage, now: float) -> float:
+        """Returns the expected number of future matches of the page."""
         return page.reuse.expected(now) * (1.0 if page.was_matched else self.chance(now))
 
 
 @dataclass(slots=True)
 class _IdleInExtent:
+    """Idle pages of one extent."""
+
     pages: dict[int, CachedPage] = field(default_factory=dict[int, CachedPage])
     num_of: Counter[str] = field(default_factory=Counter[str])
     """Number of pages by account."""
@@ -95,12 +107,15 @@ class _IdleInExtent:
 
 @dataclass(slots=True)
 class _IdleOfAccount:
+    """Idle pages of one account."""
+
     num_pages: int = 0
     leaves: tuple[list[_Leaf], list[_Leaf]] = field(default_factory=lambda: ([], []))
-    """Heaps of pages without children, of those never matched and of matched ones. Entries of pages
+    """Heaps of the pages without children: pages never matched, and matched pages. Entries of pages
     that have been in use since are skipped."""
 
     def push(self, page: CachedPage) -> None:
+        """Adds a page without children to its heap."""
         heap = self.leaves[page.was_matched]
         heappush(heap, (page.reuse.rank, page.idle_order, page))
         if len(heap) > 2 * self.num_pages + 64:
@@ -116,21 +131,15 @@ class _IdleOfAccount:
                 yield heap[0][2]
 
 
-_Leaf = tuple[float, int, CachedPage]
-"""Rank of its reuse, its `idle_order` at that time, and the page."""
-_Turn = tuple[float, bool, float, str, int, CachedPage]
-"""Account's turn for eviction: eviction priority, whether it is not the requesting account,
-expected reuse of its least reused leaf, its name, and that leaf with its `idle_order`."""
-
-
 def _is_current(leaf: _Leaf) -> bool:
-    """Whether the page has been idle ever since. A page gets children only while it is in use."""
+    """Whether the page has been idle since the entry was added. If so, it still has no children,
+    because a page gets children only while it is in use."""
     return leaf[2].idle_order == leaf[1]
 
 
 class IdlePages:
-    """Pages of a prefix cache that only the cache holds, and that may be evicted. The children of
-    an idle page are idle, too. A page without children is a leaf; leaves are evicted first."""
+    """Pages of a prefix cache that no sequence uses, and that may therefore be evicted. A page is
+    evicted after its children, which are idle, too. Hence each evicted page is a leaf."""
 
     def __init__(
         self, pool: PagePool, clock: Callable[[], float], forget: Callable[[CachedPage], None]
@@ -165,7 +174,7 @@ class IdlePages:
         return self._of_account[account].num_pages if account in self._of_account else 0
 
     def add(self, page: CachedPage, now: float) -> None:
-        """Adds a page that its last user has released."""
+        """Adds a page that its last sequence has released."""
         page.idle_order = next(self._orders)
         self.num_pages += 1
         in_extent = self._in_extent[self.pool.extent_of(page.id)]
@@ -178,7 +187,7 @@ class IdlePages:
             of_account.push(page)
 
     def remove(self, page: CachedPage, now: float) -> None:
-        """Removes a page that is used again."""
+        """Removes a page that is used again or evicted."""
         page.idle_order = 0
         self.num_pages -= 1
         extent = self.pool.extent_of(page.id)
@@ -220,7 +229,7 @@ class IdlePages:
             turn = heappop(heap)
             priority, _, reuse, account, _, page = turn
             if turn is not turns[account]:
-                continue  # replaced, because the account has lost a page or got a leaf
+                continue  # A newer turn of the account is in the heap, if it has a leaf.
             if (priority, reuse) > (limit.priority, max_reuse) or not ask.may_take(account):
                 break
             self._evict(page, now)
@@ -259,8 +268,8 @@ class IdlePages:
             self._evict(page, now)
 
     def _turn(self, account: str, ask: Ask, now: float) -> _Turn | None:
-        """Returns None if the account has no leaf, for example because each of its idle pages has a
-        child of another account."""
+        """Returns the account's turn. Returns None if the account has no leaf, for example because
+        each of its idle pages has a child of another account."""
         if account not in self._of_account:
             return None
         leaves = [(self.reuse.expected(p, now), p) for p in self._of_account[account].least()]

@@ -62,7 +62,7 @@ def evict(kv: KVCache, num_pages: int) -> int:
 
 def make_room(kv: KVCache, num_pages: int, tenant: Tenant = NO_TENANT) -> bool:
     """Makes room for a tenant that has other sequences."""
-    return kv.source.make_room(kv.idle, num_pages, kv.ask(num_pages, tenant))
+    return kv.source.make_room(kv.idle, num_pages, kv.ask(num_pages, tenant, is_first=False))
 
 
 def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:
