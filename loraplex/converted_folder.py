@@ -18,6 +18,7 @@ from adapters.errors import AdapterRejected
 from adapters.format.tensor_headers import ITEM_BYTES, read_header
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from loraplex.errors import ApiFailure, Refused
+from loraplex.folder_serving import read_json
 
 INDEX_NAME = WEIGHTS_NAME + ".index.json"
 MLX_NAME = "adapters.safetensors"
@@ -60,7 +61,7 @@ def converted(folder: Path, tell: Callable[[str], None]) -> Iterator[Path]:
 
 def _join(folder: Path, target: Path) -> None:
     """Writes the tensors of all files that the index names into one file."""
-    index = _read_json(folder / INDEX_NAME)
+    index = read_json(folder / INDEX_NAME)
     files = index.get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):  # pyright: ignore[reportUnknownVariableType]
         raise ApiFailure(f"{folder / INDEX_NAME} has no weight_map of names to files")
@@ -75,7 +76,7 @@ def _join(folder: Path, target: Path) -> None:
 
 def _convert_mlx(folder: Path, target: Path) -> None:
     """Transposes the factors, names them as peft does, and writes peft's configuration."""
-    given = _read_json(folder / CONFIG_NAME)
+    given = read_json(folder / CONFIG_NAME)
     kind, parameters = given.get("fine_tune_type", "lora"), given.get("lora_parameters")
     if kind != "lora":
         raise ApiFailure(f"{folder} is an MLX folder of type {kind!r}: train with lora")
@@ -146,13 +147,3 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, bits in tensors.values():
             file.write(np.ascontiguousarray(bits).tobytes())
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ApiFailure(f"{path} is not JSON: {error}") from None
-    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]

@@ -21,7 +21,7 @@ def read_folder_serving(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if template := _chat_template(folder):
         found["chat_template"] = template
-    generation = _read(folder / GENERATION_NAME)
+    generation = read_json(folder / GENERATION_NAME)
     defaults = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
     if defaults.get("top_k") == -1:
         defaults["top_k"] = 0
@@ -57,14 +57,16 @@ def _chat_template(folder: Path) -> str | None:
     template in the tokenizer's configuration, or the one named `default` if that has several."""
     if (folder / TEMPLATE_NAME).is_file():
         return _text(folder / TEMPLATE_NAME)
-    template = _read(folder / TOKENIZER_NAME).get("chat_template")
+    template = read_json(folder / TOKENIZER_NAME).get("chat_template")
     if isinstance(template, list):
         entries = [each for each in cast(list[Any], template) if isinstance(each, dict)]
         return {entry.get("name"): entry.get("template") for entry in entries}.get("default")
     return template
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file, or no fields if there is no such file. Raises
+    ApiFailure."""
     if not path.is_file():
         return {}
     try:

@@ -19,7 +19,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from loraplex.certificates import expiry_of
-from loraplex.exposition import Traced, families, joined
+from loraplex.exposition import families, joined
+from loraplex.histograms import Traced, with_histograms
 from loraplex.metric_sending import MetricSender, send_interval_s
 from loraplex.otlp import otlp_url, resource
 from telemetry.tallies import Histogram
@@ -80,7 +81,7 @@ def render_metrics(worker: bytes = b"", form: str = CONTENT_TYPE_LATEST) -> byte
 
 def _own() -> Iterator[Family]:
     if (data := _reader.get_metrics_data()) is not None:
-        yield from families(data, _traced)
+        yield from families(with_histograms(data, _traced))
     yield from REGISTRY.collect()
 
 

@@ -301,7 +301,7 @@ def _ports(settings: Settings) -> Findings:
                 if not any(answer.status_code == 200 for answer in answers):
                     yield "failed", f"{host}:{port}: {error.strerror}", "give another port"
                     continue
-                yield "ok", f"a loraplex server listens on {host}:{port}", ""
+                yield "ok", f"{host}:{port} is served by loraplex", ""
             else:
                 yield "ok", f"{host}:{port} is free", ""
 

@@ -14,9 +14,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from loraplex.commands.command import Command
+from loraplex.commands.options import Number, struct_options
 from loraplex.errors import ApiFailure, BadSettings
+from loraplex.load.plan import MAX_REQUESTS, Plan, run_plan
 from loraplex.output import ProgressCallback, is_json, progress, show_list
 from loraplex.settings import load_settings
 from loraplex.tables import Column, Kind, Row, exact
@@ -25,16 +28,8 @@ if TYPE_CHECKING:
     from loraplex.load.client import Outcome
     from loraplex.load.figures import Figures, Percentiles, Targets
     from loraplex.load.loops import OnEnd
-    from loraplex.load.plan import Plan
 
-MAX_REQUESTS = 100_000
-MAX_CONCURRENCY = 1024
-MAX_RATE = 10_000
-MAX_DURATION_S = 86_400
-MAX_TOKENS = 1 << 17
 MAX_MODELS = 10_000
-DEFAULT_REQUESTS = 100
-DEFAULT_CONCURRENCY = 8
 ALL = "all"
 """Name of the class if there is only one, or of the row that sums up all classes."""
 TIMES = ("TTFT", "ITL", "e2e")
@@ -43,16 +38,11 @@ MAX_BARS = 12
 _CLASS = re.compile(r"([\w.-]{1,64})=([A-Za-z_]\w*)")
 
 
-class Number(click.FloatRange):
-    """Range of numbers that excludes `nan`, which click accepts in every range."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        found = super().convert(value, param, ctx)
-        if math.isnan(found):
-            self.fail("this is not a number", param, ctx)
-        return found
+OPTIONS = (
+    *("zipf", "concurrency", "rate", "requests", "duration", "prompt_tokens", "output_tokens"),
+    *("ignores_eos", "endpoint", "timeout_s", "seed"),
+)
+"""Fields of the plan that are options."""
 
 
 @click.command("bench", cls=Command, example="--model support-bot --rate 5 --duration 60 --plot")
@@ -67,13 +57,6 @@ class Number(click.FloatRange):
     help="Model to call; may be repeated, most popular first.",
 )
 @click.option(
-    "--zipf",
-    type=Number(0, 10),
-    default=0.0,
-    show_default=True,
-    help="The k-th model gets 1/k^ZIPF of the first model's requests.",
-)
-@click.option(
     "--class",
     "classes",
     multiple=True,
@@ -81,51 +64,7 @@ class Number(click.FloatRange):
     help="Class of requests that use the API key in this environment variable; may be repeated,"
     " classes then alternate.",
 )
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, MAX_CONCURRENCY),
-    help="Number of concurrent clients (default: 8).",
-)
-@click.option(
-    "--rate",
-    type=Number(0, MAX_RATE, min_open=True),
-    help="Requests per second at random times, instead of --concurrency.",
-)
-@click.option(
-    "--requests", type=click.IntRange(1, MAX_REQUESTS), help="Number of requests (default: 100)."
-)
-@click.option(
-    "--duration",
-    type=Number(0, MAX_DURATION_S, min_open=True),
-    help="Seconds during which requests are sent, instead of --requests.",
-)
-@click.option(
-    "--prompt-tokens",
-    type=click.IntRange(1, MAX_TOKENS),
-    default=64,
-    show_default=True,
-    help="Approximate length of each prompt in tokens.",
-)
-@click.option(
-    "--output-tokens",
-    type=click.IntRange(1, MAX_TOKENS),
-    default=64,
-    show_default=True,
-    help="Maximum tokens of each answer.",
-)
-@click.option(
-    "--ignore-eos",
-    "ignores_eos",
-    is_flag=True,
-    help="Always generate --output-tokens tokens (vLLM and loraplex only).",
-)
-@click.option(
-    "--endpoint",
-    type=click.Choice(["chat", "completions"]),
-    default="chat",
-    show_default=True,
-    help="Route below /v1: chat/completions or completions.",
-)
+@struct_options(Plan, *OPTIONS, flags={"ignores_eos": "--ignore-eos", "timeout_s": "--timeout"})
 @click.option(
     "--ttft-target",
     type=Number(0, min_open=True),
@@ -139,28 +78,15 @@ class Number(click.FloatRange):
     help="Count as goodput only requests with at most this mean time between tokens, in"
     " milliseconds.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Number(0, 3600, min_open=True),
-    default=300.0,
-    show_default=True,
-    help="Maximum seconds for one answer.",
-)
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of prompts, models and times."
-)
 @click.option("--plot", is_flag=True, help="Show the latencies as bars.")
 def bench_command(
     url: str | None,
     models: tuple[str, ...],
     classes: tuple[str, ...],
-    concurrency: int | None,
-    requests: int | None,
     ttft_target: float | None,
     itl_target: float | None,
     plot: bool,
-    **given: Any,
+    **flags: Any,
 ) -> None:
     """Send streamed requests and show times, rates and goodput.
 
@@ -170,24 +96,19 @@ def bench_command(
     """
     # Imported here, because this import is slow.
     from loraplex.load.figures import Targets
-    from loraplex.load.plan import Plan, run_plan
 
-    rate, duration = given["rate"], given["duration"]
-    if concurrency is not None and rate is not None:
+    given = {name: value for name, value in flags.items() if value is not None}
+    if "concurrency" in given and "rate" in given:
         raise click.UsageError("give --concurrency or --rate, not both")
     if plot and is_json():
         raise click.UsageError("give --plot or --json, not both")
     if len(models) > MAX_MODELS:
         raise click.UsageError(f"--model: {len(models)} models, at most {MAX_MODELS}")
     place, keys = _place(url, classes)
-    plan = Plan(
-        models=models,
-        keys=keys,
-        concurrency=concurrency or DEFAULT_CONCURRENCY,
-        requests=requests or (MAX_REQUESTS if duration else DEFAULT_REQUESTS),
-        is_counted=requests is not None or duration is None,
-        **given,
-    )
+    is_counted = "requests" in given or "duration" not in given
+    if not is_counted:
+        given["requests"] = MAX_REQUESTS
+    plan = Plan(models=models, keys=keys, is_counted=is_counted, **given)
     outcomes: list[Outcome] = []
     with progress("requests" if plan.is_counted else "seconds", of_bytes=False) as report:
         asyncio.run(run_plan(place, plan, _noting(outcomes, plan, report)))
@@ -240,7 +161,9 @@ def _tell(url: str, plan: Plan, outcomes: list[Outcome], targets: Targets, *, pl
     total = summarise(outcomes, seconds, targets)
     failed = failures(outcomes)
     if is_json():
-        load = {name: value for name, value in plan._asdict().items() if name != "keys"}
+        load = {
+            name: value for name, value in msgspec.structs.asdict(plan).items() if name != "keys"
+        }
         document = {
             "url": url,
             "load": load,

@@ -41,7 +41,7 @@ STATES = (
     Column("error", "error"),
     Column("idle_since", "idle", Kind.AGE),
     Column("num_swaps", "swaps", Kind.NUMBER),
-    Column("load_s", "load (s)", Kind.NUMBER),
+    Column("load_s", "seconds", Kind.NUMBER),
 )
 MEANINGS = {
     "auto": "loaded when a request needs it",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import pairwise
@@ -17,7 +18,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from loraplex.settings import SIZES, Settings, load_settings, nested
+from loraplex.settings import BYTES, MemoryRange, Settings, load_settings, nested
 from loraplex.tables import size
 
 if TYPE_CHECKING:
@@ -38,7 +39,18 @@ WORKING = (
     "max_model_len",
 )
 UPLOADS = ("max_lora_rank",)
-FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+
+
+class Number(click.FloatRange):
+    """Range of numbers that excludes `nan`, which click accepts in every range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail("this is not a number", param, ctx)
+        return found
 
 
 def settings_options(*groups: Sequence[str]) -> Callable[[F], F]:
@@ -46,43 +58,68 @@ def settings_options(*groups: Sequence[str]) -> Callable[[F], F]:
     `settings_of` reads them."""
 
     def decorate(command: F) -> F:
-        for name in reversed([name for group in (*groups, PLACE) for name in group]):
-            command = _setting_option(name)(command)
+        names = [name for group in (*groups, PLACE) for name in group]
         config = click.Path(path_type=Path, dir_okay=False)
-        return click.option("--config", type=config, help="TOML file with settings.")(command)
+        option = click.option("--config", type=config, help="TOML file with settings.")
+        return option(struct_options(Settings, *names)(command))
 
     return decorate
 
 
-def _setting_option(name: str) -> Callable[[F], F]:
-    """Returns a decorator that adds the option of a setting, as the field in `Settings` describes
-    it. The option's value is None unless the user gives it."""
-    field, details = FIELDS[name], dict[str, Any]()
-    kinds = list(nested(field.type))
-    text = _docstrings()[name]
-    choices = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
-    if name in SIZES:
+def struct_options(
+    struct: type[msgspec.Struct], *names: str, flags: Mapping[str, str] | None = None
+) -> Callable[[F], F]:
+    """Returns a decorator that adds an option for each of these fields of a struct, with the
+    field's type, bounds, default and docstring. The value is None unless the user gives it. `flags`
+    has the names of options that are not named like their fields."""
+    fields = {field.name: field for field in msgspec.structs.fields(struct)}
+    texts = _docstrings(struct)
+
+    def decorate(command: F) -> F:
+        for name in reversed(names):
+            flag = (flags or {}).get(name, f"--{name.replace('_', '-')}")
+            details = _option_details(fields[name], texts[name])
+            command = click.option(flag, name, **details)(command)
+        return command
+
+    return decorate
+
+
+def _option_details(field: msgspec.structs.FieldInfo, text: str) -> dict[str, Any]:
+    """Returns the arguments of `click.option` for a field."""
+    kinds, default = list(nested(field.type)), field.default
+    metas = [kind for kind in kinds if isinstance(kind, msgspec.Meta)]
+    lows = [low for meta in metas for low in (meta.ge, meta.gt) if low is not None]
+    highs = [meta.le for meta in metas if meta.le is not None]
+    bounds: dict[str, Any] = {"min": min(lows, default=None), "max": min(highs, default=None)}
+    details: dict[str, Any] = {}
+    if is_size := any(meta.extra == BYTES for meta in metas):
         details["metavar"] = "BYTES"
-    elif name == "adapter_memory":
+    elif MemoryRange in kinds:
         details["metavar"] = "MIN:MAX"
     elif Path in kinds:
         details["type"] = click.Path(path_type=Path)
-    elif choices:
+    elif choices := [get_args(kind) for kind in kinds if get_origin(kind) is Literal]:
         details["type"] = click.Choice(choices[0])
     elif bool in kinds:
         details |= {"is_flag": True, "default": None}
     elif int in kinds:
-        details["type"] = int
-    default: Any = size(field.default) if name in SIZES and field.default else field.default
-    if isinstance(default, str | int | Path) and not isinstance(default, bool):
-        text = f"{text.rstrip('.')} (default: {default})."
-    return click.option(f"--{name.replace('_', '-')}", help=text, **details)
+        details |= {"type": click.IntRange(**bounds) if lows else int, "metavar": "NUMBER"}
+    elif float in kinds:
+        is_open = any(meta.gt is not None for meta in metas)
+        details |= {"type": Number(**bounds, min_open=is_open), "metavar": "NUMBER"}
+    if isinstance(default, str | int | float | Path) and not isinstance(default, bool):
+        if is_size:
+            default = size(int(default))  # pyright: ignore[reportArgumentType]
+        shown = f"{default:g}" if isinstance(default, float) else default
+        text = f"{text.rstrip('.')} (default: {shown})."
+    return details | {"help": text}
 
 
 @cache
-def _docstrings() -> dict[str, str]:
-    """Returns the docstrings of settings by name, each in one line."""
-    (tree,) = ast.parse(inspect.getsource(Settings)).body
+def _docstrings(kind: type) -> dict[str, str]:
+    """Returns the docstrings of a class's attributes by name, each in one line."""
+    (tree,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(tree, ast.ClassDef)
     found: dict[str, str] = {}
     for pair in pairwise(tree.body):

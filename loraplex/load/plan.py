@@ -6,13 +6,17 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from loraplex.errors import ApiFailure
 from loraplex.load.client import Call, Client
 from loraplex.load.loops import OnEnd, closed_loop, open_loop
 
 ENDPOINTS = {"chat": "/chat/completions", "completions": "/completions"}
+MAX_REQUESTS = 100_000
 TEXT = (
     "time year people way day man thing woman life child world school state family student group"
     " country problem hand part place case week company system program question work number night"
@@ -21,27 +25,38 @@ TEXT = (
 """Words of which most tokenizers encode each as one token."""
 
 
-class Plan(NamedTuple):
-    """Requests to send, and their rate."""
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests to send, and their rate. The docstrings of optional fields are the help of
+    `loraplex bench`."""
 
     models: tuple[str, ...]
     """Names of the models, the most popular one first."""
-    zipf: float
     keys: dict[str, str | None]
     """API key of each class. None sends no key."""
-    endpoint: str
-    prompt_tokens: int
-    output_tokens: int
-    ignores_eos: bool
-    concurrency: int
-    """Requests in flight of a closed loop. Unused if there is a rate."""
-    rate: float | None
-    requests: int
-    is_counted: bool
+    is_counted: bool = True
     """Whether a number of requests limits the load. Otherwise only a duration limits it."""
-    duration: float | None
-    seed: int
-    timeout_s: float
+    zipf: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    """The k-th model gets 1/k^ZIPF of the first model's requests."""
+    concurrency: Annotated[int, Meta(ge=1, le=1024)] = 8
+    """Number of concurrent clients."""
+    rate: Annotated[float, Meta(gt=0, le=10_000)] | None = None
+    """Requests per second at random times, instead of --concurrency."""
+    requests: Annotated[int, Meta(ge=1, le=MAX_REQUESTS)] = 100
+    """Number of requests."""
+    duration: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """Seconds during which requests are sent, instead of --requests."""
+    prompt_tokens: Annotated[int, Meta(ge=1, le=1 << 17)] = 64
+    """Approximate number of tokens of each prompt."""
+    output_tokens: Annotated[int, Meta(ge=1, le=1 << 17)] = 64
+    """Maximum number of tokens of each answer."""
+    ignores_eos: bool = False
+    """Always generate --output-tokens tokens (vLLM and loraplex only)."""
+    endpoint: Literal["chat", "completions"] = "chat"
+    """Route below /v1: chat/completions or completions."""
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 300.0
+    """Maximum seconds for one answer."""
+    seed: int = 0
+    """Seed of prompts, models and times."""
 
 
 async def run_plan(url: str, plan: Plan, on_end: OnEnd) -> None:
