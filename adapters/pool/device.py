@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from threading import Lock
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from adapters.manifest import BaseModelShape
 from adapters.pool.image import AdapterImage
 from adapters.pool.lora import ImageTables
 from adapters.pool.tiers import AdapterEntry
-from memory.accounts import NO_TENANT, Ask, BytesHeld
+from memory.accounts import Ask, BytesHeld, Tenant
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory, Placement
 from memory.eviction.broker import MemoryBroker
@@ -113,11 +112,11 @@ class DeviceTier:
         """memory: uint8 tensor on the device. `placements` divides it, `broker` evicts from it. The
         caller must add the tier to the broker."""
         self._memory = memory
-        self._placements = placements
+        self.placements = placements
         self._broker = broker
         self._ops = ops
         self._clock = clock
-        self._slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
+        self.slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
         self._resident: dict[Placement, AdapterEntry] = {}
         self._refused: dict[str, int] = {}
         """Bytes of the last failed allocation, by account. Cleared by `poll`."""
@@ -126,90 +125,65 @@ class DeviceTier:
         self.num_evictions = 0
 
     @property
-    def lock(self) -> Lock:
-        """The memory lock."""
-        return self._broker.lock
-
-    @property
-    def tables(self) -> AdapterTables:
-        return self._slots.tables
-
-    @property
-    def num_slots(self) -> int:
-        return self._slots.count
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Maximum bytes of the adapters of all base models."""
-        return self._placements.capacity_bytes
-
-    @property
-    def entries(self) -> list[AdapterEntry]:
-        """Adapters that are on the device or being copied to it."""
-        return list(self._resident.values())
+    def share_bytes(self) -> int:
+        """Bytes of adapter memory for each base model, if all have the same."""
+        return self.placements.capacity_bytes // len(self._broker.holders)
 
     def poll(self) -> None:
         """Allows failed allocations to be tried again."""
         self._refused.clear()
 
-    def could_hold(self, image: AdapterImage) -> bool:
-        """Whether the image would fit if no other adapter were on the device."""
-        return self._placements.could_hold(image.tables.factor_ends(image.num_bytes))
-
-    def place(self, entry: AdapterEntry, image: AdapterImage) -> bool:
-        """Allocates memory and a table slot for the image, evicting idle adapters. Returns False if
-        there is no room."""
+    def place(self, entry: AdapterEntry, image: AdapterImage) -> Callable[[], AdapterImage] | None:
+        """Allocates memory and a table slot for the image, evicting idle adapters. Returns a
+        function that copies the image there, which no step reads yet. Returns None if there is no
+        room."""
         account, num_bytes, num_before = entry.account, image.num_bytes, self._broker.num_evictions
         if num_bytes >= self._refused.get(account, num_bytes + 1):
-            return False
+            return None
         is_first = self._is_first(account)
-        if not self._slots.num_free and not self.free_slot(account, is_first=is_first):
+        if not self.slots.num_free and not self._free_slot(account, is_first=is_first):
             self._refused[account] = 0
-            return False
+            return None
         ends = image.tables.factor_ends(num_bytes)
         placement = self._broker.allocate_adapter(ends, account, is_first=is_first)
         if placement is None:
             self._refused[account] = num_bytes
-            return False
+            return None
         entry.load_times.num_evicted = self._broker.num_evictions - num_before
-        entry.placement, entry.slot = placement, self._slots.allocate()
+        entry.placement, entry.slot = placement, self.slots.allocate()
         self._resident[placement] = entry
-        return True
 
-    def copy(self, entry: AdapterEntry, image: AdapterImage) -> Callable[[], AdapterImage]:
-        """Returns a function that copies the image to its placement, which no step reads yet."""
-        assert entry.placement is not None
-        pieces = entry.placement.pieces
-
-        def work() -> AdapterImage:
+        def copy() -> AdapterImage:
             payload = torch.from_numpy(image.payload)
             with self._ops.side_stream("adapters"):
-                for offset, start, stop in pieces:
+                for offset, start, stop in placement.pieces:
                     target = self._memory[offset : offset + stop - start]
                     target.copy_(payload[start:stop], non_blocking=True)
             return image
 
-        return work
+        return copy
 
     def serve(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """Writes the tables of an adapter whose image has been copied."""
         assert entry.slot is not None and entry.placement is not None
-        entry.max_rank = self._slots.write(entry.slot, image.tables, entry.placement)
+        entry.max_rank = self.slots.write(entry.slot, image.tables, entry.placement)
         entry.num_unpaid_bytes = image.num_bytes
 
-    def charge(self, entry: AdapterEntry) -> None:
-        """Charges the adapter's device memory to the entry's account."""
+    def charge(self, entry: AdapterEntry, tenant: Tenant) -> None:
+        """Charges the adapter, and any device memory that it has, to the tenant."""
+        self._broker.bytes_held.accounts.note(tenant)
+        entry.account = tenant.name
         if entry.placement is not None:
-            self._placements.charge(entry.placement, entry.account)
+            self.placements.charge(entry.placement, tenant.name)
 
     def free(self, entry: AdapterEntry) -> None:
         """Frees the adapter's memory and slot. Neither a lease nor a load may use them."""
         if entry.slot is not None and entry.placement is not None:
-            self._slots.free(entry.slot)
-            self._placements.free(entry.placement)
+            self.slots.free(entry.slot)
+            self.placements.free(entry.placement)
             del self._resident[entry.placement]
             entry.placement = entry.slot = None
-        entry.holder.forget(entry)
+        entry.forget()
 
     def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
         """Implements `AdapterHolder.idle`."""
@@ -225,7 +199,7 @@ class DeviceTier:
         self.num_evictions += 1
         self.free(self._resident[placement])
 
-    def free_slot(self, account: str = NO_TENANT.name, *, is_first: bool = True) -> bool:
+    def _free_slot(self, account: str, *, is_first: bool) -> bool:
         """Evicts an idle adapter to free a slot for the account: of the account with the most slots
         for its weight, the adapter of least loss per byte. Returns False if none may be evicted."""
         ask = self._ask_for_slot(account, is_first=is_first)
@@ -242,11 +216,11 @@ class DeviceTier:
         """Whether the adapter `other` would be evicted for `entry` once `other` is idle."""
         is_first = self._is_first(entry.account)
         asks = [Ask(self._broker.bytes_held, entry.account, entry.image_bytes, is_first=is_first)]
-        if not self._slots.num_free:
+        if not self.slots.num_free:
             asks.append(self._ask_for_slot(entry.account, is_first=is_first))
         return all(ask.may_take(other.account) for ask in asks)
 
-    def check_integrity(self, entries: list[AdapterEntry]) -> None:
+    def check_integrity(self, entries: Collection[AdapterEntry]) -> None:
         """Raises IntegrityError unless slots, placements, tables and leases agree."""
         placed = {entry.placement: entry for entry in entries if entry.placement is not None}
         require(placed == self._resident, f"{len(placed)} on the device")
@@ -257,13 +231,13 @@ class DeviceTier:
             require(entry.leases == 0 or entry.is_ready, f"{name}: leased, not on the device")
         slots: dict[int, Placement] = {}
         for placement, entry in placed.items():
-            account = self._placements.account_of(placement)
+            account = self.placements.account_of(placement)
             require(account == entry.account, f"{entry.digest[:12]} is charged to another account")
             if entry.slot is not None:
                 slots[entry.slot] = placement
         serving = {e.slot for e in placed.values() if e.slot is not None and e.is_ready}
-        self._slots.check_integrity(slots, serving)
-        self._placements.check_integrity()
+        self.slots.check_integrity(slots, serving)
+        self.placements.check_integrity()
 
     def _is_first(self, account: str) -> bool:
         """Whether no adapter of the account on the device is in use or about to be."""

@@ -3,8 +3,10 @@ account that holds the most for its weight, the least valuable first."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from adapters.pool.image import AdapterImage
-from adapters.pool.tiers import AdapterEntry, Holder
+from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Accounts, Ask, BytesHeld
 from memory.errors import require
 from memory.eviction.tier import Tier
@@ -13,8 +15,9 @@ from memory.eviction.tier import Tier
 class HostTier:
     """Images in host memory. Owns `AdapterEntry.image`, which no other class sets."""
 
-    def __init__(self, max_bytes: int, accounts: Accounts) -> None:
+    def __init__(self, max_bytes: int, accounts: Accounts, *, clock: Callable[[], float]) -> None:
         self._accounts = accounts
+        self._clock = clock
         self._tier = Tier[AdapterEntry](max_bytes)
 
     @property
@@ -53,21 +56,17 @@ class HostTier:
         other, unless another image of the account is awaited or loading."""
         bytes_held = BytesHeld(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
         own = (e for e in self._tier if e.account == entry.account and e is not entry)
-        is_first = _is_awaited(entry) and not any(e.loading or _is_awaited(e) for e in own)
+        is_first = entry.needs_copy and not any(e.loading or e.needs_copy for e in own)
         return Ask(bytes_held, entry.account, entry.image_bytes, is_first=is_first)
 
     def _worth_per_byte(self, entry: AdapterEntry, ask: Ask) -> tuple[bool, float, float]:
-        is_awaited, cost_s = entry.holder.host_worth(entry)
-        return is_awaited, ask.priority(entry.account), cost_s / entry.image_bytes
+        cost_s = entry.host_loss_s(self._clock())
+        return entry.needs_copy, ask.priority(entry.account), cost_s / entry.image_bytes
 
-    def check_integrity(self, holder: Holder, entries: list[AdapterEntry]) -> None:
-        """Raises IntegrityError unless exactly the images of the holder's entries are stored for
-        it, within the bound."""
-        on_host = {entry for entry in entries if entry.image is not None}
-        here = {entry for entry in self._tier if entry.holder is holder}
+    def check_integrity(self, known: dict[str, AdapterEntry]) -> None:
+        """Raises IntegrityError unless exactly the images of a pool's entries are stored for it,
+        within the bound."""
+        on_host = {entry for entry in known.values() if entry.image is not None}
+        here = {entry for entry in self._tier if entry.known is known}
         require(on_host == here, f"{len(on_host)} images, {len(here)}")
         self._tier.check_integrity()
-
-
-def _is_awaited(entry: AdapterEntry) -> bool:
-    return entry.holder.host_worth(entry)[0]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Protocol
 
 from adapters.errors import AdapterUnavailable
@@ -107,21 +108,22 @@ class Loads:
         host: HostTier,
         device: DeviceTier,
         *,
+        lock: Lock,
         fetcher: Executor,
         copier: Executor,
         disk_bytes: int,
         clock: Callable[[], float],
     ) -> None:
-        """disk_bytes: maximum total bytes of the images on disk."""
+        """lock: the memory lock. disk_bytes: maximum total bytes of the images on disk."""
         self._loader = loader
         self._host = host
-        self._device = device
+        self.device = device
         self._clock = clock
-        self._executors = (fetcher, copier)
-        self._fetches = CopyQueue[AdapterImage](fetcher, device.lock)
-        self._copies = CopyQueue[AdapterImage](copier, device.lock)
+        self.lock = lock
+        self._fetches = CopyQueue[AdapterImage](fetcher, lock)
+        self._copies = CopyQueue[AdapterImage](copier, lock)
         self._largest = {
-            "device": device.capacity_bytes,
+            "device": device.placements.capacity_bytes,
             "host": host.max_bytes,
             "disk": disk_bytes,
         }
@@ -146,8 +148,11 @@ class Loads:
             return
         if entry.image is None:
             self.fetch(entry)
-        elif self._device.is_here:
-            self._copy(entry, entry.image)
+        elif self.device.is_here:
+            copy = self.device.place(entry, entry.image)
+            if copy is not None:
+                entry.load_times.copy_begun_s = self._clock()
+                self._submit(self._copies, entry, copy)
 
     def fetch(self, entry: AdapterEntry) -> None:
         """Starts to load the image to the host, unless it is already loading, a recent load failed,
@@ -167,25 +172,28 @@ class Loads:
         queue = self._fetches if entry.slot is None else self._copies
         if entry.loading is not None and queue.cancel(entry.loading):
             entry.loading = None
-            self._device.free(entry)
+            self.device.free(entry)
+
+    def unload(self, entry: AdapterEntry) -> None:
+        """Drops the image from the host and the device. Neither a lease nor a load may use it."""
+        self._host.drop(entry)
+        self.device.free(entry)
 
     def close(self) -> None:
         """Waits for running loads. Called without the lock."""
-        for executor in self._executors:
-            executor.shutdown()
+        self._fetches.close()
+        self._copies.close()
 
-    def check_integrity(self, entries: list[AdapterEntry]) -> None:
-        """Raises IntegrityError unless the queues contain exactly the entries' loads."""
-        loading = [entry for entry in entries if entry.loading is not None]
+    def check_integrity(self, known: dict[str, AdapterEntry]) -> None:
+        """Raises IntegrityError unless the queues contain exactly the entries' loads, and both
+        tiers exactly what the entries say."""
+        self._host.check_integrity(known)
+        self.device.check_integrity(known.values())
+        loading = [entry for entry in known.values() if entry.loading is not None]
         num_copies = sum(entry.slot is not None for entry in loading)
         require(num_copies == self._copies.num_open, f"{num_copies} copies")
         num_fetches = len(loading) - num_copies
         require(num_fetches == self._fetches.num_open, f"{num_fetches} fetches")
-
-    def _copy(self, entry: AdapterEntry, image: AdapterImage) -> None:
-        if self._device.place(entry, image):
-            entry.load_times.copy_begun_s = self._clock()
-            self._submit(self._copies, entry, self._device.copy(entry, image))
 
     def _submit(
         self, queue: CopyQueue[AdapterImage], entry: AdapterEntry, work: Callable[[], AdapterImage]
@@ -215,7 +223,8 @@ class Loads:
     def _store(self, entry: AdapterEntry, image: AdapterImage) -> None:
         entry.image_bytes = image.num_bytes
         tier = min(self._largest, key=lambda tier: self._largest[tier])
-        if image.num_bytes > self._largest[tier] or not self._device.could_hold(image):
+        ends = image.tables.factor_ends(image.num_bytes)
+        if image.num_bytes > self._largest[tier] or not self.device.placements.could_hold(ends):
             message = f"{image.num_bytes} bytes, the {tier} tier has {self._largest[tier]}"
             self._fail(entry, AdapterUnavailable("adapter.too_large", message))
             return
@@ -225,11 +234,11 @@ class Loads:
             self._store_on_host(entry, image)
             return
         self._host.put(entry, image)
-        if self._device.is_here:
-            self._device.serve(entry, image)
+        if self.device.is_here:
+            self.device.serve(entry, image)
             entry.load_times.copied_s = self._clock()
         else:
-            self._device.free(entry)
+            self.device.free(entry)
 
     def _store_on_host(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """Stores a fetched image on the host, or drops it if there is no room. Callers then
@@ -237,17 +246,16 @@ class Loads:
         entry.load_times.fetched_s = self._clock()
         victims = self._host.victims(entry)
         if victims is None:
-            entry.holder.forget(entry)
+            entry.forget()
             return
         for victim in victims:
             self._host.drop(victim)
-            victim.holder.forget(victim)
+            victim.forget()
         self._host.put(entry, image)
-        if entry.is_awaited and self._device.is_here:
-            self._copy(entry, image)
+        if entry.is_awaited:
+            self.advance(entry)
 
     def _fail(self, entry: AdapterEntry, error: BaseException) -> None:
         self.num_failed += 1
-        self._host.drop(entry)
         self.failures.record(entry, error)
-        self._device.free(entry)
+        self.unload(entry)

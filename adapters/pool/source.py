@@ -134,13 +134,8 @@ class AdapterSource(Protocol):
     held, and never wait for a load."""
 
     @property
-    def is_loading(self) -> bool:
-        """Whether any adapter is loading."""
-        ...
-
-    @property
-    def is_leased(self) -> bool:
-        """Whether any adapter is leased."""
+    def is_busy(self) -> bool:
+        """Whether any adapter is loading or leased."""
         ...
 
     def poll(self) -> None:
@@ -166,13 +161,10 @@ class AdapterSource(Protocol):
         next step. Raises AdapterUnavailable if the load failed."""
         ...
 
-    def is_ready(self, ref: AdapterRef) -> bool:
-        """Whether `acquire` can return the adapter without loading it."""
-        ...
-
-    def num_missing_bytes(self, ref: AdapterRef) -> int:
-        """Returns the bytes that the adapter needs on the device if it is only on the host, else
-        0."""
+    def missing_bytes(self, ref: AdapterRef) -> int | None:
+        """Returns the bytes of the adapter that are missing on the device, which is 0 if `acquire`
+        can return it without loading it. Returns None if the adapter is loading or not on the
+        host."""
         ...
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
@@ -198,8 +190,6 @@ class FixedSlot:
 class FixedAdapters:
     """Simplest `AdapterSource`, in which all adapters are permanently on the device."""
 
-    is_loading = False
-
     def __init__(self, max_ranks: Mapping[str, int]) -> None:
         """max_ranks: largest rank of each adapter by digest, in the order of their slots."""
         self._slots = {
@@ -207,7 +197,7 @@ class FixedAdapters:
         }
 
     @property
-    def is_leased(self) -> bool:
+    def is_busy(self) -> bool:
         return any(slot.leases for slot in self._slots.values())
 
     def poll(self) -> None:
@@ -230,11 +220,8 @@ class FixedAdapters:
         found.leases += 1
         return AdapterLease(found.slot, found.max_rank, "", 0, found)
 
-    def is_ready(self, ref: AdapterRef) -> bool:
-        return ref.digest in self._slots
-
-    def num_missing_bytes(self, ref: AdapterRef) -> int:
-        return 0
+    def missing_bytes(self, ref: AdapterRef) -> int | None:
+        return 0 if ref.digest in self._slots else None
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return False

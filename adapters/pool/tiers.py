@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import msgspec
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage
@@ -24,42 +22,19 @@ SHADOW = 0.1
 speeds up a reload after an eviction."""
 
 
-class AdapterResidency(msgspec.Struct, frozen=True):
-    """Location of an adapter. num_bytes: bytes on the device, or else on the host, or else 0.
-    fault: error of the last load, if it failed."""
-
-    digest: str
-    tier: Tier
-    num_bytes: int
-    leases: int
-    pinned: bool
-    fault: AdapterUnavailable | None = None
-    name: str = ""
-    """Name in the last request; empty if the request had none."""
-
-
-class Holder(Protocol):
-    """Pool of an entry, as used by other pools that share the host tier."""
-
-    def host_worth(self, entry: AdapterEntry) -> tuple[bool, float]:
-        """Returns whether a caller waits for the image to be copied to the device, and the cost in
-        seconds of losing the image."""
-        ...
-
-    def forget(self, entry: AdapterEntry) -> None:
-        """Removes the entry if it is empty (see `AdapterEntry.is_empty`)."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class AdapterEntry:
     """State of an adapter. `placement` and `slot` are both set or both None. If they are set, the
     adapter is copied to them while `loading` is set, and can be leased afterwards."""
 
     digest: str
-    holder: Holder
-    reuse: Reuse = field(default_factory=Reuse)
+    known: dict[str, AdapterEntry]
+    """Entries of the same pool, by digest. `forget` removes the entry."""
+    far_tier: Callable[[str], Tier]
+    """Returns the tier of an adapter, by digest, that is neither on the host nor on the device."""
+    reuse: Reuse
     name: str = ""
+    """Name in the last request that had one."""
     is_ephemeral: bool = False
     """Whether the last request was for an ephemeral version."""
     signed: Signed | None = None
@@ -83,6 +58,8 @@ class AdapterEntry:
     leases: int = 0
     num_unpaid_bytes: int = 0
     """Bytes copied to the device since the last lease began."""
+    is_kept: bool = False
+    """Whether the adapter is to be pinned. `is_pinned` is set while there is room for that."""
     is_pinned: bool = False
     awaited_polls: int = 0
     """Number of further polls during which a caller counts as waiting for the adapter. Waiting
@@ -115,13 +92,13 @@ class AdapterEntry:
         return is_here and self.proved != "" and self.proved == self.checksum
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the adapter is not loaded, loading, pinned, awaited or recently failed."""
-        here = self.loading or self.image or self.failure or self.is_pinned or self.is_awaited
-        return not here and self.slot is None
+    def needs_copy(self) -> bool:
+        """Whether a caller or a pin waits for the image to be copied to the device."""
+        return self.slot is None and (self.is_pinned or self.is_awaited)
 
     @property
     def num_bytes(self) -> int:
+        """Bytes on the device, or else on the host, or else 0."""
         if self.placement is not None:
             return self.placement.num_bytes
         return 0 if self.image is None else self.image.num_bytes
@@ -141,10 +118,17 @@ class AdapterEntry:
             cost += fetch_s(self.image_bytes)
         return cost * self.reuse.expected(now)
 
-    def host_loss_s(self, now: float, *, is_cached: bool) -> float:
-        """Returns the cost of dropping the host image: reload seconds times expected reuse.
-        is_cached: whether the image is also on disk."""
+    def host_loss_s(self, now: float) -> float:
+        """Returns the cost of dropping the host image: reload seconds times expected reuse."""
         cost = fetch_s(self.image_bytes)
-        if not is_cached:
+        if self.far_tier(self.digest) != "disk":
             cost += build_s(self.image_bytes)
         return cost * self.reuse.expected(now) * (1.0 if self.slot is None else SHADOW)
+
+    def forget(self) -> None:
+        """Removes the entry from its pool, unless the adapter is loaded, loading, to be pinned,
+        awaited or recently failed. Ignores an entry that another one of the same digest has
+        replaced."""
+        here = self.loading or self.image or self.failure or self.is_kept or self.is_awaited
+        if not here and self.slot is None and self.known.get(self.digest) is self:
+            del self.known[self.digest]

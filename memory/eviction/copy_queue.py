@@ -54,6 +54,10 @@ class CopyQueue(Generic[T]):
         self.num_open -= 1
         return True
 
+    def close(self) -> None:
+        """Waits for the running copy and shuts the executor down. Called without the lock."""
+        self._executor.shutdown()
+
     def _run_next(self) -> None:
         with self._lock:
             if not self._waiting:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from adapters.errors import AdapterUnavailable
 from adapters.format.validator import AdapterFiles
 from adapters.pool.device import DeviceTier
 from adapters.pool.host import HostTier
@@ -18,7 +19,7 @@ from adapters.pool.loader import AdapterLoader, LoaderThread
 from adapters.pool.loads import Loads
 from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
-from adapters.pool.source import AdapterLease
+from adapters.pool.source import AdapterLease, Tier
 from adapters.store.folder import LocalStore
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
@@ -46,6 +47,17 @@ class Ref:
     signed: Any = None
 
 
+class Status(NamedTuple):
+    """One adapter, as a worker's status shows it."""
+
+    digest: str
+    tier: Tier
+    num_bytes: int
+    leases: int
+    pinned: bool
+    fault: AdapterUnavailable | None
+
+
 class SteppedExecutor(Executor):
     """Runs what is submitted when `step` is called: the oldest, or another, as several threads
     would."""
@@ -70,6 +82,14 @@ class SteppedExecutor(Executor):
     def drain(self) -> None:
         while self.waiting:
             self.step()
+
+
+def evict_one(device: DeviceTier) -> bool:
+    """Evicts one idle adapter. Returns False if there is none."""
+    victim = next(iter(device.idle(with_awaited=False)), None)
+    if victim is not None:
+        device.evict(victim)
+    return victim is not None
 
 
 class House:
@@ -109,7 +129,7 @@ class House:
             self.map, "kv", UNIT_BYTES // 4, source=self.broker, clock=lambda: self.now
         )
         self.executor = SteppedExecutor()
-        self.host = HostTier(host_bytes, self.broker.bytes_held.accounts)
+        self.host = HostTier(host_bytes, self.broker.bytes_held.accounts, clock=lambda: self.now)
         self.requests = ReuseByKey(lambda: self.now)
         self.cache = ImageCache(folder / "cache", cache_bytes, self.requests.expected)
         self.num_slots = num_slots
@@ -129,18 +149,13 @@ class House:
         self.broker.add_holder(device)
         loads = Loads(
             *(self.loader, self.host, device),
+            lock=self.broker.lock,
             fetcher=LoaderThread("fetcher") if has_threads else self.executor,
             copier=LoaderThread("copier") if has_threads else self.executor,
             disk_bytes=self.cache.max_bytes,
             clock=lambda: self.now,
         )
-        return AdapterPool(
-            *(device, self.host, loads),
-            requests=self.requests,
-            accounts=self.broker.bytes_held.accounts,
-            num_pools=lambda: len(self.broker.holders),
-            clock=lambda: self.now,
-        )
+        return AdapterPool(loads, requests=self.requests, clock=lambda: self.now)
 
     def add(self, rank: int, seed: int) -> Ref:
         staged = self.store.stage()
@@ -198,10 +213,24 @@ class House:
 
     def tier(self, index: int) -> str | None:
         digest = self.refs[index].digest
-        tiers = {status.digest: status.tier for status in self.pool.status()}
+        tiers = {status.digest: status.tier for status in self.statuses()}
         if digest in tiers:
             return tiers[digest]
         return "disk" if self.cache.has(self.loader.layout.version, digest) else None
+
+    def statuses(self, pool: AdapterPool | None = None) -> list[Status]:
+        """The adapters that a pool knows, then others whose last load failed."""
+        pool = pool or self.pool
+        faults = pool.loads.failures.faults
+        near = [
+            Status(e.digest, e.tier, e.num_bytes, e.leases, e.is_pinned, faults.get(e.digest))
+            for e in pool.entries.values()
+        ]
+        return near + [
+            Status(digest, pool.loads.far_tier(digest), 0, 0, False, fault)
+            for digest, fault in faults.items()
+            if digest not in pool.entries
+        ]
 
     def on_device(self) -> set[int]:
         return {i for i in range(len(self.refs)) if self.tier(i) == "device"}
@@ -220,7 +249,7 @@ class House:
         batch = LoRABatch(
             arena=self.arena,
             dtype=torch.float32,
-            tables=self.pool.device.tables,
+            tables=self.pool.device.slots.tables,
             segment_start=torch.from_numpy(start),
             segment_slot=torch.from_numpy(slots),
             max_rank=256,

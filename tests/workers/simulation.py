@@ -92,8 +92,8 @@ class StubPool:
         return self
 
     @property
-    def is_leased(self) -> bool:
-        return any(adapter.leases for adapter in self.adapters.values())
+    def is_busy(self) -> bool:
+        return self.is_loading or any(adapter.leases for adapter in self.adapters.values())
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         self.asked.setdefault(ref.digest, self.delay_steps)
@@ -121,11 +121,10 @@ class StubPool:
         num_loaded, self.loaded_bytes = self.loaded_bytes, 0
         return AdapterLease(slot, 8, "", num_loaded, self.adapters[slot])
 
-    def is_ready(self, ref: AdapterRef) -> bool:
-        return ref.digest in self.slots
-
-    def num_missing_bytes(self, ref: AdapterRef) -> int:
-        return int(ref.digest not in self.slots and self.asked[ref.digest] < 0)
+    def missing_bytes(self, ref: AdapterRef) -> int | None:
+        if ref.digest in self.slots:
+            return 0
+        return 1 if self.asked.get(ref.digest, 0) < 0 else None
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return True
@@ -263,7 +262,7 @@ class Simulation:
     def assert_at_rest(self) -> None:
         self.kv.check_integrity(held=())
         assert self.kv.num_free == self.kv.num_total
-        assert not self.pool.is_leased
+        assert not self.pool.is_busy
         assert len(set(self.slots.free_slots)) == len(self.slots.free_slots) == 8
 
 

@@ -68,8 +68,8 @@ class ServedModel(ModelInstance):
         pages, first, num_pages = scheduler.kv.pool, scheduler.policy.first_waiting, 0
         if first is not None:
             adapter = first.adapter
-            num_bytes = 0 if adapter is None else self.pool.num_missing_bytes(adapter)
-            num_pages = -(-len(first.tokens) // PAGE_TOKENS) - (-num_bytes // pages.page_bytes)
+            missing = None if adapter is None else self.pool.missing_bytes(adapter)
+            num_pages = -(-len(first.tokens) // PAGE_TOKENS) - (-(missing or 0) // pages.page_bytes)
         return Demand(
             len(scheduler.running),
             scheduler.policy.num_waiting,

@@ -109,18 +109,23 @@ class EngineReport:
         )
 
     def adapters(self) -> list[AdapterStatus]:
-        return [
+        """Returns the adapters that the pool knows, then others whose last load failed."""
+        entries, loads = self._pool.entries, self._pool.loads
+        errors = {
+            digest: (error.code, str(error)) for digest, error in loads.failures.faults.items()
+        }
+        near = [
             AdapterStatus(
-                a.digest,
-                a.tier,
-                a.num_bytes,
-                a.leases,
-                a.pinned,
-                "" if a.fault is None else a.fault.code,
-                "" if a.fault is None else str(a.fault),
-                a.name,
+                *(e.digest, e.tier, e.num_bytes, e.leases, e.is_pinned),
+                *errors.get(e.digest, ("", "")),
+                e.name,
             )
-            for a in self._pool.status()
+            for e in entries.values()
+        ]
+        return near + [
+            AdapterStatus(digest, loads.far_tier(digest), 0, 0, False, *error)
+            for digest, error in errors.items()
+            if digest not in entries
         ]
 
     def cached_pages(self) -> Iterator[CachedPages]:

@@ -112,7 +112,9 @@ class Worker:
             store=store,
             memory=self.memory,
             residency=residency,
-            host_tier=HostTier(config.host_adapter_memory, broker.bytes_held.accounts),
+            host_tier=HostTier(
+                config.host_adapter_memory, broker.bytes_held.accounts, clock=time.monotonic
+            ),
             host_slab=None if virtual is None else _make_slab(config, virtual),
             image_cache=ImageCache(config.cache_dir, config.adapter_cache, requests.expected),
             adapter_requests=requests,

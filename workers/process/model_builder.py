@@ -114,18 +114,13 @@ class ModelBuilder:
         )
         loads = Loads(
             *(loader, self.host_tier, device),
+            lock=broker.lock,
             fetcher=LoaderThread("adapter-fetcher", self.notify),
             copier=LoaderThread("adapter-copier", self.notify),
             disk_bytes=self.image_cache.max_bytes,
             clock=time.monotonic,
         )
-        pool = AdapterPool(
-            *(device, self.host_tier, loads),
-            requests=self.adapter_requests,
-            accounts=broker.bytes_held.accounts,
-            num_pools=lambda: len(broker.holders),
-            clock=time.monotonic,
-        )
+        pool = AdapterPool(loads, requests=self.adapter_requests, clock=time.monotonic)
         closing.callback(pool.close)
         with broker.lock:
             kv = KVCache(memory.arena, plan.digest, page_bytes, source=broker)
@@ -168,7 +163,7 @@ class ModelBuilder:
             *(engine, pool, report, effect_proof),
             plan=plan,
             state=ModelState(plan.digest, num_extents, weight_bytes / LOAD_BYTES_PER_S),
-            make_runner=lambda model: self._make_runner(model, buffer, device.tables),
+            make_runner=lambda model: self._make_runner(model, buffer, device.slots.tables),
             num_bytes=weight_bytes,
             image=None if addresses is None else WeightImage(addresses, self.ops),
         )

@@ -118,7 +118,7 @@ class AdapterAdmission:
         if digest in self._asked or not self.may_start(digest):
             return LATER
         may_load = len(self._asked) < MAX_ASKED and self.may_load(digest)
-        if not may_load and not self._pool.is_ready(ref):
+        if not may_load and self._pool.missing_bytes(ref) != 0:
             return LATER
         try:
             answer = self._pool.acquire(ref, sequence.block_table.tenant)
@@ -174,7 +174,7 @@ class AdapterAdmission:
             }
             if not free:
                 must_wait = bool(running) and not self._victims
-                self._lacks_pages |= must_wait and self._pool.num_missing_bytes(first.adapter) > 0
+                self._lacks_pages |= must_wait and bool(self._pool.missing_bytes(first.adapter))
                 continue
             charged = self._charged(first)
             self._victims[digest] = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))

@@ -335,7 +335,7 @@ class Scheduler:
         """Returns the decision for a sequence that finds too little memory. The sequence fails only
         if this model will free none, no idle adapter can be evicted, and no other model has any."""
         is_idle = not (self.running or self._in_flight)
-        if not is_idle or self._adapters.is_loading or self._adapters.is_leased:
+        if not is_idle or self._adapters.is_busy:
             return Blocked(blocked.reason)
         if sequence.adapter is not None and self._adapters.evict_all_idle(sequence.adapter):
             # The source grants no lease before the next step.

@@ -21,7 +21,7 @@ from adapters.manifest import BaseModelShape
 from adapters.pool.pool import AdapterPool
 from adapters.store.folder import LocalStore
 from memory.eviction.adapter_memory import UNIT_BYTES
-from tests.adapters.pools import House
+from tests.adapters.pools import House, evict_one
 from tests.doubles import write_adapter
 from tests.memory.holder import num_placements
 from tests.scale import scaled
@@ -135,13 +135,15 @@ def refs(setup: Setup) -> list[AdapterRef]:
 def prove(instance: ModelInstance) -> None:
     instance.report.check_integrity()
     assert instance.report.num_integrity_failures == 0
-    on_host = sum(entry.num_bytes for entry in instance.pool.status() if entry.tier == "host")
+    on_host = sum(
+        entry.num_bytes for entry in instance.pool.entries.values() if entry.tier == "host"
+    )
     assert on_host <= HOST_BYTES
 
 
 def at_rest(pool: AdapterPool) -> tuple[int, int]:
     """Resident bytes and open descriptors of the process while no file is being read."""
-    while pool.is_loading:
+    while pool.loads.num_open:
         time.sleep(0.001)
     gc.collect()
     return psutil.Process().memory_info().rss, len(os.listdir("/proc/self/fd"))
@@ -190,8 +192,8 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     rss_at_end, descriptors_at_end = at_rest(pool)
     assert rss_at_end - rss < RSS_SLACK
     assert descriptors_at_end == descriptors
-    assert not any(entry.leases for entry in pool.status())
-    while pool.device.free_slot():
+    assert not any(entry.leases for entry in pool.entries.values())
+    while evict_one(pool.device):
         pass
     prove(instance)
     assert num_placements(worker.memory.adapters) == 0 and "a" not in worker.memory.arena.map()
@@ -221,9 +223,9 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
     traffic.ask(refs[1], 0)
     while engine.scheduler.running[0].adapter == refs[0]:
         with worker.memory.broker.lock:
-            on_device = [s.digest for s in pool.status() if s.tier == "device"]
+            on_device = [s.digest for s in pool.entries.values() if s.tier == "device"]
             assert on_device == [refs[0].digest]
-            assert not pool.device.free_slot()
+            assert not evict_one(pool.device)
         traffic.step()
         if not engine.scheduler.running:
             break
@@ -239,7 +241,7 @@ def test_what_leaves_host_and_device_is_free_memory(tmp_path: Path) -> None:
     gc.disable()
     try:
         house.load(0).release()
-        image = house.pool._entries[house.refs[0].digest].image
+        image = house.pool.entries[house.refs[0].digest].image
         assert image is not None
         payload = weakref.ref(image.payload)
         del image

@@ -21,7 +21,7 @@ from memory.block_table import BlockTable
 from memory.eviction.adapter_memory import UNIT_BYTES
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.files import BASE
-from tests.adapters.pools import House, Ref
+from tests.adapters.pools import House, Ref, evict_one
 from tests.memory.holder import num_placements
 
 ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
@@ -141,11 +141,11 @@ def test_one_on_its_way_is_not_short_of_room(tmp_path: Path) -> None:
     kept, other = house.refs
     assert house.pool.acquire(kept) == Loading()
     lease = house.load(0)
-    assert house.pool.num_missing_bytes(kept) == 0
+    assert house.pool.missing_bytes(kept) == 0
     assert house.pool.acquire(other) == Loading()
     house.settle()
     assert house.pool.acquire(other) == NoRoom(lease.num_loaded_bytes)
-    assert house.pool.num_missing_bytes(other) == lease.num_loaded_bytes
+    assert house.pool.missing_bytes(other) == lease.num_loaded_bytes
 
 
 def test_leases_share_a_slot_and_keep_it(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_the_host_keeps_its_bound(tmp_path: Path) -> None:
         house.pool.prefetch(ref)
         house.settle()
         house.check()
-    on_host = [status for status in house.pool.status() if status.tier == "host"]
+    on_host = [status for status in house.statuses() if status.tier == "host"]
     assert sum(status.num_bytes for status in on_host) <= UNIT_BYTES
     assert house.tier(5) == "host" and house.tier(0) == "disk"
     assert house.serves(house.load(0).slot, 0)
@@ -392,7 +392,7 @@ def test_a_failed_load_is_told_and_tried_again_later(tmp_path: Path) -> None:
             house.lease(missing)
         assert caught.value.code == "adapter.store.missing"
     house.pool.prefetch(missing)
-    assert not house.pool.is_loading, "it would fail again"
+    assert not house.pool.loads.num_open, "it would fail again"
     house.now += 60
     assert house.lease(missing) is None
     house.settle()
@@ -401,7 +401,7 @@ def test_a_failed_load_is_told_and_tried_again_later(tmp_path: Path) -> None:
     other = Ref("e" * 64)
     house.pool.prefetch(other)
     house.settle()
-    told = {status.digest: status for status in house.pool.status()}
+    told = {status.digest: status for status in house.statuses()}
     assert told.keys() == {missing.digest, other.digest}
     for status in told.values():
         assert status.fault is not None and status.fault.code == "adapter.store.missing"
@@ -416,7 +416,7 @@ def test_a_fault_is_told_until_a_load_succeeds_and_few_are_remembered(tmp_path: 
     house.settle()
 
     def fault() -> str | None:
-        told = {status.digest: status.fault for status in house.pool.status()}
+        told = {status.digest: status.fault for status in house.statuses()}
         error = told.get(house.refs[0].digest)
         return None if error is None else error.code
 
@@ -430,7 +430,7 @@ def test_a_fault_is_told_until_a_load_succeeds_and_few_are_remembered(tmp_path: 
     for number in range(2 * MAX_FAULTS):
         house.pool.prefetch(Ref(f"{number:064x}"))
         house.settle()
-    faults = [status.digest for status in house.pool.status() if status.fault]
+    faults = [status.digest for status in house.statuses() if status.fault]
     assert len(faults) == MAX_FAULTS and f"{2 * MAX_FAULTS - 1:064x}" in faults
 
 
@@ -442,7 +442,7 @@ def test_the_end_of_a_failure_forgets_nobody_else(tmp_path: Path) -> None:
     folder.rename(away)
     pool.prefetch(ref)
     house.executor.drain()
-    assert pool.status()[0].fault is not None
+    assert house.statuses()[0].fault is not None
     away.rename(folder)
     house.now += 6.0
     pool.prefetch(ref)
@@ -460,7 +460,7 @@ def test_one_that_is_given_up_before_it_loads_is_forgotten(tmp_path: Path) -> No
     house.load(1)
     house.pool.may_displace(house.refs[0], house.refs[1].digest)
     house.pool.cancel(house.refs[0])
-    assert [status.digest for status in house.pool.status()] == [house.refs[1].digest]
+    assert [status.digest for status in house.statuses()] == [house.refs[1].digest]
 
 
 def test_a_slot_that_could_not_be_written_is_not_leased(tmp_path: Path) -> None:
@@ -530,7 +530,7 @@ def test_a_failure_that_is_remembered_keeps_no_image(tmp_path: Path) -> None:
     wrong = Ref(house.add(ONE_UNIT, seed=4711).digest, "0" * 64)
     assert house.lease(wrong) is None
     house.settle()
-    assert [one.digest for one in house.pool.status() if one.fault]
+    assert [one.digest for one in house.statuses() if one.fault]
     gc.collect()
     images = [each for each in gc.get_objects() if type(each) is AdapterImage]
     assert wrong.digest not in {image.digest for image in images}
@@ -610,7 +610,7 @@ def test_an_image_in_pieces_serves_as_one(
         for table in tables[:20]:
             table.free()
     lease = house.load(0)
-    entry = house.pool._entries[house.refs[0].digest]
+    entry = house.pool.entries[house.refs[0].digest]
     assert entry.placement is not None and len(entry.placement.pieces) > 1
     assert (max(p.stop - p.start for p in entry.placement.pieces) > UNIT_BYTES) == has_large_factors
     assert house.serves(lease.slot, 0)
@@ -626,11 +626,11 @@ def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
         if cycle % 50 == 0:
             house.check()
     house.check()
-    while house.pool.device.free_slot():
+    while evict_one(house.pool.device):
         pass
     assert house.placements.held_bytes().total() == 0
     assert house.map.map() == "..."
-    assert not house.pool.device.tables.rank.any()
+    assert not house.pool.device.slots.tables.rank.any()
 
 
 def test_real_threads_load_many_at_once(tmp_path: Path) -> None:
@@ -655,7 +655,7 @@ def test_a_copy_does_not_wait_for_the_store(tmp_path: Path) -> None:
     weights.unlink()
     os.mkfifo(weights)
     with house.broker.lock:
-        assert house.pool.device.free_slot()
+        assert evict_one(house.pool.device)
         house.pool.load(house.refs[1])
     try:
         lease = await_lease(house, 0)

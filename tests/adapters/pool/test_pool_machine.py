@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from adapters.errors import AdapterUnavailable
 from adapters.pool.source import AdapterLease
 from memory.block_table import BlockTable
-from tests.adapters.pools import House, Ref
+from tests.adapters.pools import House, Ref, evict_one
 from tests.memory.holder import num_placements
 
 RANKS = [1, 4, 5, 12, 16, 30]
@@ -100,12 +100,12 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def evict(self) -> None:
-        self.house.pool.device.free_slot()
+        evict_one(self.house.pool.device)
 
     @rule(index=INDICES)
     def evict_all_idle(self, index: int) -> None:
         if self.house.pool.evict_all_idle(self.house.refs[index]):
-            on_device = [one for one in self.house.pool.status() if one.tier == "device"]
+            on_device = [one for one in self.house.statuses() if one.tier == "device"]
             assert all(one.leases or one.pinned for one in on_device)
 
     @rule(word=st.integers(0, 3), num_pages=st.integers(1, 9))

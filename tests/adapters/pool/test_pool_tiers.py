@@ -132,7 +132,7 @@ def test_the_host_image_of_what_is_on_the_device_goes_first(tmp_path: Path) -> N
     assert [house.tier(i) for i in range(3)] == ["device", "host", "host"]
     for _ in range(50):
         house.pool.prefetch(house.refs[0])
-    assert not house.pool.is_loading, "nobody needs it there"
+    assert not house.pool.loads.num_open, "nobody needs it there"
     house.check()
 
 
@@ -147,9 +147,9 @@ def test_many_prefetches_do_not_push_out_the_warm(tmp_path: Path) -> None:
         house.settle()
         house.check()
     assert house.tier(0) == "host"
-    assert [status.tier for status in house.pool.status()] == ["host"] * 2
+    assert [status.tier for status in house.statuses()] == ["host"] * 2
     house.pool.prefetch(house.refs[0])
-    assert not house.pool.is_loading
+    assert not house.pool.loads.num_open
 
 
 def test_one_that_waits_is_served_though_the_host_is_full_of_better(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_one_that_waits_is_served_though_the_host_is_full_of_better(tmp_path: Pa
         house.settle()
     house.pool.prefetch(house.refs[1])
     house.settle()
-    assert [status.tier for status in house.pool.status()] == ["host"], "one is not remembered"
+    assert [status.tier for status in house.statuses()] == ["host"], "one is not remembered"
     assert house.serves(house.load(1).slot, 1)
     house.check()
 
@@ -204,7 +204,7 @@ def test_pins_have_half_of_the_adapters_bytes(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT, ONE_UNIT, TWO_UNITS, ONE_UNIT], num_units=4)
 
     def kept() -> set[int]:
-        pinned = {status.digest for status in house.pool.status() if status.pinned}
+        pinned = {status.digest for status in house.statuses() if status.pinned}
         return {index for index, ref in enumerate(house.refs) if ref.digest in pinned}
 
     house.pin(*range(len(house.refs)))
@@ -240,7 +240,7 @@ def test_pins_of_two_base_models_have_half_together(tmp_path: Path) -> None:
         house.executor.drain()
         for pool in pools:
             pool.poll()
-    assert [sum(status.pinned for status in pool.status()) for pool in pools] == [1, 1]
+    assert [sum(status.pinned for status in house.statuses(pool)) for pool in pools] == [1, 1]
 
 
 def test_a_pin_that_is_not_kept_is_not_read_again_and_again(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ def test_a_pin_that_is_not_kept_is_not_read_again_and_again(tmp_path: Path) -> N
     assert house.on_device() == {0}
     for _ in range(5):
         house.pool.poll()
-        assert not house.pool.is_loading
+        assert not house.pool.loads.num_open
     house.unpin(1)
-    assert house.refs[1].digest not in {status.digest for status in house.pool.status()}
+    assert house.refs[1].digest not in {status.digest for status in house.statuses()}
 
 
 def on_host(house: House) -> set[int]:
@@ -316,7 +316,7 @@ def test_one_without_room_on_the_host_is_forgotten_when_no_request_waits(tmp_pat
     house.executor.drain()
     for _ in range(3):
         house.pool.poll()
-    assert [status.digest for status in house.pool.status()] == [house.refs[0].digest]
+    assert [status.digest for status in house.statuses()] == [house.refs[0].digest]
 
 
 @pytest.fixture
@@ -398,8 +398,8 @@ def test_the_host_is_one_for_all_base_models(tmp_path: Path) -> None:
             house.executor.drain()
         house.check()
         other.check_integrity()
-    assert [status.digest for status in house.pool.status()] == []
-    assert [status.tier for status in other.status()] == ["host", "host"]
+    assert [status.digest for status in house.statuses()] == []
+    assert [status.tier for status in house.statuses(other)] == ["host", "host"]
     house.pool.prefetch(house.refs[3])
     house.executor.drain()
     assert house.tier(3) == "disk"

@@ -63,7 +63,7 @@ def test_a_requested_adapter_is_leased_in_the_end(source: Source) -> None:
     source.adapters.prefetch(ref)
     lease = source.lease(ref)
     assert lease.max_rank > 0
-    assert source.adapters.is_ready(ref) and source.adapters.num_missing_bytes(ref) == 0
+    assert source.adapters.missing_bytes(ref) == 0
 
 
 def test_leases_of_one_adapter_share_a_slot_and_others_have_their_own(source: Source) -> None:
@@ -75,9 +75,9 @@ def test_it_is_leased_until_the_last_lease_is_released(source: Source) -> None:
     first, second = source.lease(source.refs[0]), source.lease(source.refs[0])
     first.release()
     first.release()
-    assert source.adapters.is_leased
+    assert source.adapters.is_busy
     second.release()
-    assert not source.adapters.is_leased
+    assert not source.adapters.is_busy
 
 
 def test_leased_adapters_stay_whatever_else_is_requested(source: Source) -> None:

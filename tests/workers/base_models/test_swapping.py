@@ -637,9 +637,14 @@ def test_adapters_on_the_host_have_one_bound_for_all_models(house: House) -> Non
             for name, pool in zip(FAMILIES, pools, strict=True):
                 with driver.worker.memory.broker.lock:
                     pool.prefetch(house.refs[name][0])
-            while any(pool.is_loading for pool in pools):
+            while any(pool.loads.num_open for pool in pools):
                 sleep(0.001)
-            return [one.num_bytes for pool in pools for one in pool.status() if one.tier == "host"]
+            return [
+                one.num_bytes
+                for pool in pools
+                for one in pool.entries.values()
+                if one.tier == "host"
+            ]
 
     sizes = held(1 << 30)
     assert len(sizes) == len(FAMILIES)

@@ -32,8 +32,8 @@ class FullPool(FixedAdapters):
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return self.displaces(ref)
 
-    def num_missing_bytes(self, ref: AdapterRef) -> int:
-        return self.num_pages_lacking
+    def missing_bytes(self, ref: AdapterRef) -> int | None:
+        return self.num_pages_lacking or None
 
     def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> NoRoom:
         return NoRoom(self.num_pages_lacking)

@@ -345,7 +345,7 @@ def test_streams_beside_probes_are_as_without_and_everything_is_given_back(
             assert set(driver.ended.values()) == {FinishReason.LENGTH}
         instance = driver.worker.instances[llama.digest]
         instance.pool.check_integrity()
-        assert not any(status.leases for status in instance.pool.status())
+        assert not any(entry.leases for entry in instance.pool.entries.values())
         assert not instance.engine.has_work
         return driver.answers
 
