@@ -18,7 +18,6 @@ from gateway.http.cross_origin import CrossOrigin
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane
 from gateway.http.openapi import describe, document
-from gateway.http.reference import Json
 from gateway.http.request import GatewayRequest
 from gateway.http.routes import (
     completions,
@@ -128,7 +127,7 @@ def create_app(
     source: SnapshotSource,
     clients: Sequence[WorkerClient],
     database: Database | None = None,
-    document_beside: Json | None = None,
+    document_beside: reference.Json | None = None,
 ) -> Litestar:
     """Creates the data plane. `source` yields the catalog's snapshots. `clients` are the clients of
     the workers in the settings, which are not connected yet. Registered workers are found in the

@@ -1,4 +1,5 @@
-"""The parts of the API pages in docs/use that are made from the data plane's OpenAPI document.
+"""The API reference that is made from the data plane's OpenAPI document: parts of the pages in
+docs/use, and the page at /docs.
 
 `python -m tools.api_page` writes them; `make api` runs that.
 """
@@ -12,17 +13,20 @@ from pathlib import Path
 
 from litestar import Litestar
 
+from admin.app import document_of_loads
 from gateway.app import ROUTES
 from gateway.error_codes import CODES
-from gateway.http.examples import curl, python
 from gateway.http.openapi import describe, document
-from gateway.http.reference import Fields, Reference, Route, reference
 from gateway.http.request import GatewayRequest
+from tools.api_examples import curl, python
+from tools.api_html import reference_page
+from tools.api_reference import Fields, Json, Reference, Route, reference
 from tools.source_tree import ROOT
 from web.openapi import Requirements, StructSchemas
 
 FOLDER = ROOT / "docs/use"
 OVERVIEW = "api.md"
+HTML = ROOT / "gateway/http/reference.html"
 PAGES: Mapping[str, tuple[str, ...]] = {
     "api-chat.md": ("/v1/chat/completions", "/v1/completions"),
     "api-responses.md": ("/v1/responses",),
@@ -43,22 +47,35 @@ PAGES: Mapping[str, tuple[str, ...]] = {
 MARK = "<!-- What follows is written by `make api`. -->\n"
 
 
-def gateway_reference() -> Reference:
+def gateway_document() -> Json:
     app = Litestar(
         route_handlers=ROUTES,
         request_class=GatewayRequest,
         openapi_config=document(),
         plugins=[StructSchemas(), Requirements(describe)],
     )
-    return reference(app.openapi_schema.to_schema())
+    return app.openapi_schema.to_schema()
 
 
 def pages() -> dict[Path, str]:
     """Returns the text of each page, with its generated part written again."""
-    found = gateway_reference()
+    document = gateway_document()
+    found = reference(document)
     made = {OVERVIEW: _overview(found)}
     made |= {page: _reference(found, paths) for page, paths in PAGES.items()}
-    return {FOLDER / page: _kept(FOLDER / page) + "\n".join(made[page]) for page in made}
+    written = {FOLDER / page: _kept(FOLDER / page) + "\n".join(made[page]) for page in made}
+    return written | {HTML: _html(document)}
+
+
+def _html(document: Json) -> str:
+    """Returns the page at /docs, with the admin plane's routes that are on the gateway's port."""
+    loads = document_of_loads()
+    schemas = {**document["components"]["schemas"], **loads["components"]["schemas"]}
+    both = {
+        "paths": {**document["paths"], **loads["paths"]},
+        "components": {**document["components"], "schemas": schemas},
+    }
+    return reference_page(reference(both), loads["paths"])
 
 
 def _kept(page: Path) -> str:

@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from html import escape
 
-from gateway.http.reference_page import STYLE
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+code, pre { font-family: ui-monospace, monospace; font-size: .875em; }
+pre { padding: .75rem; overflow-x: auto; border: 1px solid #8886; border-radius: 4px; }
+table { border-collapse: collapse; width: 100%; margin: .75rem 0; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
+  border-bottom: 1px solid #8886; overflow-wrap: break-word; }
+h2 { margin-top: 2.5rem; border-top: 1px solid #8886; padding-top: 1rem; }
+nav li { display: inline-block; margin-right: 1rem; }
+nav ul { padding: 0; }
+td:first-child { white-space: nowrap; }
+@media (max-width: 45rem) {
+  thead { display: none; }
+  tr { display: block; padding: .25rem 0; border-bottom: 1px solid #8886; }
+  td { display: block; padding: 0; border: 0; }
+  td:first-child { white-space: normal; font-weight: 600; }
+}
+"""
 
 
 def welcome_page(version: str) -> str:

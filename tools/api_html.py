@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from html import escape
 
 from gateway.error_codes import CODES
-from gateway.http.examples import curl, python
-from gateway.http.reference import Fields, Reference, Route
+from gateway.http.welcome_page import STYLE
+from tools.api_examples import curl, python
+from tools.api_reference import Fields, Reference, Route
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-code, pre { font-family: ui-monospace, monospace; font-size: .875em; }
-pre { padding: .75rem; overflow-x: auto; border: 1px solid #8886; border-radius: 4px; }
-table { border-collapse: collapse; width: 100%; margin: .75rem 0; }
-th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
-  border-bottom: 1px solid #8886; overflow-wrap: break-word; }
-h2 { margin-top: 2.5rem; border-top: 1px solid #8886; padding-top: 1rem; }
-nav li { display: inline-block; margin-right: 1rem; }
-nav ul { padding: 0; }
-td:first-child { white-space: nowrap; }
-@media (max-width: 45rem) {
-  thead { display: none; }
-  tr { display: block; padding: .25rem 0; border-bottom: 1px solid #8886; }
-  td { display: block; padding: 0; border: 0; }
-  td:first-child { white-space: normal; font-weight: 600; }
-}
-"""
+BLOCK = re.compile(r"(?=<(?:title|style|body|h[1-3]|nav|li|p|pre|table|tr|!--beside)\b)")
+"""Matches where a line of the page begins, so that a change of the API changes few lines."""
 
 
-def reference_page(reference: Reference, version: str) -> str:
-    """Returns the page as HTML."""
-    routes = [*reference.routes]
-    links = [(anchor(route), f"{route.method} {route.paths[0]}") for route in routes]
-    links += [("objects", "objects"), ("headers", "headers"), ("errors", "errors")]
-    navigation = "".join(f'<li><a href="#{at}">{escape(text)}</a></li>' for at, text in links)
-    return "".join(
+def reference_page(reference: Reference, beside: Container[str]) -> str:
+    """Returns the page as HTML. `beside` are the paths of routes that not every gateway has. Their
+    parts are enclosed in comments, by which `gateway.http.routes.reference` leaves them out."""
+    navigation = "".join(
+        _marked(route, beside, _link(anchor(route), f"{route.method} {route.paths[0]}"))
+        for route in reference.routes
+    )
+    navigation += "".join(_link(each, each) for each in ("objects", "headers", "errors"))
+    page = "".join(
         (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width">',
             f"<title>loraplex API</title><style>{STYLE}</style></head><body>",
-            f"<h1>loraplex API</h1><p>Version {escape(version)}. ",
+            "<h1>loraplex API</h1><p>Version {version}. ",
             "Keys: <code>Authorization: Bearer lpx_...</code> or <code>x-api-key</code>. ",
             'The same as OpenAPI: <a href="/schema">/schema</a>.</p>',
             f"<nav><ul>{navigation}</ul></nav>",
-            *(_route(route) for route in routes),
+            *(_marked(route, beside, _route(route)) for route in reference.routes),
             '<h2 id="objects">Objects in bodies</h2>',
             *(
                 f"<h3><code>{escape(fields.name)}</code></h3>{_fields(fields)}"
@@ -63,6 +48,15 @@ def reference_page(reference: Reference, version: str) -> str:
             "</body></html>",
         )
     )
+    return BLOCK.sub("\n", page).lstrip() + "\n"
+
+
+def _marked(route: Route, beside: Container[str], html: str) -> str:
+    return f"<!--beside-->{html}<!--/beside-->" if route.paths[0] in beside else html
+
+
+def _link(anchor: str, text: str) -> str:
+    return f'<li><a href="#{anchor}">{escape(text)}</a></li>'
 
 
 def anchor(route: Route) -> str:
