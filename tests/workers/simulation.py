@@ -21,7 +21,7 @@ from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, Slots, alone
 from workers.execution.engine import Engine, Event
-from workers.execution.observer import StepObserver
+from workers.execution.observer import NoObserver, StepObserver
 from workers.execution.step_input import Runner
 from workers.observe.report import EngineReport
 from workers.observe.ring import StepRing
@@ -29,6 +29,7 @@ from workers.policies.fair_scheduler import fair_scheduler
 from workers.policies.queue_limits import QueueBounds
 from workers.scheduling.constraint import ConstraintSource, Unconstrained
 from workers.scheduling.scheduler import Scheduler
+from workers.scheduling.sequence import Sequence
 from workers.verification.adapter_verifier import ModelInstance
 from workers.wire import protocol
 from workers.wire.protocol import (
@@ -151,6 +152,16 @@ class StubPool:
         return False
 
 
+class TokenCount(NoObserver):
+    """Counts the tokens that sequences are given."""
+
+    def __init__(self, report: EngineReport) -> None:
+        self.num_tokens = 0
+
+    def on_tokens(self, sequence: Sequence, num_tokens: int, now: float) -> None:
+        self.num_tokens += num_tokens
+
+
 class Simulation:
     """An engine with everything real but the tensors."""
 
@@ -197,11 +208,12 @@ class Simulation:
             self.pool,  # pyright: ignore[reportArgumentType]
             self.ring,
         )
+        self.observer = observe(self.report)
         self.engine = Engine(
             info,
             self.scheduler,
             self.runner,
-            observe(self.report),
+            self.observer,
             constraints,
             RequestLimits(4096, self.kv.num_total, VOCAB, frozenset([END])),
             clock=self.clock,
@@ -215,6 +227,11 @@ class Simulation:
         self.finished: dict[int, FinishReason | ErrorCode] = {}
         self.cached: dict[int, int] = {}
         self.times: dict[int, SequenceTimes | None] = {}
+
+    @property
+    def num_counted(self) -> int:
+        assert isinstance(self.observer, TokenCount)
+        return self.observer.num_tokens
 
     def submit(self, request: Generate) -> Failed | None:
         self.clock.now += 1e-6

@@ -110,14 +110,16 @@ class ServedModel(ModelInstance):
 
     def attach(self, runner: ModelRunner) -> None:
         """Lets steps run and adapters load to the device. Called with the memory lock held."""
-        self.engine.attach(runner)
+        self.engine.set_runner(runner)
         self.pool.device.is_here = True
 
     def detach(self) -> Runner | None:
         """Undoes `attach` and returns the runner. Called with the memory lock held, when no
         sequence runs."""
         self.pool.leave_device()
-        return self.engine.detach()
+        runner = self.engine.runner
+        self.engine.set_runner(None)
+        return runner
 
     def close(self) -> None:
         """Frees the model's memory, token buffer and threads. Called without the memory lock, when

@@ -118,7 +118,7 @@ class ServedModels:
             if model.state.is_unloaded:
                 message = "the base model was unloaded"
                 with self._memory:
-                    events += model.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+                    events += _fail_waiting(model, message)
         for digest in orders.preempt:
             events += self.models[digest].engine.suspend()
         for digest in orders.unsatisfiable:
@@ -301,7 +301,7 @@ class ServedModels:
         self._residency.failed(model.digest)
         message = "the base model could not be loaded"
         with self._memory:
-            return model.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+            return _fail_waiting(model, message)
 
     def _fail_unsatisfiable(self, model: ServedModel) -> list[Event]:
         """Fails the first waiting request, because the model cannot get memory. If the model was
@@ -312,6 +312,12 @@ class ServedModels:
         if not model.state.is_here:
             model.error = reason
         with self._memory:
-            return model.engine.fail_first(
-                ErrorCode.OVERLOADED, f"the base model lacks memory: {reason}"
-            )
+            first = model.engine.scheduler.policy.first_waiting
+            message = f"the base model lacks memory: {reason}"
+            return model.engine.fail([first] if first else [], ErrorCode.OVERLOADED, message)
+
+
+def _fail_waiting(model: ServedModel, message: str) -> list[Event]:
+    """Fails all waiting requests of the model. Called with the memory lock held."""
+    engine = model.engine
+    return engine.fail(engine.waiting, ErrorCode.MODEL_UNAVAILABLE, message)

@@ -8,13 +8,10 @@ from numpy.typing import NDArray
 from workers.execution.step_input import SequenceResult
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import (
-    ErrorCode,
-    Failed,
     FinishReason,
     Pooling,
     PromptProgress,
     SequenceOutput,
-    SequenceTimes,
     TokenLogprobs,
 )
 
@@ -23,8 +20,7 @@ class Answer:
     """Results of a sequence that are not sent yet. Written by the engine."""
 
     def __init__(self, sequence: Sequence) -> None:
-        self._sequence = sequence
-        self._request = sequence.request
+        self.sequence = sequence
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._logprobs: list[TokenLogprobs] = []
         self._num_unsent = 0
@@ -46,12 +42,12 @@ class Answer:
     def progress(self, num_computed: int) -> PromptProgress | None:
         """Returns a report that `num_computed` tokens are computed, or None if that adds no prompt
         tokens to the previous report."""
-        sequence = self._sequence
+        sequence = self.sequence
         num_positions = min(num_computed, sequence.num_prompt)
         if num_positions <= self._num_reported:
             return None
         self._num_reported = num_positions
-        return PromptProgress(self._request.id, num_positions, sequence.num_cached)
+        return PromptProgress(sequence.request.id, num_positions, sequence.num_cached)
 
     def append(
         self,
@@ -62,9 +58,7 @@ class Answer:
     ) -> SequenceOutput | None:
         """Appends tokens generated at `now` to the sequence, which ends if `finish_reason` is set.
         Returns the output to send, or None if the tokens are sent later."""
-        if not tokens:
-            return None
-        sequence, request = self._sequence, self._request
+        sequence, request = self.sequence, self.sequence.request
         is_first = not sequence.is_begun
         if is_first:
             sequence.times.first_token_s = now
@@ -78,59 +72,31 @@ class Answer:
             return None
         has_scores = is_first and request.params.prompt_logprobs is not None
         output = SequenceOutput(
-            id=request.id,
-            tokens=sequence.tokens[-self._num_unsent :],
+            request.id,
+            sequence.tokens[-self._num_unsent :],
             logprobs=self._logprobs or None,
             prompt_logprobs=self._prompt_logprobs if has_scores else None,
             finish_reason=finish_reason,
             stop_token=tokens[-1] if finish_reason is FinishReason.STOP else None,
             num_cached_tokens=sequence.num_cached if is_edge else 0,
-            times=self._times(now) if is_edge else None,
+            times=sequence.traced(now) if is_edge else None,
         )
         self._logprobs, self._num_unsent = [], 0
         return output
 
     def finish_prompt(self, now: float) -> SequenceOutput:
         """Returns the final output of a sequence that only scores its prompt or embeds it."""
-        request = self._request
+        sequence, request = self.sequence, self.sequence.request
         if self._vector is None:
-            return SequenceOutput(
-                id=request.id,
-                tokens=[],
-                prompt_logprobs=self._prompt_logprobs,
-                finish_reason=FinishReason.LENGTH,
-                times=self._times(now),
-            )
-        num_summed = self._sequence.num_prompt if request.pooling is Pooling.MEAN else 1
+            scores, reason = self._prompt_logprobs, FinishReason.LENGTH
+            times = sequence.traced(now)
+            return SequenceOutput(request.id, [], None, scores, reason, times=times)
+        num_summed = sequence.num_prompt if request.pooling is Pooling.MEAN else 1
         return SequenceOutput(
-            id=request.id,
+            request.id,
             tokens=[],
             finish_reason=FinishReason.STOP,
-            num_cached_tokens=self._sequence.num_cached,
-            times=self._times(now),
+            num_cached_tokens=sequence.num_cached,
+            times=sequence.traced(now),
             vector=(self._vector / np.float32(num_summed)).astype("<f4").tobytes(),
         )
-
-    def abort(self, now: float) -> SequenceOutput:
-        """Returns the final output of an aborted sequence."""
-        times = self._times(now)
-        return SequenceOutput(
-            id=self._request.id, tokens=[], finish_reason=FinishReason.ABORT, times=times
-        )
-
-    def fail(
-        self,
-        code: ErrorCode,
-        message: str,
-        now: float,
-        retry_after_s: float = 0.0,
-        pace_s: float = 0.0,
-    ) -> Failed:
-        """Returns the message that the sequence has failed."""
-        times = self._times(now)
-        return Failed(self._request.id, code, message, retry_after_s, pace_s, times)
-
-    def _times(self, now: float) -> SequenceTimes | None:
-        """Returns the times of the sequence's stages if its request is traced, else None."""
-        is_traced = self._request.traceparent is not None
-        return self._sequence.times.to_wire(now) if is_traced else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -49,8 +49,6 @@ DRAWING_ERRORS = {
     ErrorCode.INTERNAL: "the step gave other than one token to a sequence of the step ahead",
 }
 
-EXPIRED = "its time was over before its prompt could begin"
-
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 """Connection number, and the output, progress or failure of one of that connection's sequences."""
 
@@ -67,6 +65,30 @@ class NewTokens(NamedTuple):
 NOTHING_NEW = NewTokens([], 0, None)
 
 
+def advance_constraints(schedule: Schedule, output: StepOutput) -> list[NewTokens]:
+    """Advances the sequences' constraints by their new tokens. Returns each sequence's new and
+    forced tokens up to its end, or no tokens if it ended in the meantime. Called without the memory
+    lock, because constraints may take long."""
+    new: list[NewTokens] = []
+    following: list[tuple[int, Sequence]] = []
+    for item, result in zip(schedule.items, output.sequences, strict=True):
+        sequence, tokens = item.sequence, result.tokens
+        if sequence.is_finished or not tokens:
+            new.append(NOTHING_NEW)
+            continue
+        num_drawn, finish_reason = sequence.end_within(tokens)
+        if finish_reason is None and sequence.constraint.needs_host_token:
+            sequence.constraint.advance(tokens)
+            following.append((len(new), sequence))
+        new.append(NewTokens(tokens[:num_drawn], num_drawn, finish_reason))
+    for index, sequence in following:
+        if forced := sequence.constraint.forced():
+            tokens = new[index].tokens + forced
+            num_tokens, finish_reason = sequence.end_within(tokens)
+            new[index] = NewTokens(tokens[:num_tokens], new[index].num_drawn, finish_reason)
+    return new
+
+
 class EngineFailed(Exception):
     """Raised when steps keep failing, or when the device may still use memory that is to be reused.
     The process must exit, because a worker that fails requests fast attracts ever more requests."""
@@ -80,8 +102,8 @@ class InFlightStep:
     step: PendingStep
     start_s: float
     launched_s: float
-    schedule_us: int
-    build_us: int
+    host_us: dict[str, int]
+    """Microseconds of host work so far, by part (see `FinishedStep`)."""
 
     def wait(self) -> StepOutput | Exception:
         """Waits for the step and returns its result, or the exception that it raised."""
@@ -136,9 +158,8 @@ class Engine:
         """Time when the last step ended."""
         self._num_failed_steps = 0
         """Number of consecutive failed steps."""
-        self._sequences: dict[tuple[int, int], Sequence] = {}
-        self._answers: dict[Sequence, Answer] = {}
-        self.num_generated_tokens = 0
+        self._answers: dict[tuple[int, int], Answer] = {}
+        """Answers of all sequences that have not ended, by `Sequence.key`."""
         self.is_stalled = True
         """Whether the last step found nothing to run: no work, or all work waits for adapters."""
 
@@ -150,6 +171,11 @@ class Engine:
     def weight(self) -> int:
         """Sum of the weights of all tenants with work in this engine."""
         return self.scheduler.policy.weight
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Waiting sequences, including preempted ones, in the order in which they were added."""
+        return [a.sequence for a in self._answers.values() if a.sequence.is_waiting]
 
     def refusal(self, request: Generate) -> tuple[ErrorCode, str] | None:
         """Returns why the request can never run, or None if it can. Thread-safe; needs no lock."""
@@ -169,7 +195,7 @@ class Engine:
         """Queues the request if the queue has room or can make room. `refusal` must have returned
         None for it. Returns refusals: of this request, or of queued requests that make room for it
         because their tenants fill more than their share."""
-        if (connection, request.id) in self._sequences:
+        if (connection, request.id) in self._answers:
             message = f"sequence id {request.id} is in use"
             return [(connection, Failed(request.id, ErrorCode.INVALID, message))]
         sequence = self._sequence(connection, request, arrival_s)
@@ -177,46 +203,43 @@ class Engine:
         if not any(refusal.sequence is sequence for refusal in refusals):
             self.scheduler.load_adapter(sequence.adapter, sequence.block_table.tenant)
             self._add(sequence)
-        return [self._refuse(refusal) for refusal in refusals]
+        return self._refuse(refusals)
 
     def expire(self) -> list[Event]:
         """Fails waiting sequences whose deadline for the first token has passed."""
         expired = self.scheduler.policy.pop_expired(self._clock())
-        return [self._fail(sequence, ErrorCode.EXPIRED, EXPIRED) for sequence in expired]
+        message = "its time was over before its prompt could begin"
+        return self.fail(expired, ErrorCode.EXPIRED, message)
+
+    def fail(self, sequences: Iterable[Sequence], code: ErrorCode, message: str) -> list[Event]:
+        """Ends the sequences, and returns a `Failed` for each."""
+        return [self._fail(sequence, code, message) for sequence in sequences]
 
     def abort(self, connection: int, sequence_id: int) -> list[Event]:
         """Removes the sequence at once. Returns its last prompt progress, which includes steps in
         flight, and its final output. Returns nothing if the id is unknown (the sequence ended)."""
-        sequence = self._sequences.get((connection, sequence_id))
-        if sequence is None:
+        answer = self._answers.get((connection, sequence_id))
+        if answer is None:
             return []
-        num_computed, now = sequence.num_computed, self._clock()
-        answer = self._remove(sequence, FinishReason.ABORT, now)
-        progress = answer.progress(num_computed)
-        events = [answer.abort(now)] if progress is None else [progress, answer.abort(now)]
-        return [(connection, event) for event in events]
+        sequence, reason, now = answer.sequence, FinishReason.ABORT, self._clock()
+        progress = answer.progress(sequence.num_computed)
+        self._end(sequence, reason, now)
+        output = SequenceOutput(sequence_id, [], finish_reason=reason, times=sequence.traced(now))
+        return [(connection, event) for event in (progress, output) if event is not None]
 
     def abort_connection(self, connection: int) -> None:
-        for key in [key for key in self._sequences if key[0] == connection]:
+        for key in [key for key in self._answers if key[0] == connection]:
             self.abort(*key)
 
-    def attach(self, runner: Runner) -> None:
-        """Called when the weights have been loaded, with the runner that computes with them."""
-        self.runner = runner
-        self.is_stalled = False
-        now = self._clock()
-        for sequence in self._sequences.values():
-            sequence.times.model_back_s = now
-
-    def detach(self) -> Runner | None:
-        """Called before the weights are unloaded; no step may be in flight. Returns the runner.
-        Waiting sequences resume after the next `attach`."""
+    def set_runner(self, runner: Runner | None) -> None:
+        """Called with a runner when the weights have been loaded, and with None before they are
+        unloaded, when no step may be in flight. Sequences wait until the next runner is set."""
         assert not self._in_flight, "a step is in flight"
-        runner, self.runner = self.runner, None
+        self.runner = runner
+        self.is_stalled &= runner is None
         now = self._clock()
-        for sequence in self._sequences.values():
-            sequence.times.model_left_s, sequence.times.model_back_s = now, None
-        return runner
+        for answer in self._answers.values():
+            answer.sequence.times.record_model(now, is_loaded=runner is not None)
 
     def suspend(self) -> list[Event]:
         """Waits for the steps in flight and preempts all running sequences, which keep their
@@ -226,117 +249,114 @@ class Engine:
             self.scheduler.suspend(self._clock())
         return events
 
-    def fail_waiting(self, code: ErrorCode, message: str) -> list[Event]:
-        """Fails all waiting sequences, including preempted ones."""
-        waiting = [s for s in self._sequences.values() if s.is_waiting]
-        return [self._fail(sequence, code, message) for sequence in waiting]
-
-    def fail_first(self, code: ErrorCode, message: str) -> list[Event]:
-        """Fails the waiting sequence that would run next."""
-        sequence = self.scheduler.policy.first_waiting
-        return [] if sequence is None else [self._fail(sequence, code, message)]
-
-    def give_back(self) -> list[Event]:
-        """Refuses waiting sequences that have not started, so that other workers can start them."""
-        waiting = [s for s in self._sequences.values() if s.is_waiting and not s.is_begun]
-        return [self._fail(s, ErrorCode.DRAINING, "the worker is draining") for s in waiting]
-
     def step(self, *, is_alone: bool = True, is_held: bool = False) -> list[Event]:
         """Launches a step if there is work, and collects earlier steps. Leaves the new step in
         flight only if the engine runs ahead and no other engine uses the device (`is_alone`);
         otherwise the step's time would be counted in another engine's step. A failed step fails
         only its sequences. is_held: if True, admits no waiting sequences."""
         events = self._collect() if self.last_schedule.needs_drain else []
-        is_launched, failed = self._launch(is_held or self.runner is None)
+        is_launched = self._launch(is_held or self.runner is None, events)
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
-        return events + failed + self._collect(num_ahead)
+        return events + self._collect(num_ahead)
 
-    def _launch(self, is_held: bool) -> tuple[bool, list[Event]]:
-        """Launches a step if it can. Returns whether it did, and events of failed sequences."""
-        begin = perf_counter_ns()
-        start_s = self._clock()
-        with self.scheduler.kv.lock:
-            failed = self.expire()
-            schedule = self.last_schedule = self.scheduler.schedule(start_s, is_held=is_held)
-            failed += [self._fail(*failure) for failure in schedule.failed]
-            if self.scheduler.policy.is_backlogged:
-                late = self.scheduler.intake.refuse_late(start_s)
-                failed += [self._refuse(refusal) for refusal in late]
+    def _launch(self, is_held: bool, events: list[Event]) -> bool:
+        """Launches a step if it can, and returns whether it did. Adds the failures of sequences to
+        the events."""
+        begin, start_s = perf_counter_ns(), self._clock()
+        scheduler = self.scheduler
+        with scheduler.kv.lock:
+            events += self.expire()
+            schedule = self.last_schedule = scheduler.schedule(start_s, is_held=is_held)
+            events += [self._fail(*failure) for failure in schedule.failed]
+            if scheduler.policy.is_backlogged:
+                events += self._refuse(scheduler.intake.refuse_late(start_s))
             self.is_stalled = not schedule.items and not self._in_flight
         if not schedule.items or self.runner is None:
-            return False, failed
+            return False
         scheduled, launched_s = perf_counter_ns(), self._clock()
         try:
             step_input = build_step_input(schedule, self._tables)
-            build_us = (perf_counter_ns() - scheduled) // 1000
+            built = perf_counter_ns()
             step = self.runner.launch(step_input)
         except Exception as error:
-            with self.scheduler.kv.lock:
-                return False, failed + self._fail_step(schedule, error)
-        schedule_us = (scheduled - begin) // 1000
-        launched = InFlightStep(schedule, step, start_s, launched_s, schedule_us, build_us)
-        self._in_flight.append(launched)
-        return True, failed
+            with scheduler.kv.lock:
+                events += self._fail_step(schedule, error)
+            return False
+        host_us = {"schedule": (scheduled - begin) // 1000, "build": (built - scheduled) // 1000}
+        self._in_flight.append(InFlightStep(schedule, step, start_s, launched_s, host_us))
+        return True
 
     def _collect(self, num_left: int = 0) -> list[Event]:
         """Collects the results of all steps in flight except the newest `num_left`."""
         events: list[Event] = []
+        lock = self.scheduler.kv.lock
         while len(self._in_flight) > num_left:
             step = self._in_flight.popleft()
             outcome = step.wait()
             ended, ended_s = perf_counter_ns(), self._clock()
-            new = self._follow(step.schedule, outcome)
-            with self.scheduler.kv.lock:
+            if isinstance(outcome, Exception):
+                with lock:
+                    events += self._fail_step(step.schedule, outcome)
+                continue
+            new = advance_constraints(step.schedule, outcome)
+            with lock:
                 events += self._complete_step(step, outcome, new, (ended, ended_s))
         return events
 
-    def _follow(self, schedule: Schedule, outcome: StepOutput | Exception) -> list[NewTokens]:
-        """Advances the sequences' constraints by their new tokens. Returns each sequence's new and
-        forced tokens up to its end, or no tokens if it ended in the meantime."""
-        if isinstance(outcome, Exception):
-            return []
-        new: list[NewTokens] = []
-        following: list[tuple[int, Sequence]] = []
-        for item, result in zip(schedule.items, outcome.sequences, strict=True):
-            sequence, tokens = item.sequence, result.tokens
-            if sequence.is_finished or not tokens:
-                new.append(NOTHING_NEW)
-                continue
-            num_drawn, finish_reason = sequence.end_within(tokens)
-            if finish_reason is None and sequence.constraint.needs_host_token:
-                sequence.constraint.advance(tokens)
-                following.append((len(new), sequence))
-            new.append(NewTokens(tokens[:num_drawn], num_drawn, finish_reason))
-        for index, sequence in following:
-            if forced := sequence.constraint.forced():
-                tokens = new[index].tokens + forced
-                num_tokens, finish_reason = sequence.end_within(tokens)
-                new[index] = NewTokens(tokens[:num_tokens], new[index].num_drawn, finish_reason)
-        return new
-
     def _complete_step(
-        self,
-        step: InFlightStep,
-        outcome: StepOutput | Exception,
-        new: list[NewTokens],
-        end: tuple[int, float],
+        self, step: InFlightStep, output: StepOutput, new: list[NewTokens], end: tuple[int, float]
     ) -> list[Event]:
-        """Records a finished step and returns its events. end: time when the step ended, in ns of
-        `perf_counter_ns` and in seconds of the clock."""
-        schedule = step.schedule
-        if isinstance(outcome, Exception):
-            return self._fail_step(schedule, outcome)
+        """Records a finished step and returns its events. Discards the results of sequences that
+        ended in the meantime. end: time when the step ended, in ns of `perf_counter_ns` and in
+        seconds of the clock."""
         self._num_failed_steps = 0
-        ended, ended_s = end
+        schedule, (ended, ended_s) = step.schedule, end
         device_s = ended_s - max(step.launched_s, self._ended_s)
         self._ended_s = ended_s
         self.scheduler.record_duration(schedule, device_s, ended_s)
-        events = self._apply(schedule, outcome, new, ended_s)
-        build_us = step.build_us + outcome.build_us
-        update_us = (perf_counter_ns() - ended) // 1000
-        host_us = {"schedule": step.schedule_us, "build": build_us, "update": update_us}
-        finished = FinishedStep(schedule, outcome, step.start_s, device_s, host_us)
+        self.scheduler.update(schedule, [each.num_drawn for each in new])
+        events: list[Event] = []
+        for item, result, tokens in zip(schedule.items, output.sequences, new, strict=True):
+            if not item.sequence.is_finished:
+                events += self._apply(item, result, tokens, ended_s)
+        host_us = step.host_us
+        host_us["build"] += output.build_us
+        host_us["update"] = (perf_counter_ns() - ended) // 1000
+        finished = FinishedStep(schedule, output, step.start_s, device_s, host_us)
         self._observer.on_step(finished, ended_s)
+        return events
+
+    def _apply(
+        self, item: ScheduledSequence, result: SequenceResult, new: NewTokens, now: float
+    ) -> list[Event]:
+        """Applies a step's results for one sequence."""
+        sequence, error, events = item.sequence, result.error, list[Event]()
+        answer, connection = self._answers[sequence.key], sequence.connection
+        if result.prompt_logprobs is not None or result.vector is not None:
+            answer.add(item.start, result)
+        if item.is_prefill and (progress := answer.progress(item.end)) is not None:
+            events.append((connection, progress))
+        if item.is_sampled and sequence.num_inflight_steps and len(result.tokens) != 1:
+            # The next step was launched on the assumption that this step yields one token.
+            error = error or ErrorCode.INTERNAL
+        if error is not None:
+            adapter = "none" if sequence.adapter is None else sequence.adapter.digest
+            message = DRAWING_ERRORS[error]
+            log.error("%s: model %s, adapter %s", message, self.info.name, adapter)
+            return [*events, self._fail(sequence, error, message)]
+        output = None
+        if item.is_sampled:
+            if num_new := len(new.tokens):
+                self._observer.on_tokens(sequence, num_new, now)
+                output = answer.append(new.tokens, new.finish_reason, result.logprobs, now)
+            if new.finish_reason is None:
+                self.scheduler.write_tokens(sequence, num_new - new.num_drawn)
+        elif sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
+            output = answer.finish_prompt(now)
+        if output is not None:
+            events.append((connection, output))
+            if output.finish_reason is not None:
+                self._end(sequence, output.finish_reason, now)
         return events
 
     def _sequence(self, connection: int, request: Generate, arrival_s: float) -> Sequence:
@@ -349,99 +369,39 @@ class Engine:
             layout=self.info.cache_layout,
         )
         if self.runner is None:
-            sequence.times.model_left_s = arrival_s
+            sequence.times.record_model(arrival_s, is_loaded=False)
         return sequence
 
     def _add(self, sequence: Sequence) -> None:
-        self._sequences[sequence.key] = sequence
-        self._answers[sequence] = Answer(sequence)
+        self._answers[sequence.key] = Answer(sequence)
         generated = sequence.tokens[sequence.num_prompt :]
         sequence.constraint = self._constraints.open(sequence.request, generated)
         self.is_stalled = False
         self.scheduler.add(sequence)
 
-    def _refuse(self, refusal: Refusal) -> Event:
-        """Removes the refused sequence if it was queued. Returns its `Failed`."""
-        sequence, now = refusal.sequence, self._clock()
-        code, retry = ErrorCode.OVERLOADED, (refusal.retry_after_s, refusal.pace_s)
-        if self._sequences.get(sequence.key) is sequence:
-            answer = self._remove(sequence, code, now)
-        else:
-            answer = Answer(sequence)
-            self._observer.on_end(sequence, code, now)
-        return sequence.connection, answer.fail(code, refusal.message, now, *retry)
+    def _refuse(self, refusals: Iterable[Refusal]) -> list[Event]:
+        """Ends the refused sequences, queued or not. Returns a `Failed` for each."""
+        code = ErrorCode.OVERLOADED
+        return [
+            self._fail(r.sequence, code, r.message, r.retry_after_s, r.pace_s) for r in refusals
+        ]
 
-    def _apply(
-        self, schedule: Schedule, output: StepOutput, new: list[NewTokens], now: float
-    ) -> list[Event]:
-        """Applies a step's results, except those of sequences that ended in the meantime."""
-        self.scheduler.update(schedule, [each.num_drawn for each in new])
-        events: list[Event] = []
-        for item, result, tokens in zip(schedule.items, output.sequences, new, strict=True):
-            if not item.sequence.is_finished:
-                events += self._apply_result(item, result, tokens, now)
-        return events
-
-    def _apply_result(
-        self, item: ScheduledSequence, result: SequenceResult, new: NewTokens, now: float
-    ) -> list[Event]:
-        sequence = item.sequence
-        answer = self._answers[sequence]
-        events: list[Event] = []
-        if result.prompt_logprobs is not None or result.vector is not None:
-            answer.add(item.start, result)
-        if item.is_prefill and (progress := answer.progress(item.end)) is not None:
-            events.append((sequence.connection, progress))
-        if result.error is not None:
-            return [*events, self._fail_drawing(sequence, result.error)]
-        if item.is_sampled:
-            return events + self._append(answer, sequence, result, new, now)
-        if sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
-            output = answer.finish_prompt(now)
-            self._remove(sequence, output.finish_reason or FinishReason.LENGTH, now)
-            events.append((sequence.connection, output))
-        return events
-
-    def _append(
-        self,
-        answer: Answer,
-        sequence: Sequence,
-        result: SequenceResult,
-        new: NewTokens,
-        now: float,
-    ) -> list[Event]:
-        if sequence.num_inflight_steps and len(result.tokens) != 1:
-            # The next step was launched on the assumption that this step yields one token.
-            return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
-        if num_new := len(new.tokens):
-            self.num_generated_tokens += num_new
-            self._observer.on_tokens(sequence, num_new, now)
-        output = answer.append(new.tokens, new.finish_reason, result.logprobs, now)
-        if new.finish_reason is not None:
-            self._remove(sequence, new.finish_reason, now)
-        else:
-            self.scheduler.write_tokens(sequence, num_new - new.num_drawn)
-        return [] if output is None else [(sequence.connection, output)]
-
-    def _fail_drawing(self, sequence: Sequence, error: ErrorCode) -> Event:
-        adapter = "none" if sequence.adapter is None else sequence.adapter.digest
-        message = DRAWING_ERRORS[error]
-        log.error("%s: model %s, adapter %s", message, self.info.name, adapter)
-        return self._fail(sequence, error, message)
-
-    def _remove(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> Answer:
-        """Removes a sequence that has ended. Returns its `Answer`, which makes the last message."""
-        del self._sequences[sequence.key]
-        self.scheduler.remove(sequence)
-        self._observer.on_end(sequence, end, now)
-        return self._answers.pop(sequence)
-
-    def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> Event:
+    def _fail(self, sequence: Sequence, code: ErrorCode, message: str, *retry: float) -> Event:
+        """Ends the sequence, and returns its `Failed`. retry: `retry_after_s` and `pace_s`."""
         now = self._clock()
-        answer = self._remove(sequence, code, now)
-        return sequence.connection, answer.fail(code, message, now)
+        self._end(sequence, code, now)
+        failed = Failed(sequence.request.id, code, message, *retry, times=sequence.traced(now))
+        return sequence.connection, failed
+
+    def _end(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> None:
+        """Removes a sequence that has ended, if it was queued."""
+        if self._answers.pop(sequence.key, None) is not None:
+            self.scheduler.remove(sequence)
+        self._observer.on_end(sequence, end, now)
 
     def _fail_step(self, schedule: Schedule, error: Exception) -> list[Event]:
+        """Fails the sequences of a step that failed. Raises EngineFailed if the device may still
+        use their memory, or if too many steps have failed."""
         if isinstance(error, DeviceFailed):
             raise EngineFailed(str(error)) from error
         message = f"the engine step failed: {type(error).__name__}"
@@ -450,6 +410,6 @@ class Engine:
         if self._num_failed_steps == MAX_FAILED_STEPS:
             raise EngineFailed(f"{MAX_FAILED_STEPS} steps in a row have failed") from error
         failing = [item.sequence for item in schedule.items if not item.sequence.is_finished]
-        events = [self._fail(sequence, ErrorCode.INTERNAL, message) for sequence in failing]
+        events = self.fail(failing, ErrorCode.INTERNAL, message)
         self.scheduler.update(schedule, [0] * len(schedule.items))
         return events

@@ -18,13 +18,7 @@ from workers.execution.graph_runner import GraphRunner
 from workers.execution.pooler import pool
 from workers.execution.sampler import Sampler
 from workers.execution.scores import score_prompts
-from workers.execution.step_input import (
-    Array,
-    DeviceFailed,
-    SequenceResult,
-    StepInput,
-    StepOutput,
-)
+from workers.execution.step_input import Array, DeviceFailed, SequenceResult, StepInput, StepOutput
 from workers.layers.segments import build_segments
 from workers.layers.table_rows import with_replaced, with_rows
 from workers.models.loading import LoadedModel
@@ -83,14 +77,13 @@ class ModelRunner:
         computed = perf_counter_ns()
         if logits is not None:
             readers.append(self._sampler.draw(logits, sampling).read_into)
-        return LaunchedStep(
-            len(step.counts),
-            readers,
-            self.ops.record_event(),
+        output = StepOutput(
+            [SequenceResult() for _ in range(len(step.counts))],
             build_us=(built - begin) // 1000,
             forward_us=(computed - built) // 1000,
             sample_us=(perf_counter_ns() - computed) // 1000,
         )
+        return LaunchedStep(output, readers, self.ops.record_event())
 
     def _prepare_graph(
         self, step: StepInput, inputs: BatchInputs[Array], shape: StepShape
@@ -141,24 +134,20 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """Submitted step. The readers may be called when the event is done."""
+    """Submitted step. The readers complete the output when the event is done."""
 
-    num_sequences: int
+    output: StepOutput
     readers: list[Reader]
     event: DeviceEvent
-    build_us: int
-    forward_us: int
-    sample_us: int
 
     def result(self) -> StepOutput:
         begin = perf_counter_ns()
         with _waiting():
             self.event.synchronize()
-        results = [SequenceResult() for _ in range(self.num_sequences)]
         for read_into in self.readers:
-            read_into(results)
-        sample_us = self.sample_us + (perf_counter_ns() - begin) // 1000
-        return StepOutput(results, self.build_us, self.forward_us, sample_us)
+            read_into(self.output.sequences)
+        self.output.sample_us += (perf_counter_ns() - begin) // 1000
+        return self.output
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class RequestMeter:
             return
         last_s, intervals = sequence.times.last_token_s, self._intervals
         if last_s is None:
-            engine_metrics.time_to_first_token.record(now - sequence.arrival_s, *self._labels)
+            engine_metrics.time_to_first_token.record(now - sequence.times.arrival_s, *self._labels)
             engine_metrics.prompt_tokens.add(sequence.num_prompt, *self._labels)
         else:
             intervals[last_s] = intervals.get(last_s, 0) + 1
@@ -63,8 +63,8 @@ class RequestMeter:
         if end is FinishReason.ABORT or started_s is None:
             return
         num_generated = sequence.num_generated - sequence.request.num_resumed
-        engine_metrics.request_latency.record(now - sequence.arrival_s, *labels)
-        waited_s = max(0.0, started_s - sequence.arrival_s)
+        engine_metrics.request_latency.record(now - sequence.times.arrival_s, *labels)
+        waited_s = max(0.0, started_s - sequence.times.arrival_s)
         engine_metrics.queue_time.record(waited_s, *labels)
         service_class = sequence.request.service_class.value
         engine_metrics.class_queue_time.record(waited_s, *labels, service_class)
@@ -72,7 +72,7 @@ class RequestMeter:
         engine_metrics.request_prompt_tokens.record(sequence.num_prompt, *labels)
         engine_metrics.request_generation_tokens.record(num_generated, *labels)
         engine_metrics.longest_generation.record(num_generated, *labels)
-        engine_metrics.max_generation_tokens.record(sequence.params.max_tokens, *labels)
+        engine_metrics.max_generation_tokens.record(sequence.request.params.max_tokens, *labels)
         if first_s is None:
             engine_metrics.prompt_tokens.add(sequence.num_prompt, *labels)
             return

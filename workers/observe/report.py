@@ -79,6 +79,13 @@ class EngineReport:
             **{f"{part}_us": us for part, us in parts_us.items()},
         )
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens that are neither computed nor known to be cached."""
+        running = self._scheduler.running
+        num_begun = sum(s.num_uncomputed for s in running if s.is_prefilling)
+        return self._scheduler.policy.num_waiting_tokens + num_begun
+
     def status(self) -> ModelStatus:
         scheduler, kv = self._scheduler, self._kv
         _, (itl,) = self._recent_itl.read()
@@ -97,7 +104,7 @@ class EngineReport:
             num_adapter_evictions=self._pool.device.num_evictions,
             num_integrity_failures=self.num_integrity_failures,
             max_num_seqs=scheduler.max_num_seqs,
-            num_waiting_tokens=scheduler.num_waiting_tokens,
+            num_waiting_tokens=self.num_waiting_tokens,
             prefill_tokens_per_s=scheduler.intake.prompt_tokens_per_s,
             decode_step_s=self._decode_steps.value,
             adapter_loads={tier: loads.number for tier, loads in counts.items()},

@@ -202,7 +202,7 @@ class FairQueue:
             class_queue.active[tenant.tenant] = tenant
         insort(tenant.pending, sequence, key=_turn)
         sequence.place.is_pending = True
-        if (key := sequence.prompt_key) is not None:
+        if (key := _prompt_key(sequence)) is not None:
             self._of_prompt.setdefault(key, {})[sequence] = None
         sequence.place.num_shared = self._num_shared(sequence)
         self._count(tenant, 1, sequence)
@@ -218,7 +218,7 @@ class FairQueue:
                 class_queue.floor = tenant.counter
             if not any(other.active for other in self.classes.values()):
                 self._floor = class_queue.counter
-        if (key := sequence.prompt_key) is not None:
+        if (key := _prompt_key(sequence)) is not None:
             self._forget_prompt(key, sequence)
 
     def _forget_prompt(self, key: bytes, sequence: Sequence) -> None:
@@ -240,7 +240,7 @@ class FairQueue:
         """Returns the number of the sequence's tokens that are cached, or that are computed for the
         first pending sequence with the same prompt."""
         num_found = sequence.num_found()
-        key = sequence.prompt_key
+        key = _prompt_key(sequence)
         is_first = key is None or next(iter(self._of_prompt[key])) is sequence
         if is_first or not sequence.may_skip_cached:
             return num_found
@@ -250,6 +250,13 @@ class FairQueue:
         load = load_of(sequence)
         tenant.waiting = tenant.waiting.changed(load, sign)
         self.waiting = self.waiting.changed(load, sign)
+
+
+def _prompt_key(sequence: Sequence) -> bytes | None:
+    """Returns the key of the last page that another sequence with this prompt can compute for the
+    sequence. Returns None if the prompt is too short for such a page."""
+    num_pages = (sequence.num_prompt - 1) // PAGE_TOKENS
+    return sequence.page_keys[num_pages - 1] if num_pages else None
 
 
 def load_of(sequence: Sequence) -> Load:
@@ -267,7 +274,7 @@ def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
     def key(sequence: Sequence) -> tuple[bool, float, float, float]:
         tenant = sequence.place.tenant_queue
         is_batch = sequence.request.service_class is ServiceClass.BATCH
-        return is_batch, tenant.class_queue.counter, tenant.counter, sequence.arrival_s
+        return is_batch, tenant.class_queue.counter, tenant.counter, sequence.times.arrival_s
 
     return max(sequences, key=key)
 
@@ -275,7 +282,7 @@ def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
 def _turn(sequence: Sequence) -> tuple[bool, int, float, float]:
     """Returns the key by which a tenant's sequences are sorted: running sequences first, then by
     higher priority, earlier deadline and earlier arrival."""
-    request, arrival_s = sequence.request, sequence.arrival_s
+    request, arrival_s = sequence.request, sequence.times.arrival_s
     patience_s = sequence.terms.ttft_s
     if request.timeout_s is not None:
         patience_s = min(patience_s, request.timeout_s)

@@ -104,7 +104,7 @@ class QueueLimits:
             return []
         tenant = self._queue.tenant(request.service_class, request.tenant, request.weight)
         wait_s, max_wait_s = self._wait_with_s(newcomer, tenant), self._max_wait_s(newcomer)
-        limit_s = min(max_wait_s - request.waited_s, newcomer.expires_s - newcomer.arrival_s)
+        limit_s = min(max_wait_s - request.waited_s, newcomer.expires_s - newcomer.times.arrival_s)
         if wait_s > ADMITTED_PART * limit_s and not self._is_idle:
             message = f"a first token would take about {wait_s:.0f} s"
             is_full = wait_s > ADMITTED_PART * max_wait_s
@@ -134,7 +134,7 @@ class QueueLimits:
             if sequence.num_generated or sequence.times.started_s is not None:
                 break
             wait_s, max_wait_s = self._wait_s(tenant, waiting, work), self._max_wait_s(sequence)
-            waited_s = sequence.request.waited_s + now - max(sequence.arrival_s, self._held_s)
+            waited_s = sequence.request.waited_s + now - max(sequence.times.arrival_s, self._held_s)
             if waited_s + wait_s <= LATE_PART * max_wait_s or wait_s < SPARED_PART * max_wait_s:
                 break
             late.append(sequence)
@@ -273,4 +273,4 @@ def _newest(tenant: TenantQueue, gone: list[Sequence]) -> Sequence | None:
         for sequence in tenant.pending[tenant.num_started :]
         if sequence.num_generated == 0 and sequence not in gone
     )
-    return max(candidates, key=lambda sequence: sequence.arrival_s, default=None)
+    return max(candidates, key=lambda sequence: sequence.times.arrival_s, default=None)

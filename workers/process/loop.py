@@ -8,7 +8,7 @@ from threading import Lock
 from typing import assert_never
 
 from workers.base_models.served_models import ServedModels
-from workers.execution.engine import Event
+from workers.execution.engine import Engine, Event
 from workers.process.device_scheduler import DeviceScheduler
 from workers.process.inbox import EngineCommand, Inbox
 from workers.process.outbox import frames
@@ -205,7 +205,7 @@ class WorkerLoop:
         if self.is_draining:
             self._deliver_some(self._verifier.drain())
             models = self._served.models.values()
-            self._emit([event for model in models for event in model.engine.give_back()])
+            self._emit([event for model in models for event in _give_back(model.engine)])
         self._next_status_s = self._clock()
 
     def _report(self) -> None:
@@ -279,3 +279,9 @@ class WorkerLoop:
     def _deliver_some(self, delivery: Delivery) -> None:
         if delivery:
             self._deliver(delivery)
+
+
+def _give_back(engine: Engine) -> list[Event]:
+    """Refuses waiting sequences that have not started, so that other workers can start them."""
+    waiting = [sequence for sequence in engine.waiting if not sequence.is_begun]
+    return engine.fail(waiting, ErrorCode.DRAINING, "the worker is draining")

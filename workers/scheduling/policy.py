@@ -270,4 +270,4 @@ class FifoPolicy:
 
 
 def _arrival(sequence: Sequence) -> float:
-    return sequence.arrival_s
+    return sequence.times.arrival_s

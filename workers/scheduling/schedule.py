@@ -46,11 +46,6 @@ class ScheduledSequence:
     of the adapter and largest rank of its projections, or -1 and 0 if the tokens use no adapter.
     """
 
-    __slots__ = (
-        *("sequence", "num_tokens", "start", "end", "is_sampled", "is_prefill"),
-        *("adapter_slot", "max_rank"),
-    )
-
     def __init__(self, sequence: Sequence, num_tokens: int) -> None:
         self.sequence = sequence
         self.num_tokens = num_tokens

@@ -76,12 +76,6 @@ class Scheduler:
         return bool(self.running or self._in_flight or self.policy.num_waiting)
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """Prompt tokens that are neither computed nor known to be cached."""
-        begun = [s.num_uncomputed for s in self.running if s.is_prefilling]
-        return self.policy.num_waiting_tokens + sum(begun)
-
-    @property
     def _num_free_slots(self) -> int:
         return self.max_num_seqs - len(self.running) - len(self.leaving)
 
@@ -179,15 +173,7 @@ class Scheduler:
             sequence.num_inflight_steps -= 1
             sequence.num_inflight_tokens -= item.is_sampled
             if not sequence.is_finished:
-                num_computed = item.end
-                if item.is_sampled and not num_tokens:
-                    num_computed = sequence.num_computed = item.end - 1
-                if item.is_prefill:
-                    sequence.num_reached = max(
-                        sequence.num_reached, min(item.end, sequence.num_prompt)
-                    )
-                self.policy.charge_generated(sequence, item.end + max(num_tokens - 1, 0))
-                self._commit(sequence, num_computed)
+                self._complete(item, num_tokens)
             elif not sequence.num_inflight_steps:
                 self.leaving.remove(sequence)
                 self._release(sequence)
@@ -233,7 +219,8 @@ class Scheduler:
             return
         num_tokens = sequence.num_next(room)
         if self._grow(sequence, num_tokens, schedule):
-            self._append_chunk(sequence, num_tokens, schedule)
+            schedule.items.append(ScheduledSequence(sequence, num_tokens))
+            self.policy.charge_prefill(sequence, num_tokens)
 
     def _admit(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
         """Starts a waiting sequence if it fits into the step. Otherwise returns what it lacks, and
@@ -258,10 +245,6 @@ class Scheduler:
             return None
         self._release(sequence)
         return self._lack_memory(sequence, schedule, blocked) if blocked.lacks_memory else blocked
-
-    def _append_chunk(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> None:
-        schedule.items.append(ScheduledSequence(sequence, num_tokens))
-        self.policy.charge_prefill(sequence, num_tokens)
 
     def _fail(self, sequence: Sequence, failure: Failure, schedule: Schedule) -> None:
         self.remove(sequence)
@@ -311,7 +294,7 @@ class Scheduler:
         if table.make_room(num_own, num_beside=num_beside):
             return None
         message = (
-            f"needs {_num_pages(len(sequence.tokens))} KV pages of {PAGE_TOKENS} tokens, "
+            f"needs {-(-len(sequence.tokens) // PAGE_TOKENS)} KV pages of {PAGE_TOKENS} tokens, "
             "more than there are beside its adapter and those that are pinned"
         )
         failure = ErrorCode.PROMPT_TOO_LONG, message
@@ -324,18 +307,15 @@ class Scheduler:
             return None
         if self._in_flight:
             schedule.needs_drain = True
-            return Blocked(BlockReason.SLOT)
-        victim = self.policy.victim(sequence, self.running)
-        if victim is None:
-            return Blocked(BlockReason.SLOT)
-        self._preempt(victim, schedule)
-        return None
+        elif (victim := self.policy.victim(sequence, self.running)) is not None:
+            self._preempt(victim, schedule)
+            return None
+        return Blocked(BlockReason.SLOT)
 
     def _lack_memory(self, sequence: Sequence, schedule: Schedule, blocked: Blocked) -> Blocked:
         """Returns the decision for a sequence that finds too little memory. The sequence fails only
         if this model will free none, no idle adapter can be evicted, and no other model has any."""
-        is_idle = not (self.running or self._in_flight)
-        if not is_idle or self._adapters.is_busy:
+        if self.running or self._in_flight or self._adapters.is_busy:
             return Blocked(blocked.reason)
         if sequence.adapter is not None and self._adapters.evict_all_idle(sequence.adapter):
             # The source grants no lease before the next step.
@@ -364,11 +344,19 @@ class Scheduler:
         self._admission.remove_waiting(sequence)
         self.intake.on_start(sequence)
         schedule.computing.add(sequence.next_page_key)
-        self._append_chunk(sequence, num_tokens, schedule)
+        schedule.items.append(ScheduledSequence(sequence, num_tokens))
+        self.policy.charge_prefill(sequence, num_tokens)
 
-    def _commit(self, sequence: Sequence, num_computed: int) -> None:
-        """Puts the sequence's full pages into the prefix cache. Once all its tokens are computed,
-        removes it from the policy's queue."""
+    def _complete(self, item: ScheduledSequence, num_new: int) -> None:
+        """Charges computed tokens, and puts the sequence's full pages into the prefix cache. Once
+        all its tokens are computed, removes it from the policy's queue."""
+        sequence, num_computed = item.sequence, item.end
+        if item.is_sampled and not num_new:
+            num_computed = sequence.num_computed = item.end - 1
+        if item.is_prefill:
+            num_prompt = min(item.end, sequence.num_prompt)
+            sequence.num_reached = max(sequence.num_reached, num_prompt)
+        self.policy.charge_generated(sequence, item.end + max(num_new - 1, 0))
         num_full = num_computed // PAGE_TOKENS
         if num_full > sequence.block_table.num_committed:
             sequence.block_table.commit(sequence.page_keys[:num_full])
@@ -403,11 +391,7 @@ class Scheduler:
             sequence.slot = None
 
 
-def _num_pages(num_tokens: int) -> int:
-    return -(-num_tokens // PAGE_TOKENS)
-
-
 def _num_missing(sequence: Sequence) -> int:
     """Returns the number of pages that the sequence's tokens still need. It is 0 if the sequence
     already has a further page, for the token that a step in flight draws."""
-    return max(_num_pages(len(sequence.tokens)) - len(sequence.block_table.pages), 0)
+    return max(-(-len(sequence.tokens) // PAGE_TOKENS) - len(sequence.block_table.pages), 0)

@@ -18,7 +18,7 @@ from workers.wire.protocol import (
     Generate,
     OutputKind,
     Pooling,
-    SamplingParams,
+    SequenceTimes,
 )
 
 
@@ -99,14 +99,6 @@ class Sequence:
         return self.connection, self.request.id
 
     @property
-    def arrival_s(self) -> float:
-        return self.times.arrival_s
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
-
-    @property
     def adapter(self) -> AdapterRef | None:
         return self.request.adapter
 
@@ -125,7 +117,7 @@ class Sequence:
         depends on their hidden states. The last position is always computed."""
         if self.request.kind is OutputKind.EMBED:
             return self.request.pooling is Pooling.LAST
-        return self.params.prompt_logprobs is None
+        return self.request.params.prompt_logprobs is None
 
     @property
     def is_generating(self) -> bool:
@@ -133,9 +125,7 @@ class Sequence:
         do not reach `max_len`, and the constraint need not know them first."""
         if self.num_inflight_tokens and self.constraint.needs_host_token:
             return False
-        return (
-            not self.place.is_pending or self.num_inflight_tokens > 0
-        ) and self.length < self.max_len
+        return not self.is_prefilling and self.length < self.max_len
 
     @property
     def is_activated(self) -> bool:
@@ -160,7 +150,7 @@ class Sequence:
     @property
     def max_len(self) -> int:
         """Number of tokens that the sequence has if it runs to its `max_tokens`."""
-        return self.num_prompt + self.params.max_tokens
+        return self.num_prompt + self.request.params.max_tokens
 
     @property
     def is_prefilling(self) -> bool:
@@ -179,7 +169,7 @@ class Sequence:
     def expires_s(self) -> float:
         """Deadline for the first token; infinity without a timeout."""
         timeout_s = self.request.timeout_s
-        return math.inf if timeout_s is None else self.arrival_s + timeout_s
+        return math.inf if timeout_s is None else self.times.arrival_s + timeout_s
 
     @property
     def page_keys(self) -> list[bytes]:
@@ -190,13 +180,6 @@ class Sequence:
     def num_found(self) -> int:
         """Returns the number of tokens that need not be computed, because they are cached now."""
         return self.block_table.num_found(self._keys_to_find())
-
-    @property
-    def prompt_key(self) -> bytes | None:
-        """Key of the last page that another sequence with this prompt can compute for the sequence.
-        None if the prompt is too short for such a page."""
-        num_pages = (self.num_prompt - 1) // PAGE_TOKENS
-        return self.page_keys[num_pages - 1] if num_pages else None
 
     def _keys_to_find(self) -> Iterator[bytes]:
         """Yields the keys of the pages that may be skipped if they are cached. A key is computed
@@ -213,9 +196,14 @@ class Sequence:
         index = self.block_table.num_committed
         return self.page_keys[index] if index < len(self.page_keys) else None
 
+    def traced(self, now: float) -> SequenceTimes | None:
+        """Returns the times of the sequence's stages until `now` if its request is traced, else
+        None."""
+        return None if self.request.traceparent is None else self.times.to_wire(now)
+
     def end_within(self, tokens: list[int]) -> tuple[int, FinishReason | None]:
         """Returns how many of the tokens belong to the sequence, and why it ends, if it does."""
-        num_left = self.params.max_tokens - self.num_generated
+        num_left = self.request.params.max_tokens - self.num_generated
         for number, token in enumerate(tokens[:num_left], start=1):
             if token in self.end_tokens:
                 return number, FinishReason.STOP

@@ -32,6 +32,13 @@ class StageTimes:
     """Times of the first `MAX_PREEMPTIONS` preemptions."""
     num_preemptions: int = 0
 
+    def record_model(self, now: float, *, is_loaded: bool) -> None:
+        """Records that the base model was loaded, or is unloaded."""
+        if is_loaded:
+            self.model_back_s = now
+        else:
+            self.model_left_s, self.model_back_s = now, None
+
     def record_preemption(self, now: float) -> None:
         self.num_preemptions += 1
         if len(self.preempted_s) < MAX_PREEMPTIONS:

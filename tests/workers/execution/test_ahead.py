@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memory.page_key import PAGE_TOKENS
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
-from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
+from tests.workers.simulation import Simulation, StubPool, TokenCount, generate, prompt_of
 from tests.workers.simulator import END, VOCAB, Late, SimulatedRunner, alone
 from tests.workers.waiting import fair_policy, waiting_of
 from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
@@ -74,6 +74,7 @@ def test_tokens_are_the_same_under_stops_aborts_and_preemption(
         max_batched_tokens=max_batched_tokens,
         pool=StubPool(num_slots=2, delay_steps=rng.randrange(3)),
         runs_ahead=True,
+        observe=TokenCount,
     )
     shared = prompt_of(rng, 40)
     requests = [asked(rng, number, shared, [None, "a", "b", "c"]) for number in range(24)]
@@ -97,7 +98,7 @@ def test_tokens_are_the_same_under_stops_aborts_and_preemption(
             assert got == tokens[: len(got)] and request.id not in simulation.finished
         else:
             assert got == tokens and simulation.finished[request.id] is reason
-    assert simulation.engine.num_generated_tokens == sum(map(len, simulation.outputs.values()))
+    assert simulation.num_counted == sum(map(len, simulation.outputs.values()))
     simulation.assert_at_rest()
 
 
@@ -108,20 +109,20 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
 
     def run(runs_ahead: bool) -> tuple[object, ...]:
         rng = random.Random(seed)
-        simulation = Simulation(num_pages=400, runs_ahead=runs_ahead)
+        simulation = Simulation(num_pages=400, runs_ahead=runs_ahead, observe=TokenCount)
         requests = [asked(rng, number, [0], [None, "a"]) for number in range(16)]
         for request in requests:
             simulation.submit(request)
         account = waiting_of(simulation.scheduler)[0].place.tenant_queue
         simulation.run()
         simulation.assert_at_rest()
-        cache, engine = simulation.kv.prefix_cache, simulation.engine
+        cache = simulation.kv.prefix_cache
         told = {
             pages.added[at : at + 8]
             for pages in simulation.report.cached_pages()
             for at in range(0, len(pages.added), 8)
         }
-        counts = engine.num_generated_tokens, simulation.kv.idle.num_pages, account.counter
+        counts = simulation.num_counted, simulation.kv.idle.num_pages, account.counter
         return simulation.outputs, simulation.finished, set(cache.keys), told, counts
 
     assert run(True) == run(False)
@@ -287,10 +288,11 @@ def test_what_is_in_flight_counts_when_its_model_has_to_leave() -> None:
     assert len(simulation.outputs[0]) == 4, "one is in flight"
     simulation.suspend()
     assert len(simulation.outputs[0]) == 5
-    runner = simulation.engine.detach()
+    runner = simulation.engine.runner
+    simulation.engine.set_runner(None)
     assert runner is not None
     simulation.step()
-    simulation.engine.attach(runner)
+    simulation.engine.set_runner(runner)
     simulation.run()
     assert simulation.outputs[0] == alone(request)
     simulation.assert_at_rest()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
+from tests.workers.simulation import Simulation, StubPool, TokenCount, generate, prompt_of
 from tests.workers.simulator import alone
 from workers.execution.engine import Event
 from workers.wire.protocol import ErrorCode, SequenceOutput
@@ -19,7 +19,8 @@ class Heard(Simulation):
     """Keeps how many tokens each output had."""
 
     def __init__(self, num_pages: int) -> None:
-        super().__init__(num_pages=num_pages, pool=StubPool(num_slots=2, delay_steps=1))
+        pool = StubPool(num_slots=2, delay_steps=1)
+        super().__init__(num_pages=num_pages, pool=pool, observe=TokenCount)
         self.sizes: dict[int, list[int]] = {}
 
     def _note(self, events: list[Event]) -> None:
@@ -57,7 +58,7 @@ def test_tokens_are_told_so_many_at_a_time(seed: int, num_pages: int) -> None:
         simulation.step()
     simulation.run()
     assert simulation.outputs == expected
-    assert simulation.engine.num_generated_tokens == sum(map(len, expected.values()))
+    assert simulation.num_counted == sum(map(len, expected.values()))
     for number, (first, *sizes) in simulation.sizes.items():
         assert first == 1
         assert all(size == intervals[number] for size in sizes[:-1])

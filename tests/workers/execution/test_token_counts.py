@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.workers.execution.test_ahead import answer, asked
-from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
+from tests.workers.simulation import Simulation, StubPool, TokenCount, generate, prompt_of
 from tests.workers.simulator import Late, SimulatedRunner, acting, alone, next_token, prefix_digests
 from tests.workers.waiting import waiting_of
 from workers.execution.step_input import PendingStep, StepInput, StepOutput
@@ -76,6 +76,7 @@ def played(
         pool=StubPool(num_slots=2),
         runner=ScriptedDevice,
         runs_ahead=runs_ahead,
+        observe=TokenCount,
     )
     assert isinstance(simulation.runner, ScriptedDevice)
     simulation.runner.counts = counts
@@ -106,7 +107,7 @@ def test_steps_of_any_number_of_tokens_are_as_steps_of_one(
         assert other.finished[request.id] is one.finished[request.id] is reason
     assert isinstance(other.runner, ScriptedDevice)
     assert set(other.runner.given) == set(counts)
-    assert other.engine.num_generated_tokens == sum(map(len, one.outputs.values()))
+    assert other.num_counted == sum(map(len, one.outputs.values()))
 
 
 @pytest.mark.parametrize("counts", [(0, 1), (4,), (0, 1, 2, 5)])

@@ -117,7 +117,7 @@ def test_messages_are_handled_in_order() -> None:
     box.post(generate(0, [1, 2, 3], 4))
     box.run()
     assert box.ended == {0: FinishReason.LENGTH}
-    assert box.simulation.engine.num_generated_tokens == 4
+    assert box.simulation.ring.last()["num_sampled"].sum() == 4
 
 
 def test_the_time_in_the_inbox_counts() -> None:

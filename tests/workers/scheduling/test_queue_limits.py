@@ -237,7 +237,7 @@ def test_the_bounds_hold_and_nobody_is_lost(
             market.scheduler.policy.num_waiting == len(waiting_of(market.scheduler)) <= max_requests
         )
         is_alone = market.scheduler.policy.num_waiting == 1
-        assert market.scheduler.num_waiting_tokens <= max_tokens or is_alone
+        assert market.report.num_waiting_tokens <= max_tokens or is_alone
     while market.engine.has_work:
         market.step()
     assert market.ended | market.failed.keys() == asked
@@ -312,13 +312,14 @@ def test_who_finds_a_full_queue_that_none_has_left_yet_is_told_when_to_come_agai
 def test_time_in_which_the_model_was_away_says_nothing_of_the_queue() -> None:
     rng = random.Random(5)
     market = Market()
-    runner = market.engine.detach()
+    runner = market.engine.runner
+    market.engine.set_runner(None)
     assert runner is not None
     market.offer(ask(rng, "first", 10, 4, service_class=ServiceClass.INTERACTIVE))
     for _ in range(1400):
         market.clock.now += 0.01
         market.step()
-    market.engine.attach(runner)
+    market.engine.set_runner(runner)
     for number in range(16):
         market.offer(ask(rng, f"t{number}", 10, 4, service_class=ServiceClass.INTERACTIVE))
     while market.engine.has_work:

@@ -71,13 +71,14 @@ def test_a_model_that_is_away_is_waited_for() -> None:
         simulation.step()
     simulation.suspend()
     left_s = simulation.clock.now
-    runner = simulation.engine.detach()
+    runner = simulation.engine.runner
+    simulation.engine.set_runner(None)
     assert runner is not None
     simulation.clock.now += 1.0
     simulation.submit(traced(generate(1, [2] * 20)))
     simulation.clock.now += 2.0
     simulation.step()
-    simulation.engine.attach(runner)
+    simulation.engine.set_runner(runner)
     simulation.run()
     first, second = times_of(simulation, 0), times_of(simulation, 1)
     assert first.model_wait == pytest.approx((left_s - 1e-6, left_s - 1e-6 + 3.000001))
