@@ -23,6 +23,7 @@ from ops.base import (
     FusedLinear,
     KVCacheView,
     KVLayout,
+    LayerAttention,
     LoRABatch,
     Ops,
     QKNorm,
@@ -237,11 +238,11 @@ class Cases:
         norm = None if is_plain else QKNorm(weights[0], weights[1], 1e-6)
         options = {} if is_plain else {"window": sizes.window, "softcap": 30.0}
 
+        at = LayerAttention(batch, kv, LAYER, heads.query, heads.dim**-0.5, **options)
+
         def compute(ops: Ops, x: Tensor) -> Results:
-            ops.rope_write_kv(x, rope, batch, kv, LAYER, heads.query, norm)
-            out = ops.paged_attention(
-                x, batch, kv, LAYER, heads.query, scale=heads.dim**-0.5, **options
-            )
+            ops.rope_write_kv(x, rope, at, norm)
+            out = ops.paged_attention(x, at)
             return out, x[:, : heads.query * heads.dim], written(kv, batch)
 
         return self._case(

@@ -10,7 +10,14 @@ import torch
 
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import Batch, ShapedModel
-from ops.base import PAGE_TOKENS, AttentionBatch, FusedLinear, KVCacheView, LoRABatch
+from ops.base import (
+    PAGE_TOKENS,
+    AttentionBatch,
+    FusedLinear,
+    KVCacheView,
+    LayerAttention,
+    LoRABatch,
+)
 
 CONTEXT = 1024
 
@@ -52,23 +59,18 @@ def op_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, A
     attention, kv = model.cache(rows, context)(1, context)
     qkv = random(rows, (shape.heads + 2 * shape.kv_heads) * shape.dim)
     layers = range(shape.layers)
+    calls = [LayerAttention(attention, kv, n, shape.heads, scale=0.1) for n in layers]
     yield row(
         "rope_write_kv",
         2 * qkv[0].nbytes,
         shape.layers,
-        lambda: [
-            ops.rope_write_kv(qkv[n % copies], model.rope, attention, kv, n, shape.heads)
-            for n in layers
-        ],
+        lambda: [ops.rope_write_kv(qkv[n % copies], model.rope, at) for n, at in enumerate(calls)],
     )
     yield row(
         "paged_attention",
         rows * context * kv.layout.layer_bytes / PAGE_TOKENS,
         shape.layers,
-        lambda: [
-            ops.paged_attention(qkv[n % copies], attention, kv, n, shape.heads, scale=0.1)
-            for n in layers
-        ],
+        lambda: [ops.paged_attention(qkv[n % copies], at) for n, at in enumerate(calls)],
     )
     for count, rank in ((1, 16), (8, 16), (32, 16), (32, 64)):
         if count > rows:
@@ -101,9 +103,8 @@ def long_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     qkv = qkv.to(model.dtype)
 
     def us(batch: AttentionBatch, view: KVCacheView, x: torch.Tensor) -> float:
-        return 1e6 * bench.seconds(
-            lambda: ops.paged_attention(x, batch, view, 0, shape.heads, scale=0.1)
-        )
+        at = LayerAttention(batch, view, 0, shape.heads, scale=0.1)
+        return 1e6 * bench.seconds(lambda: ops.paged_attention(x, at))
 
     num_pages = -(-long // PAGE_TOKENS)
     alone, long_kv = model.cache(1, long)(1, long)

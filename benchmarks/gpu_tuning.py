@@ -14,7 +14,7 @@ from benchmarks.gpu_numerics import sampling_batch
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import ShapedModel
 from ops import triton_attention, triton_lora, triton_table
-from ops.base import FusedLinear, LoRABatch
+from ops.base import FusedLinear, LayerAttention, LoRABatch
 from ops.cuda import CudaOps
 from ops.triton_table import Blocks
 
@@ -63,9 +63,8 @@ def _attention_row(
             short: triton_table.AttentionBlocks = short, long: triton_table.AttentionBlocks = long
         ) -> None:
             for layer in range(shape.layers):
-                triton_attention.paged_attention(
-                    *(qkv, attention, kv, layer, shape.heads, 0.1, None, None, short, long)
-                )
+                at = LayerAttention(attention, kv, layer, shape.heads, scale=0.1)
+                triton_attention.paged_attention(qkv, at, short, long)
 
         us[name] = 1e6 * bench.seconds(attend, most=3) / shape.layers
     return {"rows": len(qkv), "context": context, "us": us}

@@ -25,6 +25,7 @@ from ops.base import (
     FusedLinear,
     KVCacheView,
     KVLayout,
+    LayerAttention,
     LoRABatch,
     Ops,
     PackedLinear,
@@ -144,7 +145,7 @@ def attention_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
         yield Row(
             f"attention {seqs} seqs x {rows} rows, context {context}",
             lambda qkv=qkv, batch=batch, view=view: [
-                ops.paged_attention(qkv, batch, view, layer, HEADS, scale=0.125)
+                ops.paged_attention(qkv, LayerAttention(batch, view, layer, HEADS, scale=0.125))
                 for layer in range(LAYERS)
             ],
             LAYERS,

@@ -19,6 +19,7 @@ from ops.base import (
     FusedLinear,
     KVCacheView,
     KVLayout,
+    LayerAttention,
     LoRABatch,
     Ops,
     PackedLinear,
@@ -164,9 +165,9 @@ class ShapedModel:
         for layer in range(self.shape.layers):
             self.arrival.wait(layer + 1)
             qkv = linear("qkv", x, layer)
-            where = (batch.attention, batch.kv, layer, heads)
-            ops.rope_write_kv(qkv, self.rope, *where, self.qk_norm)
-            x = linear("output", ops.paged_attention(qkv, *where, scale=scale), layer)
+            at = LayerAttention(batch.attention, batch.kv, layer, heads, scale)
+            ops.rope_write_kv(qkv, self.rope, at, self.qk_norm)
+            x = linear("output", ops.paged_attention(qkv, at), layer)
             x = ops.rms_norm(x, self.norm, 1e-5, residual)
             x = linear("down", ops.gated_activation(linear("gate_up", x, layer), "silu"), layer)
             x = ops.rms_norm(x, self.norm, 1e-5, residual)

@@ -102,6 +102,25 @@ class AttentionBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """Attention of one layer in a step. layer: index of the layer in KV pages.
+
+    The row at position p sees positions max(0, p - window + 1)..p, or all up to p if `window` is
+    None. scores = q k^T * scale, then softcap * tanh(scores / softcap) unless `softcap` is None.
+    sinks: float32 [H]; sinks[h] is one more score of head h in the softmax, whose value is zero.
+    """
+
+    batch: AttentionBatch
+    kv: KVCacheView
+    layer: int
+    num_heads: int
+    scale: float = 1.0
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class QKNorm:
     """Per-head RMS norm of q and k before rope (Qwen3, Gemma 3).
 
@@ -261,12 +280,12 @@ class Norm:
 class LayerWeights:
     """Weights and settings of one decoder layer; `workers.layers.decoder_layer` computes with them.
 
-    layer: index of the layer in KV pages and adapter tables. rope, qk_norm, scale, window, softcap:
-    arguments of `Ops.rope_write_kv` and `Ops.paged_attention`. post_attention_norm, post_mlp_norm:
-    norms of a block's output before it is added to the residual (Gemma), if any. following_norm:
-    first norm of the next layer, or the model's last norm. mlp_norm and following_norm are None if
-    the next block reads the residual itself (OLMo). wide_qk_norm: norm over all heads of q, and of
-    k, before rope (OLMo), with weights float32 [heads * D].
+    layer: index of the layer in KV pages and adapter tables. rope, qk_norm: arguments of
+    `Ops.rope_write_kv`. scale, window, softcap: see `LayerAttention`. post_attention_norm,
+    post_mlp_norm: norms of a block's output before it is added to the residual (Gemma), if any.
+    following_norm: first norm of the next layer, or the model's last norm. mlp_norm and
+    following_norm are None if the next block reads the residual itself (OLMo). wide_qk_norm: norm
+    over all heads of q, and of k, before rope (OLMo), with weights float32 [heads * D].
     """
 
     layer: int
@@ -432,14 +451,7 @@ class Compute(Protocol):
         ...
 
     def rope_write_kv(
-        self,
-        qkv: Tensor,
-        rope: Tensor | None,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        layer: int,
-        num_heads: int,
-        qk_norm: QKNorm | None = None,
+        self, qkv: Tensor, rope: Tensor | None, at: LayerAttention, qk_norm: QKNorm | None = None
     ) -> None:
         """Semantics: norms q and k per head if `qk_norm` is given, rotates both (half-split pairs)
         if `rope` is given, writes k and v into their pages. Leaves the rotated q in its columns of
@@ -447,25 +459,11 @@ class Compute(Protocol):
         Shape: qkv [T, (H + 2G) * D]; rope float32 [max positions, D], cosines then sines."""
         ...
 
-    def paged_attention(
-        self,
-        qkv: Tensor,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        layer: int,
-        num_heads: int,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """Semantics: causal attention of each row over its sequence's pages, prefill and decode.
-        The row at position p sees positions max(0, p - window + 1)..p. scores = q k^T * scale, then
-        softcap * tanh(scores / softcap). Query head h reads KV head h // (H / G). sinks[h] is one
-        more score of head h in the softmax, whose value is zero.
-        Shape: q is the first H * D columns of qkv [T, (H + 2G) * D]; sinks float32 [H] -> [T, H *
-        D]. Sums in float32."""
+    def paged_attention(self, qkv: Tensor, at: LayerAttention) -> Tensor:
+        """Semantics: causal attention of each row over its sequence's pages, prefill and decode, as
+        `LayerAttention` says. Query head h reads KV head h // (H / G).
+        Shape: q is the first H * D columns of qkv [T, (H + 2G) * D] -> [T, H * D]. Sums in
+        float32."""
         ...
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:

@@ -17,10 +17,9 @@ from ops.base import (
     EMBEDDING,
     PAGE_TOKENS,
     Activation,
-    AttentionBatch,
     FusedLinear,
     HostOps,
-    KVCacheView,
+    LayerAttention,
     LayerStack,
     LayerWeights,
     LoRABatch,
@@ -158,56 +157,37 @@ class CpuOps(HostOps):
         return y
 
     def rope_write_kv(
-        self,
-        qkv: Tensor,
-        rope: Tensor | None,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        layer: int,
-        num_heads: int,
-        qk_norm: QKNorm | None = None,
+        self, qkv: Tensor, rope: Tensor | None, at: LayerAttention, qk_norm: QKNorm | None = None
     ) -> None:
-        layout, tables = kv.layout, batch.block_tables
+        batch, layout, tables = at.batch, at.kv.layout, at.batch.block_tables
         num_kv, dim = layout.num_kv_heads, layout.head_dim
         rows, width = qkv.shape
         assert _is_float(qkv) and tables.dtype is torch.int64
-        assert width == (num_heads + 2 * num_kv) * dim
+        assert width == (at.num_heads + 2 * num_kv) * dim
         assert rope is None or (_is_float(rope) and rope.shape[1] == dim)
         angles = 0 if rope is None else rope.data_ptr()
         norm = (0, 0, 0.0)
         if qk_norm is not None:
             norm = (qk_norm.q_weight.data_ptr(), qk_norm.k_weight.data_ptr(), qk_norm.eps)
         self._lib.rope_write_kv(
-            *(qkv.data_ptr(), rows, num_heads, num_kv, dim, angles, *norm),
+            *(qkv.data_ptr(), rows, at.num_heads, num_kv, dim, angles, *norm),
             *(batch.token_seq.data_ptr(), batch.positions.data_ptr()),
-            *(tables.data_ptr(), tables.stride(0), kv.arena.data_ptr()),
-            *(layer * layout.layer_bytes, WeightFormat.of(layout.dtype)),
+            *(tables.data_ptr(), tables.stride(0), at.kv.arena.data_ptr()),
+            *(at.layer * layout.layer_bytes, WeightFormat.of(layout.dtype)),
         )
 
-    def paged_attention(
-        self,
-        qkv: Tensor,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        layer: int,
-        num_heads: int,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        layout, tables = kv.layout, batch.block_tables
-        num_kv, dim = layout.num_kv_heads, layout.head_dim
+    def paged_attention(self, qkv: Tensor, at: LayerAttention) -> Tensor:
+        batch, layout, tables = at.batch, at.kv.layout, at.batch.block_tables
+        num_heads, num_kv, dim = at.num_heads, layout.num_kv_heads, layout.head_dim
         assert _is_float(qkv) and tables.dtype is torch.int64
-        assert dim in self.head_dims and (sinks is None or _is_float(sinks))
+        assert dim in self.head_dims and (at.sinks is None or _is_float(at.sinks))
         out = torch.empty(len(qkv), num_heads * dim)
         self._lib.paged_attention(
             *(qkv.data_ptr(), len(batch.context_lens), batch.query_start.data_ptr()),
             *(batch.positions.data_ptr(), batch.max_context, tables.data_ptr(), tables.stride(0)),
-            *(kv.arena.data_ptr(), layer * layout.layer_bytes, WeightFormat.of(layout.dtype)),
-            *(num_heads, num_kv, dim, scale, window or 0, softcap or 0.0),
-            *(0 if sinks is None else sinks.data_ptr(), out.data_ptr()),
+            *(at.kv.arena.data_ptr(), at.layer * layout.layer_bytes, WeightFormat.of(layout.dtype)),
+            *(num_heads, num_kv, dim, at.scale, at.window or 0, at.softcap or 0.0),
+            *(0 if at.sinks is None else at.sinks.data_ptr(), out.data_ptr()),
         )
         return out
 

@@ -27,10 +27,9 @@ from ops import (
 from ops.base import (
     EVEN,
     Activation,
-    AttentionBatch,
     DeviceEvent,
     FusedLinear,
-    KVCacheView,
+    LayerAttention,
     LoRABatch,
     PackedLinear,
     PassedEvent,
@@ -133,47 +132,24 @@ class CudaOps:
         return triton_pointwise.rms_norm(x, weight, eps, residual)
 
     def rope_write_kv(
-        self,
-        qkv: Tensor,
-        rope: Tensor | None,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        layer: int,
-        num_heads: int,
-        qk_norm: QKNorm | None = None,
+        self, qkv: Tensor, rope: Tensor | None, at: LayerAttention, qk_norm: QKNorm | None = None
     ) -> None:
-        layout = kv.layout
-        assert qkv.is_contiguous() and batch.block_tables.dtype is torch.int64
-        assert qkv.shape[1] == (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
+        layout = at.kv.layout
+        assert qkv.is_contiguous() and at.batch.block_tables.dtype is torch.int64
+        assert qkv.shape[1] == (at.num_heads + 2 * layout.num_kv_heads) * layout.head_dim
         assert rope is None or (rope.dtype is torch.float32 and rope.shape[1] == layout.head_dim)
-        triton_rope.rope_write_kv(qkv, rope, batch, kv, layer, num_heads, qk_norm)
+        triton_rope.rope_write_kv(qkv, rope, at, qk_norm)
 
-    def paged_attention(
-        self,
-        qkv: Tensor,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        layer: int,
-        num_heads: int,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def paged_attention(self, qkv: Tensor, at: LayerAttention) -> Tensor:
+        batch, num_kv, dim = at.batch, at.kv.layout.num_kv_heads, at.kv.layout.head_dim
         assert qkv.is_contiguous() and batch.block_tables.dtype is torch.int64
-        assert num_heads % kv.layout.num_kv_heads == 0
-        group = num_heads // kv.layout.num_kv_heads
+        assert at.num_heads % num_kv == 0
+        group, itemsize = at.num_heads // num_kv, qkv.itemsize
         short = triton_table.short_attention(
-            *(len(batch.context_lens), kv.layout.num_kv_heads, group),
-            *(batch.max_context, qkv.itemsize),
+            len(batch.context_lens), num_kv, group, batch.max_context, itemsize
         )
-        long = triton_table.long_attention(
-            group, kv.layout.head_dim, qkv.itemsize, self.shared_bytes
-        )
-        return triton_attention.paged_attention(
-            qkv, batch, kv, layer, num_heads, scale, window, softcap, short, long, sinks
-        )
+        long = triton_table.long_attention(group, dim, itemsize, self.shared_bytes)
+        return triton_attention.paged_attention(qkv, at, short, long)
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         assert gate_up.is_contiguous()

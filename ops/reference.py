@@ -11,10 +11,10 @@ from ops.base import (
     EMBEDDING,
     PAGE_TOKENS,
     Activation,
-    AttentionBatch,
     FusedLinear,
     HostOps,
     KVCacheView,
+    LayerAttention,
     LoRABatch,
     PackedLinear,
     QKNorm,
@@ -60,15 +60,9 @@ class ReferenceOps(HostOps):
         return _normalise(x, weight, eps)
 
     def rope_write_kv(
-        self,
-        qkv: Tensor,
-        rope: Tensor | None,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        layer: int,
-        num_heads: int,
-        qk_norm: QKNorm | None = None,
+        self, qkv: Tensor, rope: Tensor | None, at: LayerAttention, qk_norm: QKNorm | None = None
     ) -> None:
+        batch, kv, num_heads = at.batch, at.kv, at.num_heads
         num_kv, dim = kv.layout.num_kv_heads, kv.layout.head_dim
         heads = qkv.view(len(qkv), num_heads + 2 * num_kv, dim)
         q, k, v = heads.split([num_heads, num_kv, num_kv], dim=1)
@@ -83,43 +77,32 @@ class ReferenceOps(HostOps):
             zip(batch.token_seq.tolist(), batch.positions.tolist(), strict=True)
         ):
             page = int(batch.block_tables[seq, position // PAGE_TOKENS])
-            keys, values = _page(kv, layer, page)
+            keys, values = _page(kv, at.layer, page)
             keys[:, position % PAGE_TOKENS] = k[row].to(keys.dtype)
             values[:, position % PAGE_TOKENS] = v[row].to(values.dtype)
 
-    def paged_attention(
-        self,
-        qkv: Tensor,
-        batch: AttentionBatch,
-        kv: KVCacheView,
-        layer: int,
-        num_heads: int,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def paged_attention(self, qkv: Tensor, at: LayerAttention) -> Tensor:
+        batch, kv, num_heads, window = at.batch, at.kv, at.num_heads, at.window
         num_kv, dim = kv.layout.num_kv_heads, kv.layout.head_dim
         queries = qkv[:, : num_heads * dim].view(-1, num_heads, dim)
         out = qkv.new_empty(len(qkv), num_heads, dim)
         starts = batch.query_start.tolist()
         for seq, length in enumerate(batch.context_lens.tolist()):
             rows = slice(starts[seq], starts[seq + 1])
-            keys, values = _gather(kv, layer, batch.block_tables[seq], length)
+            keys, values = _gather(kv, at.layer, batch.block_tables[seq], length)
             keys = keys.repeat_interleave(num_heads // num_kv, dim=0)
             values = values.repeat_interleave(num_heads // num_kv, dim=0)
-            scores = torch.einsum("qhd,htd->hqt", queries[rows], keys) * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
+            scores = torch.einsum("qhd,htd->hqt", queries[rows], keys) * at.scale
+            if at.softcap is not None:
+                scores = at.softcap * torch.tanh(scores / at.softcap)
             own = batch.positions[rows].long().unsqueeze(1)
             other = torch.arange(length, device=qkv.device).unsqueeze(0)
             hidden = other > own
             if window is not None:
                 hidden |= other <= own - window
             scores = scores.masked_fill(hidden, -torch.inf)
-            if sinks is not None:
-                sink = sinks.view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+            if at.sinks is not None:
+                sink = at.sinks.view(-1, 1, 1).expand(-1, scores.shape[1], 1)
                 scores = torch.cat([scores, sink], dim=-1)
             probs = scores.softmax(dim=-1)[:, :, :length]
             out[rows] = torch.einsum("hqt,htd->qhd", probs, values)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView
+from ops.base import PAGE_TOKENS, LayerAttention
 from ops.triton_blocks import group_of_block
 from ops.triton_table import ALIGNMENT, MAX_PARTS, SMALLEST_DOT, AttentionBlocks, power_of_two
 
@@ -31,17 +31,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def paged_attention(
-    qkv: Tensor,
-    batch: AttentionBatch,
-    kv: KVCacheView,
-    layer: int,
-    num_heads: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    short: AttentionBlocks,
-    long: AttentionBlocks,
-    sinks: Tensor | None = None,
+    qkv: Tensor, at: LayerAttention, short: AttentionBlocks, long: AttentionBlocks
 ) -> Tensor:
     """Semantics: as Ops.paged_attention.  Shape: qkv [T, (H + 2G) * D] -> [T, H * D].
     DType: qkv any float; keys are converted to the same dtype; products and sums are float32.
@@ -52,8 +42,9 @@ def paged_attention(
     that a context needs are written and read, and they stay in the L2. Long sequences have no
     parts. Flops of a prefill: `4 * D * H * rows * context / 2`.
     """
-    layout = kv.layout
+    batch, layout, num_heads = at.batch, at.kv.layout, at.num_heads
     num_kv, dim = layout.num_kv_heads, layout.head_dim
+    window, sinks = at.window or 0, qkv if at.sinks is None else at.sinks
     group, num_seqs = num_heads // num_kv, len(batch.context_lens)
     num_rows, short_tokens = len(qkv), short.rows // group
     out = qkv.new_empty(num_rows, num_heads * dim)
@@ -72,14 +63,14 @@ def paged_attention(
         launches = [(long, capacity)] if num_seqs == 1 else [*launches, (long, capacity)]
     for blocks, capacity in launches:
         _attend[(capacity, num_kv, blocks.programs)](
-            *(qkv, kv.arena.view(layout.dtype), out, parts, maxima, sums, part_rows),
+            *(qkv, at.kv.arena.view(layout.dtype), out, parts, maxima, sums, part_rows),
             *(batch.query_start, num_seqs, batch.positions),
             *(batch.block_tables, batch.block_tables.stride(0)),
-            layer * layout.layer_bytes // layout.dtype.itemsize,
-            *(scale, softcap or 0.0, window or 0, qkv if sinks is None else sinks),
-            HAS_CAP=softcap is not None,
-            HAS_SINKS=sinks is not None,
-            HAS_WINDOW=window is not None,
+            at.layer * layout.layer_bytes // layout.dtype.itemsize,
+            *(at.scale, at.softcap or 0.0, window, sinks),
+            HAS_CAP=at.softcap is not None,
+            HAS_SINKS=at.sinks is not None,
+            HAS_WINDOW=at.window is not None,
             IS_SHORT=blocks is short,
             SHORT_TOKENS=short_tokens,
             KV_HEADS=num_kv,
@@ -99,10 +90,9 @@ def paged_attention(
     if has_parts:
         _combine[(num_rows, num_heads)](
             *(parts, maxima, sums, part_rows, out),
-            *(batch.query_start, batch.token_seq, batch.context_lens, window or 0),
-            qkv if sinks is None else sinks,
-            HAS_SINKS=sinks is not None,
-            HAS_WINDOW=window is not None,
+            *(batch.query_start, batch.token_seq, batch.context_lens, window, sinks),
+            HAS_SINKS=at.sinks is not None,
+            HAS_WINDOW=at.window is not None,
             SHORT_TOKENS=short_tokens,
             HEADS=num_heads,
             DIM=dim,

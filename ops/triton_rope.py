@@ -9,20 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, QKNorm
+from ops.base import PAGE_TOKENS, LayerAttention, QKNorm
 from ops.triton_table import ALIGNMENT, blocks_of, power_of_two
 
 HEADS_A_PROGRAM = 8
 
 
 def rope_write_kv(
-    qkv: Tensor,
-    rope: Tensor | None,
-    batch: AttentionBatch,
-    kv: KVCacheView,
-    layer: int,
-    num_heads: int,
-    qk_norm: QKNorm | None,
+    qkv: Tensor, rope: Tensor | None, at: LayerAttention, qk_norm: QKNorm | None
 ) -> None:
     """Semantics: norms q and k per head if `qk_norm` is given, rotates both if `rope` is given,
     writes k and v to pages.
@@ -30,19 +24,19 @@ def rope_write_kv(
     DType: qkv any float, pages the layout's dtype, arithmetic float32.
     Bytes: T * D * (2H + 4G) * itemsize, because q, k and v are read and written. 256 rows of 32 +
     2 x 8 heads of 128 in bf16 take 6.3 MB, 1.5 us. With fewer bytes the launch dominates."""
-    layout = kv.layout
-    heads = num_heads + 2 * layout.num_kv_heads
+    batch, layout = at.batch, at.kv.layout
+    heads = at.num_heads + 2 * layout.num_kv_heads
     norm = qk_norm or QKNorm(qkv, qkv, 0.0)
     angles = qkv if rope is None else rope
-    arena = kv.arena.view(layout.dtype)
+    arena = at.kv.arena.view(layout.dtype)
     if len(qkv):
         _rope_write_kv[(len(qkv), blocks_of(heads, HEADS_A_PROGRAM))](
             *(qkv, angles, norm.q_weight, norm.k_weight, norm.eps, arena),
             *(batch.token_seq, batch.positions, batch.block_tables, batch.block_tables.stride(0)),
-            layer * layout.layer_bytes // layout.dtype.itemsize,
+            at.layer * layout.layer_bytes // layout.dtype.itemsize,
             HAS_NORM=qk_norm is not None,
             HAS_ROPE=rope is not None,
-            Q_HEADS=num_heads,
+            Q_HEADS=at.num_heads,
             KV_HEADS=layout.num_kv_heads,
             DIM=layout.head_dim,
             HALF=power_of_two(layout.head_dim // 2),

@@ -14,6 +14,8 @@ Weights of top-p are exp(logit - largest) in units of 2^-40, stored as int64.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -52,15 +54,17 @@ def find_lowest(logits: Tensor, batch: SamplingBatch) -> Tensor:
     num_collected = [torch.zeros(rows, dtype=torch.int32, device=logits.device) for _ in range(2)]
     temperature, top_k, top_p = batch.temperature, batch.top_k, batch.top_p
     filters = (temperature, top_k, top_p, batch.min_p)
-    row_of, size = (maxima, vocab, spans), {"SPANS": power_of_two(spans), "BINS": BINS}
-    by_span, by_row = size | {"BLOCK": block}, size | {"BLOCK": 1024}
+    row_of = (maxima, vocab, spans)
+    size: dict[str, Any] = {"SPANS": power_of_two(spans), "BINS": BINS}
+    by_span: dict[str, Any] = {**size, "BLOCK": block}
+    by_row: dict[str, Any] = {**size, "BLOCK": 1024}
     _find_maxima[(rows, spans)](logits, *filters, maxima, vocab, BLOCK=block, num_warps=4)
     _fill_bins[(rows, spans)](
         *(logits, temperature, top_k, top_p, *row_of, counts, weights), **by_span, num_warps=8
     )
     _choose_by_count[(rows,)](temperature, top_k, vocab, counts, chosen, BINS=BINS, num_warps=4)
     first, second = ((chosen, collected, number) for number in num_collected)
-    options = {"CAPACITY": CAPACITY, "num_warps": 8}
+    options: dict[str, Any] = {"CAPACITY": CAPACITY, "num_warps": 8}
     _collect[(rows, spans)](logits, temperature, *row_of, *first, **(by_span | options))
     _resolve_by_count[(rows,)](
         *(logits, temperature, top_p, *row_of, *first, counts, weights, lowest),

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from ops.base import (
     FusedLinear,
     KVCacheView,
     KVLayout,
+    LayerAttention,
     LoRABatch,
     QKNorm,
     SamplingBatch,
@@ -77,10 +79,11 @@ def attend(ops: CudaOps, dtype: torch.dtype, seqs: int, rows: int, context: int)
     kv = KVCacheView(torch.zeros(layout.page_bytes, dtype=torch.uint8), layout)
     qkv = torch.empty(total, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype)
     norm = QKNorm(torch.ones(DIM), torch.ones(DIM), 1e-6)
+    at = LayerAttention(batch, kv, 16, HEADS, scale=0.1)
     for chosen in (None, norm):
-        ops.rope_write_kv(qkv, torch.zeros(8, DIM), batch, kv, 16, HEADS, chosen)
-    ops.paged_attention(qkv, batch, kv, 16, HEADS, scale=0.1)
-    ops.paged_attention(qkv, batch, kv, 16, HEADS, scale=0.1, window=1024, softcap=50.0)
+        ops.rope_write_kv(qkv, torch.zeros(8, DIM), at, chosen)
+    ops.paged_attention(qkv, at)
+    ops.paged_attention(qkv, replace(at, window=1024, softcap=50.0))
 
 
 def add_lora(

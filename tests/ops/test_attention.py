@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout, Ops, QKNorm
+from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout, LayerAttention, Ops, QKNorm
 from tests.ops import formulas
 from tests.ops.conftest import BACKENDS, TILES, VARIANTS, backend
 from tests.ops.interpreter import is_interpreted
@@ -116,18 +116,13 @@ def run(ops: Ops, case: Case, activations: torch.dtype = torch.float32) -> tuple
     old = make_batch(tables, [0] * len(tokens), case.cached)
     if sum(case.cached):
         rows = torch.cat([t[:c] for t, c in zip(tokens, case.cached, strict=True)])
-        ops.rope_write_kv(rows, rope, old, kv, LAYER, heads, norm)
+        ops.rope_write_kv(rows, rope, LayerAttention(old, kv, LAYER, heads), norm)
     new = make_batch(tables, case.cached, case.fresh)
     qkv = torch.cat([t[c:] for t, c in zip(tokens, case.cached, strict=True)])
-    ops.rope_write_kv(qkv, rope, new, kv, LAYER, heads, norm)
     scale = case.dim**-0.5
-    out = ops.paged_attention(
-        *(qkv, new, kv, LAYER, heads),
-        scale=scale,
-        window=case.window,
-        softcap=case.softcap,
-        sinks=sinks,
-    )
+    at = LayerAttention(new, kv, LAYER, heads, scale, case.window, case.softcap, sinks)
+    ops.rope_write_kv(qkv, rope, at, norm)
+    out = ops.paged_attention(qkv, at)
 
     queries, keys, values = [], [], []
     for rows, cached in zip(tokens, case.cached, strict=True):
@@ -193,7 +188,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(cpu: Ops, contexts, window, r
     everything = make_batch(tables, [0] * len(contexts), contexts)
     qkv = torch.randn(sum(contexts), (heads + 2) * dim)
     rope = torch.randn(1300, dim)
-    cpu.rope_write_kv(qkv, rope, everything, kv, LAYER, heads)
+    cpu.rope_write_kv(qkv, rope, LayerAttention(everything, kv, LAYER, heads))
 
     def attend(first: list[int], count: list[int], seqs: list[int]) -> Tensor:
         starts = everything.query_start.tolist()
@@ -202,9 +197,8 @@ def test_a_sequence_has_the_same_bits_in_any_batch(cpu: Ops, contexts, window, r
             for s, f, c in zip(seqs, first, count, strict=True)
         ]
         batch = make_batch(tables[seqs].contiguous(), first, count)
-        return cpu.paged_attention(
-            torch.cat(picked), batch, kv, LAYER, heads, scale=0.2, window=window
-        )
+        at = LayerAttention(batch, kv, LAYER, heads, scale=0.2, window=window)
+        return cpu.paged_attention(torch.cat(picked), at)
 
     together = attend(cached, fresh, list(range(len(contexts)))).split(fresh)
     for seq, expected in enumerate(together):
@@ -218,7 +212,8 @@ def test_page_bytes_outside_the_written_tokens_stay(ops: Ops):
     case = replace(LONG, cached=[0], fresh=[5])
     kv, tables = make_cache(case)
     batch = make_batch(tables, [0], [5])
-    ops.rope_write_kv(torch.randn(5, 5 * 32), torch.randn(5, 32), batch, kv, LAYER, 3)
+    at = LayerAttention(batch, kv, LAYER, 3)
+    ops.rope_write_kv(torch.randn(5, 5 * 32), torch.randn(5, 32), at)
     layout = kv.layout
     start = int(tables[0, 0]) + LAYER * layout.layer_bytes
     assert int((kv.arena[start : start + layout.layer_bytes] != 255).sum()) <= 2 * 5 * 32 * 4

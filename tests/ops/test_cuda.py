@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ops import triton_attention, triton_lora
-from ops.base import FusedLinear, LoRABatch, Ops, StreamName
+from ops.base import FusedLinear, LayerAttention, LoRABatch, Ops, StreamName
 from ops.cuda import CudaOps
 from ops.registry import select
 from ops.triton_table import AttentionBlocks, Blocks
@@ -177,15 +177,14 @@ def test_attention_is_the_same_in_any_number_of_programs(
     kv, tables = make_cache(case)
     everything = make_batch(tables, [0] * 4, case.contexts)
     qkv = torch.randn(sum(case.contexts), 5 * 16)
-    triton_ops.rope_write_kv(qkv, torch.randn(640, 16), everything, kv, KV_LAYER, 3)
+    written = LayerAttention(everything, kv, KV_LAYER, 3)
+    triton_ops.rope_write_kv(qkv, torch.randn(640, 16), written)
     view = replace(kv, arena=kv.arena.to(DEVICE))
     ends = everything.query_start.tolist()[1:]
     fresh = [qkv[end - new : end] for end, new in zip(ends, case.fresh, strict=True)]
-    expected = select("reference").paged_attention(
-        *(torch.cat(fresh), make_batch(tables, case.cached, case.fresh), kv, KV_LAYER, 3),
-        scale=0.3,
-        window=window,
-    )
+    batch = make_batch(tables, case.cached, case.fresh)
+    at = LayerAttention(batch, kv, KV_LAYER, 3, 0.3, window)
+    expected = select("reference").paged_attention(torch.cat(fresh), at)
 
     def attend(seqs: list[int], programs: int) -> Tensor:
         cached, new = [case.cached[n] for n in seqs], [case.fresh[n] for n in seqs]
@@ -201,9 +200,8 @@ def test_attention_is_the_same_in_any_number_of_programs(
         short = AttentionBlocks(16, tile, 32, programs, 4, 2)
         long = AttentionBlocks(32, tile, 32, 1, 4, 2)
         rows = torch.cat([fresh[n] for n in seqs]).to(DEVICE)
-        return triton_attention.paged_attention(
-            rows, there, view, KV_LAYER, 3, 0.3, window, None, short, long
-        ).cpu()
+        at = LayerAttention(there, view, KV_LAYER, 3, 0.3, window)
+        return triton_attention.paged_attention(rows, at, short, long).cpu()
 
     together = attend([0, 1, 2, 3], 1)
     torch.testing.assert_close(together, expected, rtol=2e-5, atol=2e-5)

@@ -7,6 +7,7 @@ from torch import Tensor
 from ops.base import (
     AdaptedLinear,
     ForwardBatch,
+    LayerAttention,
     LayerStack,
     LayerWeights,
     Norm,
@@ -66,9 +67,10 @@ def run_layer(
     qkv = linear(x, w.qkv)
     if w.wide_qk_norm is not None:
         _norm_wide(ops, qkv, w.wide_qk_norm)
-    where = (batch.attention, batch.kv, w.layer, w.num_heads)
-    ops.rope_write_kv(qkv, w.rope, *where, w.qk_norm)
-    x = ops.paged_attention(qkv, *where, scale=w.scale, window=w.window, softcap=w.softcap)
+    sizes = (w.layer, w.num_heads, w.scale, w.window, w.softcap)
+    at = LayerAttention(batch.attention, batch.kv, *sizes)
+    ops.rope_write_kv(qkv, w.rope, at, w.qk_norm)
+    x = ops.paged_attention(qkv, at)
     x = linear(x, w.output)
     if w.post_attention_norm is not None:
         x = norm(x, w.post_attention_norm)

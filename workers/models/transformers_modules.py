@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ops.base import AdaptedLinear, ForwardBatch, KVCacheView, KVLayout, LoRABatch, Ops
+from ops.base import (
+    AdaptedLinear,
+    ForwardBatch,
+    KVCacheView,
+    KVLayout,
+    LayerAttention,
+    LoRABatch,
+    Ops,
+)
 from workers.models.spec import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -142,15 +150,15 @@ class PagedAttention:
         num_heads, dim = query.shape[1], query.shape[3]
         heads = [self._padded(part[0].transpose(0, 1)) for part in (query, key, value)]
         qkv = torch.cat(heads, dim=1).flatten(1)
-        where = (KVCacheView(batch.kv.arena, self._layout), self._layer, num_heads)
-        self._ops.rope_write_kv(qkv, None, batch.attention, *where)
-        out = self._ops.paged_attention(
-            *(qkv, batch.attention, *where),
+        at = LayerAttention(
+            *(batch.attention, KVCacheView(batch.kv.arena, self._layout), self._layer, num_heads),
             scale=dim**-0.5 if scale is None else scale,
             window=self._window,
             softcap=softcap,
             sinks=None if sinks is None else sinks.float(),
         )
+        self._ops.rope_write_kv(qkv, None, at)
+        out = self._ops.paged_attention(qkv, at)
         return out.view(1, len(qkv), num_heads, -1)[..., : value.shape[3]]
 
     def _padded(self, heads: Tensor) -> Tensor:
