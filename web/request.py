@@ -15,6 +15,7 @@ from web.headers import announced_bytes, number_request
 
 U = TypeVar("U")
 
+_TOO_SLOW = "The body of the request came too slowly."
 _EXCEEDED = {
     "tenant": "Too many bytes of this tenant's requests are being read.",
     "all": "Too many bytes of requests are being read.",
@@ -31,6 +32,11 @@ class UploadPace:
         self._idle_s = idle_s
         self._min_bytes = round(min_rate * idle_s)
         self._waited_s, self._num_bytes = 0.0, 0
+
+    @property
+    def excess(self) -> str:
+        """Message of the error for a client that is too slow."""
+        return f"Fewer than {self._min_bytes} bytes came in {self._idle_s:g} s."
 
     def latest_end(self, now: float) -> float:
         """Returns the time by which the next chunk must arrive."""
@@ -85,7 +91,7 @@ class PlaneRequest(Request[U, Any, State]):
                 async with asyncio.timeout_at(latest):
                     message: Any = await self.receive()
             except TimeoutError:
-                raise Stalled("The body of the request came too slowly.") from None
+                raise Stalled(_TOO_SLOW if pace is None else pace.excess) from None
             if message["type"] == "http.disconnect":
                 raise Stalled("The client left before its request was whole.")
             chunk, is_whole = message["body"], not message.get("more_body")
