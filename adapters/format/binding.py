@@ -6,7 +6,8 @@ The tensor names decide which modules an adapter changes, and the config must ag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import accumulate
 
 import msgspec
 
@@ -15,7 +16,7 @@ from adapters.format.configuration import ZERO_INITS, LoRAConfig
 from adapters.format.module_list import MODULES_NAME, ListedModule
 from adapters.format.patterns import PatternMatcher
 from adapters.format.tensor_headers import TensorEntry
-from adapters.format.tensor_names import HEADS, PREFIX, ROOTS, Factor, TensorNames, read_names
+from adapters.format.tensor_names import HEADS, PREFIX, ROOTS, read_names
 from adapters.manifest import OUTER, BaseModelShape
 
 
@@ -76,109 +77,200 @@ class BoundAdapter(msgspec.Struct, frozen=True):
     invocation_tokens: tuple[int, ...] = ()
 
 
-def bind(
-    config: LoRAConfig, tensors: dict[str, TensorEntry], base: BaseModelShape, max_rank: int
-) -> BoundAdapter:
-    """Binds each tensor to its module. Raises AdapterRejected if a tensor has no module, a module
-    lacks a factor, or the config does not agree with the tensors."""
-    _check_vocabulary(config.alora_invocation_tokens or (), base.vocab_size)
-    names = read_names(tensors)
-    sites = _sites(base, names.root)
-    _check_modules(names, sites)
-    matcher = PatternMatcher("target_modules")
-    bound = [
-        module
-        for path in sites
-        if path in names.modules
-        for module in _bind_module(
-            config, path, sites[path], names.modules[path], tensors, base, max_rank, matcher
-        )
-    ]
-    modules = tuple(sorted(bound, key=lambda module: (module.layer, module.projection)))
-    rows = bind_rows(config, tensors, base)
-    _check_activation(config, modules, rows, base)
-    missing = [
-        path
-        for path, (layer, _) in sites.items()
-        if path not in names.modules
-        and path not in names.tables
-        and config.targets(path, _numbered(layer, base), matcher)
-    ]
-    warnings = _explain_missing(missing, config) + _explain_copies(names, sites, tensors, base)
-    return BoundAdapter(base, modules, rows, warnings, config.alora_invocation_tokens or ())
+class AdapterTensors:
+    """Tensors of an adapter's file, which belong to modules of a base model.
 
-
-def bind_listed(
-    modules: Sequence[ListedModule], tensors: dict[str, TensorEntry], base: BaseModelShape
-) -> tuple[BoundModule, ...]:
-    """Binds the tensors of a stored adapter according to its list of modules, without matching
-    patterns.
-
-    Raises AdapterRejected if the list, the tensors and the base do not agree.
+    Each method raises AdapterRejected if the tensors, the base and the method's argument do not
+    agree.
     """
-    names = read_names(tensors)
-    sites = _sites(base, names.root)
-    _check_modules(names, sites)
-    scales = {(module.layer, module.projection): module.scale for module in modules}
-    touched = {
-        (layer, base.modules(layer).index(projection)): path
-        for path, (layer, projections) in sites.items()
-        if path in names.modules
-        for projection in projections
-    }
-    if scales.keys() != touched.keys():
-        raise AdapterRejected(
-            "adapter.store.modules", MODULES_NAME, len(scales), f"the {len(touched)} of the tensors"
-        )
-    bound: list[BoundModule] = []
-    for path in dict.fromkeys(touched.values()):
-        shape = tensors[names.modules[path]["A"]].shape
-        rank = shape[0] if shape else 0
-        bound += _bind_factors(sites[path], rank, scales, names.modules[path], tensors, base)
-    return tuple(sorted(bound, key=lambda module: (module.layer, module.projection)))
 
+    def __init__(self, entries: dict[str, TensorEntry], base: BaseModelShape) -> None:
+        """entries: header entries by tensor name. Raises AdapterRejected for names that
+        `read_names` refuses."""
+        self._entries = entries
+        self._base = base
+        self._names = read_names(entries)
+        self._sites = _sites(base, self._names.root)
 
-def replaces_weights(tensors: dict[str, TensorEntry]) -> bool:
-    """Whether tensors of the file replace weights of the base model. Raises AdapterRejected for
-    names that `read_names` refuses."""
-    names = read_names(tensors)
-    return bool(names.tables or names.tokens)
+    @property
+    def replaces_weights(self) -> bool:
+        """Whether any tensor replaces weights of the base model."""
+        return bool(self._names.tables or self._names.tokens)
 
+    def bind(self, config: LoRAConfig, max_rank: int) -> BoundAdapter:
+        """Binds each tensor to its module. Every module must have both factors."""
+        self._check_modules()
+        matcher = PatternMatcher("target_modules")
+        names, targets = self._names, partial(self._is_targeted, config, matcher)
+        bound: list[BoundModule] = []
+        for path in self._adapted_paths():
+            a_name = names.modules[path]["A"]
+            if not targets(path):
+                raise AdapterRejected("adapter.tensor.not_targeted", a_name, path)
+            rank = config.rank(path, matcher)
+            scale = config.scale(path, rank, matcher)
+            bound += self._bind_factors(path, rank, dict.fromkeys(self._sites_of(path), scale))
+            if rank > max_rank:
+                raise AdapterRejected("adapter.rank.too_large", a_name, rank, max_rank)
+        modules, rows = _sorted(bound), self.bind_rows(config)
+        invocation_tokens = config.alora_invocation_tokens or ()
+        if invocation_tokens:
+            self._check_activation(modules, rows)
+        missing = [
+            path
+            for path in self._sites
+            if path not in names.modules and path not in names.tables and targets(path)
+        ]
+        warnings = (*_explain_missing(missing, config), *map(_explain_copy, self.copies()))
+        return BoundAdapter(self._base, modules, rows, warnings, invocation_tokens)
 
-def bind_rows(
-    config: LoRAConfig, tensors: dict[str, TensorEntry], base: BaseModelShape
-) -> tuple[BoundRows, ...]:
-    """Binds the tensors that replace weights of the base model: whole weights, and rows of single
-    tokens.
+    def bind_listed(self, modules: Sequence[ListedModule]) -> tuple[BoundModule, ...]:
+        """Binds the factors according to the adapter's list of modules, without matching
+        patterns."""
+        self._check_modules()
+        scales = {(module.layer, module.projection): module.scale for module in modules}
+        paths = self._adapted_paths()
+        touched = {site for path in paths for site in self._sites_of(path)}
+        if scales.keys() != touched:
+            allowed = f"the {len(touched)} of the tensors"
+            raise AdapterRejected("adapter.store.modules", MODULES_NAME, len(scales), allowed)
+        bound: list[BoundModule] = []
+        for path in paths:
+            shape = self._entries[self._names.modules[path]["A"]].shape
+            rank = shape[0] if shape else 0
+            bound += self._bind_factors(path, rank, scales)
+        return _sorted(bound)
 
-    As in peft, new rows of an embedding that is tied to the output matrix are rows of both, while a
-    whole new embedding leaves the output matrix alone. Raises AdapterRejected if the weights do not
-    agree with the configuration or do not fit the base.
-    """
-    names = read_names(tensors)
-    if base.linears and (weights := names.tables | names.tokens):
-        raise AdapterRejected("adapter.unsupported.replaced_weights", next(iter(weights.values())))
-    sites = _sites(base, names.root)
-    saved = _find_weights(names.tables, config.saved_modules, sites)
-    tokens = config.trained_tokens
-    if base.tie_word_embeddings and "embed_tokens" in tokens:
-        tokens = {"lm_head": tokens["embed_tokens"]} | tokens
-    tied = base.tie_word_embeddings and tokens.get("lm_head") == tokens.get("embed_tokens")
-    trained = _find_weights(names.tokens, {*tokens}, sites, tied=tied)
-    _check_changed_once(names, sites, saved, trained)
-    rows: list[BoundRows] = []
-    for module, name in enumerate(OUTER):
-        if (found := saved.get(name) or trained.get(name)) is not None:
-            ids = None if name in saved else tokens[name]
-            _check_rows(found, tensors[found], ids, base)
-            rows.append(BoundRows(module, found, tensors[found], ids))
-    return tuple(rows)
+    def bind_rows(self, config: LoRAConfig) -> tuple[BoundRows, ...]:
+        """Binds the tensors that replace weights of the base model: whole weights, and rows of
+        single tokens.
 
+        As in peft, new rows of an embedding that is tied to the output matrix are rows of both,
+        while a whole new embedding leaves the output matrix alone.
+        """
+        names, base = self._names, self._base
+        if base.linears and (weights := names.tables | names.tokens):
+            name = next(iter(weights.values()))
+            raise AdapterRejected("adapter.unsupported.replaced_weights", name)
+        saved = self._find_weights(names.tables, config.saved_modules)
+        tokens = config.trained_tokens
+        if base.tie_word_embeddings and "embed_tokens" in tokens:
+            tokens = {"lm_head": tokens["embed_tokens"]} | tokens
+        tied = base.tie_word_embeddings and tokens.get("lm_head") == tokens.get("embed_tokens")
+        trained = self._find_weights(names.tokens, {*tokens}, tied=tied)
+        self._check_changed_once(saved, trained)
+        rows: list[BoundRows] = []
+        for module, name in enumerate(OUTER):
+            if (found := saved.get(name) or trained.get(name)) is not None:
+                ids = None if name in saved else tokens[name]
+                _check_rows(found, self._entries[found], ids, base)
+                rows.append(BoundRows(module, found, self._entries[found], ids))
+        return tuple(rows)
 
-def find_copies(tensors: dict[str, TensorEntry], base: BaseModelShape) -> tuple[BaseCopy, ...]:
-    """Returns the copies of base model weights in the file. Raises AdapterRejected."""
-    names = read_names(tensors)
-    return _find_copies(names, _sites(base, names.root), tensors, base)
+    def copies(self) -> tuple[BaseCopy, ...]:
+        """Returns the copies of base model weights."""
+        copies: list[BaseCopy] = []
+        for path, name in self._names.copies.items():
+            if path not in self._names.modules or path not in self._sites:
+                raise AdapterRejected("adapter.unsupported.base_weights", name)
+            entry, expected = self._entries[name], (self._base.vocab_size, self._base.hidden_size)
+            if entry.shape != expected:
+                got, allowed = list(entry.shape), list(expected)
+                raise AdapterRejected("adapter.base.mismatch", name, got, allowed)
+            copies.append(BaseCopy(self._sites[path][1][0], name, entry))
+        return tuple(copies)
+
+    def _adapted_paths(self) -> list[str]:
+        """Returns the paths of the modules that have factors, in the order of the layers."""
+        return [path for path in self._sites if path in self._names.modules]
+
+    def _is_targeted(self, config: LoRAConfig, matcher: PatternMatcher, path: str) -> bool:
+        layer = self._sites[path][0]
+        return config.targets(path, None if layer == self._base.num_layers else layer, matcher)
+
+    def _sites_of(self, path: str) -> list[tuple[int, int]]:
+        """Returns (layer, projection) of each projection of the module."""
+        layer, projections = self._sites[path]
+        modules = self._base.modules(layer)
+        return [(layer, modules.index(projection)) for projection in projections]
+
+    def _check_modules(self) -> None:
+        """Raises AdapterRejected for a module that the base lacks, or that lacks one of its
+        factors."""
+        for path, factors in self._names.modules.items():
+            name = next(iter(factors.values()))
+            if path not in self._sites:
+                first = f"{PREFIX}{next(iter(self._sites))}.lora_A.weight"
+                allowed = f"{first}, ... in {len(self._sites)} modules"
+                raise AdapterRejected("adapter.tensor.unbound", name, path, allowed)
+            if "A" not in factors:
+                raise AdapterRejected("adapter.tensor.missing", name.replace("lora_B", "lora_A"))
+            if "B" not in factors:
+                raise AdapterRejected("adapter.tensor.missing", name.replace("lora_A", "lora_B"))
+
+    def _bind_factors(
+        self, path: str, rank: int, scales: dict[tuple[int, int], float]
+    ) -> list[BoundModule]:
+        """Binds the projections of a module, whose factors must have the shapes that it requires.
+        scales: factors of the product B A by (layer, projection)."""
+        layer, projections = self._sites[path]
+        a_name, b_name = (self._names.modules[path][factor] for factor in ("A", "B"))
+        shapes = [self._base.projection_shape(layer, projection) for projection in projections]
+        in_features, out_features = shapes[0][0], sum(rows for _, rows in shapes)
+        a, b = self._entries[a_name], self._entries[b_name]
+        _check_shape(a_name, a, (rank, in_features), rank_axis=0)
+        _check_shape(b_name, b, (out_features, rank), rank_axis=1)
+        first_rows = accumulate((rows for _, rows in shapes), initial=0)
+        return [
+            BoundModule(*site, rank, scales[site], a_name, b_name, a, b, first_row)
+            for site, first_row in zip(self._sites_of(path), first_rows, strict=False)
+        ]
+
+    def _find_weights(
+        self, names: dict[str, str], wanted: set[str], *, tied: bool = False
+    ) -> dict[str, str]:
+        """Returns tensor names by the name of their module in OUTER.
+
+        names: tensor names by module path. wanted: modules that the configuration names, each of
+        which must have a tensor, and no other module. tied: whether the output matrix uses the
+        embedding's tensor if it has none of its own.
+        """
+        found: dict[str, str] = {}
+        for path, name in names.items():
+            if path not in self._sites:
+                allowed = [*self._sites][-len(OUTER) :]
+                raise AdapterRejected("adapter.tensor.unbound", name, path, allowed)
+            (module,) = self._sites[path][1]
+            if module not in wanted:
+                raise AdapterRejected("adapter.unsupported.full_embedding", name)
+            found[module] = name
+        if tied and "embed_tokens" in found:
+            found.setdefault("lm_head", found["embed_tokens"])
+        for module in wanted - found.keys():
+            raise AdapterRejected("adapter.tensor.missing", module, None, "its weight")
+        return found
+
+    def _check_changed_once(self, saved: dict[str, str], trained: dict[str, str]) -> None:
+        """Raises AdapterRejected for a module that the adapter changes in two ways. As in peft, an
+        output matrix may have both factors and replaced rows of single tokens."""
+        modules = self._names.modules.items()
+        adapted = {self._sites[path][1][0]: next(iter(each.values())) for path, each in modules}
+        factors = {module: adapted[module] for module in OUTER if module in adapted}
+        embedding = {module: name for module, name in trained.items() if module == "embed_tokens"}
+        for one, other in ((saved, trained), (saved, factors), (embedding, factors)):
+            for module in one.keys() & other.keys():
+                both = [one[module], other[module]]
+                raise AdapterRejected("adapter.unsupported.changed_twice", module, both)
+
+    def _check_activation(
+        self, modules: tuple[BoundModule, ...], rows: tuple[BoundRows, ...]
+    ) -> None:
+        """Raises AdapterRejected if an activated LoRA changes the embedding, which peft refuses as
+        well, or replaces weights, which peft does for all tokens of a prompt."""
+        kinds = {m.a_name: self._base.modules(m.layer)[m.projection] for m in modules}
+        touched = [name for name, kind in kinds.items() if kind == "embed_tokens"]
+        if names := touched + [each.name for each in rows]:
+            raise AdapterRejected("adapter.unsupported.activated_embedding", names[0])
 
 
 def bind_any(
@@ -196,7 +288,8 @@ def bind_any(
     reasons: list[AdapterRejected] = []
     for base in {base.digest: base for base in bases}.values():
         try:
-            bound.append(bind(config, tensors, base, max_rank))
+            _check_vocabulary(config.alora_invocation_tokens or (), base.vocab_size)
+            bound.append(AdapterTensors(tensors, base).bind(config, max_rank))
         except AdapterRejected as error:
             reasons.append(error)
     if len(bound) == 1:
@@ -231,11 +324,6 @@ def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, tuple[str, .
     }
 
 
-def _numbered(layer: int, base: BaseModelShape) -> int | None:
-    """Returns the layer's number as patterns see it, or None for modules outside of the layers."""
-    return None if layer == base.num_layers else layer
-
-
 def _under(root: str, path: str) -> str | None:
     """Returns the module's path in the model that was trained, or None if that model has no such
     module."""
@@ -257,78 +345,6 @@ def _check_vocabulary(invocation_tokens: tuple[int, ...], vocab_size: int) -> No
             )
 
 
-def _check_modules(names: TensorNames, sites: dict[str, tuple[int, tuple[str, ...]]]) -> None:
-    """Raises AdapterRejected for a module that the base lacks, or that lacks one of its factors."""
-    for path, factors in names.modules.items():
-        name = next(iter(factors.values()))
-        if path not in sites:
-            raise AdapterRejected(
-                "adapter.tensor.unbound",
-                name,
-                path,
-                f"{PREFIX}{next(iter(sites))}.lora_A.weight, ... in {len(sites)} modules",
-            )
-        if "A" not in factors:
-            raise AdapterRejected("adapter.tensor.missing", name.replace("lora_B", "lora_A"))
-        if "B" not in factors:
-            raise AdapterRejected("adapter.tensor.missing", name.replace("lora_A", "lora_B"))
-
-
-def _bind_module(
-    config: LoRAConfig,
-    path: str,
-    site: tuple[int, tuple[str, ...]],
-    names: dict[Factor, str],
-    tensors: dict[str, TensorEntry],
-    base: BaseModelShape,
-    max_rank: int,
-    matcher: PatternMatcher,
-) -> list[BoundModule]:
-    layer, projections = site
-    if not config.targets(path, _numbered(layer, base), matcher):
-        raise AdapterRejected("adapter.tensor.not_targeted", names["A"], path)
-    rank = config.rank(path, matcher)
-    scale = config.scale(path, rank, matcher)
-    names_of_layer = base.modules(layer)
-    scales = {(layer, names_of_layer.index(projection)): scale for projection in projections}
-    modules = _bind_factors(site, rank, scales, names, tensors, base)
-    if rank > max_rank:
-        raise AdapterRejected("adapter.rank.too_large", names["A"], rank, max_rank)
-    return modules
-
-
-def _bind_factors(
-    site: tuple[int, tuple[str, ...]],
-    rank: int,
-    scales: dict[tuple[int, int], float],
-    names: dict[Factor, str],
-    tensors: dict[str, TensorEntry],
-    base: BaseModelShape,
-) -> list[BoundModule]:
-    """Binds the projections of a module. Raises AdapterRejected if the factors have other shapes
-    than the module requires.
-
-    scales: factors of the product B A by (layer, projection).
-    """
-    layer, projections = site
-    a_name, b_name = names["A"], names["B"]
-    shapes = [base.projection_shape(layer, projection) for projection in projections]
-    in_features, out_features = shapes[0][0], sum(rows for _, rows in shapes)
-    a, b = tensors[a_name], tensors[b_name]
-    _check_shape(a_name, a, (rank, in_features), rank_axis=0)
-    _check_shape(b_name, b, (out_features, rank), rank_axis=1)
-    modules: list[BoundModule] = []
-    first_row = 0
-    for projection, (_, num_rows) in zip(projections, shapes, strict=True):
-        index = base.modules(layer).index(projection)
-        scale = scales[layer, index]
-        modules.append(
-            BoundModule(layer, index, rank, scale, a_name, b_name, a, b, first_row=first_row)
-        )
-        first_row += num_rows
-    return modules
-
-
 def _check_shape(name: str, entry: TensorEntry, expected: tuple[int, int], rank_axis: int) -> None:
     if entry.shape == expected:
         return
@@ -339,52 +355,6 @@ def _check_shape(name: str, entry: TensorEntry, expected: tuple[int, int], rank_
         )
     code = "adapter.base.mismatch" if is_matrix else "adapter.tensor.shape"
     raise AdapterRejected(code, name, list(entry.shape), list(expected))
-
-
-def _find_weights(
-    names: dict[str, str],
-    wanted: set[str],
-    sites: dict[str, tuple[int, tuple[str, ...]]],
-    *,
-    tied: bool = False,
-) -> dict[str, str]:
-    """Returns tensor names by the name of their module in OUTER.
-
-    names: tensor names by module path. wanted: modules that the configuration names. tied: whether
-    the output matrix uses the embedding's tensor if it has none of its own. Raises AdapterRejected
-    unless each wanted module has a tensor and no other module has one.
-    """
-    found: dict[str, str] = {}
-    for path, name in names.items():
-        if path not in sites:
-            raise AdapterRejected("adapter.tensor.unbound", name, path, [*sites][-len(OUTER) :])
-        (module,) = sites[path][1]
-        if module not in wanted:
-            raise AdapterRejected("adapter.unsupported.full_embedding", name)
-        found[module] = name
-    if tied and "embed_tokens" in found:
-        found.setdefault("lm_head", found["embed_tokens"])
-    for module in wanted - found.keys():
-        raise AdapterRejected("adapter.tensor.missing", module, None, "its weight")
-    return found
-
-
-def _check_changed_once(
-    names: TensorNames,
-    sites: dict[str, tuple[int, tuple[str, ...]]],
-    saved: dict[str, str],
-    trained: dict[str, str],
-) -> None:
-    """Raises AdapterRejected for a module that the adapter changes in two ways. As in peft, an
-    output matrix may have both factors and replaced rows of single tokens."""
-    adapted = {sites[path][1][0]: next(iter(each.values())) for path, each in names.modules.items()}
-    factors = {module: adapted[module] for module in OUTER if module in adapted}
-    embedding = {module: name for module, name in trained.items() if module == "embed_tokens"}
-    for one, other in ((saved, trained), (saved, factors), (embedding, factors)):
-        for module in one.keys() & other.keys():
-            raise AdapterRejected(
-                "adapter.unsupported.changed_twice", module, [one[module], other[module]]
-            )
 
 
 def _check_rows(
@@ -424,45 +394,12 @@ def _explain_missing(missing: list[str], config: LoRAConfig) -> tuple[str, ...]:
     return (f"{len(missing)} targeted modules have no tensors and stay as in the base",)
 
 
-def _check_activation(
-    config: LoRAConfig,
-    modules: tuple[BoundModule, ...],
-    rows: tuple[BoundRows, ...],
-    base: BaseModelShape,
-) -> None:
-    """Raises AdapterRejected if an activated LoRA changes the embedding, which peft refuses as
-    well, or replaces weights, which peft does for all tokens of a prompt."""
-    touched = [m.a_name for m in modules if base.modules(m.layer)[m.projection] == "embed_tokens"]
-    if config.alora_invocation_tokens and (names := touched + [each.name for each in rows]):
-        raise AdapterRejected("adapter.unsupported.activated_embedding", names[0])
-
-
-def _find_copies(
-    names: TensorNames,
-    sites: dict[str, tuple[int, tuple[str, ...]]],
-    tensors: dict[str, TensorEntry],
-    base: BaseModelShape,
-) -> tuple[BaseCopy, ...]:
-    copies: list[BaseCopy] = []
-    for path, name in names.copies.items():
-        if path not in names.modules or path not in sites:
-            raise AdapterRejected("adapter.unsupported.base_weights", name)
-        expected = (base.vocab_size, base.hidden_size)
-        if tensors[name].shape != expected:
-            got, allowed = list(tensors[name].shape), list(expected)
-            raise AdapterRejected("adapter.base.mismatch", name, got, allowed)
-        copies.append(BaseCopy(sites[path][1][0], name, tensors[name]))
-    return tuple(copies)
-
-
-def _explain_copies(
-    names: TensorNames,
-    sites: dict[str, tuple[int, tuple[str, ...]]],
-    tensors: dict[str, TensorEntry],
-    base: BaseModelShape,
-) -> tuple[str, ...]:
-    return tuple(
+def _explain_copy(copy: BaseCopy) -> str:
+    return (
         f"the file repeats the base model's {copy.module} ({copy.name}): it is not used, and the"
         " proof compares it with the base's (save_embedding_layers=False leaves it out)"
-        for copy in _find_copies(names, sites, tensors, base)
     )
+
+
+def _sorted(modules: list[BoundModule]) -> tuple[BoundModule, ...]:
+    return tuple(sorted(modules, key=lambda module: (module.layer, module.projection)))

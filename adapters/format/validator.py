@@ -20,13 +20,11 @@ import numpy as np
 
 from adapters.errors import AdapterRejected
 from adapters.format.binding import (
+    AdapterTensors,
     BoundAdapter,
     BoundModule,
     BoundRows,
     bind_any,
-    bind_listed,
-    bind_rows,
-    replaces_weights,
 )
 from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
 from adapters.format.module_list import ListedModule, read_module_list
@@ -151,11 +149,12 @@ def read_adapter(files: AdapterFiles, base: BaseModelShape) -> StoredAdapter:
     """
     with _open(files.weights, MAX_STORED_BYTES) as (file, file_bytes):
         header = read_header(file, file_bytes)
-    bound = bind_listed(read_module_list(files.config.parent), header.tensors, base)
-    rows: tuple[BoundRows, ...] = ()
-    if replaces_weights(header.tensors):
-        rows = bind_rows(parse_config(_read_config(files.config)), header.tensors, base)
-    return StoredAdapter(bound, rows, header)
+    listed = read_module_list(files.config.parent)
+    tensors = AdapterTensors(header.tensors, base)
+    modules, rows = tensors.bind_listed(listed), ()
+    if tensors.replaces_weights:
+        rows = tensors.bind_rows(parse_config(_read_config(files.config)))
+    return StoredAdapter(modules, rows, header)
 
 
 def image_bytes(bound: BoundAdapter, item_bytes: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from adapters.format.binding import BaseCopy, find_copies
+from adapters.format.binding import AdapterTensors, BaseCopy
 from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import BaseModelShape
 from adapters.pool.lora import read_factors, read_replaced, read_rows
@@ -24,7 +24,7 @@ class Factors:
         self._data_start = adapter.header.data_start
         self._modules = {(module.layer, module.projection): module for module in adapter.modules}
         self._rows = {bound.module: bound for bound in adapter.rows}
-        self.copies: tuple[BaseCopy, ...] = find_copies(adapter.header.tensors, base)
+        self.copies: tuple[BaseCopy, ...] = AdapterTensors(adapter.header.tensors, base).copies()
         """Copies of base model weights in the adapter's file."""
 
     def read(self, layer: int, projection: int) -> tuple[Tensor, Tensor] | None:
