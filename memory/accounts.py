@@ -56,8 +56,8 @@ class Accounts:
         return weight if self._clock() - asked_s <= ACTIVE_S else 0
 
 
-class BytesHeld:
-    """Amount of one resource, such as bytes or block tables, that each account holds."""
+class Holdings:
+    """Amounts of one resource, such as bytes or block tables, that the accounts hold."""
 
     def __init__(self, accounts: Accounts, held: Iterable[tuple[str, int]] = ()) -> None:
         self.accounts = accounts
@@ -90,18 +90,12 @@ class Ask:
     """
 
     def __init__(
-        self,
-        bytes_held: BytesHeld,
-        name: str,
-        amount: int,
-        *,
-        is_first: bool = False,
-        spare: int = 0,
+        self, holdings: Holdings, name: str, amount: int, *, is_first: bool, spare: int = 0
     ) -> None:
         """is_first: whether the account uses nothing else of this kind. If so, items of any account
         may be evicted for it, in the usual order, so that it never starves. spare: amount that the
         account could evict from its own items."""
-        self._bytes_held = bytes_held
+        self._holdings = holdings
         self.name = name
         self._amount = amount
         self._is_first = is_first
@@ -122,13 +116,13 @@ class Ask:
         """Returns the largest amount that may be evicted from the account for this request."""
         if self._is_first or name == self.name:
             return math.inf
-        bytes_held, weight = self._bytes_held, self._bytes_held.accounts.weight(name)
-        if bytes_held.level(name) <= bytes_held.level(self.name, self._amount - self._spare):
+        holdings, weight = self._holdings, self._holdings.accounts.weight(name)
+        if holdings.level(name) <= holdings.level(self.name, self._amount - self._spare):
             return 0.0
         if not weight:
             return math.inf
-        own = bytes_held.held.get(self.name, 0) + self._amount - self._spare
-        return bytes_held.held[name] - weight * own / bytes_held.accounts.weight(self.name)
+        own = holdings.held.get(self.name, 0) + self._amount - self._spare
+        return holdings.held[name] - weight * own / holdings.accounts.weight(self.name)
 
     def _level(self, name: str) -> float:
-        return self._bytes_held.level(name, self._amount if name == self.name else 0)
+        return self._holdings.level(name, self._amount if name == self.name else 0)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from memory.accounts import Accounts, BytesHeld
+from memory.accounts import Accounts, Holdings
 from memory.errors import require
 
 
@@ -52,7 +52,7 @@ class Arena:
                 f"adapters need {adapter_floor_bytes} bytes or more ({self.adapter_floor} extents) "
                 f"and may have {ceiling_bytes} ({self.adapter_ceiling} extents of {extent_bytes})"
             )
-        self.bytes_held = BytesHeld(Accounts(clock))
+        self.bytes_held = Holdings(Accounts(clock))
         """Bytes of KV pages and adapters, by account."""
         self._all = (1 << self.num_extents) - 1
         self._kv_zone = (1 << (self.num_extents - self.adapter_floor)) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
+from memory.accounts import NO_TENANT, Ask, Holdings, Tenant
 from memory.arena import Arena
 from memory.page_source import OwnPages, PageSource
 from memory.pages import PagePool
@@ -37,7 +37,7 @@ class KVCache:
         self._leave_source = self.source.add_cache(self.idle)
         self.lock = self.source.lock
         """Lock of the arena, shared by all its caches."""
-        self.tables = BytesHeld(arena.bytes_held.accounts)
+        self.tables = Holdings(arena.bytes_held.accounts)
         """Number of block tables with pages, by tenant."""
 
     @property

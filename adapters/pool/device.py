@@ -14,7 +14,7 @@ from adapters.manifest import BaseModelShape
 from adapters.pool.image import AdapterImage
 from adapters.pool.lora import ImageTables
 from adapters.pool.tiers import AdapterEntry
-from memory.accounts import Ask, BytesHeld, Tenant
+from memory.accounts import Ask, Holdings, Tenant
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory, Placement
 from memory.eviction.broker import MemoryBroker
@@ -246,5 +246,5 @@ class DeviceTier:
 
     def _ask_for_slot(self, account: str, *, is_first: bool) -> Ask:
         accounts = self._broker.bytes_held.accounts
-        slots = BytesHeld(accounts, ((e.account, 1) for e in self._resident.values()))
+        slots = Holdings(accounts, ((e.account, 1) for e in self._resident.values()))
         return Ask(slots, account, 1, is_first=is_first)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from adapters.pool.image import AdapterImage
 from adapters.pool.tiers import AdapterEntry
-from memory.accounts import Accounts, Ask, BytesHeld
+from memory.accounts import Accounts, Ask, Holdings
 from memory.errors import require
 from memory.eviction.tier import Tier
 
@@ -54,7 +54,7 @@ class HostTier:
     def _ask(self, entry: AdapterEntry) -> Ask:
         """Returns the account's request for the entry's image. An awaited image may displace any
         other, unless another image of the account is awaited or loading."""
-        bytes_held = BytesHeld(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
+        bytes_held = Holdings(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
         own = (e for e in self._tier if e.account == entry.account and e is not entry)
         is_first = entry.needs_copy and not any(e.loading or e.needs_copy for e in own)
         return Ask(bytes_held, entry.account, entry.image_bytes, is_first=is_first)

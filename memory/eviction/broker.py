@@ -9,7 +9,7 @@ from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple, Protocol
 
-from memory.accounts import NO_TENANT, Ask, BytesHeld
+from memory.accounts import NO_TENANT, Ask, Holdings
 from memory.arena import Arena
 from memory.errors import require
 from memory.eviction.adapter_memory import AdapterMemory, Placement
@@ -135,7 +135,7 @@ class MemoryBroker:
             return placement
         # The levels are copied, because evictions change them. Otherwise a later eviction for the
         # same request could be refused after earlier ones were made.
-        now = BytesHeld(self.bytes_held.accounts, self.bytes_held.held.items())
+        now = Holdings(self.bytes_held.accounts, self.bytes_held.held.items())
         ask = Ask(now, account, self._adapters.rounded(ends[-1]), is_first=is_first)
         for victims in self._victims(ends, ask):
             for item in victims:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory.accounts import ACTIVE_S, NO_TENANT, Accounts, Ask, BytesHeld, Tenant
+from memory.accounts import ACTIVE_S, NO_TENANT, Accounts, Ask, Holdings, Tenant
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.eviction.adapter_memory import UNIT_BYTES
@@ -176,7 +176,8 @@ def test_what_several_hold_goes_when_the_last_of_them_gives_way() -> None:
     accounts = Accounts(lambda: 0.0)
     for tenant in (ACME, GLOBEX):
         accounts.note(tenant)
-    ask = Ask(BytesHeld(accounts, [(ACME.name, 6), (GLOBEX.name, 2)]), NO_TENANT.name, 0)
+    holdings = Holdings(accounts, [(ACME.name, 6), (GLOBEX.name, 2)])
+    ask = Ask(holdings, NO_TENANT.name, 0, is_first=False)
     assert ask.priority(ACME.name) < ask.priority(GLOBEX.name)
     for names in ((ACME.name, GLOBEX.name), (GLOBEX.name, ACME.name)):
         assert ask.priority(*names) == ask.priority(GLOBEX.name)
