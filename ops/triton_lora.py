@@ -15,8 +15,6 @@ other kernel may be launched between the two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -28,23 +26,12 @@ from ops.triton_table import ALIGNMENT, Blocks, blocks_of
 MAX_PROJECTIONS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Planes:
-    """Partial sums of shrink. values: float32 [split, T, projections, ranks], undefined past the
-    rank of a row's adapter and in rows without an adapter."""
-
-    values: Tensor
-
-    @property
-    def split(self) -> int:
-        return self.values.shape[0]
-
-
 def shrink(
     x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch, blocks: Blocks, overlaps: bool
-) -> Planes:
-    """Semantics: planes.sum(0)[t, i, :rank] = x[t] A^T for projection i of the fused linear.
-    Shape: x [T, K]; A [rank, K] -> planes [split, T, P, R], R a power of two.
+) -> Tensor:
+    """Semantics: planes.sum(0)[t, i, :rank] = x[t] A^T for projection i of the fused linear. Planes
+    are undefined past the rank of a row's adapter and in rows without an adapter.
+    Shape: x [T, K]; A [rank, K] -> planes float32 [split, T, P, R], R a power of two.
     DType: x any float, A in the adapter's dtype, converted to the dtype of x; sums float32.
 
     Bytes: each A once per segment, `P * rank * K * itemsize`, and x once per projection. 32
@@ -55,18 +42,12 @@ def shrink(
     num_segments = len(lora.segment_slot)
     rank_tiles = blocks_of(lora.max_rank, blocks.columns)
     ranks = rank_tiles * blocks.columns
-    values = x.new_empty(blocks.split, num_rows, len(fused.projections), ranks, dtype=torch.float32)
+    planes = x.new_empty(blocks.split, num_rows, len(fused.projections), ranks, dtype=torch.float32)
     kernel = shrink_rows if blocks.rows == 1 else shrink_segments
     places = _places(num_rows, num_segments, blocks)
     kernel[(places, len(fused.projections) * rank_tiles, blocks.split)](
-        *(
-            x,
-            lora.arena.view(lora.dtype),
-            values,
-            *_where(fused, layer, lora),
-            lora.tables.a_offset,
-        ),
-        *(num_rows, depth),
+        *(x, lora.arena.view(lora.dtype), planes, *_where(fused, layer, lora)),
+        *(lora.tables.a_offset, num_rows, depth),
         PROJECTIONS=len(fused.projections),
         RANKS=ranks,
         ROWS=blocks.rows,
@@ -79,12 +60,12 @@ def shrink(
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )
-    return Planes(values)
+    return planes
 
 
 def expand_add(
     y: Tensor,
-    planes: Planes,
+    planes: Tensor,
     fused: FusedLinear,
     layer: int,
     lora: LoRABatch,
@@ -104,14 +85,14 @@ def expand_add(
     kernel = expand_rows if blocks.rows == 1 else expand_segments
     tiles = sum(blocks_of(width, blocks.columns) for width in fused.widths)
     kernel[(_places(num_rows, num_segments, blocks), tiles)](
-        *(y, lora.arena.view(lora.dtype), planes.values, *_where(fused, layer, lora)),
+        *(y, lora.arena.view(lora.dtype), planes, *_where(fused, layer, lora)),
         *(lora.tables.b_offset, num_rows, *widths),
         PROJECTIONS=len(fused.projections),
-        RANKS=planes.values.shape[-1],
+        RANKS=planes.shape[-1],
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
         DEPTH=blocks.depth,
-        SPLIT=planes.split,
+        SPLIT=planes.shape[0],
         STEP=ALIGNMENT // lora.dtype.itemsize,
         ALIGN=ALIGNMENT,
         OVERLAPS=overlaps,

@@ -39,7 +39,7 @@ class Load:
     def __init__(self, thread: Executor, read: Callable[[ByteProgress], Loaded]) -> None:
         """read: function that loads the weights and calls its argument after each tensor."""
         self._is_cancelled = False
-        self._future = thread.submit(self._run, read)
+        self._future = thread.submit(read, self._check)
 
     @property
     def is_done(self) -> bool:
@@ -52,10 +52,7 @@ class Load:
     def cancel(self) -> None:
         """Stops the load before its next tensor. Loaded tensors are freed."""
         self._is_cancelled = True
-
-    def _run(self, read: Callable[[ByteProgress], Loaded]) -> Loaded:
-        self._check()
-        return read(self._check)
+        self._future.cancel()
 
     def _check(self, _done: int = 0, _total: int = 0) -> None:
         if self._is_cancelled:

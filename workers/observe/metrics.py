@@ -39,9 +39,9 @@ def show(find: Find) -> None:
     """Creates the instruments, which read the status that `find` returns. Called once per
     process."""
     for instrument in OF_MODELS:
-        _make(instrument, partial(_observe_models, find, instrument))
+        _make(instrument, partial(_observe, find, _models, instrument))
     for instrument in OF_WORKER:
-        _make(instrument, partial(_observe_worker, find, instrument))
+        _make(instrument, partial(_observe, find, lambda status: [(status, {})], instrument))
 
 
 def _make(
@@ -54,25 +54,24 @@ def _make(
     make(name, [callback], unit, instrument.description)
 
 
-def _observe_models(
-    find: Find, instrument: Gauge[ModelStatus], _: CallbackOptions
+def _observe(
+    find: Find,
+    parts: Callable[[WorkerStatus], Iterable[tuple[T, dict[str, str]]]],
+    instrument: Gauge[T],
+    _: CallbackOptions,
 ) -> Iterator[Observation]:
+    """parts: function that returns the parts of a status that the instrument reads, with the labels
+    of each."""
     status = find()
-    for model in [] if status is None else status.models:
-        labels = {"model_name": model.name, "engine": ENGINE}
-        yield from _observations(instrument.read(model), labels)
+    for part, labels in [] if status is None else parts(status):
+        figures = instrument.read(part)
+        for value, more in [(figures, {})] if isinstance(figures, int | float) else figures:
+            yield Observation(value, {**labels, **more})
 
 
-def _observe_worker(
-    find: Find, instrument: Gauge[WorkerStatus], _: CallbackOptions
-) -> Iterator[Observation]:
-    if (status := find()) is not None:
-        yield from _observations(instrument.read(status), {})
-
-
-def _observations(figures: float | Figures, labels: dict[str, str]) -> Iterator[Observation]:
-    for value, more in [(figures, {})] if isinstance(figures, int | float) else figures:
-        yield Observation(value, {**labels, **more})
+def _models(status: WorkerStatus) -> Iterator[tuple[ModelStatus, dict[str, str]]]:
+    for model in status.models:
+        yield model, {"model_name": model.name, "engine": ENGINE}
 
 
 def _cache_usage(model: ModelStatus) -> float:
