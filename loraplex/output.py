@@ -95,10 +95,9 @@ def show_list(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     form = _form()
     if form == "json":
         print(json.dumps(rows, indent=2))
-    elif form == "wide":
-        print("\n".join(fitted(rows, columns, UNBOUNDED, datetime.now(UTC))))
-    elif sys.stdout.isatty():
-        print("\n".join(fitted(rows, columns, _width(), datetime.now(UTC))))
+    elif form == "wide" or sys.stdout.isatty():
+        width = UNBOUNDED if form == "wide" else _width()
+        print("\n".join(fitted(rows, columns, width, datetime.now(UTC))))
     else:
         print("\n".join(tabbed(rows, columns)))
 
@@ -146,7 +145,7 @@ def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[Pr
     """Shows a bar on a terminal. Elsewhere, prints a line for each tenth. `then` is printed at the
     end."""
     if not sys.stderr.isatty() or logging.root.handlers:
-        yield _Lines(what, then)
+        yield _tenths(what, then)
         return
     from rich import progress as rich
 
@@ -180,16 +179,17 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda detail: status.update(Text(f"{what}: {detail}"))
 
 
-class _Lines:
-    def __init__(self, what: str, then: str) -> None:
-        self._what = what
-        self._then = then
-        self._tenth = 0
+def _tenths(what: str, then: str) -> ProgressCallback:
+    """Returns a callback that prints a line for each tenth, and `then` at the end."""
+    last = 0
 
-    def __call__(self, done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
+        nonlocal last
         tenth = 10 * done // total if total else 10
-        if tenth > self._tenth:
-            self._tenth = tenth
-            tell(f"{self._what}: {10 * tenth} %")
-            if self._then and tenth == 10:
-                tell(self._then)
+        if tenth > last:
+            last = tenth
+            tell(f"{what}: {10 * tenth} %")
+            if then and tenth == 10:
+                tell(then)
+
+    return report

@@ -306,6 +306,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         values = {PREFIX + name.upper(): getattr(self, name) for name in self.__struct_fields__}
         return {name: _written(v) for name, v in values.items() if v not in (None, (), {})}
 
+    def common_with(self, config: type[msgspec.Struct]) -> dict[str, Any]:
+        """Returns the values of settings that a role's configuration has under the same names."""
+        names = set(config.__struct_fields__).intersection(self.__struct_fields__)
+        return {name: getattr(self, name) for name in names}
+
     def shown(self) -> dict[str, Any]:
         """Returns the effective values for display, with secrets hidden."""
         values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)

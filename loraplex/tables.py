@@ -203,11 +203,12 @@ def age(moment: datetime, now: datetime) -> str:
     return "now"
 
 
-def wrapped(text: str, width: int) -> str:
-    """Returns the text with its lines wrapped at words. Paths and other long words stay whole."""
+def wrapped(text: str, width: int, indent: str = "  ") -> str:
+    """Returns the text with its lines wrapped at words, and continued lines indented. Paths and
+    other long words stay whole. Spaces in a line stay as they are."""
     style: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    lines = text.split("\n")
-    return "\n".join(textwrap.fill(line, width, subsequent_indent="  ", **style) for line in lines)
+    style |= {"subsequent_indent": indent, "replace_whitespace": False}
+    return "\n".join(textwrap.fill(line, width, **style) for line in text.split("\n"))
 
 
 def printable(text: str) -> str:

@@ -186,9 +186,7 @@ class Box:
         settings = self._settings
         # The worker is started first, because it needs no database and takes the longest.
         await self._worker.start()
-        migrate = partial(migrate_database, self._dsn)
-        if applied := await until_there(migrate, self._listener, tell, self._tls):
-            _tell_applied(applied)
+        await _migrate(self._dsn, self._listener, self._tls)
         database = await Database.connect(
             self._dsn, sees=EVERYTHING, application_name="loraplex-serve"
         )
@@ -361,18 +359,18 @@ def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str
         yield postgres, postgres.dsn()
 
 
+async def _migrate(dsn: str, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+    """Waits until the database answers, and migrates it."""
+    if applied := await until_there(partial(migrate_database, dsn), listener, tell, tls):
+        tell(f"migrations applied: {', '.join(applied)}")
+
+
 async def _registered(
     dsn: str, listener: socket.socket, tls: ssl.SSLContext | None
 ) -> dict[str, str]:
-    """Returns the digest of each base model in the database by served name. Waits until the
-    database answers."""
-    if applied := await until_there(partial(migrate_database, dsn), listener, tell, tls):
-        _tell_applied(applied)
+    """Migrates the database and returns the digest of each base model in it by served name."""
+    await _migrate(dsn, listener, tls)
     return await registered_models(dsn)
-
-
-def _tell_applied(migrations: list[str]) -> None:
-    tell(f"migrations applied: {', '.join(migrations)}")
 
 
 def _import(name: str, path: Path, settings: Settings, registered: str | None) -> str:

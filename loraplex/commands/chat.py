@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from loraplex.commands.options import route
 from loraplex.errors import ApiFailure, NoKey, Refused
 from loraplex.output import print_answer
 from loraplex.settings import Settings, load_settings
+from loraplex.tables import wrapped
 
 if TYPE_CHECKING:
     from loraplex.api import Api
@@ -314,10 +314,7 @@ def _choose_tenant(admin: Api, tenant: str | None, refusal: ApiFailure) -> str:
 def _tell(text: str) -> None:
     """Prints text to standard error, wrapped to the width of the terminal."""
     width = max(shutil.get_terminal_size().columns - 1, 20)
-    for line in text.splitlines():
-        click.echo(
-            textwrap.fill(line, width, break_on_hyphens=False, replace_whitespace=False), err=True
-        )
+    click.echo(wrapped(text, width, indent=""), err=True)
 
 
 def _speed(usage: dict[str, Any], started: float, first: float | None) -> str:

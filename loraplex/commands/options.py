@@ -78,7 +78,7 @@ def struct_options(
     def decorate(command: F) -> F:
         for name in reversed(names):
             flag = (flags or {}).get(name, f"--{name.replace('_', '-')}")
-            details = _option_details(fields[name], texts[name])
+            details = _option_details(fields[name], texts.get(name, ""))
             command = click.option(flag, name, **details)(command)
         return command
 
@@ -86,9 +86,11 @@ def struct_options(
 
 
 def _option_details(field: msgspec.structs.FieldInfo, text: str) -> dict[str, Any]:
-    """Returns the arguments of `click.option` for a field."""
+    """Returns the arguments of `click.option` for a field. The field's own description has
+    precedence over `text`."""
     kinds, default = list(nested(field.type)), field.default
     metas = [kind for kind in kinds if isinstance(kind, msgspec.Meta)]
+    text = next((meta.description for meta in metas if meta.description), text)
     lows = [low for meta in metas for low in (meta.ge, meta.gt) if low is not None]
     highs = [meta.le for meta in metas if meta.le is not None]
     bounds: dict[str, Any] = {"min": min(lows, default=None), "max": min(highs, default=None)}

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-import msgspec
 
 from admin.uploads.version_create import VersionCreate
 from loraplex.commands.command import Command
-from loraplex.commands.options import F, api, from_json, pairs, tenant_option
+from loraplex.commands.options import api, from_json, pairs, struct_options, tenant_option
 from loraplex.errors import ApiFailure, Refused
 from loraplex.output import ProgressCallback, is_json, progress, show_done, show_list, tell, waiting
 
@@ -30,8 +29,8 @@ NOT_PLAIN = {
     *("serving", "folder_serving"),
 }
 """Fields of the upload route that have options of another form, or none."""
-PLAIN = {f.name: f.type for f in msgspec.structs.fields(VersionCreate) if f.name not in NOT_PLAIN}
-"""Type of each field of the upload route that an option sends as it is given."""
+PLAIN = [name for name in VersionCreate.__struct_fields__ if name not in NOT_PLAIN]
+"""Fields of the upload route that an option sends as it is given."""
 FIELDS = ("name", *PLAIN, "tenant", "serving", "approve_template", "weights_only")
 """Fields of an item of a manifest."""
 
@@ -48,20 +47,6 @@ class Pushed(NamedTuple):
     """Description of what the version took from other files in the folder."""
 
 
-def plain_options(command: F) -> F:
-    """Adds an option for each field of `PLAIN`, with the description of the field as help."""
-    for name, kind in reversed(PLAIN.items()):
-        (schema,), _ = msgspec.json.schema_components([kind])
-        (schema, *_) = schema.get("anyOf", [schema])
-        details: dict[str, Any] = {"help": schema.get("description")}
-        if schema["type"] == "boolean":
-            details |= {"is_flag": True}
-        elif schema["type"] == "integer":
-            details |= {"type": int}
-        command = click.option(f"--{name.replace('_', '-')}", **details)(command)
-    return command
-
-
 @click.command("push", cls=Command, example="support-bot/ --tenant acme --alias staging")
 @click.argument("folders", metavar="[FOLDER]...", nargs=-1, type=FOLDER)
 @click.option("--name", help="Adapter name (default: name of the folder).")
@@ -71,7 +56,7 @@ def plain_options(command: F) -> F:
     help='JSON file with a list of objects. Each has "folder", relative to the file, and any of'
     f" {', '.join(FIELDS)}. The command's options are their defaults.",
 )
-@plain_options
+@struct_options(VersionCreate, *PLAIN)
 @click.option(
     "--serving", type=FILE, help="JSON file with chat_template, stop, defaults and metadata."
 )

@@ -305,9 +305,7 @@ def _data_plane(
         pepper=load_pepper(settings),
         wal=settings.home / "spool",
         max_wal_bytes=settings.max_usage_wal,
-        catalog_stale_s=settings.catalog_stale_s,
-        cors_origins=settings.cors_origins,
-        tenant_refusals_per_minute=settings.tenant_refusals_per_minute,
+        **settings.common_with(GatewayConfig),
     )
     return gateway.app.create_app(
         own,
@@ -333,15 +331,12 @@ async def _admin_plane(stack: AsyncExitStack, role: Role, store: Store) -> Lites
 
 def _admin_config(settings: Settings) -> AdminConfig:
     """Returns the configuration of the admin plane. Raises BadSettings."""
-    return AdminConfig(
-        pepper=load_pepper(settings),
-        max_upload_bytes=settings.max_upload,
-        max_lora_rank=settings.max_lora_rank,
-        max_image_bytes=settings.max_adapter_image,
-        usage_days=settings.usage_days,
-        audit_days=settings.audit_days,
-        tenant_writes_per_minute=settings.tenant_writes_per_minute,
-        default_quota=default_quota(settings),
-        retention=Retention(settings.ephemeral_versions, settings.ephemeral_ttl_s),
-        adapter_roots=settings.opened_folders,
-    )
+    own = {
+        "pepper": load_pepper(settings),
+        "max_upload_bytes": settings.max_upload,
+        "max_image_bytes": settings.max_adapter_image,
+        "default_quota": default_quota(settings),
+        "retention": Retention(settings.ephemeral_versions, settings.ephemeral_ttl_s),
+        "adapter_roots": settings.opened_folders,
+    }
+    return AdminConfig(**settings.common_with(AdminConfig) | own)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loraplex.settings import Settings
 from workers.process.config import WorkerConfig
 
@@ -16,9 +14,7 @@ def worker_config(
 ) -> WorkerConfig:
     """Returns a worker's configuration. `models` maps served names to digests. Settings with the
     same name are copied."""
-    same = [name for name in WorkerConfig.__struct_fields__ if name in Settings.__struct_fields__]
-    values: dict[str, Any] = {name: getattr(settings, name) for name in same}
-    values |= {
+    values = settings.common_with(WorkerConfig) | {
         "models": models,
         "store": settings.store_location,
         "cache_dir": settings.home / "cache",
