@@ -97,7 +97,7 @@ class _Tasks:
             if control is not None:
                 running.append(tasks.create_task(control.run()))
             running.append(tasks.create_task(self._follow_catalog()))
-            running.append(tasks.create_task(gateway.running.run()))
+            running.append(tasks.create_task(gateway.in_flight_requests.run()))
             checking = repeat("usage cannot be written", gateway.wal.check, WAL_CHECK_S)
             running.append(tasks.create_task(checking))
             try:

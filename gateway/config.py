@@ -58,7 +58,3 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without an event after which a stream sends the comment `: ping`."""
     slow_client_s: float = 30.0
     """Seconds without reading after which a client is disconnected."""
-
-    def default_tokens(self, *, is_chat: bool) -> int:
-        """Returns the default of `max_tokens` for a chat or a completion."""
-        return self.default_chat_tokens if is_chat else self.default_completion_tokens

@@ -128,6 +128,11 @@ class Conversation(msgspec.Struct, frozen=True):
     """Additional variables for the template."""
 
     @property
+    def uses_tools(self) -> bool:
+        """Whether the conversation has tools, calls or results."""
+        return bool(self.tools) or any(each.calls or each.role == "tool" for each in self.messages)
+
+    @property
     def num_chars(self) -> int:
         """Number of characters that a template may render: the contents of messages, and everything
         else as JSON."""

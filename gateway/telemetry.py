@@ -12,10 +12,10 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from gateway.error_codes import CODES
 from gateway.quota_types import Kind
-from gateway.top_use import TopUse
 from store.gateway_load import LastError
 from store.records import Tenant
 from telemetry.tallies import Counter, Histogram
+from telemetry.top_use import TopUse
 
 MAX_CODES = 16
 REQUEST = ("model_name", "class")

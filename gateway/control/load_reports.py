@@ -47,7 +47,7 @@ class LoadReports:
         seconds, (requests, tokens, ttft, refusals, tenants) = self._recent.read()
         return GatewayLoad(
             seconds=seconds,
-            requests_in_flight=self._in_flight_requests.num_open,
+            requests_in_flight=len(self._in_flight_requests.open),
             models=_by_model(requests, tokens, ttft),
             refusals={reason: int(number) for (reason,), (number,) in _most(refusals, MAX_REASONS)},
             tenants=[

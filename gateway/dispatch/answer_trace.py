@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from operator import itemgetter
 
 from gateway import telemetry
-from gateway.dispatch.generation import Generation, WorkerTimes
-from gateway.dispatch.sequences import Call, operation
-from gateway.exceptions import error_type
+from gateway.dispatch.generation import Generation
+from gateway.dispatch.placement import WorkerTimes
+from gateway.dispatch.run import Run
 from gateway.tracing import Detail, Event, Stage, Value
 from workers.wire.client import WorkerClient
 
 MAX_CANDIDATES = 8
 """Maximum number of candidate workers that a span lists for one routing decision."""
-
-
-def trace_answer(call: Call, generation: Generation, failure: Exception | None) -> None:
-    """Records the answer in the request's trace. Called when the answer has ended. `failure` is the
-    exception that ended the answer, or None if it completed or the client disconnected."""
-    trace = call.trace
-    trace.first_output_at = generation.first_output_at
-    if failure is not None:
-        trace.fail(error_type(failure))
-    trace.detail(partial(_detail, call, generation, failure))
-
-
-def outcome_of(generation: Generation, failure: Exception | None) -> str:
-    return "completed" if generation.is_done else "cancelled" if failure is None else "failed"
 
 
 def routing_attributes(weighed: Mapping[WorkerClient, float]) -> dict[str, Value]:
@@ -42,22 +27,23 @@ def routing_attributes(weighed: Mapping[WorkerClient, float]) -> dict[str, Value
     }
 
 
-def _detail(call: Call, generation: Generation, failure: Exception | None) -> Detail:
+def answer_detail(run: Run, generation: Generation, outcome: str) -> Detail:
+    """Returns the span details of an answer that has ended."""
     attributes: dict[str, Value] = {
-        **_request_attributes(call),
+        **_request_attributes(run),
         **_usage_attributes(generation),
-        "loraplex.outcome": outcome_of(generation, failure),
-        "loraplex.worker": generation.worker_id,
+        "loraplex.outcome": outcome,
+        "loraplex.worker": generation.placement.worker_id,
     }
     return Detail(attributes, _events(generation), _stages(generation))
 
 
-def _request_attributes(call: Call) -> dict[str, Value]:
+def _request_attributes(run: Run) -> dict[str, Value]:
     """Returns span attributes of the request, named by loraplex and by
     https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/."""
-    asked, target, caller = call.asked, call.target, call.caller
+    asked, target, caller = run.asked, run.target, run.caller
     found: dict[str, Value | None] = {
-        "gen_ai.operation.name": operation(call),
+        "gen_ai.operation.name": run.operation,
         "gen_ai.provider.name": telemetry.PROVIDER,
         "gen_ai.request.max_tokens": asked.max_tokens,
         "gen_ai.request.temperature": asked.temperature,
@@ -68,11 +54,11 @@ def _request_attributes(call: Call) -> dict[str, Value]:
         "gen_ai.request.frequency_penalty": asked.frequency_penalty,
         "gen_ai.request.choice.count": asked.num_choices if asked.num_choices > 1 else None,
         "gen_ai.request.stream": asked.stream,
-        "loraplex.request.id": call.request_id,
+        "loraplex.request.id": run.request_id,
         "loraplex.key.id": caller.key.id,
         "loraplex.base_model": target.base.name,
-        "loraplex.service_class": call.service.service_class.value,
-        "loraplex.prompts": len(call.prompts),
+        "loraplex.service_class": run.service.service_class.value,
+        "loraplex.prompts": len(run.prompts),
     }
     if (version := target.version) is not None:
         found["loraplex.adapter.name"] = version.name
@@ -105,9 +91,9 @@ def _events(generation: Generation) -> list[Event]:
                 "loraplex.tokens_resumed": move.num_resumed,
             },
         )
-        for move in generation.moves
+        for move in generation.placement.moves
     ]
-    if (told := generation.worker_times) is not None:
+    if (told := generation.placement.worker_times) is not None:
         worker: dict[str, Value] = {"loraplex.worker": told.worker_id}
         events += [
             Event("preemption", told.sent_at + at_s, worker) for at_s in told.times.preempted_s
@@ -123,7 +109,7 @@ def _stages(generation: Generation) -> list[Stage]:
     """Returns the stages of the sequence that reported last. The worker's clock differs from the
     gateway's, so the stages are placed as if the sequence had reached the worker at the moment it
     was sent."""
-    told = generation.worker_times
+    told = generation.placement.worker_times
     if told is None:
         return []
     times, worker = told.times, told.worker_id

@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from heapq import nlargest
 from random import Random
 from typing import Generic
@@ -62,7 +63,7 @@ FETCH_BYTES_PER_S = 4e8
 """Bytes per second of a load to the host, from the disk cache or the store."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Work:
     """Requirements of a request, by which a worker is chosen."""
 
@@ -74,11 +75,11 @@ class Work:
     num_sequences: int
     least_version: int = OLDEST_VERSION
     """Oldest version of the protocol that the worker may speak."""
-    num_tokens: int = field(init=False)
-    """Number of tokens of all prompts."""
 
-    def __post_init__(self) -> None:
-        self.num_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
+    @cached_property
+    def num_tokens(self) -> int:
+        """Number of tokens of all prompts."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
 
 
 class ModelReport(msgspec.Struct, frozen=True):

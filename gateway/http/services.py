@@ -10,14 +10,13 @@ from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.dispatch.failover import Failover
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.in_flight import InFlightRequests, RunningGenerations
+from gateway.dispatch.in_flight import InFlightRequests
 from gateway.dispatch.outcomes import Outcomes
 from gateway.dispatch.worker_discovery import WorkerDiscovery
 from gateway.limits.admission import Admission
 from gateway.limits.database_clock import DatabaseClock
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
 from gateway.limits.tenant_load import BodyPace, RefusalLimit
-from gateway.metering.usage import UsageRecorder
 from gateway.metering.wal import WriteAheadLog
 from gateway.telemetry import Standing
 from gateway.text.grammars import Grammars
@@ -59,14 +58,12 @@ class Gateway:
         self.discovery = WorkerDiscovery(clients, self._connect)
         self.fleet = Fleet(self.discovery.clients)
         self.failover = Failover(self.fleet, config.failover_wait_s)
-        self.in_flight_requests = InFlightRequests(Outcomes())
+        self.in_flight_requests = InFlightRequests(Outcomes(), self._is_valid)
         self.refused_tenants: set[str] = set()
         """Ids of tenants whose newest request was refused before it ran. Their next request
         prefetches nothing, so that refused requests do not evict other tenants' adapters."""
-        self.running = RunningGenerations(self._is_valid)
         self.key_uses = KeyUses()
-        self.wal = WriteAheadLog(config.wal, config.instance_id)
-        self.usage_recorder = UsageRecorder(self.wal, config.max_wal_bytes)
+        self.wal = WriteAheadLog(config.wal, config.instance_id, max_bytes=config.max_wal_bytes)
         self.catalog.watch(self.discovery.follow)
         self.catalog.watch(self.fleet.want)
 
@@ -75,7 +72,7 @@ class Gateway:
         """Current state for the metrics. May be read in any thread."""
         view, failover = self.catalog.view, self.failover
         return Standing(
-            requests_in_flight=self.in_flight_requests.num_open,
+            requests_in_flight=len(self.in_flight_requests.open),
             catalog_age_s=self.catalog.unconfirmed_s,
             catalog_generation=0 if view is None else view.generation,
             usage_log_bytes=self.wal.num_bytes,
@@ -96,7 +93,7 @@ class Gateway:
             return "the catalog is not loaded"
         if self.catalog.is_stale:
             return "the catalog is stale: the database does not answer"
-        return self.usage_recorder.why_unavailable() or self.fleet.why_not_serving()
+        return self.wal.why_unavailable() or self.fleet.why_not_serving()
 
     def _is_valid(self, key_id: str) -> bool:
         view = self.catalog.view

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -29,7 +28,7 @@ from gateway.dialects.dialect import (
 )
 from gateway.dispatch.choice import Delta
 from gateway.dispatch.generation import Generation
-from gateway.dispatch.request_usage import RequestUsage
+from gateway.dispatch.settlement import Settlement
 from gateway.exceptions import UsageUnavailable, error_type, forget_frames, of_worker
 from gateway.metering.usage import Status
 from web.error_answers import ErrorAnswer
@@ -45,7 +44,6 @@ LAST_REPORT_S = HUNG_STEP_S
 """Seconds that recording the usage waits for the workers' reports, unless a worker is lost."""
 
 Headers = list[tuple[bytes, bytes]]
-Settle = Callable[[Generation, Exception | None], None]
 
 
 def _now() -> float:
@@ -58,11 +56,9 @@ class GenerationResponse(ABC):
 
     generation: Generation
     headers: Headers
-    usage: RequestUsage
-    """Usage, recorded before the end of the answer is sent, unless the request is refused."""
-    settle: Settle
-    """Called exactly once at the end, with the exception that ended the answer, or with None if the
-    answer was completed or the client disconnected."""
+    settlement: Settlement
+    """Settlement of the request. The usage is recorded before the end of the answer is sent, unless
+    the request is refused."""
     _failure: Exception | None = field(default=None, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,13 +74,10 @@ class GenerationResponse(ABC):
                 await self._keep_failure()
                 await ErrorAnswer(of_worker(error), scope)(scope, receive, send)
                 forget_frames(error)
-            await self.generation.stop(LAST_REPORT_S)
+            await self.generation.placement.stop(LAST_REPORT_S)
         finally:
-            self.generation.cancel()
-            if not self.generation.is_refused:
-                status = Status.CANCELLED if self._failure is None else Status.FAILED
-                self.usage.record(self.generation, status)
-            self.settle(self.generation, self._failure)
+            self.generation.placement.cancel()
+            self.settlement.settle(self._failure)
 
     @abstractmethod
     async def _answer(self, send: Send, client: Client) -> None:
@@ -93,10 +86,10 @@ class GenerationResponse(ABC):
     async def _keep_failure(self) -> None:
         """Records the usage before the error is sent, unless workers take longer than ANSWER_WAIT_S
         to report or the record cannot be written. A refused request has no usage."""
-        is_final = await self.generation.stop(ANSWER_WAIT_S)
+        is_final = await self.generation.placement.stop(ANSWER_WAIT_S)
         if is_final and not self.generation.is_refused:
             with contextlib.suppress(UsageUnavailable):
-                await self.usage.keep(self.generation, Status.FAILED)
+                await self.settlement.keep(Status.FAILED)
 
 
 @dataclass(eq=False)
@@ -113,7 +106,7 @@ class WholeResponse(GenerationResponse):
             answers[delta.index].add(delta)
         in_order = [answers[index] for index in sorted(answers)]
         body = await self.format.body(in_order, self.generation.usage)
-        await self.usage.keep(self.generation, Status.COMPLETED)
+        await self.settlement.keep(Status.COMPLETED)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -162,13 +155,13 @@ class StreamResponse(GenerationResponse):
                 deltas = await self.generation.step()
             chunks = await self._chunks(send, deltas)
             chunks += self.format.end(self.generation.usage)
-            await self.usage.keep(self.generation, Status.COMPLETED)
+            await self.settlement.keep(Status.COMPLETED)
             await self._write(send, chunks, more=False)
         except Exception as error:
             if not self._has_started:
                 raise
             self._failure = error
-            telemetry.last_errors.note(error_type(error), self.usage.request_id)
+            telemetry.last_errors.note(error_type(error), self.settlement.request_id)
             await self._keep_failure()
             await self._write(send, self.format.error_event(error), more=False)
             forget_frames(error)

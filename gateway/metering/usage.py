@@ -7,9 +7,6 @@ from enum import StrEnum
 
 import msgspec
 
-from gateway.exceptions import UsageUnavailable
-from gateway.metering.wal import Batch, WriteAheadLog
-
 
 class Status(StrEnum):
     """Outcome of an admitted request."""
@@ -64,37 +61,3 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     `output_cost` sum to `cost`, or are 0 in older records."""
     cached_input_cost: int = 0
     output_cost: int = 0
-
-
-class UsageRecorder:
-    """Writer of usage records to the write-ahead log."""
-
-    def __init__(self, wal: WriteAheadLog, max_bytes: int) -> None:
-        self._wal = wal
-        self._max_bytes = max_bytes
-
-    def why_unavailable(self) -> str | None:
-        """Returns the reason why every request is refused, in words for operators. Returns None if
-        usage can be recorded."""
-        if self._wal.failure is not None:
-            reason = self._wal.failure.strerror or self._wal.failure
-            return f"the usage log cannot be written: {reason}"
-        if self._is_full:
-            return "the usage log is full: the database does not take what it holds"
-        return None
-
-    @property
-    def _is_full(self) -> bool:
-        return self._wal.num_bytes >= self._max_bytes
-
-    def check(self) -> None:
-        """Raises UsageUnavailable if the usage of a new request could not be recorded."""
-        if self._wal.failure is not None:
-            raise UsageUnavailable("Usage cannot be recorded at the moment.")
-        if self._is_full:
-            raise UsageUnavailable("Too much usage waits to be stored.", code="usage_spool_full")
-
-    def append(self, record: UsageRecord) -> Batch:
-        """Adds the record to the log, and returns its batch. The batch is written even if it is not
-        awaited."""
-        return self._wal.append(msgspec.msgpack.encode(record))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.metering.segments import frame
+from gateway.exceptions import UsageUnavailable
 from gateway.metering.wal_files import WalFiles
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Batch:
     """Records that are written to disk together."""
 
     def __init__(self) -> None:
-        self.frames: list[bytes] = []
+        self.records: list[bytes] = []
         self.failure: OSError | None = None
         self.is_over = asyncio.Event()
 
@@ -44,16 +45,24 @@ class Batch:
 
 
 class WriteAheadLog:
-    """Log of records. Call `open` first, and `append` for each record. The usage loader seals and
-    removes segments on the log's thread. All methods must be called from one event loop."""
+    """Log of usage records. Call `open` first, and `append` for each record. The usage loader seals
+    and removes segments on the log's thread. All methods must be called from one event loop."""
 
-    def __init__(self, root: Path, owner: str, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self,
+        root: Path,
+        owner: str,
+        *,
+        max_bytes: int = sys.maxsize,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
         """`owner` is this process's name, which must be unique among the processes that share the
-        folder `root`."""
+        folder `root`. At `max_bytes` bytes the log is full, and new requests are refused."""
         self.failure: OSError | None = None
         """Error of the last write or check. None if the last one succeeded."""
         self.files = WalFiles(root, owner, segment_bytes)
         """Files of the log. Used only on the log's thread."""
+        self._max_bytes = max_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wal")
         self._gathering = Batch()
         self._committing: asyncio.Task[None] | None = None
@@ -64,6 +73,26 @@ class WriteAheadLog:
         over from ended processes."""
         return self.files.num_bytes
 
+    @property
+    def is_full(self) -> bool:
+        return self.num_bytes >= self._max_bytes
+
+    def why_unavailable(self) -> str | None:
+        """Returns the reason why every request is refused, in words for operators. Returns None if
+        usage can be recorded."""
+        if self.failure is not None:
+            return f"the usage log cannot be written: {self.failure.strerror or self.failure}"
+        if self.is_full:
+            return "the usage log is full: the database does not take what it holds"
+        return None
+
+    def refuse_if_unavailable(self) -> None:
+        """Raises UsageUnavailable if the usage of a new request could not be recorded."""
+        if self.failure is not None:
+            raise UsageUnavailable("Usage cannot be recorded at the moment.")
+        if self.is_full:
+            raise UsageUnavailable("Too much usage waits to be stored.", code="usage_spool_full")
+
     async def open(self) -> None:
         """Opens the log. Raises OSError or WalTaken."""
         await self.on_thread(self.files.open)
@@ -72,7 +101,7 @@ class WriteAheadLog:
         """Adds the record to the next batch, and returns the batch. A batch is written even if it
         is not awaited."""
         batch = self._gathering
-        batch.frames.append(frame(record))
+        batch.records.append(record)
         if self._committing is None:
             self._committing = asyncio.create_task(self._commit())
         return batch
@@ -103,11 +132,10 @@ class WriteAheadLog:
 
     async def _commit(self) -> None:
         """Writes batches until no more records are waiting."""
-        while self._gathering.frames:
+        while self._gathering.records:
             batch, self._gathering = self._gathering, Batch()
-            frames = b"".join(batch.frames)
             try:
-                await self.on_thread(self.files.write, frames)
+                await self.on_thread(self.files.write, batch.records)
                 self.failure = None
             except Exception as error:
                 # All exceptions are caught, because the requests that wait for the batch must not
@@ -116,7 +144,7 @@ class WriteAheadLog:
                 self.failure = batch.failure = (
                     error if isinstance(error, OSError) else OSError(str(error))
                 )
-                self._gathering.frames[:0] = batch.frames
+                self._gathering.records[:0] = batch.records
             batch.is_over.set()
             await asyncio.sleep(PACE_S if self.failure is None else RETRY_S)
         self._committing = None

@@ -13,8 +13,10 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
+
+from gateway.metering.segments import frame
 
 CHECK = "check"
 CHECK_BYTES = 4096
@@ -56,9 +58,10 @@ class WalFiles:
         self._begin()
         self.adopt()
 
-    def write(self, frames: bytes) -> None:
-        """Appends the frames to the current segment and syncs it. After an OSError, the next write
+    def write(self, records: Sequence[bytes]) -> None:
+        """Appends the records to the current segment and syncs it. After an OSError, the next write
         overwrites the failed one."""
+        frames = b"".join(map(frame, records))
         if self._size >= self._segment_bytes:
             self._roll()
         done = 0

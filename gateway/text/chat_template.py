@@ -87,7 +87,7 @@ class ChatTemplate:
         them (see `template_turns`). Describes tools in plain messages if the template does not
         render tools. Raises TemplateRefused if the template refuses all forms, and
         TemplateOverBudget if a rendering takes more than `steps` steps (see `template_budget`)."""
-        if not self.shows_tools:
+        if conversation.uses_tools and not self.shows_tools:
             conversation = in_plain_messages(conversation)
         try:
             return Rendered(self._prompt(conversation, steps))

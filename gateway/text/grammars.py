@@ -48,11 +48,8 @@ class Grammars:
         self._compiled: OrderedDict[bytes, HeldGrammar] = OrderedDict()
         self._num_bytes = 0
 
-    async def of(self, constraint: Constraint | None, user: GrammarUser) -> HeldGrammar:
-        """Returns the grammar of a constraint. It is empty if the constraint is None. Raises
-        InvalidRequest if the constraint cannot be used."""
-        if constraint is None:
-            return HeldGrammar()
+    async def of(self, constraint: Constraint, user: GrammarUser) -> HeldGrammar:
+        """Returns the grammar of a constraint. Raises InvalidRequest if it cannot be used."""
         return await self._find(constraint, user, lambda: self._compile_constraint(constraint))
 
     async def of_rules(

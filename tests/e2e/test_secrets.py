@@ -295,7 +295,7 @@ def test_secrets_stay_where_they_belong(tmp_path: Path, monkeypatch: pytest.Monk
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
         # As JSON a log says all that it says as text, and more.
         told = [json.loads(line) for line in stack.log.splitlines()]
-        assert {"gateway.http.routes.completions", "workers.process.server", "loraplex"} <= {
+        assert {"gateway.dispatch.settlement", "workers.process.server", "loraplex"} <= {
             each["logger"] for each in told
         }, "nothing was logged"
         assert any(each.get("request_id") for each in told)

@@ -1,10 +1,8 @@
-"""Routes that generate text. The steps of a request are: resolve the model, tokenise, choose a
-worker, reserve usage, submit, stream, settle the usage."""
+"""Routes that generate text, and the steps of every request that runs on a worker, in `answer`."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -15,33 +13,28 @@ from litestar.types import ASGIApp
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
-from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
+from gateway.dialects.dialect import AnswerFormat, Dialect
 from gateway.dialects.dropped import FOLDED_TURNS, UNBOUNDED_THOUGHT, header_of
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
-from gateway.dispatch.answer_trace import outcome_of, routing_attributes, trace_answer
+from gateway.dispatch.answer_trace import routing_attributes
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.in_flight import InFlightRequest
-from gateway.dispatch.prompts import Prompt, encode_prompts
-from gateway.dispatch.request_usage import RequestUsage
-from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
-from gateway.dispatch.token_rules import is_thought_unbounded, token_rules
-from gateway.exceptions import error_type
+from gateway.dispatch.prompts import encode_prompts
+from gateway.dispatch.run import Run, check_answer_of, constraints_of, is_thought_unbounded
+from gateway.dispatch.sequences import plan, work_of
+from gateway.dispatch.settlement import Settlement
 from gateway.generation_request import GenerationRequest
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
 from gateway.http.request import GatewayRequest
+from gateway.http.services import Gateway
 from gateway.http.streaming import Headers, StreamResponse, WholeResponse
 from gateway.limits.admission import Reservation, Usage
-from gateway.quota_types import Service
-from gateway.text.call_grammars import HeldGrammar, rules_of
 from gateway.text.grammars import GrammarUser
-from gateway.text.tokenizer import ModelTokenizer
 from web.client_address import client_address
-from workers.wire.client import WorkerClient
-from workers.wire.protocol import ModelInfo, SamplingParams
-
-log = logging.getLogger(__name__)
+from workers.wire.client import WorkerClient, WorkerFailed
+from workers.wire.protocol import ModelInfo
 
 CHAT_COMPLETIONS = ChatCompletions()
 COMPLETIONS = Completions()
@@ -75,98 +68,81 @@ async def create_response(request: GatewayRequest, data: JSONBody[ResponsesReque
     return await answer(request, RESPONSES, data)
 
 
-async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIApp:
-    """Prepares a request and returns its response as an ASGI application. The response releases the
-    request's reservations when it ends. If this function raises, it has released them itself."""
-    gateway, caller = request.gateway, request.user
+async def answer(http: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIApp:
+    """Prepares the answer to a request and returns it as an ASGI application, which has sent
+    nothing yet. The application settles the request when it ends. If this function raises, the
+    request holds nothing any more."""
+    gateway, caller = http.gateway, http.user
     asked = dialect.read(body)
-    gateway.usage_recorder.check()
     target = await gateway.catalog.resolve(caller, asked.model, asked.user or caller.key.id)
-    request.trace.model = asked.model
-    in_flight = gateway.in_flight_requests.begin(target)
-    tenant_id = caller.tenant.id
+    http.trace.model = asked.model
+    full_workers = refuse_early(http, target)
+    in_flight = gateway.in_flight_requests.begin(target, caller.key.id)
     try:
-        service = gateway.catalog.current.service(tenant_id)
-        full = _full_workers(request, target, service)
-        if tenant_id not in gateway.refused_tenants:
+        if caller.tenant.id not in gateway.refused_tenants:
             gateway.fleet.prefetch(target)
-        call = await prepare(request, asked, target, service)
-        admitted = await admit(call, request, full)
-        gateway.refused_tenants.discard(tenant_id)
+        run = await prepare(http, asked, target)
+        admitted = await admit(gateway, run, full_workers)
+        gateway.refused_tenants.discard(caller.tenant.id)
         try:
-            format = partial(
-                dialect.answer_format, body, call.request_id, call.tokenizer.spelling.all
-            )
-            return respond(request, _told(call, admitted), in_flight, admitted, format)
+            return respond(gateway, run, in_flight, admitted, dialect, body)
         except BaseException:
             gateway.admission.settle(admitted.reservation, Usage())
             raise
     except BaseException as error:
-        gateway.refused_tenants.add(tenant_id)
+        gateway.refused_tenants.add(caller.tenant.id)
         in_flight.end(error)
         raise
 
 
-def _full_workers(
-    request: GatewayRequest, target: ResolvedModel, service: Service
-) -> Sequence[WorkerClient]:
-    """Returns the workers whose queues have just refused a similar request. Raises WorkerFailed if
-    these are all the workers that serve the model."""
-    gateway, digest = request.gateway, target.base.digest
-    if not len(gateway.failover.full):
+def refuse_early(http: GatewayRequest, target: ResolvedModel) -> Sequence[WorkerClient]:
+    """Refuses a request before its prompt is read, for the reasons that are known by then: its
+    usage could not be recorded, or the queues of all workers that serve the model have just refused
+    a similar request. Returns the workers whose queues have. Raises UsageUnavailable or
+    WorkerFailed."""
+    gateway, digest, tenant_id = http.gateway, target.base.digest, http.user.tenant.id
+    gateway.wal.refuse_if_unavailable()
+    full_queues = gateway.failover.full
+    if not full_queues:
         return ()
-    line = digest, request.user.tenant.id, service.service_class
-    return gateway.failover.full.check(gateway.fleet.serving(digest), line, request.num_bytes)
+    line = digest, tenant_id, gateway.catalog.current.service(tenant_id).service_class
+    try:
+        return full_queues.check(gateway.fleet.serving(digest), line, http.num_bytes)
+    except WorkerFailed:
+        gateway.refused_tenants.add(tenant_id)
+        raise
 
 
-async def prepare(
-    request: GatewayRequest, asked: GenerationRequest, target: ResolvedModel, service: Service
-) -> Call:
-    """Tokenises the request's prompts and prepares its grammar. Raises ApiError."""
-    deadline = request.deadline
-    request.trace.enter("tokenise")
-    tokenizer = await request.gateway.tokenizers.get(target.base.digest)
-    prompts = await encode_prompts(tokenizer, target, asked, request.user)
-    held = await _grammar(request, asked, tokenizer, prompts[0])
-    rules = await token_rules(
-        asked, tokenizer, prompts[0], request.user.cache_domain, has_grammar=bool(held.grammar)
-    )
-    asked = with_dropped(asked, *held.dropped)
+async def prepare(http: GatewayRequest, asked: GenerationRequest, target: ResolvedModel) -> Run:
+    """Tokenises the request's prompts and prepares its constraints. Raises ApiError."""
+    gateway, caller, deadline = http.gateway, http.user, http.deadline
+    service = gateway.catalog.current.service(caller.tenant.id)
+    http.trace.enter("tokenise")
+    tokenizer = await gateway.tokenizers.get(target.base.digest)
+    prompts = await encode_prompts(tokenizer, target, asked, caller)
+    user = GrammarUser(http.request_id, caller.tenant.id, caller.cache_domain)
+    constraints = await constraints_of(asked, tokenizer, prompts[0], gateway.grammars, user)
+    dropped = set(constraints.dropped)
     if is_thought_unbounded(asked, tokenizer):
-        asked = with_dropped(asked, UNBOUNDED_THOUGHT)
+        dropped.add(UNBOUNDED_THOUGHT)
     if prompts[0].is_folded:
-        asked = with_dropped(asked, FOLDED_TURNS)
-    return Call(
-        request_id=request.request_id,
-        caller=request.user,
-        asked=asked,
+        dropped.add(FOLDED_TURNS)
+    return Run(
+        request_id=http.request_id,
+        caller=caller,
+        asked=with_dropped(asked, *dropped),
         target=target,
         tokenizer=tokenizer,
         prompts=prompts,
         deadline=deadline,
-        num_bytes=request.num_bytes,
-        trace=request.trace,
+        num_bytes=http.num_bytes,
+        started_at=http.started_at,
+        address=client_address(http.scope),
+        trace=http.trace,
         service=service,
-        grammar=held.grammar,
-        rules=rules,
+        grammar=constraints.grammar,
+        rules=constraints.rules,
     )
-
-
-async def _grammar(
-    request: GatewayRequest, asked: GenerationRequest, tokenizer: ModelTokenizer, prompt: Prompt
-) -> HeldGrammar:
-    """Returns the grammar that constrains the answers, or an empty one. `prompt`: any of the
-    prompts, because all have the same form."""
-    grammars, caller = request.gateway.grammars, request.user
-    user = GrammarUser(request.request_id, caller.tenant.id, caller.cache_domain)
-    body = await grammars.of(asked.constraint, user)
-    if prompt.form is None:
-        return body
-    rules = rules_of(asked, prompt.form, in_thought=prompt.in_thought, body=body.grammar)
-    if rules is None:
-        return body
-    held = await grammars.of_rules(rules, tokenizer.special_id, user)
-    return msgspec.structs.replace(held, dropped=held.dropped | body.dropped)
 
 
 class Admitted(NamedTuple):
@@ -176,25 +152,26 @@ class Admitted(NamedTuple):
     reservation: Reservation
 
 
-async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient]) -> Admitted:
-    """Chooses a worker that is not in `full`, and reserves the usage that the request may have."""
-    gateway, asked, target = request.gateway, call.asked, call.target
-    default_tokens = target.serving.defaults.max_tokens or gateway.config.default_tokens(
-        is_chat=asked.messages is not None
-    )
-    check_answer_of(call, default_tokens)
-    work = work_of(call)
-    call.trace.enter("routing")
-    worker = gateway.fleet.choose(work, full)
-    call.trace.annotate(partial(routing_attributes, gateway.fleet.weighed))
+async def admit(gateway: Gateway, run: Run, full_workers: Sequence[WorkerClient]) -> Admitted:
+    """Chooses a worker that is not in `full_workers`, and reserves the usage that the request may
+    have."""
+    asked, target = run.asked, run.target
+    config, is_chat = gateway.config, asked.messages is not None
+    default_tokens = config.default_chat_tokens if is_chat else config.default_completion_tokens
+    default_tokens = target.serving.defaults.max_tokens or default_tokens
+    check_answer_of(run, default_tokens)
+    work = work_of(run)
+    run.trace.enter("routing")
+    worker = gateway.fleet.choose(work, full_workers)
+    run.trace.annotate(partial(routing_attributes, gateway.fleet.weighed))
     model = worker.models[target.base.digest]
-    call.trace.enter("limits")
+    run.trace.enter("limits")
     with gateway.fleet.claimed(worker, work):
         reservation = await gateway.admission.reserve(
             gateway.catalog.current,
-            call.caller,
+            run.caller,
             target.base.name,
-            [len(prompt.tokens) for prompt in call.prompts],
+            [len(prompt.tokens) for prompt in run.prompts],
             asked_tokens=asked.max_tokens,
             default_tokens=default_tokens,
             num_choices=asked.num_choices,
@@ -203,87 +180,59 @@ async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient
     return Admitted(worker, model, reservation)
 
 
-def _told(call: Call, admitted: Admitted) -> Call:
-    """Returns the call. Names the field of maximum tokens as dropped if fewer tokens are allowed
-    than requested."""
-    asked, allowed = call.asked, admitted.reservation.max_tokens
-    if asked.max_tokens is None or min(allowed) >= asked.max_tokens:
-        return call
-    return msgspec.structs.replace(call, asked=with_dropped(asked, asked.max_tokens_param))
-
-
 def respond(
-    request: GatewayRequest,
-    call: Call,
+    gateway: Gateway,
+    run: Run,
     in_flight: InFlightRequest,
     admitted: Admitted,
-    make_format: Callable[[SamplingParams], BodyFormat],
+    dialect: Dialect[B],
+    body: B,
 ) -> ASGIApp:
-    """Returns the response. It submits the generation, sends the answer and settles the usage."""
-    gateway = request.gateway
+    """Returns the response. It submits the generation, sends the answer and settles the request."""
     worker, model, reservation = admitted
-    call.trace.enter("stream")
-    generation = plan(call, reservation, worker, model.adapter_layout, gateway.failover)
-    format = make_format(generation.sampling)
-    usage = RequestUsage(gateway.usage_recorder, call, reservation, request.started_at)
-    gateway.running.add(call.caller.key.id, generation)
-
-    def settle(generation: Generation, failure: Exception | None) -> None:
-        gateway.running.remove(call.caller.key.id, generation)
-        gateway.admission.settle(reservation, generation.usage)
-        in_flight.end(failure, generation.first_output_at)
-        trace_answer(call, generation, failure)
-        _log(request, call, generation, failure)
-
-    given = generation, _headers(call, generation), usage, settle
-    if not (call.asked.stream and isinstance(format, AnswerFormat)):
-        return WholeResponse(*given, format)
+    run.trace.enter("stream")
+    generation = plan(run, reservation, worker, model.adapter_layout, gateway.failover)
+    format = dialect.answer_format(
+        body, run.request_id, run.tokenizer.spelling.all, generation.sampling
+    )
+    headers = _headers(run, reservation, generation)
+    settlement = Settlement(
+        run,
+        generation,
+        reservation,
+        wal=gateway.wal,
+        admission=gateway.admission,
+        in_flight=in_flight,
+    )
+    in_flight.generation = generation
+    if not (run.asked.stream and isinstance(format, AnswerFormat)):
+        return WholeResponse(generation, headers, settlement, format)
     config = gateway.config
-    return StreamResponse(*given, format, config.ping_interval_s, config.slow_client_s)
+    return StreamResponse(
+        generation, headers, settlement, format, config.ping_interval_s, config.slow_client_s
+    )
 
 
-def _headers(call: Call, generation: Generation) -> Headers:
-    headers = [(b"loraplex-worker", generation.worker_id.encode()), *dropped_header(call.asked)]
-    if call.target.version is not None:
-        headers.append((b"loraplex-adapter-version", b"%d" % call.target.version.version))
+def _headers(run: Run, reservation: Reservation, generation: Generation) -> Headers:
+    asked, version = run.asked, run.target.version
+    if asked.max_tokens is not None and min(reservation.max_tokens) < asked.max_tokens:
+        asked = with_dropped(asked, asked.max_tokens_param)
+    headers = [
+        (b"loraplex-worker", generation.placement.worker_id.encode()),
+        *dropped_header(asked),
+    ]
+    if version is not None:
+        headers.append((b"loraplex-adapter-version", b"%d" % version.version))
     return headers
 
 
 def with_dropped(asked: GenerationRequest, *names: str) -> GenerationRequest:
     """Returns the request with these names added to its fields without effect."""
+    if not names:
+        return asked
     return msgspec.structs.replace(asked, dropped=tuple(sorted((*asked.dropped, *names))))
 
 
 def dropped_header(asked: GenerationRequest) -> Headers:
     """Returns the header that names fields without effect. Empty if there are no such fields."""
     return [(b"loraplex-dropped", header_of(asked.dropped))] if asked.dropped else []
-
-
-def _log(
-    request: GatewayRequest, call: Call, generation: Generation, failure: Exception | None
-) -> None:
-    """Logs one line for each request, without its prompt or answer."""
-    usage, version = generation.usage, call.target.version
-    first_at = generation.first_output_at
-    ttft_ms = None if first_at is None else round((first_at - request.started_at) * 1e3, 1)
-    log.info(
-        "answered",
-        extra={
-            "request_id": call.request_id,
-            "trace_id": call.trace.trace_id,
-            "tenant": call.caller.tenant.id,
-            "tenant_name": call.caller.tenant.name,
-            "key_id": call.caller.key.id,
-            "address": client_address(request.scope),
-            "model": call.asked.model,
-            "adapter_version": version.version if version else None,
-            "worker": generation.worker_id,
-            "outcome": outcome_of(generation, failure),
-            "error": failure and error_type(failure),
-            "in_tok": usage.prompt_tokens,
-            "out_tok": usage.completion_tokens,
-            "finish_reasons": generation.finish_reasons,
-            "ttft_ms": ttft_ms,
-            "dur_ms": request.elapsed_ms,
-        },
-    )

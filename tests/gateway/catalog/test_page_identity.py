@@ -14,7 +14,8 @@ from typing import Any, cast
 from gateway.catalog.auth import Principal
 from gateway.catalog.view import CatalogView
 from gateway.dispatch.prompts import make_prompt
-from gateway.dispatch.sequences import Call, _generate, work_of
+from gateway.dispatch.run import Run
+from gateway.dispatch.sequences import _generate, work_of
 from gateway.generation_request import GenerationRequest
 from memory.page_key import PAGE_TOKENS
 from store.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
@@ -110,12 +111,12 @@ def page_keys(
 
 def make_call(
     view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
-) -> Call:
+) -> Run:
     asked = GenerationRequest(model=model, prompts=[[*tokens]], cache_salt=salt or "")
     target = view.resolve(tenant, model)
     prompts = [make_prompt(target, tokens)]
     tokenizer = cast("Any", SimpleNamespace(pooling=None))
-    return Call("r", Principal(tenant, KEY), asked, target, tokenizer, prompts, 0.0, 0)
+    return Run("r", Principal(tenant, KEY), asked, target, tokenizer, prompts, 0.0, 0)
 
 
 def acts_from(content: str | None, tokens: list[int]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 
-from gateway.top_use import MAX_KNOWN, MAX_NAMED, RANK_S, TopUse
+from telemetry.top_use import MAX_KNOWN, MAX_NAMED, RANK_S, TopUse
 
 
 class Clock:

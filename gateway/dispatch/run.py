@@ -1,0 +1,225 @@
+"""Defines a request that is ready to run, and its constraints in the form for workers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.catalog.auth import Principal
+from gateway.catalog.resolved_model import ResolvedModel
+from gateway.dispatch.prompts import Prompt
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import GenerationRequest
+from gateway.limits.bounds import check_answer, check_vectors, completion_tokens
+from gateway.quota_types import ORDINARY, Service
+from gateway.text.call_grammars import rules_of
+from gateway.text.grammars import Grammars, GrammarUser
+from gateway.text.tokenizer import ModelTokenizer
+from gateway.tracing import Untraced
+from workers.wire.protocol import ALL_TOKENS, OutputKind, Pooling, ThoughtBound, TokenRules
+
+MAX_BANNED_TOKENS = 4096
+"""Maximum number of tokens of all banned words of a request. It is limited because the tokens are
+sent with each sequence."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Request that is ready to run: everything that is known of it before a worker is chosen."""
+
+    request_id: str
+    caller: Principal
+    asked: GenerationRequest
+    target: ResolvedModel
+    tokenizer: ModelTokenizer
+    prompts: list[Prompt]
+    deadline: float
+    """Time of time.perf_counter() at which the first output is due."""
+    num_bytes: int
+    """Size of the body in bytes."""
+    started_at: float = 0.0
+    """Time of time.perf_counter() at which the request arrived."""
+    address: str | None = None
+    """Address of the client, for the log. None if it is unknown."""
+    trace: Untraced = Untraced()
+    service: Service = ORDINARY
+    grammar: str = ""
+    """Grammar that constrains the answer, in the form for workers. Empty if any text is allowed."""
+    rules: TokenRules | None = None
+    """Rules on the tokens that the answer may have. None allows any."""
+
+    @property
+    def stops(self) -> list[str]:
+        """Stop strings of the caller and the adapter."""
+        return [*self.asked.stop, *self.target.serving.stop]
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Token ids that end answers because the caller or the adapter says so, in addition to the
+        base model's."""
+        if self.asked.ignore_eos:
+            return self.asked.stop_token_ids
+        return *self.asked.stop_token_ids, *self.target.serving.stop_token_ids
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """Tokens whose logits make up a prompt's vector. Empty if the vector is pooled from hidden
+        states."""
+        return self.tokenizer.verdict_tokens if self.asked.pairs else ()
+
+    @property
+    def pooling(self) -> Pooling:
+        """Pooling of a prompt's vector. The adapter's setting applies first, then the base model's,
+        then `LAST`."""
+        if self.asked.pairs:
+            return Pooling.LAST
+        return Pooling(self.target.serving.pooling or self.tokenizer.pooling or Pooling.LAST)
+
+    @property
+    def operation(self) -> str:
+        """Operation name in OpenTelemetry's GenAI conventions."""
+        if self.asked.kind is OutputKind.EMBED:
+            return "embeddings"
+        return "text_completion" if self.asked.messages is None else "chat"
+
+
+class Constraints(NamedTuple):
+    """Constraints on the answers of a request."""
+
+    grammar: str
+    """Grammar that constrains the text, in the form for workers. Empty if any text is allowed."""
+    rules: TokenRules | None
+    """Rules on the tokens that the answer may have. None allows any."""
+    dropped: frozenset[str]
+    """Names of keywords of schemas that are not enforced."""
+
+
+async def constraints_of(
+    asked: GenerationRequest,
+    tokenizer: ModelTokenizer,
+    prompt: Prompt,
+    grammars: Grammars,
+    user: GrammarUser,
+) -> Constraints:
+    """Returns the constraints of a request. `prompt`: any of its prompts, because all have the same
+    form. Raises InvalidRequest if a constraint cannot be used."""
+    grammar, dropped = "", frozenset[str]()
+    if asked.constraint is not None:
+        grammar, dropped = msgspec.structs.astuple(await grammars.of(asked.constraint, user))
+    if prompt.form is not None:
+        in_thought = prompt.in_thought
+        calls = rules_of(asked, prompt.form, in_thought=in_thought, body=grammar)
+        if calls is not None:
+            held = await grammars.of_rules(calls, tokenizer.special_id, user)
+            grammar, dropped = held.grammar, held.dropped | dropped
+    rules = await token_rules(asked, tokenizer, prompt, user.domain, has_grammar=bool(grammar))
+    return Constraints(grammar, rules, dropped)
+
+
+async def token_rules(
+    asked: GenerationRequest,
+    tokenizer: ModelTokenizer,
+    prompt: Prompt,
+    domain: str,
+    *,
+    has_grammar: bool,
+) -> TokenRules | None:
+    """Returns the rules of a request, or None if any token is allowed. Raises InvalidRequest."""
+    if asked.allowed_token_ids and has_grammar:
+        raise InvalidRequest(
+            "'allowed_token_ids' cannot be combined with a schema, a grammar or a call that is "
+            "held to one.",
+            param="allowed_token_ids",
+            code="unsupported_parameter",
+        )
+    rules = TokenRules(
+        asked.allowed_token_ids,
+        await _banned(asked.bad_words, tokenizer, domain),
+        _thought(asked, tokenizer, prompt),
+    )
+    return None if rules == TokenRules() else rules
+
+
+async def _banned(
+    words: list[str], tokenizer: ModelTokenizer, domain: str
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the tokens that spell each word at the beginning of a text, and after a space."""
+    if not words:
+        return ()
+    bare = [word.lstrip() or word for word in words]
+    spelled = await tokenizer.encode_many(
+        [*bare, *(f" {word}" for word in bare)], domain=domain, add_special_tokens=False
+    )
+    banned: dict[tuple[int, ...], None] = {}
+    for number, tokens in enumerate(spelled):
+        # If these tokens end with the tokens of the bare word, banning the bare word is enough.
+        plain = spelled[number - len(bare)] if number >= len(bare) else []
+        if tokens and not (plain and tokens[-len(plain) :] == plain):
+            banned[tuple(tokens)] = None
+    num_tokens = sum(map(len, banned))
+    if num_tokens > MAX_BANNED_TOKENS:
+        raise InvalidRequest(
+            f"'bad_words' may have {MAX_BANNED_TOKENS} tokens in all; yours have {num_tokens}.",
+            param="bad_words",
+        )
+    return tuple(banned)
+
+
+def _thought(
+    asked: GenerationRequest, tokenizer: ModelTokenizer, prompt: Prompt
+) -> ThoughtBound | None:
+    budget = asked.thought_budget
+    if budget is None or prompt.form is None or not prompt.form.has_thoughts:
+        return None
+    if (markers := tokenizer.thought_tokens) is not None:
+        return ThoughtBound(budget.max_tokens, *markers, is_begun=prompt.in_thought)
+    if budget.is_wish:
+        return None
+    raise InvalidRequest(
+        "The markers of this model's thoughts are no tokens of their own, so that thoughts cannot "
+        "be bounded.",
+        param=budget.param,
+        code="unsupported_parameter",
+    )
+
+
+def is_thought_unbounded(asked: GenerationRequest, tokenizer: ModelTokenizer) -> bool:
+    """Returns whether the request has a thought budget that is only a wish
+    (`ThoughtBudget.is_wish`) and that cannot be enforced for this model."""
+    budget = asked.thought_budget
+    return budget is not None and budget.is_wish and tokenizer.thought_tokens is None
+
+
+def check_answer_of(run: Run, default_tokens: int) -> None:
+    """Raises InvalidRequest if the answer could be too large. Generated tokens of a stream do not
+    count, because they are sent at once, unless the end of the stream repeats them."""
+    asked, num_choices = run.asked, run.asked.num_choices
+    num_told = _num_told(run)
+    if asked.kind is OutputKind.EMBED and not asked.pairs:
+        check_vectors(len(run.prompts), run.target.base.shape.hidden_size, asked)
+    num_logprobs = 0
+    for prompt in run.prompts:
+        length = len(prompt.tokens)
+        if asked.num_prompt_logprobs is not None:
+            num_logprobs += length * (asked.num_prompt_logprobs + 1)
+        if asked.num_logprobs is None:
+            continue
+        if asked.scores_echo:
+            num_logprobs += length * (asked.num_logprobs + 1)
+        if not asked.stream or asked.scores_texts or asked.num_logprobs == ALL_TOKENS:
+            num_scored = completion_tokens(
+                length, asked.max_tokens, default_tokens, run.target.base.max_model_len
+            )
+            num_logprobs += num_scored * (num_told + 1)
+    num_echoed = sum([len(prompt.echo) for prompt in run.prompts])
+    check_answer(num_logprobs * num_choices, num_echoed * num_choices)
+
+
+def _num_told(run: Run) -> int:
+    """Returns the number of alternative tokens that are reported with each generated token."""
+    asked = run.asked
+    if asked.logprob_token_ids:
+        return len(asked.logprob_token_ids)
+    if asked.num_logprobs == ALL_TOKENS:
+        return run.target.base.shape.vocab_size
+    return asked.num_logprobs or 0
