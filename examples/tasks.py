@@ -7,8 +7,8 @@ import random
 
 import agent
 
-from gateway.conversation import Conversation as Asked
-from gateway.conversation import Message, Tool
+from gateway.request import Conversation as Asked
+from gateway.request import Message, Tool
 from gateway.text.template_turns import in_plain_messages
 
 Conversation = tuple[list[dict[str, str]], str]

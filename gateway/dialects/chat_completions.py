@@ -22,7 +22,7 @@ from gateway.dialects.openai_fields import Count, OpenAIRequest, Refusal, Wish
 from gateway.dialects.openai_format import OpenAIFormat, encode, scored_token
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import GenerationRequest, ThoughtBudget
+from gateway.request import Request, ThoughtBudget
 from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Reasoning, Text, ToolCall, join_parts
 from workers.wire.protocol import ALL_TOKENS, SamplingParams
@@ -219,13 +219,13 @@ def _whole_call(part: ToolCall) -> dict[str, Any]:
 class ChatCompletions(Dialect[ChatCompletionRequest]):
     id_prefix = "chatcmpl"
 
-    def read(self, body: ChatCompletionRequest) -> GenerationRequest:
+    def read(self, body: ChatCompletionRequest) -> Request:
         reader = ConversationReader()
         fields = body.neutral_fields()
         messages, tools = neutral_messages(body.messages, reader), read_tools(body.tools, reader)
         choice = neutral_choice(body.tool_choice, reader)
         fields["dropped"] = tuple(sorted({*body.dropped, *reader.dropped}))
-        return GenerationRequest(
+        return Request(
             **fields,
             messages=messages,
             echo=bool(body.echo),

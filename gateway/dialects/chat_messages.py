@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.conversation import MadeCall, Message, NamedTool, Tool, ToolChoice
 from gateway.dialects.function_tools import (
     AllowedMode,
     FunctionDefinition,
@@ -25,6 +24,7 @@ from gateway.dialects.history import (
     as_object,
     typed_index,
 )
+from gateway.request import MadeCall, Message, NamedTool, Tool, ToolChoice
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512

@@ -18,8 +18,8 @@ from gateway.dialects.generation_fields import Priority
 from gateway.dialects.history import ConversationReader, Place, is_absent
 from gateway.dialects.openai_fields import Count
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import GenerationRequest, Truncation
 from gateway.limits.admission import Usage
+from gateway.request import Request, Truncation
 from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import OutputKind, SamplingParams
 
@@ -163,8 +163,8 @@ class EmbedFormat(BodyFormat):
 class CohereEmbeddings(Dialect[EmbedRequest]):
     id_prefix = "embd"
 
-    def read(self, body: EmbedRequest) -> GenerationRequest:
-        return GenerationRequest(
+    def read(self, body: EmbedRequest) -> Request:
+        return Request(
             model=body.model,
             prompts=list(body.read_texts()),
             prompts_param="inputs" if body.texts is None else "texts",

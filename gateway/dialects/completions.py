@@ -21,8 +21,8 @@ from gateway.dialects.openai_fields import (
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_name
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import GenerationRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
+from gateway.request import Request
 from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import SamplingParams
 
@@ -142,8 +142,8 @@ class TextOffset:
 class Completions(Dialect[CompletionRequest]):
     id_prefix = "cmpl"
 
-    def read(self, body: CompletionRequest) -> GenerationRequest:
-        return GenerationRequest(
+    def read(self, body: CompletionRequest) -> Request:
+        return Request(
             **body.neutral_fields(),
             prompts=body.prompts,
             echo=bool(body.echo),

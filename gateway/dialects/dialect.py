@@ -11,8 +11,8 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 
 from gateway.dispatch.choice import Delta, Scored
-from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
+from gateway.request import Request
 from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Part, Text, join_parts
 from workers.wire.protocol import SamplingParams
@@ -100,7 +100,7 @@ class Dialect(ABC, Generic[B]):
     """Prefix that precedes the request's id in the id of the response."""
 
     @abstractmethod
-    def read(self, body: B) -> GenerationRequest:
+    def read(self, body: B) -> Request:
         """Returns the neutral request. Raises InvalidRequest that names the invalid field."""
 
     @abstractmethod

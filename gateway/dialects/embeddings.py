@@ -17,9 +17,9 @@ from gateway.dialects.generation_fields import TokenId
 from gateway.dialects.history import ConversationReader
 from gateway.dialects.openai_fields import Count, InputFields, TokenIds, prompts_of
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
 from gateway.limits.bounds import MAX_TOKEN_IDS
+from gateway.request import Request
 from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import OutputKind, SamplingParams
 
@@ -129,11 +129,11 @@ def unit_vector(answer: Answer, dimensions: int | None) -> NDArray[np.float32]:
 class Embeddings(Dialect[EmbeddingRequest]):
     id_prefix = "embd"
 
-    def read(self, body: EmbeddingRequest) -> GenerationRequest:
+    def read(self, body: EmbeddingRequest) -> Request:
         reader, messages = ConversationReader(), None
         if body.messages is not None:
             messages = neutral_messages(body.messages, reader)
-        return GenerationRequest(
+        return Request(
             **body.input_fields(),
             model=body.model,
             prompts=body.prompts,

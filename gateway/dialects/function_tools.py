@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from gateway.conversation import AllowedTools, Tool, ToolChoice
 from gateway.dialects.history import ConversationReader, Json, Place
+from gateway.request import AllowedTools, Tool, ToolChoice
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import Constraint
 from gateway.limits.bounds import MAX_SCHEMA_BYTES, check_json, check_nested
+from gateway.request import Constraint
 from gateway.text.grammar_limits import MAX_EXPRESSION_BYTES, check_expression
 
 Probability = Annotated[float, Meta(ge=0, le=1)]

@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from gateway.conversation import MadeCall, Message
 from gateway.dialects.dropped import WITHOUT_EFFECT
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_DEPTH, check_json
+from gateway.request import MadeCall, Message
 
 T = TypeVar("T")
 Json = dict[str, Any]

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from gateway.conversation import Message, NamedTool, Tool, ToolChoice, in_turns
 from gateway.dialects.chat_messages import read_role
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.dropped import MESSAGES
@@ -34,7 +33,16 @@ from gateway.dialects.messages_fields import (
 )
 from gateway.dialects.messages_format import MessagesFormat
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import Constraint, GenerationRequest, ThoughtBudget
+from gateway.request import (
+    Constraint,
+    Message,
+    NamedTool,
+    Request,
+    ThoughtBudget,
+    Tool,
+    ToolChoice,
+    in_turns,
+)
 from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import SamplingParams
 
@@ -56,8 +64,8 @@ RESULT_FIELDS = frozenset(("type", "tool_use_id", "content", "is_error"))
 class Messages(Dialect[MessagesRequest]):
     id_prefix = "msg"
 
-    def read(self, body: MessagesRequest) -> GenerationRequest:
-        return GenerationRequest(
+    def read(self, body: MessagesRequest) -> Request:
+        return Request(
             **MessageReading(body).neutral_fields(),
             stream=bool(body.stream),
             max_tokens=body.max_tokens,
@@ -70,9 +78,9 @@ class Messages(Dialect[MessagesRequest]):
             user=body.metadata.user_id if body.metadata else None,
         )
 
-    def count(self, body: Conversation) -> GenerationRequest:
+    def count(self, body: Conversation) -> Request:
         """Returns the neutral request whose prompt tokens are counted. Raises InvalidRequest."""
-        return GenerationRequest(**MessageReading(body).neutral_fields())
+        return Request(**MessageReading(body).neutral_fields())
 
     def answer_format(
         self, body: MessagesRequest, request_id: str, spelled: TokenBytes, used: SamplingParams

@@ -17,8 +17,8 @@ from msgspec import Meta
 from gateway.dialects.generation_fields import ConstraintFields, Priority, TokenId
 from gateway.dialects.history import is_absent
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import Truncation
 from gateway.limits.bounds import MAX_TOKEN_IDS
+from gateway.request import Truncation
 
 Short = Annotated[str, Meta(max_length=256)]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]

@@ -15,9 +15,8 @@ from gateway.dialects.dialect import Answer, BodyFormat, Dialect
 from gateway.dialects.embeddings import prompt_usage
 from gateway.dialects.openai_fields import Count, InputFields
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
-from gateway.relevance import INSTRUCTION, Pair
+from gateway.request import INSTRUCTION, Pair, Request
 from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import OutputKind, SamplingParams
 
@@ -208,7 +207,7 @@ class RerankFormat(BodyFormat):
 class Scores(Dialect[ScoreRequest]):
     id_prefix = "score"
 
-    def read(self, body: ScoreRequest) -> GenerationRequest:
+    def read(self, body: ScoreRequest) -> Request:
         return _asked(body, body.pairs, body.names[1])
 
     def answer_format(
@@ -220,7 +219,7 @@ class Scores(Dialect[ScoreRequest]):
 class Reranking(Dialect[RerankRequest]):
     id_prefix = "rerank"
 
-    def read(self, body: RerankRequest) -> GenerationRequest:
+    def read(self, body: RerankRequest) -> Request:
         asked = _asked(body, body.pairs, "documents")
         return msgspec.structs.replace(asked, max_document_tokens=body.max_tokens_per_doc)
 
@@ -231,8 +230,8 @@ class Reranking(Dialect[RerankRequest]):
         return RerankFormat(f"{self.id_prefix}-{request_id}", body.model, texts, body.top_n)
 
 
-def _asked(body: ScoreRequest | RerankRequest, pairs: list[Pair], param: str) -> GenerationRequest:
-    return GenerationRequest(
+def _asked(body: ScoreRequest | RerankRequest, pairs: list[Pair], param: str) -> Request:
+    return Request(
         **body.input_fields(),
         model=body.model,
         pairs=pairs,

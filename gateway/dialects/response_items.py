@@ -6,7 +6,6 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from gateway.conversation import Message, Tool, in_turns
 from gateway.dialects.chat_messages import read_role
 from gateway.dialects.function_tools import FunctionDefinition, qualified, read_definition
 from gateway.dialects.history import (
@@ -21,6 +20,7 @@ from gateway.dialects.history import (
 from gateway.dialects.responses_format import CARRIED
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import TOOL_NAME
+from gateway.request import Message, Tool, in_turns
 
 ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
     "user": "user",

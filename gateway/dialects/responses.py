@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.conversation import Message, NamedTool, Tool, ToolChoice
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.dropped import RESPONSES
 from gateway.dialects.function_tools import allowed_tools, qualified
@@ -26,7 +25,7 @@ from gateway.dialects.responses_fields import (
 )
 from gateway.dialects.responses_format import ResponsesFormat
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import Constraint, GenerationRequest
+from gateway.request import Constraint, Message, NamedTool, Request, Tool, ToolChoice
 from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import SamplingParams
 
@@ -100,7 +99,7 @@ def _of_kind(tool: Json) -> dict[str, Any]:
 class Responses(Dialect[ResponsesRequest]):
     id_prefix = "resp"
 
-    def read(self, body: ResponsesRequest) -> GenerationRequest:
+    def read(self, body: ResponsesRequest) -> Request:
         dropped = {name for name in RESPONSES if not is_absent(getattr(body, name, None))}
         if body.truncation == "disabled":
             dropped.remove("truncation")
@@ -112,7 +111,7 @@ class Responses(Dialect[ResponsesRequest]):
         tools = items.offered(body.tools or [])
         choice = _choice(body, tools, reader)
         constraint, arguments = _constraint(body.text, dropped), _template_arguments(body, dropped)
-        return GenerationRequest(
+        return Request(
             model=body.model,
             stream=bool(body.stream),
             messages=messages,

@@ -41,19 +41,19 @@ def answer_detail(run: Run, generation: Generation, outcome: str) -> Detail:
 def _request_attributes(run: Run) -> dict[str, Value]:
     """Returns span attributes of the request, named by loraplex and by
     https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/."""
-    asked, target, caller = run.asked, run.target, run.caller
+    request, target, caller = run.request, run.target, run.caller
     found: dict[str, Value | None] = {
         "gen_ai.operation.name": run.operation,
         "gen_ai.provider.name": telemetry.PROVIDER,
-        "gen_ai.request.max_tokens": asked.max_tokens,
-        "gen_ai.request.temperature": asked.temperature,
-        "gen_ai.request.top_p": asked.top_p,
-        "gen_ai.request.top_k": asked.top_k,
-        "gen_ai.request.seed": asked.seed,
-        "gen_ai.request.presence_penalty": asked.presence_penalty,
-        "gen_ai.request.frequency_penalty": asked.frequency_penalty,
-        "gen_ai.request.choice.count": asked.num_choices if asked.num_choices > 1 else None,
-        "gen_ai.request.stream": asked.stream,
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.request.top_p": request.top_p,
+        "gen_ai.request.top_k": request.top_k,
+        "gen_ai.request.seed": request.seed,
+        "gen_ai.request.presence_penalty": request.presence_penalty,
+        "gen_ai.request.frequency_penalty": request.frequency_penalty,
+        "gen_ai.request.choice.count": request.num_choices if request.num_choices > 1 else None,
+        "gen_ai.request.stream": request.stream,
         "loraplex.request.id": run.request_id,
         "loraplex.key.id": caller.key.id,
         "loraplex.base_model": target.base.name,

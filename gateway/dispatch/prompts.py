@@ -12,9 +12,7 @@ import msgspec
 
 from gateway.catalog.auth import Principal
 from gateway.catalog.resolved_model import ResolvedModel
-from gateway.conversation import Conversation, Message
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
-from gateway.generation_request import GenerationRequest, conversation_of
 from gateway.limits.bounds import (
     MAX_TOKEN_IDS,
     check_template_arguments,
@@ -22,7 +20,7 @@ from gateway.limits.bounds import (
     check_total,
     completion_tokens,
 )
-from gateway.relevance import Pair
+from gateway.request import Conversation, Message, Pair, Request
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.stopping import failure_function
 from gateway.text.parsers.thoughts import is_in_thought
@@ -73,46 +71,46 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 async def encode_prompts(
-    tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
+    tokenizer: ModelTokenizer, target: ResolvedModel, request: Request, caller: Principal
 ) -> list[Prompt]:
     """Returns the request's prompts as token ids. Raises InvalidRequest or TemplateNotApproved."""
-    check_ids(asked, target)
-    check_tools(asked.tools, asked.tool_choice, asked.dropped)
-    check_template_arguments(asked.template_arguments)
-    if asked.pairs:
-        return await _pair_prompts(tokenizer, target, asked, caller)
-    if asked.messages is not None:
-        return await _chat_prompts(tokenizer, target, asked, asked.messages, caller)
-    return await _completion_prompts(tokenizer, target, asked, caller)
+    check_ids(request, target)
+    check_tools(request.tools, request.tool_choice, request.dropped)
+    check_template_arguments(request.template_arguments)
+    if request.pairs:
+        return await _pair_prompts(tokenizer, target, request, caller)
+    if request.messages is not None:
+        return await _chat_prompts(tokenizer, target, request, request.messages, caller)
+    return await _completion_prompts(tokenizer, target, request, caller)
 
 
 async def _chat_prompts(
     tokenizer: ModelTokenizer,
     target: ResolvedModel,
-    asked: GenerationRequest,
+    request: Request,
     messages: list[Message],
     caller: Principal,
 ) -> list[Prompt]:
     template, max_tokens = target.chat_template(), target.base.max_model_len
     tokenizer.check_chars(sum([message.num_chars for message in messages]), max_tokens)
     tokens, is_folded = await tokenizer.encode_chat(
-        conversation_of(asked, messages),
+        request.conversation,
         domain=caller.cache_domain,
         template=template,
-        max_tokens=None if asked.truncation else max_tokens,
-        add_special_tokens=bool(asked.add_special_tokens),
+        max_tokens=None if request.truncation else max_tokens,
+        add_special_tokens=bool(request.add_special_tokens),
     )
     tokens = _shortened(
-        tokenizer, asked, tokens, max_tokens, has_special_tokens=bool(asked.add_special_tokens)
+        tokenizer, request, tokens, max_tokens, has_special_tokens=bool(request.add_special_tokens)
     )
-    check_total([len(tokens)], asked.num_choices, max_tokens, param="n")
+    check_total([len(tokens)], request.num_choices, max_tokens, param="n")
     form = await tokenizer.answer_form(template)
     if target.serving.tool_format is not None:
         form = msgspec.structs.replace(form, calls=target.serving.tool_format)
     in_thought = form.has_thoughts and is_in_thought(tokenizer.text(tokens[-TAIL_TOKENS:]))
     last = messages[-1]
-    echoed = [last.content] if asked.echo and last.role == "assistant" else []
-    prompts = await _prompts(tokenizer, target, caller, [tokens], echoed, asked.prompts_param)
+    echoed = [last.content] if request.echo and last.role == "assistant" else []
+    prompts = await _prompts(tokenizer, target, caller, [tokens], echoed, request.prompts_param)
     return [
         msgspec.structs.replace(each, form=form, in_thought=in_thought, is_folded=is_folded)
         for each in prompts
@@ -120,14 +118,14 @@ async def _chat_prompts(
 
 
 async def _pair_prompts(
-    tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
+    tokenizer: ModelTokenizer, target: ResolvedModel, request: Request, caller: Principal
 ) -> list[Prompt]:
     """Returns one prompt for each pair. Lets the event loop run other tasks after each prompt."""
     max_tokens = target.base.max_model_len
-    most = _most_tokens(asked, max_tokens)
-    fewest = [min(most, tokenizer.fewest_tokens(pair.num_chars)) for pair in asked.pairs]
-    check_total(fewest, 1, max_tokens, param=asked.prompts_param)
-    for pair in asked.pairs:
+    most = _most_tokens(request, max_tokens)
+    fewest = [min(most, tokenizer.fewest_tokens(pair.num_chars)) for pair in request.pairs]
+    check_total(fewest, 1, max_tokens, param=request.prompts_param)
+    for pair in request.pairs:
         tokenizer.check_chars(pair.num_chars, max_tokens)
 
     async def encode(pair: Pair) -> list[int]:
@@ -135,64 +133,64 @@ async def _pair_prompts(
             Conversation(pair.messages(), template_arguments=WITHOUT_THINKING),
             domain=caller.cache_domain,
             template=target.chat_template(),
-            max_tokens=None if asked.truncation else max_tokens,
-            add_special_tokens=bool(asked.add_special_tokens),
+            max_tokens=None if request.truncation else max_tokens,
+            add_special_tokens=bool(request.add_special_tokens),
         )
         return tokens
 
     documents: list[list[int]] = []
-    if asked.truncation is not None or asked.max_document_tokens is not None:
+    if request.truncation is not None or request.max_document_tokens is not None:
         documents = await tokenizer.encode_many(
-            [pair.document for pair in asked.pairs],
+            [pair.document for pair in request.pairs],
             domain=caller.cache_domain,
             add_special_tokens=False,
         )
     prompts: list[list[int]] = []
-    for number, pair in enumerate(asked.pairs):
+    for number, pair in enumerate(request.pairs):
         kept = documents[number] if documents else []
-        if asked.max_document_tokens is not None and len(kept) > asked.max_document_tokens:
-            kept = kept[: asked.max_document_tokens]
+        if request.max_document_tokens is not None and len(kept) > request.max_document_tokens:
+            kept = kept[: request.max_document_tokens]
             pair = pair.with_document(tokenizer.text(kept))
         tokens = await encode(pair)
-        while asked.truncation is not None and len(tokens) > most:
+        while request.truncation is not None and len(tokens) > most:
             num_kept = len(kept) - (len(tokens) - most)
             if num_kept < 1:
                 raise InvalidRequest(
                     f"The question without its document has {most} tokens or more, which "
-                    f"'{asked.truncation.param}' does not allow.",
-                    param=asked.truncation.param,
+                    f"'{request.truncation.param}' does not allow.",
+                    param=request.truncation.param,
                 )
-            kept = kept[-num_kept:] if asked.truncation.side == "left" else kept[:num_kept]
+            kept = kept[-num_kept:] if request.truncation.side == "left" else kept[:num_kept]
             pair = pair.with_document(tokenizer.text(kept))
             tokens = await encode(pair)
         prompts.append(tokens)
         await asyncio.sleep(0)
-    check_total([len(tokens) for tokens in prompts], 1, max_tokens, param=asked.prompts_param)
-    return await _prompts(tokenizer, target, caller, prompts, [], asked.prompts_param)
+    check_total([len(tokens) for tokens in prompts], 1, max_tokens, param=request.prompts_param)
+    return await _prompts(tokenizer, target, caller, prompts, [], request.prompts_param)
 
 
 async def _completion_prompts(
-    tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
+    tokenizer: ModelTokenizer, target: ResolvedModel, request: Request, caller: Principal
 ) -> list[Prompt]:
-    given, num_choices, max_tokens = asked.prompts, asked.num_choices, target.base.max_model_len
-    most = _most_tokens(asked, max_tokens)
+    given, num_choices, max_tokens = request.prompts, request.num_choices, target.base.max_model_len
+    most = _most_tokens(request, max_tokens)
     fewest = [
         min(most, tokenizer.fewest_tokens(len(each)) if isinstance(each, str) else len(each))
         for each in given
     ]
-    check_total(fewest, num_choices, max_tokens, param=asked.prompts_param)
+    check_total(fewest, num_choices, max_tokens, param=request.prompts_param)
     texts = [each for each in given if isinstance(each, str)]
     tokenizer.check_chars(max(map(len, texts), default=0), max_tokens)
     encoded = iter(
         await tokenizer.encode_many(
             texts,
             domain=caller.cache_domain,
-            add_special_tokens=asked.add_special_tokens is not False,
-            max_tokens=None if asked.truncation else max_tokens,
+            add_special_tokens=request.add_special_tokens is not False,
+            max_tokens=None if request.truncation else max_tokens,
         )
     )
-    shorten = partial(_shortened, tokenizer, asked, max_model_len=max_tokens)
-    has_special_tokens = asked.add_special_tokens is not False
+    shorten = partial(_shortened, tokenizer, request, max_model_len=max_tokens)
+    has_special_tokens = request.add_special_tokens is not False
     prompts = [
         shorten(next(encoded), has_special_tokens=has_special_tokens)
         if isinstance(each, str)
@@ -200,34 +198,34 @@ async def _completion_prompts(
         for each in given
     ]
     lengths = [len(prompt) for prompt in prompts]
-    check_total(lengths, num_choices, max_tokens, param=asked.prompts_param)
+    check_total(lengths, num_choices, max_tokens, param=request.prompts_param)
     for length in lengths:
-        completion_tokens(length, asked.max_tokens, 1, max_tokens)
+        completion_tokens(length, request.max_tokens, 1, max_tokens)
     echoed: Sequence[str | list[int]] = []
-    if asked.echo:
-        echoed = prompts if asked.truncation else given
-    return await _prompts(tokenizer, target, caller, prompts, echoed, asked.prompts_param)
+    if request.echo:
+        echoed = prompts if request.truncation else given
+    return await _prompts(tokenizer, target, caller, prompts, echoed, request.prompts_param)
 
 
-def _most_tokens(asked: GenerationRequest, max_model_len: int) -> int:
+def _most_tokens(request: Request, max_model_len: int) -> int:
     """Returns the maximum number of tokens that a prompt keeps. Without truncation this is
     `MAX_TOKEN_IDS`, because long prompts are then refused instead of cut."""
-    if asked.truncation is None:
+    if request.truncation is None:
         return MAX_TOKEN_IDS
-    if asked.truncation.max_tokens > 0:
-        return asked.truncation.max_tokens
-    room = max_model_len - (1 if asked.max_tokens is None else asked.max_tokens)
+    if request.truncation.max_tokens > 0:
+        return request.truncation.max_tokens
+    room = max_model_len - (1 if request.max_tokens is None else request.max_tokens)
     if room < 1:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_model_len} tokens, and "
-            f"'{asked.max_tokens_param}' of {asked.max_tokens} leaves no room for a prompt."
+            f"'{request.max_tokens_param}' of {request.max_tokens} leaves no room for a prompt."
         )
     return room
 
 
 def _shortened(
     tokenizer: ModelTokenizer,
-    asked: GenerationRequest,
+    request: Request,
     tokens: list[int],
     max_model_len: int,
     *,
@@ -236,7 +234,7 @@ def _shortened(
     """Returns the tokens of a prompt, truncated as the request asks. Keeps the special tokens that
     the tokenizer has added around the prompt. Raises InvalidRequest if these leave no room for
     other tokens."""
-    cut, most = asked.truncation, _most_tokens(asked, max_model_len)
+    cut, most = request.truncation, _most_tokens(request, max_model_len)
     if cut is None or len(tokens) <= most:
         return tokens
     begin, end = tokenizer.num_added_tokens if has_special_tokens else (0, 0)
@@ -252,14 +250,14 @@ def _shortened(
     return [*tokens[:begin], *inner, *tokens[len(tokens) - end :]]
 
 
-def check_ids(asked: GenerationRequest, target: ResolvedModel) -> None:
+def check_ids(request: Request, target: ResolvedModel) -> None:
     """Raises InvalidRequest if a parameter has a token id that the model does not have."""
     size = target.base.shape.vocab_size
     for param, ids in (
-        ("logit_bias", asked.logit_bias),
-        ("stop_token_ids", asked.stop_token_ids),
-        ("allowed_token_ids", asked.allowed_token_ids),
-        ("logprob_token_ids", asked.logprob_token_ids),
+        ("logit_bias", request.logit_bias),
+        ("stop_token_ids", request.stop_token_ids),
+        ("allowed_token_ids", request.allowed_token_ids),
+        ("logprob_token_ids", request.logprob_token_ids),
     ):
         if ids and (highest := max(ids)) >= size:
             raise InvalidRequest(

@@ -10,9 +10,9 @@ from gateway.catalog.auth import Principal
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dispatch.prompts import Prompt
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import GenerationRequest
 from gateway.limits.bounds import check_answer, check_vectors, completion_tokens
 from gateway.quota_types import ORDINARY, Service
+from gateway.request import Request
 from gateway.text.call_grammars import rules_of
 from gateway.text.grammars import Grammars, GrammarUser
 from gateway.text.tokenizer import ModelTokenizer
@@ -29,7 +29,7 @@ class Run(msgspec.Struct, frozen=True):
 
     request_id: str
     caller: Principal
-    asked: GenerationRequest
+    request: Request
     target: ResolvedModel
     tokenizer: ModelTokenizer
     prompts: list[Prompt]
@@ -51,36 +51,36 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def stops(self) -> list[str]:
         """Stop strings of the caller and the adapter."""
-        return [*self.asked.stop, *self.target.serving.stop]
+        return [*self.request.stop, *self.target.serving.stop]
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Token ids that end answers because the caller or the adapter says so, in addition to the
         base model's."""
-        if self.asked.ignore_eos:
-            return self.asked.stop_token_ids
-        return *self.asked.stop_token_ids, *self.target.serving.stop_token_ids
+        if self.request.ignore_eos:
+            return self.request.stop_token_ids
+        return *self.request.stop_token_ids, *self.target.serving.stop_token_ids
 
     @property
     def labels(self) -> tuple[int, ...]:
         """Tokens whose logits make up a prompt's vector. Empty if the vector is pooled from hidden
         states."""
-        return self.tokenizer.verdict_tokens if self.asked.pairs else ()
+        return self.tokenizer.verdict_tokens if self.request.pairs else ()
 
     @property
     def pooling(self) -> Pooling:
         """Pooling of a prompt's vector. The adapter's setting applies first, then the base model's,
         then `LAST`."""
-        if self.asked.pairs:
+        if self.request.pairs:
             return Pooling.LAST
         return Pooling(self.target.serving.pooling or self.tokenizer.pooling or Pooling.LAST)
 
     @property
     def operation(self) -> str:
         """Operation name in OpenTelemetry's GenAI conventions."""
-        if self.asked.kind is OutputKind.EMBED:
+        if self.request.kind is OutputKind.EMBED:
             return "embeddings"
-        return "text_completion" if self.asked.messages is None else "chat"
+        return "text_completion" if self.request.messages is None else "chat"
 
 
 class Constraints(NamedTuple):
@@ -95,7 +95,7 @@ class Constraints(NamedTuple):
 
 
 async def constraints_of(
-    asked: GenerationRequest,
+    request: Request,
     tokenizer: ModelTokenizer,
     prompt: Prompt,
     grammars: Grammars,
@@ -104,20 +104,20 @@ async def constraints_of(
     """Returns the constraints of a request. `prompt`: any of its prompts, because all have the same
     form. Raises InvalidRequest if a constraint cannot be used."""
     grammar, dropped = "", frozenset[str]()
-    if asked.constraint is not None:
-        grammar, dropped = msgspec.structs.astuple(await grammars.of(asked.constraint, user))
+    if request.constraint is not None:
+        grammar, dropped = msgspec.structs.astuple(await grammars.of(request.constraint, user))
     if prompt.form is not None:
         in_thought = prompt.in_thought
-        calls = rules_of(asked, prompt.form, in_thought=in_thought, body=grammar)
+        calls = rules_of(request, prompt.form, in_thought=in_thought, body=grammar)
         if calls is not None:
             held = await grammars.of_rules(calls, tokenizer.special_id, user)
             grammar, dropped = held.grammar, held.dropped | dropped
-    rules = await token_rules(asked, tokenizer, prompt, user.domain, has_grammar=bool(grammar))
+    rules = await token_rules(request, tokenizer, prompt, user.domain, has_grammar=bool(grammar))
     return Constraints(grammar, rules, dropped)
 
 
 async def token_rules(
-    asked: GenerationRequest,
+    request: Request,
     tokenizer: ModelTokenizer,
     prompt: Prompt,
     domain: str,
@@ -125,7 +125,7 @@ async def token_rules(
     has_grammar: bool,
 ) -> TokenRules | None:
     """Returns the rules of a request, or None if any token is allowed. Raises InvalidRequest."""
-    if asked.allowed_token_ids and has_grammar:
+    if request.allowed_token_ids and has_grammar:
         raise InvalidRequest(
             "'allowed_token_ids' cannot be combined with a schema, a grammar or a call that is "
             "held to one.",
@@ -133,9 +133,9 @@ async def token_rules(
             code="unsupported_parameter",
         )
     rules = TokenRules(
-        asked.allowed_token_ids,
-        await _banned(asked.bad_words, tokenizer, domain),
-        _thought(asked, tokenizer, prompt),
+        request.allowed_token_ids,
+        await _banned(request.bad_words, tokenizer, domain),
+        _thought(request, tokenizer, prompt),
     )
     return None if rules == TokenRules() else rules
 
@@ -165,10 +165,8 @@ async def _banned(
     return tuple(banned)
 
 
-def _thought(
-    asked: GenerationRequest, tokenizer: ModelTokenizer, prompt: Prompt
-) -> ThoughtBound | None:
-    budget = asked.thought_budget
+def _thought(request: Request, tokenizer: ModelTokenizer, prompt: Prompt) -> ThoughtBound | None:
+    budget = request.thought_budget
     if budget is None or prompt.form is None or not prompt.form.has_thoughts:
         return None
     if (markers := tokenizer.thought_tokens) is not None:
@@ -183,32 +181,32 @@ def _thought(
     )
 
 
-def is_thought_unbounded(asked: GenerationRequest, tokenizer: ModelTokenizer) -> bool:
+def is_thought_unbounded(request: Request, tokenizer: ModelTokenizer) -> bool:
     """Returns whether the request has a thought budget that is only a wish
     (`ThoughtBudget.is_wish`) and that cannot be enforced for this model."""
-    budget = asked.thought_budget
+    budget = request.thought_budget
     return budget is not None and budget.is_wish and tokenizer.thought_tokens is None
 
 
 def check_answer_of(run: Run, default_tokens: int) -> None:
     """Raises InvalidRequest if the answer could be too large. Generated tokens of a stream do not
     count, because they are sent at once, unless the end of the stream repeats them."""
-    asked, num_choices = run.asked, run.asked.num_choices
+    request, num_choices = run.request, run.request.num_choices
     num_told = _num_told(run)
-    if asked.kind is OutputKind.EMBED and not asked.pairs:
-        check_vectors(len(run.prompts), run.target.base.shape.hidden_size, asked)
+    if request.kind is OutputKind.EMBED and not request.pairs:
+        check_vectors(len(run.prompts), run.target.base.shape.hidden_size, request)
     num_logprobs = 0
     for prompt in run.prompts:
         length = len(prompt.tokens)
-        if asked.num_prompt_logprobs is not None:
-            num_logprobs += length * (asked.num_prompt_logprobs + 1)
-        if asked.num_logprobs is None:
+        if request.num_prompt_logprobs is not None:
+            num_logprobs += length * (request.num_prompt_logprobs + 1)
+        if request.num_logprobs is None:
             continue
-        if asked.scores_echo:
-            num_logprobs += length * (asked.num_logprobs + 1)
-        if not asked.stream or asked.scores_texts or asked.num_logprobs == ALL_TOKENS:
+        if request.scores_echo:
+            num_logprobs += length * (request.num_logprobs + 1)
+        if not request.stream or request.scores_texts or request.num_logprobs == ALL_TOKENS:
             num_scored = completion_tokens(
-                length, asked.max_tokens, default_tokens, run.target.base.max_model_len
+                length, request.max_tokens, default_tokens, run.target.base.max_model_len
             )
             num_logprobs += num_scored * (num_told + 1)
     num_echoed = sum([len(prompt.echo) for prompt in run.prompts])
@@ -217,9 +215,9 @@ def check_answer_of(run: Run, default_tokens: int) -> None:
 
 def _num_told(run: Run) -> int:
     """Returns the number of alternative tokens that are reported with each generated token."""
-    asked = run.asked
-    if asked.logprob_token_ids:
-        return len(asked.logprob_token_ids)
-    if asked.num_logprobs == ALL_TOKENS:
+    request = run.request
+    if request.logprob_token_ids:
+        return len(request.logprob_token_ids)
+    if request.num_logprobs == ALL_TOKENS:
         return run.target.base.shape.vocab_size
-    return asked.num_logprobs or 0
+    return request.num_logprobs or 0

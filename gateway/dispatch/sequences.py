@@ -14,8 +14,8 @@ from gateway.dispatch.placement import PromptUsage, RemoteSequence
 from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.routing import Work
 from gateway.dispatch.run import Run
-from gateway.generation_request import GenerationRequest, callable_tools, must_call
 from gateway.limits.admission import Reservation
+from gateway.request import Request
 from gateway.text.parsers.parser import IdentityParser, Parser
 from gateway.text.tokenizer import SamplingDefaults
 from store.records import GenerationDefaults, ServedVersion
@@ -37,13 +37,13 @@ def work_of(run: Run) -> Work:
     """Returns the request's requirements, by which a worker is chosen."""
     version = run.target.version
     prompts = [_prefix(run, prompt, version) for prompt in run.prompts]
-    num_sequences = len(prompts) * run.asked.num_choices
+    num_sequences = len(prompts) * run.request.num_choices
     return Work(
         run.target.base.digest,
         version and version.digest,
         prompts,
         num_sequences,
-        version_needed(run.asked.num_logprobs, run.asked.logprob_token_ids),
+        version_needed(run.request.num_logprobs, run.request.logprob_token_ids),
     )
 
 
@@ -63,7 +63,7 @@ def _prefix(run: Run, prompt: Prompt, version: ServedVersion | None) -> Prefix:
 def _salt(run: Run, prompt: Prompt) -> str:
     """Returns the salt of the prompt's KV pages: the request's own salt, after the version's salt
     if the adapter acts in the prompt. If it does not act, the pages are the base model's."""
-    return ("" if prompt.activation is None else run.target.page_salt) + run.asked.cache_salt
+    return ("" if prompt.activation is None else run.target.page_salt) + run.request.cache_salt
 
 
 def plan(
@@ -75,11 +75,11 @@ def plan(
 ) -> Generation:
     """Returns a request's generation, which is not started yet. `adapter_layout` is the layout of
     `worker`, passed separately because the worker may have been lost in the meantime."""
-    num_choices = run.asked.num_choices
+    num_choices = run.request.num_choices
     sequences: list[RemoteSequence] = []
     for prompt, max_tokens in zip(run.prompts, reservation.max_tokens, strict=True):
         params = sampling_params(
-            run.asked, run.target.serving.defaults, run.tokenizer.defaults, max_tokens
+            run.request, run.target.serving.defaults, run.tokenizer.defaults, max_tokens
         )
         params = msgspec.structs.replace(params, rules=run.rules, stop_token_ids=run.stop_token_ids)
         request, usage = (
@@ -107,40 +107,40 @@ def plan(
 
 
 def sampling_params(
-    asked: GenerationRequest, own: GenerationDefaults, defaults: SamplingDefaults, max_tokens: int
+    request: Request, own: GenerationDefaults, defaults: SamplingDefaults, max_tokens: int
 ) -> SamplingParams:
     """Returns sampling parameters. Values that the caller omits come from the adapter version's
     defaults `own`, the base model's generation_config.json or OpenAI's defaults, in this order."""
-    top_k = _first(asked.top_k, own.top_k, defaults.top_k, 0)
-    repetition = (asked.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
+    top_k = _first(request.top_k, own.top_k, defaults.top_k, 0)
+    repetition = (request.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
     return SamplingParams(
         max_tokens=max_tokens,
-        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
-        temperature=_first(asked.temperature, own.temperature, defaults.temperature, 1.0),
+        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        temperature=_first(request.temperature, own.temperature, defaults.temperature, 1.0),
         top_k=max(int(top_k), 0),
-        top_p=_first(asked.top_p, own.top_p, defaults.top_p, 1.0),
-        min_p=_first(asked.min_p, own.min_p, defaults.min_p, 0.0),
-        presence_penalty=_first(asked.presence_penalty, own.presence_penalty, 0.0),
-        frequency_penalty=_first(asked.frequency_penalty, own.frequency_penalty, 0.0),
+        top_p=_first(request.top_p, own.top_p, defaults.top_p, 1.0),
+        min_p=_first(request.min_p, own.min_p, defaults.min_p, 0.0),
+        presence_penalty=_first(request.presence_penalty, own.presence_penalty, 0.0),
+        frequency_penalty=_first(request.frequency_penalty, own.frequency_penalty, 0.0),
         repetition_penalty=_first(*repetition, 1.0),
-        logit_bias=asked.logit_bias,
-        stop_token_ids=asked.stop_token_ids,
-        ignore_eos=asked.ignore_eos,
-        min_tokens=min(asked.min_tokens, max_tokens),
-        logprobs=asked.num_logprobs,
-        logprob_token_ids=asked.logprob_token_ids,
-        prompt_logprobs=_prompt_logprobs(asked, max_tokens),
+        logit_bias=request.logit_bias,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        min_tokens=min(request.min_tokens, max_tokens),
+        logprobs=request.num_logprobs,
+        logprob_token_ids=request.logprob_token_ids,
+        prompt_logprobs=_prompt_logprobs(request, max_tokens),
     )
 
 
-def _prompt_logprobs(asked: GenerationRequest, max_tokens: int) -> int | None:
+def _prompt_logprobs(request: Request, max_tokens: int) -> int | None:
     """Returns the number of most likely tokens that workers report with each prompt token, whether
     they are shown in the echo or apart from it. Returns None if the prompt is not scored."""
-    numbers = [0] if max_tokens == 0 and asked.kind is OutputKind.GENERATE else []
-    if asked.scores_echo:
-        numbers.append(asked.num_logprobs or 0)
-    if asked.num_prompt_logprobs is not None:
-        numbers.append(asked.num_prompt_logprobs)
+    numbers = [0] if max_tokens == 0 and request.kind is OutputKind.GENERATE else []
+    if request.scores_echo:
+        numbers.append(request.num_logprobs or 0)
+    if request.num_prompt_logprobs is not None:
+        numbers.append(request.num_prompt_logprobs)
     return max(numbers, default=None)
 
 
@@ -155,14 +155,14 @@ def _generate(run: Run, prompt: Prompt, layout: str, params: SamplingParams) -> 
     """Returns the request for a worker. The client sets its id."""
     # If a stop string or a second run may end the answer, each token is checked before the next is
     # generated.
-    is_heard = run.asked.stream or run.stops or not run.asked.is_parallel
+    is_heard = run.request.stream or run.stops or not run.request.is_parallel
     return Generate(
         id=0,
         request_id=run.request_id,
         model=run.target.base.digest,
         tokens=prompt.tokens,
         params=params,
-        kind=_kind(run.asked, params),
+        kind=_kind(run.request, params),
         cache_domain=run.caller.cache_domain,
         adapter=None if prompt.activation is None else run.target.adapter_for(layout),
         activation=prompt.activation or 0,
@@ -170,7 +170,7 @@ def _generate(run: Run, prompt: Prompt, layout: str, params: SamplingParams) -> 
         tenant=run.caller.tenant.id,
         weight=run.service.weight,
         service_class=run.service.service_class,
-        priority=run.asked.priority,
+        priority=run.request.priority,
         timeout_s=run.deadline - time.perf_counter(),
         stream_interval=1 if is_heard else WHOLE_INTERVAL,
         traceparent=run.trace.traceparent,
@@ -180,27 +180,27 @@ def _generate(run: Run, prompt: Prompt, layout: str, params: SamplingParams) -> 
     )
 
 
-def _kind(asked: GenerationRequest, params: SamplingParams) -> OutputKind:
+def _kind(request: Request, params: SamplingParams) -> OutputKind:
     """Returns the kind of output. A request for text with `max_tokens` 0 only gets the prompt's
     scores."""
-    if asked.kind is OutputKind.GENERATE and not params.max_tokens:
+    if request.kind is OutputKind.GENERATE and not params.max_tokens:
         return OutputKind.SCORE
-    return asked.kind
+    return request.kind
 
 
 def _choice(run: Run, prompt: Prompt, index: int) -> Choice:
-    form, tools = prompt.form, callable_tools(run.asked)
+    form, tools = prompt.form, run.request.callable_tools
     parser: Parser = IdentityParser()
     shown: frozenset[str] | None = frozenset()
     if form is not None:
         parser = form.parser(
             tools,
-            is_parallel=run.asked.is_parallel,
-            must_call=must_call(run.asked),
+            is_parallel=run.request.is_parallel,
+            must_call=run.request.must_call,
             in_thought=prompt.in_thought,
         )
         shown = form.markers(tools)
-    if not run.asked.skip_special_tokens:
+    if not run.request.skip_special_tokens:
         shown = None
     return Choice(
         index,
@@ -208,12 +208,12 @@ def _choice(run: Run, prompt: Prompt, index: int) -> Choice:
         run.tokenizer,
         parser,
         stops=run.stops,
-        stop_tokens=run.asked.stop_token_ids,
-        min_tokens=run.asked.min_tokens,
+        stop_tokens=run.request.stop_token_ids,
+        min_tokens=run.request.min_tokens,
         echo=prompt.echo,
         shown=shown,
-        shows_stop=run.asked.shows_stop,
-        num_echo_top=run.asked.num_logprobs if run.asked.scores_echo else None,
-        num_prompt_top=run.asked.num_prompt_logprobs,
-        scores_texts=run.asked.scores_texts,
+        shows_stop=run.request.shows_stop,
+        num_echo_top=run.request.num_logprobs if run.request.scores_echo else None,
+        num_prompt_top=run.request.num_prompt_logprobs,
+        scores_texts=run.request.scores_texts,
     )

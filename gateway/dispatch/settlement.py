@@ -159,7 +159,7 @@ class Settlement:
                 "tenant_name": run.caller.tenant.name,
                 "key_id": run.caller.key.id,
                 "address": run.address,
-                "model": run.asked.model,
+                "model": run.request.model,
                 "adapter_version": version.version if version else None,
                 "worker": generation.placement.worker_id,
                 "outcome": outcome,

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gateway.conversation import AllowedTools, NamedTool, Tool, ToolChoice
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
-from gateway.generation_request import GenerationRequest
+from gateway.request import AllowedTools, NamedTool, Request, Tool, ToolChoice
 
 MAX_REQUEST_TOKENS = 1 << 18
 """Maximum prompt tokens of a request. They count once for each choice, because workers receive the
@@ -200,21 +199,21 @@ def _too_deep(param: str) -> InvalidRequest:
     )
 
 
-def check_vectors(num_vectors: int, size: int, asked: GenerationRequest) -> None:
+def check_vectors(num_vectors: int, size: int, request: Request) -> None:
     """Raises InvalidRequest if the vectors of an answer would have too many numbers in all, or if
     the request asks for more dimensions than `size`, the number that the model's vectors have."""
-    dimensions = asked.dimensions
+    dimensions = request.dimensions
     if dimensions is not None and dimensions > size:
         raise InvalidRequest(
             f"This model's vectors have {size} dimensions; you asked for {dimensions}.",
-            param=asked.dimensions_param,
+            param=request.dimensions_param,
         )
     total = num_vectors * (dimensions or size)
     if total > MAX_VECTOR_NUMBERS:
         raise InvalidRequest(
             f"The vectors of an answer may have {MAX_VECTOR_NUMBERS} numbers; yours would have "
             f"{total}. Send fewer inputs in one request, or ask for fewer "
-            f"'{asked.dimensions_param}'.",
-            param=asked.prompts_param,
+            f"'{request.dimensions_param}'.",
+            param=request.prompts_param,
             code="answer_too_large",
         )

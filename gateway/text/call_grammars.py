@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.conversation import AllowedTools, NamedTool, Tool
-from gateway.generation_request import GenerationRequest, callable_tools, must_call
+from gateway.request import AllowedTools, NamedTool, Request, Tool
 from gateway.text.json_schemas import held_schema
 from gateway.text.parsers import json_calls, pythonic, qwen_xml, thoughts
 from gateway.text.parsers.answer_form import AnswerForm
@@ -70,16 +69,16 @@ class AnswerRules(msgspec.Struct, frozen=True):
 
 
 def rules_of(
-    asked: GenerationRequest, form: AnswerForm, *, in_thought: bool, body: str
+    request: Request, form: AnswerForm, *, in_thought: bool, body: str
 ) -> AnswerRules | None:
     """Returns the rules of an answer, or None if any text is allowed. `body` is the grammar of an
     answer without calls, or empty."""
-    tools, choice = callable_tools(asked), asked.tool_choice
-    is_forced = must_call(asked)
+    tools, choice = request.callable_tools, request.tool_choice
+    is_forced = request.must_call
     is_limited = isinstance(choice, AllowedTools) or any(tool.strict for tool in tools)
     if not (is_forced or is_limited or (body and (tools or form.has_thoughts))):
         return None
-    is_parallel = asked.is_parallel
+    is_parallel = request.is_parallel
     if isinstance(choice, NamedTool):
         tools, is_parallel = [tool for tool in tools if tool.name == choice.name], False
     return AnswerRules(form, in_thought, tools, is_forced, is_parallel, body)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jinja2
 from jinja2 import nodes
 
-from gateway.conversation import Conversation
 from gateway.exceptions import InvalidRequest
+from gateway.request import Conversation
 from gateway.text.parsers.answer_form import form_of
 from gateway.text.template_budget import BudgetExceeded, limited
 from gateway.text.template_sandbox import MAX_ERROR_CHARS, make_environment

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import Constraint
+from gateway.request import Constraint
 from gateway.text.call_grammars import MARKERS, AnswerRules, HeldGrammar, grammar_of
 from gateway.text.grammar_limits import check_lark, check_schema
 from gateway.text.json_schemas import held_schema

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.conversation import Conversation, MadeCall, Message, Tool, in_turns
+from gateway.request import Conversation, MadeCall, Message, Tool, in_turns
 
 DESCRIPTION = """# Tools
 

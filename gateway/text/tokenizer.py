@@ -15,9 +15,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.conversation import Conversation
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest, TokenizerUnavailable
-from gateway.relevance import VERDICTS
+from gateway.request import VERDICTS, Conversation
 from gateway.text.chat_template import (
     ChatTemplate,
     CompiledTemplates,

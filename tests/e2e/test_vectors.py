@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from transformers import AutoModel, AutoTokenizer
 
-from gateway.relevance import Pair
+from gateway.request import Pair
 from tests.doubles import make_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.oracle import Oracle

@@ -24,13 +24,13 @@ from gateway.dispatch.prompts import encode_prompts
 from gateway.dispatch.run import Run, check_answer_of, constraints_of, is_thought_unbounded
 from gateway.dispatch.sequences import plan, work_of
 from gateway.dispatch.settlement import Settlement
-from gateway.generation_request import GenerationRequest
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
 from gateway.http.request import GatewayRequest
 from gateway.http.services import Gateway
 from gateway.http.streaming import Headers, StreamResponse, WholeResponse
 from gateway.limits.admission import Reservation, Usage
+from gateway.request import Request
 from gateway.text.grammars import GrammarUser
 from web.client_address import client_address
 from workers.wire.client import WorkerClient, WorkerFailed
@@ -73,15 +73,15 @@ async def answer(http: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIApp:
     nothing yet. The application settles the request when it ends. If this function raises, the
     request holds nothing any more."""
     gateway, caller = http.gateway, http.user
-    asked = dialect.read(body)
-    target = await gateway.catalog.resolve(caller, asked.model, asked.user or caller.key.id)
-    http.trace.model = asked.model
+    request = dialect.read(body)
+    target = await gateway.catalog.resolve(caller, request.model, request.user or caller.key.id)
+    http.trace.model = request.model
     full_workers = refuse_early(http, target)
     in_flight = gateway.in_flight_requests.begin(target, caller.key.id)
     try:
         if caller.tenant.id not in gateway.refused_tenants:
             gateway.fleet.prefetch(target)
-        run = await prepare(http, asked, target)
+        run = await prepare(http, request, target)
         admitted = await admit(gateway, run, full_workers)
         gateway.refused_tenants.discard(caller.tenant.id)
         try:
@@ -113,24 +113,24 @@ def refuse_early(http: GatewayRequest, target: ResolvedModel) -> Sequence[Worker
         raise
 
 
-async def prepare(http: GatewayRequest, asked: GenerationRequest, target: ResolvedModel) -> Run:
+async def prepare(http: GatewayRequest, request: Request, target: ResolvedModel) -> Run:
     """Tokenises the request's prompts and prepares its constraints. Raises ApiError."""
     gateway, caller, deadline = http.gateway, http.user, http.deadline
     service = gateway.catalog.current.service(caller.tenant.id)
     http.trace.enter("tokenise")
     tokenizer = await gateway.tokenizers.get(target.base.digest)
-    prompts = await encode_prompts(tokenizer, target, asked, caller)
+    prompts = await encode_prompts(tokenizer, target, request, caller)
     user = GrammarUser(http.request_id, caller.tenant.id, caller.cache_domain)
-    constraints = await constraints_of(asked, tokenizer, prompts[0], gateway.grammars, user)
+    constraints = await constraints_of(request, tokenizer, prompts[0], gateway.grammars, user)
     dropped = set(constraints.dropped)
-    if is_thought_unbounded(asked, tokenizer):
+    if is_thought_unbounded(request, tokenizer):
         dropped.add(UNBOUNDED_THOUGHT)
     if prompts[0].is_folded:
         dropped.add(FOLDED_TURNS)
     return Run(
         request_id=http.request_id,
         caller=caller,
-        asked=with_dropped(asked, *dropped),
+        request=with_dropped(request, *dropped),
         target=target,
         tokenizer=tokenizer,
         prompts=prompts,
@@ -155,8 +155,8 @@ class Admitted(NamedTuple):
 async def admit(gateway: Gateway, run: Run, full_workers: Sequence[WorkerClient]) -> Admitted:
     """Chooses a worker that is not in `full_workers`, and reserves the usage that the request may
     have."""
-    asked, target = run.asked, run.target
-    config, is_chat = gateway.config, asked.messages is not None
+    request, target = run.request, run.target
+    config, is_chat = gateway.config, request.messages is not None
     default_tokens = config.default_chat_tokens if is_chat else config.default_completion_tokens
     default_tokens = target.serving.defaults.max_tokens or default_tokens
     check_answer_of(run, default_tokens)
@@ -172,9 +172,9 @@ async def admit(gateway: Gateway, run: Run, full_workers: Sequence[WorkerClient]
             run.caller,
             target.base.name,
             [len(prompt.tokens) for prompt in run.prompts],
-            asked_tokens=asked.max_tokens,
+            asked_tokens=request.max_tokens,
             default_tokens=default_tokens,
-            num_choices=asked.num_choices,
+            num_choices=request.num_choices,
             max_model_len=min(target.base.max_model_len, model.max_model_len),
         )
     return Admitted(worker, model, reservation)
@@ -205,7 +205,7 @@ def respond(
         in_flight=in_flight,
     )
     in_flight.generation = generation
-    if not (run.asked.stream and isinstance(format, AnswerFormat)):
+    if not (run.request.stream and isinstance(format, AnswerFormat)):
         return WholeResponse(generation, headers, settlement, format)
     config = gateway.config
     return StreamResponse(
@@ -214,25 +214,25 @@ def respond(
 
 
 def _headers(run: Run, reservation: Reservation, generation: Generation) -> Headers:
-    asked, version = run.asked, run.target.version
-    if asked.max_tokens is not None and min(reservation.max_tokens) < asked.max_tokens:
-        asked = with_dropped(asked, asked.max_tokens_param)
+    request, version = run.request, run.target.version
+    if request.max_tokens is not None and min(reservation.max_tokens) < request.max_tokens:
+        request = with_dropped(request, request.max_tokens_param)
     headers = [
         (b"loraplex-worker", generation.placement.worker_id.encode()),
-        *dropped_header(asked),
+        *dropped_header(request),
     ]
     if version is not None:
         headers.append((b"loraplex-adapter-version", b"%d" % version.version))
     return headers
 
 
-def with_dropped(asked: GenerationRequest, *names: str) -> GenerationRequest:
+def with_dropped(request: Request, *names: str) -> Request:
     """Returns the request with these names added to its fields without effect."""
     if not names:
-        return asked
-    return msgspec.structs.replace(asked, dropped=tuple(sorted((*asked.dropped, *names))))
+        return request
+    return msgspec.structs.replace(request, dropped=tuple(sorted((*request.dropped, *names))))
 
 
-def dropped_header(asked: GenerationRequest) -> Headers:
+def dropped_header(request: Request) -> Headers:
     """Returns the header that names fields without effect. Empty if there are no such fields."""
-    return [(b"loraplex-dropped", header_of(asked.dropped))] if asked.dropped else []
+    return [(b"loraplex-dropped", header_of(request.dropped))] if request.dropped else []

@@ -13,7 +13,6 @@ from gateway.dialects.messages_fields import (
     MessagesRequest,
     TokenCount,
 )
-from gateway.generation_request import conversation_of
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
 from gateway.http.routes.completions import answer, answering, dropped_header, with_dropped
@@ -34,17 +33,17 @@ async def count_message_tokens(
     request: GatewayRequest, data: JSONBody[CountTokensRequest]
 ) -> Response[TokenCount]:
     """Returns the number of tokens in a conversation's prompt, which may exceed the context."""
-    asked = MESSAGES.count(data)
-    target, tokenizer = await tokenizer_of(request, asked.model)
-    check_tools(asked.tools, asked.tool_choice, asked.dropped)
-    check_template_arguments(asked.template_arguments)
+    neutral = MESSAGES.count(data)
+    target, tokenizer = await tokenizer_of(request, neutral.model)
+    check_tools(neutral.tools, neutral.tool_choice, neutral.dropped)
+    check_template_arguments(neutral.template_arguments)
     tokens, is_folded = await tokenizer.encode_chat(
-        conversation_of(asked, asked.messages or []),
+        neutral.conversation,
         domain=request.user.cache_domain,
         template=target.chat_template(),
         max_tokens=max_counted(target),
     )
     if is_folded:
-        asked = with_dropped(asked, FOLDED_TURNS)
-    headers = {name.decode(): value.decode() for name, value in dropped_header(asked)}
+        neutral = with_dropped(neutral, FOLDED_TURNS)
+    headers = {name.decode(): value.decode() for name, value in dropped_header(neutral)}
     return Response(TokenCount(len(tokens)), headers=headers)

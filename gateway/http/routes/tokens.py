@@ -6,7 +6,6 @@ from litestar import Response, post
 from litestar.params import JSONBody
 
 from gateway.catalog.resolved_model import ResolvedModel
-from gateway.conversation import Conversation
 from gateway.dialects.chat_messages import neutral_messages, read_tools
 from gateway.dialects.dropped import FOLDED_TURNS, header_of
 from gateway.dialects.history import ConversationReader
@@ -20,6 +19,7 @@ from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
 from gateway.limits.bounds import check_template_arguments, check_tools
+from gateway.request import Conversation
 from gateway.text.tokenizer import ModelTokenizer
 
 MIN_COUNTED = 1 << 15

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.conversation import Tool
+from gateway.request import Tool
 from gateway.text.parsers import gemma, json_calls, pythonic, thoughts
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaParser
 from gateway.text.parsers.json_calls import HermesParser, LlamaJsonParser, MistralParser

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.conversation import Tool
+from gateway.request import Tool
 from gateway.text.parsers.json_calls import HERMES_CLOSE, HERMES_OPEN, JsonCallParser
 from gateway.text.parsers.reading_parser import Malformed, Reading
 

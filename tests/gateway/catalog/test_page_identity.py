@@ -16,7 +16,7 @@ from gateway.catalog.view import CatalogView
 from gateway.dispatch.prompts import make_prompt
 from gateway.dispatch.run import Run
 from gateway.dispatch.sequences import _generate, work_of
-from gateway.generation_request import GenerationRequest
+from gateway.request import Request
 from memory.page_key import PAGE_TOKENS
 from store.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from tests.adapters.files import BASE
@@ -112,7 +112,7 @@ def page_keys(
 def make_call(
     view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
 ) -> Run:
-    asked = GenerationRequest(model=model, prompts=[[*tokens]], cache_salt=salt or "")
+    asked = Request(model=model, prompts=[[*tokens]], cache_salt=salt or "")
     target = view.resolve(tenant, model)
     prompts = [make_prompt(target, tokens)]
     tokenizer = cast("Any", SimpleNamespace(pooling=None))

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.dispatch.sequences import sampling_params
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import GenerationRequest
+from gateway.request import Request
 from gateway.text.chat_template import CompiledTemplates
 from gateway.text.tokenizer import SamplingDefaults
 from store.records import CatalogSnapshot, GenerationDefaults, ServingData
@@ -173,7 +173,7 @@ def test_defaults_are_taken_for_what_is_left_out(service: Service, client: opena
 def test_defaults_come_before_the_base_model_s() -> None:
     """Of its generation_config.json."""
     base = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=40)
-    asked = GenerationRequest(model="support-bot", prompts=["Hi"])
+    asked = Request(model="support-bot", prompts=["Hi"])
     params = sampling_params(asked, GenerationDefaults(temperature=0.1, top_k=0), base, 5)
     assert (params.temperature, params.top_p, params.top_k) == (0.1, 0.9, 0)
 

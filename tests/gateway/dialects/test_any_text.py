@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.conversation import Tool
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import Answer, AnswerFormat, Dialect
@@ -20,6 +19,7 @@ from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.choice import Delta
 from gateway.limits.admission import Usage
+from gateway.request import Tool
 from gateway.text.detokenizer import TokenBytes
 from gateway.text.long_texts import LongTexts
 from gateway.text.parsers.answer_form import AnswerForm

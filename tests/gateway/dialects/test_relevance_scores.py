@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway.relevance import INSTRUCTION, JUDGE
+from gateway.request import INSTRUCTION, JUDGE
 from tests.gateway.scripted import DIGEST, LAYOUT
 from tests.gateway.scripts import ids, spelled
 from tests.gateway.service import Service, snapshot

@@ -13,9 +13,9 @@ import pytest
 from openai._streaming import SSEDecoder
 from pydantic import BaseModel
 
-from gateway.conversation import Message
 from gateway.dialects.responses import Responses, echoed
 from gateway.dialects.responses_fields import ResponsesRequest
+from gateway.request import Message
 from tests.gateway.dialects.response_schema import check_event, check_response
 from tests.gateway.scripted import MAX_MODEL_LEN, ScriptedWorker
 from tests.gateway.scripts import ids, say, spelled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.conversation import Conversation, MadeCall, Message, Tool
+from gateway.request import Conversation, MadeCall, Message, Tool
 
 TOOLS = [
     Tool(

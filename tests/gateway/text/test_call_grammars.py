@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.conversation import AllowedTools, NamedTool, Tool
-from gateway.generation_request import GenerationRequest
+from gateway.request import AllowedTools, NamedTool, Request, Tool
 from gateway.text.call_grammars import BARE, HELD, AnswerRules, grammar_of, rules_of
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
@@ -224,8 +223,8 @@ def test_an_answer_by_a_schema_may_be_a_call(tokenizer: LLTokenizer) -> None:
     assert not allows(tokenizer, held_to, "anything")
 
 
-def asked(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(model="tiny", **{"tools": TOOLS, **fields})
+def asked(**fields: Any) -> Request:
+    return Request(model="tiny", **{"tools": TOOLS, **fields})
 
 
 def test_which_requests_are_held_to_rules() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from gateway.conversation import Conversation, MadeCall, Message, Tool
 from gateway.exceptions import InvalidRequest
+from gateway.request import Conversation, MadeCall, Message, Tool
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.long_texts import LongTexts
 from gateway.text.template_budget import BASE_STEPS, STEPS_PER_MESSAGE, steps_for

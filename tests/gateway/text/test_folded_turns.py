@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.conversation import Conversation, Message
 from gateway.exceptions import InvalidRequest
+from gateway.request import Conversation, Message
 from gateway.text.chat_template import ChatTemplate, Rendered
 from gateway.text.template_budget import steps_for
 from tests.gateway.text.agent_turns import (

@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.conversation import Tool
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import Constraint
+from gateway.request import Constraint, Tool
 from gateway.text.call_grammars import AnswerRules
 from gateway.text.grammars import Grammars, GrammarUser
 from gateway.text.parsers.answer_form import AnswerForm

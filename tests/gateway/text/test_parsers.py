@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.conversation import Tool
+from gateway.request import Tool
 from gateway.text.parsers.answer_form import AnswerForm, form_of
 from gateway.text.parsers.parser import IdentityParser, Parser, Part, Reasoning, Text, ToolCall
 from store.records import ToolFormat

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from gateway.conversation import Conversation, Message
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest, TokenizerUnavailable
+from gateway.request import Conversation, Message
 from gateway.text.chat_template import CompiledTemplates
 from gateway.text.long_texts import LongTexts
 from gateway.text.tokenizer import ModelTokenizer, Tokenizers
