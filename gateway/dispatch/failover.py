@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.routing import Work
 from gateway.dispatch.shedding import FullQueues
+from gateway.dispatch.standings import Work
 from gateway.exceptions import NoWorker, PoisonRequest
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.prefix_index import Prefix

@@ -70,11 +70,9 @@ class PromptUsage:
         """Counts a worker's report about one of the prompt's sequences. A sequence with an output
         has computed its whole prompt."""
         if isinstance(event, PromptProgress):
-            self._reach(event.num_positions, event.num_cached)
+            num_positions, num_cached = event.num_positions, event.num_cached
         else:
-            self._reach(self._num_tokens, event.num_cached_tokens)
-
-    def _reach(self, num_positions: int, num_cached: int) -> None:
+            num_positions, num_cached = self._num_tokens, event.num_cached_tokens
         if num_positions > self.num_reached:
             self.num_cached += max(min(num_cached, num_positions) - self.num_reached, 0)
             self.num_reached = num_positions
@@ -130,11 +128,6 @@ class RemoteSequence:
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Scores of the prompt that a follower shows with its first output."""
 
-    @property
-    def has_progressed(self) -> bool:
-        """Whether the sequence has new tokens since it was sent last."""
-        return len(self.tokens) > self.request.num_resumed
-
 
 class Placement:
     """Places of one request's sequences: which worker has which sequence, and which sequences wait
@@ -189,10 +182,10 @@ class Placement:
     def submit(self) -> None:
         """Sends the first sequences, and begins to wait for the first output."""
         self._failover.budget.note_sent(len(self.sequences))
-        left_s = self._deadline - time.perf_counter()
         late = DeadlineExceeded("No answer began within the time that this request had.")
-        loop = asyncio.get_running_loop()
-        self._expiry = loop.call_later(left_s + GRACE_S, self._on_failure, late)
+        self._expiry = asyncio.get_running_loop().call_later(
+            self._deadline - time.perf_counter() + GRACE_S, self._on_failure, late
+        )
         waiting = {number for sequence in self.sequences for number in sequence.followers}
         for number in range(min(len(self.sequences), MAX_AT_ONCE)):
             self._num_begun += 1
@@ -244,9 +237,8 @@ class Placement:
     def note_times(self, sequence: RemoteSequence, event: SequenceOutput | WorkerFailed) -> None:
         if event.times is not None:
             is_last = isinstance(event, WorkerFailed) or event.finish_reason is not None
-            self.worker_times = WorkerTimes(
-                sequence.worker_id, sequence.sent_at, event.times, is_last
-            )
+            worker_id, sent_at = sequence.worker_id, sequence.sent_at
+            self.worker_times = WorkerTimes(worker_id, sent_at, event.times, is_last)
 
     def note_end(self, number: int, event: SequenceEvent) -> None:
         """Records a sequence's end after the request has ended. `stop` may be waiting for it."""
@@ -276,8 +268,7 @@ class Placement:
     def cancel(self) -> None:
         """Aborts running sequences without waiting for reports. May be called repeatedly."""
         self.abort()
-        for number in self._aborted:
-            sequence = self.sequences[number]
+        for sequence in [self.sequences[number] for number in self._aborted]:
             sequence.worker.cancel(sequence.id)
         self._aborted.clear()
         # The functions refer to the owner of this placement. Such a cycle of references would stay
@@ -325,7 +316,7 @@ class Placement:
             return
         self.note_times(sequence, failure)
         case = self._retries(sequence)
-        if sequence.has_progressed:
+        if len(sequence.tokens) > sequence.request.num_resumed:
             case.note_progress()
         case.add(
             *(failure, sequence.worker, sequence.worker_id),
@@ -366,10 +357,8 @@ class Placement:
                 continue
             self._failover.note_move(sequence.request)
             if len(self.moves) < MAX_MOVES:
-                num_resumed = len(sequence.tokens)
-                self.moves.append(
-                    Move(sequence.sent_at, left, sequence.worker_id, case.reason, num_resumed)
-                )
+                to, num_resumed = sequence.worker_id, len(sequence.tokens)
+                self.moves.append(Move(sequence.sent_at, left, to, case.reason, num_resumed))
             log.info("%s moved to worker %s", sequence.request.request_id, sequence.worker_id)
             return True
         if case.gives_up():

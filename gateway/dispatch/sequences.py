@@ -12,8 +12,8 @@ from gateway.dispatch.failover import Failover
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.placement import PromptUsage, RemoteSequence
 from gateway.dispatch.prompts import Prompt
-from gateway.dispatch.routing import Work
 from gateway.dispatch.run import Run
+from gateway.dispatch.standings import Work
 from gateway.limits.admission import Reservation
 from gateway.request import Request
 from gateway.text.parsers.parser import IdentityParser, Parser

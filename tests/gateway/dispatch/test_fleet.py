@@ -11,7 +11,7 @@ import msgspec
 import openai
 import pytest
 
-from gateway.dispatch.routing import Work
+from gateway.dispatch.standings import Work
 from gateway.exceptions import NoWorker
 from store.records import AdapterProof, CatalogSnapshot
 from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
