@@ -12,6 +12,7 @@ from gateway.dialects.chat_messages import (
     ChatToolChoice,
     Messages,
     Tools,
+    check_end,
     neutral_choice,
     neutral_messages,
     read_tools,
@@ -95,11 +96,7 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
         for param in ("top_logprobs", "logprob_token_ids"):
             if getattr(self, param) and not self.logprobs:
                 raise InvalidRequest(f"'{param}' needs 'logprobs': true.", param=param)
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(
-                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
-                param="continue_final_message",
-            )
+        check_end(self.continue_final_message, self.add_generation_prompt)
 
     @property
     def thought_budget(self) -> ThoughtBudget | None:

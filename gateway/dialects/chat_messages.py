@@ -24,6 +24,7 @@ from gateway.dialects.history import (
     as_object,
     typed_index,
 )
+from gateway.exceptions import InvalidRequest
 from gateway.request import MadeCall, Message, NamedTool, Tool, ToolChoice
 
 MAX_MESSAGES = 4096
@@ -51,6 +52,16 @@ OF_ASSISTANTS = ("tool_calls", "function_call", "reasoning_content", "reasoning"
 
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
+
+
+def check_end(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
+    """Raises InvalidRequest if a prompt should both continue the last message and begin an
+    answer."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            param="continue_final_message",
+        )
 
 
 def neutral_messages(messages: Sequence[Json], reader: ConversationReader) -> list[Message]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,7 +12,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from gateway.dialects.dialect import Answer, BodyFormat, Dialect
-from gateway.dialects.embeddings import MAX_INPUTS, NUMBERS_AT_ONCE, unit_vector
+from gateway.dialects.embeddings import MAX_INPUTS, unit_vectors
 from gateway.dialects.generation_fields import Priority
 from gateway.dialects.history import ConversationReader, Place, is_absent
 from gateway.dialects.openai_fields import Count
@@ -137,15 +136,10 @@ class EmbedFormat(BodyFormat):
 
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
         written: dict[str, list[msgspec.Raw]] = {form: [] for form in self._forms}
-        num_written = 0
-        for answer in answers:
-            vector = unit_vector(answer, self._body.output_dimension)
+        dimensions = self._body.output_dimension
+        async for _, vector in unit_vectors(answers, dimensions, len(self._forms)):
             for form, vectors in written.items():
                 vectors.append(msgspec.Raw(msgspec.json.encode(WRITERS[form](vector))))
-                num_written += len(vector)
-            if num_written >= NUMBERS_AT_ONCE:
-                num_written = 0
-                await asyncio.sleep(0)
         return msgspec.json.encode(
             {
                 "id": self._id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import AsyncIterator, Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -11,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from gateway.dialects.chat_messages import Messages, neutral_messages
+from gateway.dialects.chat_messages import Messages, check_end, neutral_messages
 from gateway.dialects.dialect import Answer, BodyFormat, Dialect
 from gateway.dialects.generation_fields import TokenId
 from gateway.dialects.history import ConversationReader
@@ -65,11 +66,7 @@ class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
         super().__post_init__()
         if (self.input is None) == (self.messages is None):
             raise InvalidRequest("Give either 'input' or 'messages'.", param="input")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(
-                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
-                param="continue_final_message",
-            )
+        check_end(self.continue_final_message, self.add_generation_prompt)
         if len(self.prompts) > MAX_INPUTS:
             raise InvalidRequest(
                 f"At most {MAX_INPUTS} inputs are taken in one request; you sent "
@@ -89,15 +86,9 @@ class EmbeddingFormat(BodyFormat):
 
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
         data: list[msgspec.Raw] = []
-        num_written = 0
-        for answer in answers:
-            vector = unit_vector(answer, self._dimensions)
-            entry = {"object": "embedding", "index": answer.index, "embedding": self._shown(vector)}
+        async for index, vector in unit_vectors(answers, self._dimensions):
+            entry = {"object": "embedding", "index": index, "embedding": self._shown(vector)}
             data.append(msgspec.Raw(msgspec.json.encode(entry)))
-            num_written += len(vector)
-            if num_written >= NUMBERS_AT_ONCE:
-                num_written = 0
-                await asyncio.sleep(0)
         return msgspec.json.encode(
             {
                 "object": "list",
@@ -118,12 +109,22 @@ def prompt_usage(usage: Usage) -> dict[str, int]:
     return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
 
 
-def unit_vector(answer: Answer, dimensions: int | None) -> NDArray[np.float32]:
-    """Returns the vector's first `dimensions` numbers, scaled to length 1 unless all are zero."""
-    assert answer.vector is not None
-    vector: NDArray[np.float32] = np.frombuffer(answer.vector, "<f4")[:dimensions]
-    length = np.linalg.norm(vector).astype(np.float32)
-    return np.divide(vector, length, out=np.zeros_like(vector), where=length > 0)
+async def unit_vectors(
+    answers: Iterable[Answer], dimensions: int | None, num_forms: int = 1
+) -> AsyncIterator[tuple[int, NDArray[np.float32]]]:
+    """Yields the index of each answer, and its vector's first `dimensions` numbers, scaled to
+    length 1 unless all are zero. Lets the event loop run other tasks after `NUMBERS_AT_ONCE`
+    numbers, each of which is written in `num_forms` forms."""
+    num_written = 0
+    for answer in answers:
+        assert answer.vector is not None
+        vector: NDArray[np.float32] = np.frombuffer(answer.vector, "<f4")[:dimensions]
+        length = np.linalg.norm(vector).astype(np.float32)
+        yield answer.index, np.divide(vector, length, out=np.zeros_like(vector), where=length > 0)
+        num_written += len(vector) * num_forms
+        if num_written >= NUMBERS_AT_ONCE:
+            num_written = 0
+            await asyncio.sleep(0)
 
 
 class Embeddings(Dialect[EmbeddingRequest]):

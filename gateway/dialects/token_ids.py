@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.chat_messages import Messages, Tools
+from gateway.dialects.chat_messages import Messages, Tools, check_end
 from gateway.dialects.generation_fields import TokenId
 from gateway.exceptions import InvalidRequest
 
@@ -32,11 +32,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(
-                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
-                param="continue_final_message",
-            )
+        check_end(self.continue_final_message, self.add_generation_prompt)
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True):

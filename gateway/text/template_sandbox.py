@@ -135,13 +135,8 @@ def tojson(
         if any(len(each) > MAX_INDENT for each in separators or ()):
             raise TemplateRuntimeError(f"a separator has at most {MAX_INDENT} characters")
         _spend_indentation(value)
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    options = {"ensure_ascii": ensure_ascii, "sort_keys": sort_keys}
+    return json.dumps(value, indent=indent, separators=separators, **options)
 
 
 def _spend_indentation(value: Any) -> None:
@@ -234,9 +229,8 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         kind = type(obj)  # pyright: ignore[reportUnknownVariableType]
         if kind in (Macro, BlockReference, LoopContext) or isinstance(obj, Undefined):
             return context.call(obj, *args, **kwargs)
-        kwargs.pop(
-            "_loop_vars", None
-        )  # Jinja passes these two arguments to functions that take a context.
+        # Jinja passes these two arguments to functions that take a context.
+        kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
         if kind is BuiltinMethodType or kind is MethodType:
             owner = obj.__self__
