@@ -213,9 +213,9 @@ class ThoughtBudget(msgspec.Struct, frozen=True):
     max_tokens: int
     param: str
     """Name of the body field that sets the budget. Error messages name it."""
-    is_wish: bool = False
-    """Whether a budget that cannot be enforced for the model is dropped and reported in the header
-    `loraplex-dropped`. Otherwise such a request is refused."""
+    dropped_as: str = ""
+    """Name by which the header `loraplex-dropped` reports a budget that cannot be enforced for the
+    model. Empty if such a request is refused."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

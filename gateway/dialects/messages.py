@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gateway.dialects.chat_messages import read_role
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.dropped import MESSAGES
+from gateway.dialects.dropped import MESSAGES, UNBOUNDED_THOUGHT
 from gateway.dialects.function_tools import read_definition
 from gateway.dialects.generation_fields import schema_constraint
 from gateway.dialects.history import (
@@ -242,7 +242,7 @@ def _thought_budget(thinking: Thinking | None) -> ThoughtBudget | None:
     thoughts cannot be limited, because agents send a budget to every model."""
     if thinking is None or thinking.budget_tokens is None:
         return None
-    return ThoughtBudget(thinking.budget_tokens, "thinking", is_wish=True)
+    return ThoughtBudget(thinking.budget_tokens, "thinking", dropped_as=UNBOUNDED_THOUGHT)
 
 
 def _constraint(config: OutputConfig | None) -> Constraint | None:

@@ -91,7 +91,7 @@ class Constraints(NamedTuple):
     rules: TokenRules | None
     """Rules on the tokens that the answer may have. None allows any."""
     dropped: frozenset[str]
-    """Names of keywords of schemas that are not enforced."""
+    """Names of keywords of schemas and of fields that are not enforced."""
 
 
 async def constraints_of(
@@ -113,6 +113,9 @@ async def constraints_of(
             held = await grammars.of_rules(calls, tokenizer.special_id, user)
             grammar, dropped = held.grammar, held.dropped | dropped
     rules = await token_rules(request, tokenizer, prompt, user.domain, has_grammar=bool(grammar))
+    budget = request.thought_budget
+    if budget is not None and budget.dropped_as and tokenizer.thought_tokens is None:
+        dropped |= {budget.dropped_as}
     return Constraints(grammar, rules, dropped)
 
 
@@ -171,7 +174,7 @@ def _thought(request: Request, tokenizer: ModelTokenizer, prompt: Prompt) -> Tho
         return None
     if (markers := tokenizer.thought_tokens) is not None:
         return ThoughtBound(budget.max_tokens, *markers, is_begun=prompt.in_thought)
-    if budget.is_wish:
+    if budget.dropped_as:
         return None
     raise InvalidRequest(
         "The markers of this model's thoughts are no tokens of their own, so that thoughts cannot "
@@ -179,13 +182,6 @@ def _thought(request: Request, tokenizer: ModelTokenizer, prompt: Prompt) -> Tho
         param=budget.param,
         code="unsupported_parameter",
     )
-
-
-def is_thought_unbounded(request: Request, tokenizer: ModelTokenizer) -> bool:
-    """Returns whether the request has a thought budget that is only a wish
-    (`ThoughtBudget.is_wish`) and that cannot be enforced for this model."""
-    budget = request.thought_budget
-    return budget is not None and budget.is_wish and tokenizer.thought_tokens is None
 
 
 def check_answer_of(run: Run, default_tokens: int) -> None:

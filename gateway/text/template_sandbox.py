@@ -135,7 +135,7 @@ def tojson(
         if any(len(each) > MAX_INDENT for each in separators or ()):
             raise TemplateRuntimeError(f"a separator has at most {MAX_INDENT} characters")
         _spend_indentation(value)
-    options = {"ensure_ascii": ensure_ascii, "sort_keys": sort_keys}
+    options: dict[str, Any] = {"ensure_ascii": ensure_ascii, "sort_keys": sort_keys}
     return json.dumps(value, indent=indent, separators=separators, **options)
 
 
@@ -372,10 +372,7 @@ def make_environment() -> BudgetedEnvironment:
     """Returns an environment that renders chat templates as `apply_chat_template` of transformers
     does."""
     environment: Any = BudgetedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        optimized=False,
-        extensions=[loopcontrols, Generation],
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, Generation]
     )
     filters: dict[str, Any] = {**JINJA_FILTERS, "tojson": tojson}
     environment.filters = {

@@ -14,14 +14,14 @@ from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import AnswerFormat, Dialect
-from gateway.dialects.dropped import FOLDED_TURNS, UNBOUNDED_THOUGHT, header_of
+from gateway.dialects.dropped import FOLDED_TURNS, header_of
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.answer_trace import routing_attributes
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.in_flight import InFlightRequest
 from gateway.dispatch.prompts import encode_prompts
-from gateway.dispatch.run import Run, check_answer_of, constraints_of, is_thought_unbounded
+from gateway.dispatch.run import Run, check_answer_of, constraints_of
 from gateway.dispatch.sequences import plan, work_of
 from gateway.dispatch.settlement import Settlement
 from gateway.http.guards import INFERENCE, requires
@@ -122,11 +122,7 @@ async def prepare(http: GatewayRequest, request: Request, target: ResolvedModel)
     prompts = await encode_prompts(tokenizer, target, request, caller)
     user = GrammarUser(http.request_id, caller.tenant.id, caller.cache_domain)
     constraints = await constraints_of(request, tokenizer, prompts[0], gateway.grammars, user)
-    dropped = set(constraints.dropped)
-    if is_thought_unbounded(request, tokenizer):
-        dropped.add(UNBOUNDED_THOUGHT)
-    if prompts[0].is_folded:
-        dropped.add(FOLDED_TURNS)
+    dropped = [*constraints.dropped, *([FOLDED_TURNS] if prompts[0].is_folded else [])]
     return Run(
         request_id=http.request_id,
         caller=caller,
