@@ -106,7 +106,7 @@ async def constraints_of(
     grammar, dropped = "", frozenset[str]()
     if request.constraint is not None:
         grammar, dropped = msgspec.structs.astuple(await grammars.of(request.constraint, user))
-    if prompt.form is not None:
+    if prompt.form is not None and (request.tools or grammar):
         in_thought = prompt.in_thought
         calls = rules_of(request, prompt.form, in_thought=in_thought, body=grammar)
         if calls is not None:

@@ -18,7 +18,7 @@ from gateway.tracing import Untraced
 from store.errors import INVALID
 from web.decoding import decoder_of
 from web.error_answers import REFUSAL
-from web.headers import STATUS, elapsed_ms, find_header
+from web.headers import STATUS, find_header
 from web.request import PlaneRequest
 
 T = TypeVar("T")
@@ -87,10 +87,6 @@ class GatewayRequest(PlaneRequest[Principal]):
     def started_at(self) -> float:
         """Time of time.perf_counter() at which the request arrived."""
         return self.scope["state"]["started_at"]
-
-    @property
-    def elapsed_ms(self) -> int:
-        return elapsed_ms(self.scope)
 
 
 def end_trace(scope: Any) -> None:
