@@ -23,7 +23,7 @@ from gateway.dialects.chat_completions import ChatCompletionRequest
 from gateway.exceptions import InvalidRequest
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane, HotRoute
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 from gateway.limits.tenant_load import BodyPace
 from gateway.tracing import Tracing
 from web.body_budget import HELD_BODY, BodyBudget, HeldBody
@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = {
             )
         }
     ),
-    "request_class": GatewayRequest,
+    "request_class": HttpRequest,
     "exception_handlers": {Exception: to_response},
     "openapi_config": None,
     "logging_config": None,
@@ -50,7 +50,7 @@ async def guard(connection: Any, _handler: Any) -> None:
     connection.scope["user"] = SimpleNamespace(tenant=SimpleNamespace(id="ten_1"))
 
 
-async def create(request: GatewayRequest, data: JSONBody[ChatCompletionRequest]) -> Canned:
+async def create(request: HttpRequest, data: JSONBody[ChatCompletionRequest]) -> Canned:
     if request.scope["query_string"]:
         raise InvalidRequest("The request is refused.")
     return CANNED

@@ -18,7 +18,7 @@ from gateway.http.cross_origin import CrossOrigin
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane
 from gateway.http.openapi import describe, document
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 from gateway.http.routes import (
     completions,
     embeddings,
@@ -140,7 +140,7 @@ def create_app(
         route_handlers=ROUTES,
         lifespan=[_Tasks(gateway, database).running],
         state=State({"gateway": gateway, reference.BESIDE: document_beside}),
-        request_class=GatewayRequest,
+        request_class=HttpRequest,
         exception_handlers={Exception: to_response},
         openapi_config=document(),
         plugins=[StructSchemas(), Requirements(describe)],

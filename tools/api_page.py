@@ -17,7 +17,7 @@ from admin.app import document_of_loads
 from gateway.app import ROUTES
 from gateway.error_codes import CODES
 from gateway.http.openapi import describe, document
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 from tools.api_examples import curl, python
 from tools.api_html import reference_page
 from tools.api_reference import Fields, Json, Reference, Route, reference
@@ -50,7 +50,7 @@ MARK = "<!-- What follows is written by `make api`. -->\n"
 def gateway_document() -> Json:
     app = Litestar(
         route_handlers=ROUTES,
-        request_class=GatewayRequest,
+        request_class=HttpRequest,
         openapi_config=document(),
         plugins=[StructSchemas(), Requirements(describe)],
     )

@@ -11,7 +11,7 @@ from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
 from gateway.exceptions import error_type, forget_frames, of_worker
 from gateway.http.cross_origin import CrossOrigin, Headers
-from gateway.http.request import GatewayRequest, end_charge, end_trace
+from gateway.http.request import HttpRequest, end_charge, end_trace
 from web.body_budget import held_body
 from web.decoding import decoder_of
 from web.error_answers import ErrorAnswer
@@ -36,7 +36,7 @@ class HotRoute(HTTPRouteHandler):
         decoder = decoder_of(handler.parsed_data_field.annotation)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            request = GatewayRequest(scope, receive, send)
+            request = HttpRequest(scope, receive, send)
             trace = request.trace
             try:
                 for guard in guards:

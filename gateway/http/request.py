@@ -29,7 +29,7 @@ TRACE = "trace"
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
 
-class GatewayRequest(PlaneRequest[Principal]):
+class HttpRequest(PlaneRequest[Principal]):
     """Request whose `user` is a tenant with its key, and which has a trace."""
 
     def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:

@@ -26,7 +26,7 @@ from gateway.dispatch.sequences import plan, work_of
 from gateway.dispatch.settlement import Settlement
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 from gateway.http.services import Gateway
 from gateway.http.streaming import Headers, StreamResponse, WholeResponse
 from gateway.limits.admission import Reservation, Usage
@@ -50,25 +50,25 @@ answering = partial(
 
 @answering("/v1/chat/completions")
 async def create_chat_completion(
-    request: GatewayRequest, data: JSONBody[ChatCompletionRequest]
+    request: HttpRequest, data: JSONBody[ChatCompletionRequest]
 ) -> ASGIApp:
     """Answers a conversation, as one body or as a stream of server-sent events."""
     return await answer(request, CHAT_COMPLETIONS, data)
 
 
 @answering("/v1/completions")
-async def create_completion(request: GatewayRequest, data: JSONBody[CompletionRequest]) -> ASGIApp:
+async def create_completion(request: HttpRequest, data: JSONBody[CompletionRequest]) -> ASGIApp:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
     return await answer(request, COMPLETIONS, data)
 
 
 @answering("/v1/responses")
-async def create_response(request: GatewayRequest, data: JSONBody[ResponsesRequest]) -> ASGIApp:
+async def create_response(request: HttpRequest, data: JSONBody[ResponsesRequest]) -> ASGIApp:
     """Answers a conversation of items, as one response or as a stream of events. Stores nothing."""
     return await answer(request, RESPONSES, data)
 
 
-async def answer(http: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIApp:
+async def answer(http: HttpRequest, dialect: Dialect[B], body: B) -> ASGIApp:
     """Prepares the answer to a request and returns it as an ASGI application, which has sent
     nothing yet. The application settles the request when it ends. If this function raises, the
     request holds nothing any more."""
@@ -95,7 +95,7 @@ async def answer(http: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIApp:
         raise
 
 
-def refuse_early(http: GatewayRequest, target: ResolvedModel) -> Sequence[WorkerClient]:
+def refuse_early(http: HttpRequest, target: ResolvedModel) -> Sequence[WorkerClient]:
     """Refuses a request before its prompt is read, for the reasons that are known by then: its
     usage could not be recorded, or the queues of all workers that serve the model have just refused
     a similar request. Returns the workers whose queues have. Raises UsageUnavailable or
@@ -113,7 +113,7 @@ def refuse_early(http: GatewayRequest, target: ResolvedModel) -> Sequence[Worker
         raise
 
 
-async def prepare(http: GatewayRequest, request: Request, target: ResolvedModel) -> Run:
+async def prepare(http: HttpRequest, request: Request, target: ResolvedModel) -> Run:
     """Tokenises the request's prompts and prepares its constraints. Raises ApiError."""
     gateway, caller, deadline = http.gateway, http.user, http.deadline
     service = gateway.catalog.current.service(caller.tenant.id)

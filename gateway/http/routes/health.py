@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response, get, head
 from litestar.openapi import ResponseSpec
 
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 from web.guards import public
 from web.openapi import refused
 from web.version import this_version
@@ -26,7 +26,7 @@ async def livez() -> dict[str, str]:
         )
     },
 )
-async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
+async def readyz(request: HttpRequest) -> Response[dict[str, str]]:
     """Returns 200 if requests can be served: the catalog is loaded and not stale, usage can be
     recorded, a worker that can serve a base model is ready, and the server is not draining."""
     reason = request.gateway.why_not_ready()

@@ -14,7 +14,7 @@ from gateway.dialects.messages_fields import (
     TokenCount,
 )
 from gateway.http.guards import INFERENCE, requires
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 from gateway.http.routes.completions import answer, answering, dropped_header, with_dropped
 from gateway.http.routes.tokens import max_counted, tokenizer_of
 from gateway.limits.bounds import check_template_arguments, check_tools
@@ -23,14 +23,14 @@ MESSAGES = Messages()
 
 
 @answering("/v1/messages")
-async def create_message(request: GatewayRequest, data: JSONBody[MessagesRequest]) -> ASGIApp:
+async def create_message(request: HttpRequest, data: JSONBody[MessagesRequest]) -> ASGIApp:
     """Answers a conversation, as one message or as a stream of its blocks."""
     return await answer(request, MESSAGES, data)
 
 
 @post("/v1/messages/count_tokens", guards=[requires(INFERENCE)], status_code=200)
 async def count_message_tokens(
-    request: GatewayRequest, data: JSONBody[CountTokensRequest]
+    request: HttpRequest, data: JSONBody[CountTokensRequest]
 ) -> Response[TokenCount]:
     """Returns the number of tokens in a conversation's prompt, which may exceed the context."""
     neutral = MESSAGES.count(data)

@@ -11,14 +11,14 @@ from litestar.params import FromPath
 from gateway.catalog.cards import ModelCard, ModelList
 from gateway.exceptions import ModelNotFound
 from gateway.http.guards import INFERENCE, requires
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 
 CARDS_AT_ONCE = 100
 """Number of model cards created before the event loop runs other requests."""
 
 
 @get("/v1/models", guards=[requires(INFERENCE)])
-async def list_models(request: GatewayRequest) -> ModelList:
+async def list_models(request: HttpRequest) -> ModelList:
     """Returns base models and the tenant's own adapters that the key may use."""
     caller, view = request.user, request.gateway.catalog.current
     cards: list[ModelCard] = []
@@ -32,7 +32,7 @@ async def list_models(request: GatewayRequest) -> ModelList:
 
 
 @get("/v1/models/{model:path}", guards=[requires(INFERENCE)])
-async def get_model(request: GatewayRequest, model: FromPath[str]) -> ModelCard:
+async def get_model(request: HttpRequest, model: FromPath[str]) -> ModelCard:
     """Returns one model, by any name that a request may use for it."""
     caller, name = request.user, model.removeprefix("/")
     if not caller.may_use(name):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from litestar import Litestar, MediaType, Response, get
 
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 from gateway.http.welcome_page import welcome_page
 from web.guards import public
 from web.version import this_version
@@ -46,7 +46,7 @@ def write_documents(app: Litestar) -> None:
 
 
 @get("/docs", guards=[public], include_in_schema=False)
-async def show_reference(request: GatewayRequest) -> Response[str]:
+async def show_reference(request: HttpRequest) -> Response[str]:
     """Returns the API reference, which loads nothing from other servers."""
     return Response(request.app.state[PAGE], headers=HEADERS, media_type=MediaType.HTML)
 

@@ -17,7 +17,7 @@ from gateway.dialects.token_ids import (
 )
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.http.guards import INFERENCE, requires
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 from gateway.limits.bounds import check_template_arguments, check_tools
 from gateway.request import Conversation
 from gateway.text.tokenizer import ModelTokenizer
@@ -31,7 +31,7 @@ MAX_TEXT_BYTES = 2 << 20
 
 @post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
 async def tokenize(
-    request: GatewayRequest, data: JSONBody[TokenizeRequest]
+    request: HttpRequest, data: JSONBody[TokenizeRequest]
 ) -> Response[TokenizeResponse]:
     """Returns the token ids of a prompt or a conversation."""
     target, tokenizer = await tokenizer_of(request, data.model)
@@ -76,9 +76,7 @@ async def tokenize(
 
 
 @post("/detokenize", guards=[requires(INFERENCE)], status_code=200)
-async def detokenize(
-    request: GatewayRequest, data: JSONBody[DetokenizeRequest]
-) -> DetokenizeResponse:
+async def detokenize(request: HttpRequest, data: JSONBody[DetokenizeRequest]) -> DetokenizeResponse:
     """Returns the text of token ids, special tokens included."""
     target, tokenizer = await tokenizer_of(request, data.model)
     size, most = target.base.shape.vocab_size, max_counted(target)
@@ -100,7 +98,7 @@ def max_counted(target: ResolvedModel) -> int:
     return max(target.base.max_model_len, MIN_COUNTED)
 
 
-async def tokenizer_of(request: GatewayRequest, model: str) -> tuple[ResolvedModel, ModelTokenizer]:
+async def tokenizer_of(request: HttpRequest, model: str) -> tuple[ResolvedModel, ModelTokenizer]:
     """Returns the model that the caller names, and its tokenizer. Raises ModelNotFound."""
     caller = request.user
     target = await request.gateway.catalog.resolve(caller, model, caller.key.id)

@@ -34,7 +34,7 @@ from admin.adapters.serving_data import parse_serving
 from gateway.catalog.cards import AdapterCard
 from gateway.app import ROUTES
 from gateway.http.openapi import describe, document
-from gateway.http.request import GatewayRequest
+from gateway.http.request import HttpRequest
 from litestar import Litestar
 from store.errors import Invalid
 from tests.admin.http.test_openapi import DOCUMENT
@@ -43,7 +43,7 @@ import msgspec
 
 plugins = [StructSchemas(), Requirements(describe)]
 gateway = Litestar(
-    ROUTES, request_class=GatewayRequest, openapi_config=document(), plugins=plugins
+    ROUTES, request_class=HttpRequest, openapi_config=document(), plugins=plugins
 ).openapi_schema.to_schema()
 
 serving = parse_serving('{"reasoning_format": "think"}')

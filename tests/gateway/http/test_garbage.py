@@ -145,4 +145,4 @@ async def test_no_cycles_of_who_leaves(live: Live) -> None:
         finally:
             gc.enable()
         # Each end of a connection of asyncio's own is a circle.
-        assert not found.keys() & {"GatewayRequest", "Generation", "Task", "frame"}, found
+        assert not found.keys() & {"HttpRequest", "Generation", "Task", "frame"}, found
