@@ -17,16 +17,15 @@ from gateway.dialects.chat_messages import (
     neutral_messages,
     read_tools,
 )
-from gateway.dialects.dialect import Answer, Dialect
+from gateway.dialects.dialect import Answer, AnswerContext, Dialect
 from gateway.dialects.history import ConversationReader
 from gateway.dialects.openai_fields import Count, OpenAIRequest, Refusal, Wish
 from gateway.dialects.openai_format import OpenAIFormat, encode, scored_token
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.request import Request, ThoughtBudget
-from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Reasoning, Text, ToolCall, join_parts
-from workers.wire.protocol import ALL_TOKENS, SamplingParams
+from workers.wire.protocol import ALL_TOKENS
 
 ThoughtTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -242,17 +241,11 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )
 
-    def answer_format(
-        self,
-        body: ChatCompletionRequest,
-        request_id: str,
-        spelled: TokenBytes,
-        used: SamplingParams,
-    ) -> ChatFormat:
+    def answer_format(self, body: ChatCompletionRequest, context: AnswerContext) -> ChatFormat:
         return ChatFormat(
-            f"{self.id_prefix}-{request_id}",
+            f"{self.id_prefix}-{context.request_id}",
             body,
-            spelled,
+            context.spelled,
             logprobs=bool(body.logprobs),
             shows_thoughts=body.include_reasoning is not False,
         )

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from gateway.dialects.dialect import Answer, BodyFormat, Dialect
+from gateway.dialects.dialect import Answer, AnswerContext, BodyFormat, Dialect
 from gateway.dialects.embeddings import MAX_INPUTS, unit_vectors
 from gateway.dialects.generation_fields import Priority
 from gateway.dialects.history import ConversationReader, Place, is_absent
@@ -19,8 +19,7 @@ from gateway.dialects.openai_fields import Count
 from gateway.exceptions import InvalidRequest
 from gateway.limits.admission import Usage
 from gateway.request import Request, Truncation
-from gateway.text.detokenizer import TokenBytes
-from workers.wire.protocol import OutputKind, SamplingParams
+from workers.wire.protocol import OutputKind
 
 Vector = NDArray[np.float32]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -172,7 +171,5 @@ class CohereEmbeddings(Dialect[EmbedRequest]):
             dropped=() if body.input_type is None else ("input_type",),
         )
 
-    def answer_format(
-        self, body: EmbedRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
-    ) -> EmbedFormat:
-        return EmbedFormat(f"{self.id_prefix}-{request_id}", body)
+    def answer_format(self, body: EmbedRequest, context: AnswerContext) -> EmbedFormat:
+        return EmbedFormat(f"{self.id_prefix}-{context.request_id}", body)

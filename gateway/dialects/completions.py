@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from gateway.dialects.dialect import Answer, Dialect
+from gateway.dialects.dialect import Answer, AnswerContext, Dialect
 from gateway.dialects.generation_fields import TokenId
 from gateway.dialects.openai_fields import (
     MAX_SEQUENCES,
@@ -23,8 +23,6 @@ from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
 from gateway.request import Request
-from gateway.text.detokenizer import TokenBytes
-from workers.wire.protocol import SamplingParams
 
 UTF8 = codecs.getincrementaldecoder("utf-8")
 
@@ -151,8 +149,6 @@ class Completions(Dialect[CompletionRequest]):
             num_logprobs=body.logprobs,
         )
 
-    def answer_format(
-        self, body: CompletionRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
-    ) -> CompletionFormat:
-        id = f"{self.id_prefix}-{request_id}"
-        return CompletionFormat(id, body, spelled, logprobs=body.logprobs is not None)
+    def answer_format(self, body: CompletionRequest, context: AnswerContext) -> CompletionFormat:
+        id = f"{self.id_prefix}-{context.request_id}"
+        return CompletionFormat(id, body, context.spelled, logprobs=body.logprobs is not None)

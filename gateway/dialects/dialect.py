@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -92,6 +92,16 @@ class AnswerFormat(BodyFormat):
         """Returns the event that ends a stream that failed."""
 
 
+class AnswerContext(NamedTuple):
+    """Facts about a request that formats use, besides its body."""
+
+    request_id: str
+    spelled: TokenBytes
+    """Bytes of each token id."""
+    used: SamplingParams
+    """Sampling parameters of the answer, including defaults."""
+
+
 class Dialect(ABC, Generic[B]):
     """Translation of one API. `B` is the API's request schema, a msgspec struct that checks the
     bounds of all fields."""
@@ -104,15 +114,9 @@ class Dialect(ABC, Generic[B]):
         """Returns the neutral request. Raises InvalidRequest that names the invalid field."""
 
     @abstractmethod
-    def answer_format(
-        self, body: B, request_id: str, spelled: TokenBytes, used: SamplingParams
-    ) -> BodyFormat:
+    def answer_format(self, body: B, context: AnswerContext) -> BodyFormat:
         """Returns the format of the answer to `body`. It is an AnswerFormat if the answer may be
-        streamed.
-
-        spelled: bytes of each token id.
-        used: sampling parameters of the answer, including defaults.
-        """
+        streamed."""
 
 
 def num_scores(scored: Iterable[Scored]) -> int:

@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from gateway.dialects.chat_messages import Messages, check_end, neutral_messages
-from gateway.dialects.dialect import Answer, BodyFormat, Dialect
+from gateway.dialects.dialect import Answer, AnswerContext, BodyFormat, Dialect
 from gateway.dialects.generation_fields import TokenId
 from gateway.dialects.history import ConversationReader
 from gateway.dialects.openai_fields import Count, InputFields, TokenIds, prompts_of
@@ -21,8 +21,7 @@ from gateway.exceptions import InvalidRequest
 from gateway.limits.admission import Usage
 from gateway.limits.bounds import MAX_TOKEN_IDS
 from gateway.request import Request
-from gateway.text.detokenizer import TokenBytes
-from workers.wire.protocol import OutputKind, SamplingParams
+from workers.wire.protocol import OutputKind
 
 MAX_INPUTS = 2048
 """Maximum number of inputs in a request, as in OpenAI's API."""
@@ -150,9 +149,7 @@ class Embeddings(Dialect[EmbeddingRequest]):
             user=body.user,
         )
 
-    def answer_format(
-        self, body: EmbeddingRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
-    ) -> EmbeddingFormat:
+    def answer_format(self, body: EmbeddingRequest, context: AnswerContext) -> EmbeddingFormat:
         return EmbeddingFormat(
             body.model, body.dimensions, is_base64=body.encoding_format == "base64"
         )

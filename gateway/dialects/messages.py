@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gateway.dialects.chat_messages import read_role
-from gateway.dialects.dialect import Dialect
+from gateway.dialects.dialect import AnswerContext, Dialect
 from gateway.dialects.dropped import MESSAGES, UNBOUNDED_THOUGHT
 from gateway.dialects.function_tools import read_definition
 from gateway.dialects.generation_fields import schema_constraint
@@ -43,8 +43,6 @@ from gateway.request import (
     ToolChoice,
     in_turns,
 )
-from gateway.text.detokenizer import TokenBytes
-from workers.wire.protocol import SamplingParams
 
 BILLING_HEADER = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
 Role = Literal["user", "assistant", "system"]
@@ -82,11 +80,9 @@ class Messages(Dialect[MessagesRequest]):
         """Returns the neutral request whose prompt tokens are counted. Raises InvalidRequest."""
         return Request(**MessageReading(body).neutral_fields())
 
-    def answer_format(
-        self, body: MessagesRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
-    ) -> MessagesFormat:
-        id = f"{self.id_prefix}_{request_id}"
-        return MessagesFormat(id, request_id, body.model, body.stop_sequences or [])
+    def answer_format(self, body: MessagesRequest, context: AnswerContext) -> MessagesFormat:
+        id = f"{self.id_prefix}_{context.request_id}"
+        return MessagesFormat(id, context.request_id, body.model, body.stop_sequences or [])
 
 
 class MessageReading:

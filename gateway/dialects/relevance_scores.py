@@ -11,14 +11,13 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from gateway.dialects.dialect import Answer, BodyFormat, Dialect
+from gateway.dialects.dialect import Answer, AnswerContext, BodyFormat, Dialect
 from gateway.dialects.embeddings import prompt_usage
 from gateway.dialects.openai_fields import Count, InputFields
 from gateway.exceptions import InvalidRequest
 from gateway.limits.admission import Usage
 from gateway.request import INSTRUCTION, Pair, Request
-from gateway.text.detokenizer import TokenBytes
-from workers.wire.protocol import OutputKind, SamplingParams
+from workers.wire.protocol import OutputKind
 
 MAX_PAIRS = 2048
 Texts = str | Annotated[list[str], Meta(min_length=1)]
@@ -210,10 +209,8 @@ class Scores(Dialect[ScoreRequest]):
     def read(self, body: ScoreRequest) -> Request:
         return _asked(body, body.pairs, body.names[1])
 
-    def answer_format(
-        self, body: ScoreRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
-    ) -> ScoreFormat:
-        return ScoreFormat(f"{self.id_prefix}-{request_id}", body.model)
+    def answer_format(self, body: ScoreRequest, context: AnswerContext) -> ScoreFormat:
+        return ScoreFormat(f"{self.id_prefix}-{context.request_id}", body.model)
 
 
 class Reranking(Dialect[RerankRequest]):
@@ -223,11 +220,9 @@ class Reranking(Dialect[RerankRequest]):
         asked = _asked(body, body.pairs, "documents")
         return msgspec.structs.replace(asked, max_document_tokens=body.max_tokens_per_doc)
 
-    def answer_format(
-        self, body: RerankRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
-    ) -> RerankFormat:
+    def answer_format(self, body: RerankRequest, context: AnswerContext) -> RerankFormat:
         texts = None if body.return_documents is False else body.texts
-        return RerankFormat(f"{self.id_prefix}-{request_id}", body.model, texts, body.top_n)
+        return RerankFormat(f"{self.id_prefix}-{context.request_id}", body.model, texts, body.top_n)
 
 
 def _asked(body: ScoreRequest | RerankRequest, pairs: list[Pair], param: str) -> Request:

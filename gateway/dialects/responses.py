@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.dialects.dialect import Dialect
+from gateway.dialects.dialect import AnswerContext, Dialect
 from gateway.dialects.dropped import RESPONSES
 from gateway.dialects.function_tools import allowed_tools, qualified
 from gateway.dialects.generation_fields import (
@@ -26,7 +26,6 @@ from gateway.dialects.responses_fields import (
 from gateway.dialects.responses_format import ResponsesFormat
 from gateway.exceptions import InvalidRequest
 from gateway.request import Constraint, Message, NamedTool, Request, Tool, ToolChoice
-from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import SamplingParams
 
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
@@ -129,14 +128,12 @@ class Responses(Dialect[ResponsesRequest]):
             dropped=tuple(sorted(dropped | {*reader.dropped})),
         )
 
-    def answer_format(
-        self, body: ResponsesRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
-    ) -> ResponsesFormat:
+    def answer_format(self, body: ResponsesRequest, context: AnswerContext) -> ResponsesFormat:
         reasoning = body.reasoning or Reasoning()
         return ResponsesFormat(
-            request_id,
-            {"id": f"{self.id_prefix}_{request_id}", **echoed(body, used)},
-            spelled,
+            context.request_id,
+            {"id": f"{self.id_prefix}_{context.request_id}", **echoed(body, context.used)},
+            context.spelled,
             carries_reasoning=body.carries_reasoning,
             summarises=reasoning.summarises is not None,
             namespaces=namespaces(body.tools or [], body.input),

@@ -13,7 +13,7 @@ from litestar.types import ASGIApp
 from gateway.catalog.resolved_model import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
-from gateway.dialects.dialect import AnswerFormat, Dialect
+from gateway.dialects.dialect import AnswerContext, AnswerFormat, Dialect
 from gateway.dialects.dropped import FOLDED_TURNS, header_of
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
@@ -188,9 +188,8 @@ def respond(
     worker, model, reservation = admitted
     run.trace.enter("stream")
     generation = plan(run, reservation, worker, model.adapter_layout, gateway.failover)
-    format = dialect.answer_format(
-        body, run.request_id, run.tokenizer.spelling.all, generation.sampling
-    )
+    context = AnswerContext(run.request_id, run.tokenizer.spelling.all, generation.sampling)
+    format = dialect.answer_format(body, context)
     headers = _headers(run, reservation, generation)
     settlement = Settlement(
         run,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
-from gateway.dialects.dialect import Answer, AnswerFormat, Dialect
+from gateway.dialects.dialect import Answer, AnswerContext, AnswerFormat, Dialect
 from gateway.dialects.messages import Messages
 from gateway.dialects.messages_fields import MessagesRequest
 from gateway.dialects.responses import Responses
@@ -116,7 +116,8 @@ def test_every_answer_can_be_written(
     for dialect, kind, fields in DIALECTS:
         body = msgspec.convert({"model": "m", **fields}, kind)
         stream, whole = (
-            dialect.answer_format(body, "req", spelled, SamplingParams(9, 5)) for _ in range(2)
+            dialect.answer_format(body, AnswerContext("req", spelled, SamplingParams(9, 5)))
+            for _ in range(2)
         )
         assert isinstance(stream, AnswerFormat)
         answered = Answer(0)

@@ -17,7 +17,7 @@ from openai._streaming import SSEDecoder as OpenAIDecoder
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from pydantic import TypeAdapter
 
-from gateway.dialects.dialect import Answer, AnswerFormat
+from gateway.dialects.dialect import Answer, AnswerContext, AnswerFormat
 from gateway.dialects.messages_format import MessagesFormat
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
@@ -118,7 +118,9 @@ def test_responses(deltas: list[Delta], include: Any) -> None:
     request = ResponsesRequest(model="tiny", input="Hi", include=include)
 
     def format() -> AnswerFormat:
-        return Responses().answer_format(request, "req_1", SPELLED, SamplingParams(5, 1))
+        return Responses().answer_format(
+            request, AnswerContext("req_1", SPELLED, SamplingParams(5, 1))
+        )
 
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=omit, text_format=omit)
     last: Any = None
