@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,7 +23,7 @@ from gateway.request import Conversation, Message, Pair, Request
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.stopping import failure_function
 from gateway.text.parsers.thoughts import is_in_thought
-from gateway.text.tokenizer import ModelTokenizer
+from gateway.text.tokenizer import ChatTokens, ModelTokenizer
 
 TAIL_TOKENS = 16
 """Number of tokens at the end of a prompt that are searched for the beginning of a thought."""
@@ -77,177 +76,193 @@ async def encode_prompts(
     check_ids(request, target)
     check_tools(request.tools, request.tool_choice, request.dropped)
     check_template_arguments(request.template_arguments)
+    reader = _PromptReader(tokenizer, target, request, caller.cache_domain)
     if request.pairs:
-        return await _pair_prompts(tokenizer, target, request, caller)
+        return await reader.of_pairs()
     if request.messages is not None:
-        return await _chat_prompts(tokenizer, target, request, request.messages, caller)
-    return await _completion_prompts(tokenizer, target, request, caller)
+        return await reader.of_chat(request.messages)
+    return await reader.of_texts()
 
 
-async def _chat_prompts(
-    tokenizer: ModelTokenizer,
-    target: ResolvedModel,
-    request: Request,
-    messages: list[Message],
-    caller: Principal,
-) -> list[Prompt]:
-    template, max_tokens = target.chat_template(), target.base.max_model_len
-    tokenizer.check_chars(sum([message.num_chars for message in messages]), max_tokens)
-    tokens, is_folded = await tokenizer.encode_chat(
-        request.conversation,
-        domain=caller.cache_domain,
-        template=template,
-        max_tokens=None if request.truncation else max_tokens,
-        add_special_tokens=bool(request.add_special_tokens),
-    )
-    tokens = _shortened(
-        tokenizer, request, tokens, max_tokens, has_special_tokens=bool(request.add_special_tokens)
-    )
-    check_total([len(tokens)], request.num_choices, max_tokens, param="n")
-    form = await tokenizer.answer_form(template)
-    if target.serving.tool_format is not None:
-        form = msgspec.structs.replace(form, calls=target.serving.tool_format)
-    in_thought = form.has_thoughts and is_in_thought(tokenizer.text(tokens[-TAIL_TOKENS:]))
-    last = messages[-1]
-    echoed = [last.content] if request.echo and last.role == "assistant" else []
-    prompts = await _prompts(tokenizer, target, caller, [tokens], echoed, request.prompts_param)
-    return [
-        msgspec.structs.replace(each, form=form, in_thought=in_thought, is_folded=is_folded)
-        for each in prompts
-    ]
+class _PromptReader:
+    """Reader of the prompts of one request."""
 
+    def __init__(
+        self, tokenizer: ModelTokenizer, target: ResolvedModel, request: Request, domain: str
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._target = target
+        self._request = request
+        self._domain = domain
+        self._max_model_len = target.base.max_model_len
+        self._max_tokens = None if request.truncation else self._max_model_len
+        """Maximum tokens of a text. None if longer texts are cut."""
 
-async def _pair_prompts(
-    tokenizer: ModelTokenizer, target: ResolvedModel, request: Request, caller: Principal
-) -> list[Prompt]:
-    """Returns one prompt for each pair. Lets the event loop run other tasks after each prompt."""
-    max_tokens = target.base.max_model_len
-    most = _most_tokens(request, max_tokens)
-    fewest = [min(most, tokenizer.fewest_tokens(pair.num_chars)) for pair in request.pairs]
-    check_total(fewest, 1, max_tokens, param=request.prompts_param)
-    for pair in request.pairs:
-        tokenizer.check_chars(pair.num_chars, max_tokens)
+    async def of_chat(self, messages: list[Message]) -> list[Prompt]:
+        """Returns the prompt of a conversation."""
+        tokenizer, request, target = self._tokenizer, self._request, self._target
+        template = target.chat_template()
+        num_chars = sum([message.num_chars for message in messages])
+        tokenizer.check_chars(num_chars, self._max_model_len)
+        tokens, is_folded = await self._encode_chat(request.conversation)
+        tokens = self._shortened(tokens, has_special_tokens=bool(request.add_special_tokens))
+        check_total([len(tokens)], request.num_choices, self._max_model_len, param="n")
+        form = await tokenizer.answer_form(template)
+        if target.serving.tool_format is not None:
+            form = msgspec.structs.replace(form, calls=target.serving.tool_format)
+        in_thought = form.has_thoughts and is_in_thought(tokenizer.text(tokens[-TAIL_TOKENS:]))
+        last = messages[-1]
+        echoed = [last.content] if request.echo and last.role == "assistant" else []
+        return [
+            msgspec.structs.replace(each, form=form, in_thought=in_thought, is_folded=is_folded)
+            for each in await self._prompts([tokens], echoed)
+        ]
 
-    async def encode(pair: Pair) -> list[int]:
-        tokens, _ = await tokenizer.encode_chat(
-            Conversation(pair.messages(), template_arguments=WITHOUT_THINKING),
-            domain=caller.cache_domain,
-            template=target.chat_template(),
-            max_tokens=None if request.truncation else max_tokens,
-            add_special_tokens=bool(request.add_special_tokens),
+    async def of_pairs(self) -> list[Prompt]:
+        """Returns one prompt for each pair. Lets the event loop run other tasks after each
+        prompt."""
+        tokenizer, request, most = self._tokenizer, self._request, self._most_tokens()
+        pairs, cut = request.pairs, request.truncation
+        self._check_total([min(most, tokenizer.fewest_tokens(each.num_chars)) for each in pairs])
+        for pair in pairs:
+            tokenizer.check_chars(pair.num_chars, self._max_model_len)
+        documents: list[list[int]] = []
+        if cut is not None or request.max_document_tokens is not None:
+            texts = [pair.document for pair in pairs]
+            documents = await tokenizer.encode_many(
+                texts, domain=self._domain, add_special_tokens=False
+            )
+        prompts: list[list[int]] = []
+        for number, pair in enumerate(pairs):
+            kept = documents[number] if documents else []
+            if request.max_document_tokens is not None and len(kept) > request.max_document_tokens:
+                kept = kept[: request.max_document_tokens]
+                pair = pair.with_document(tokenizer.text(kept))
+            tokens = await self._encode_pair(pair)
+            while cut is not None and len(tokens) > most:
+                num_kept = len(kept) - (len(tokens) - most)
+                if num_kept < 1:
+                    raise InvalidRequest(
+                        f"The question without its document has {most} tokens or more, which "
+                        f"'{cut.param}' does not allow.",
+                        param=cut.param,
+                    )
+                kept = kept[-num_kept:] if cut.side == "left" else kept[:num_kept]
+                pair = pair.with_document(tokenizer.text(kept))
+                tokens = await self._encode_pair(pair)
+            prompts.append(tokens)
+            await asyncio.sleep(0)
+        self._check_total([len(tokens) for tokens in prompts])
+        return await self._prompts(prompts, [])
+
+    async def of_texts(self) -> list[Prompt]:
+        """Returns the prompts of texts and token ids."""
+        tokenizer, request, given = self._tokenizer, self._request, self._request.prompts
+        most, has_special_tokens = self._most_tokens(), request.add_special_tokens is not False
+        fewest = [
+            min(most, tokenizer.fewest_tokens(len(each)) if isinstance(each, str) else len(each))
+            for each in given
+        ]
+        self._check_total(fewest)
+        texts = [each for each in given if isinstance(each, str)]
+        tokenizer.check_chars(max(map(len, texts), default=0), self._max_model_len)
+        encoded = iter(
+            await tokenizer.encode_many(
+                texts,
+                domain=self._domain,
+                add_special_tokens=has_special_tokens,
+                max_tokens=self._max_tokens,
+            )
         )
-        return tokens
+        prompts = [
+            self._shortened(next(encoded), has_special_tokens=has_special_tokens)
+            if isinstance(each, str)
+            else self._shortened(each)
+            for each in given
+        ]
+        lengths = [len(prompt) for prompt in prompts]
+        self._check_total(lengths)
+        for length in lengths:
+            completion_tokens(length, request.max_tokens, 1, self._max_model_len)
+        echoed = (prompts if request.truncation else given) if request.echo else []
+        return await self._prompts(prompts, echoed)
 
-    documents: list[list[int]] = []
-    if request.truncation is not None or request.max_document_tokens is not None:
-        documents = await tokenizer.encode_many(
-            [pair.document for pair in request.pairs],
-            domain=caller.cache_domain,
-            add_special_tokens=False,
+    async def _encode_chat(self, conversation: Conversation) -> ChatTokens:
+        return await self._tokenizer.encode_chat(
+            conversation,
+            domain=self._domain,
+            template=self._target.chat_template(),
+            max_tokens=self._max_tokens,
+            add_special_tokens=bool(self._request.add_special_tokens),
         )
-    prompts: list[list[int]] = []
-    for number, pair in enumerate(request.pairs):
-        kept = documents[number] if documents else []
-        if request.max_document_tokens is not None and len(kept) > request.max_document_tokens:
-            kept = kept[: request.max_document_tokens]
-            pair = pair.with_document(tokenizer.text(kept))
-        tokens = await encode(pair)
-        while request.truncation is not None and len(tokens) > most:
-            num_kept = len(kept) - (len(tokens) - most)
-            if num_kept < 1:
-                raise InvalidRequest(
-                    f"The question without its document has {most} tokens or more, which "
-                    f"'{request.truncation.param}' does not allow.",
-                    param=request.truncation.param,
-                )
-            kept = kept[-num_kept:] if request.truncation.side == "left" else kept[:num_kept]
-            pair = pair.with_document(tokenizer.text(kept))
-            tokens = await encode(pair)
-        prompts.append(tokens)
-        await asyncio.sleep(0)
-    check_total([len(tokens) for tokens in prompts], 1, max_tokens, param=request.prompts_param)
-    return await _prompts(tokenizer, target, caller, prompts, [], request.prompts_param)
 
+    async def _encode_pair(self, pair: Pair) -> list[int]:
+        question = Conversation(pair.messages(), template_arguments=WITHOUT_THINKING)
+        return (await self._encode_chat(question)).tokens
 
-async def _completion_prompts(
-    tokenizer: ModelTokenizer, target: ResolvedModel, request: Request, caller: Principal
-) -> list[Prompt]:
-    given, num_choices, max_tokens = request.prompts, request.num_choices, target.base.max_model_len
-    most = _most_tokens(request, max_tokens)
-    fewest = [
-        min(most, tokenizer.fewest_tokens(len(each)) if isinstance(each, str) else len(each))
-        for each in given
-    ]
-    check_total(fewest, num_choices, max_tokens, param=request.prompts_param)
-    texts = [each for each in given if isinstance(each, str)]
-    tokenizer.check_chars(max(map(len, texts), default=0), max_tokens)
-    encoded = iter(
-        await tokenizer.encode_many(
-            texts,
-            domain=caller.cache_domain,
-            add_special_tokens=request.add_special_tokens is not False,
-            max_tokens=None if request.truncation else max_tokens,
-        )
-    )
-    shorten = partial(_shortened, tokenizer, request, max_model_len=max_tokens)
-    has_special_tokens = request.add_special_tokens is not False
-    prompts = [
-        shorten(next(encoded), has_special_tokens=has_special_tokens)
-        if isinstance(each, str)
-        else shorten(each)
-        for each in given
-    ]
-    lengths = [len(prompt) for prompt in prompts]
-    check_total(lengths, num_choices, max_tokens, param=request.prompts_param)
-    for length in lengths:
-        completion_tokens(length, request.max_tokens, 1, max_tokens)
-    echoed: Sequence[str | list[int]] = []
-    if request.echo:
-        echoed = prompts if request.truncation else given
-    return await _prompts(tokenizer, target, caller, prompts, echoed, request.prompts_param)
+    def _check_total(self, lengths: Sequence[int]) -> None:
+        request = self._request
+        check_total(lengths, request.num_choices, self._max_model_len, param=request.prompts_param)
 
+    def _most_tokens(self) -> int:
+        """Returns the maximum number of tokens that a prompt keeps. Without truncation this is
+        `MAX_TOKEN_IDS`, because long prompts are then refused instead of cut."""
+        request, max_model_len = self._request, self._max_model_len
+        if request.truncation is None:
+            return MAX_TOKEN_IDS
+        if request.truncation.max_tokens > 0:
+            return request.truncation.max_tokens
+        room = max_model_len - (1 if request.max_tokens is None else request.max_tokens)
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {max_model_len} tokens, and "
+                f"'{request.max_tokens_param}' of {request.max_tokens} leaves no room for a prompt."
+            )
+        return room
 
-def _most_tokens(request: Request, max_model_len: int) -> int:
-    """Returns the maximum number of tokens that a prompt keeps. Without truncation this is
-    `MAX_TOKEN_IDS`, because long prompts are then refused instead of cut."""
-    if request.truncation is None:
-        return MAX_TOKEN_IDS
-    if request.truncation.max_tokens > 0:
-        return request.truncation.max_tokens
-    room = max_model_len - (1 if request.max_tokens is None else request.max_tokens)
-    if room < 1:
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {max_model_len} tokens, and "
-            f"'{request.max_tokens_param}' of {request.max_tokens} leaves no room for a prompt."
-        )
-    return room
+    def _shortened(self, tokens: list[int], *, has_special_tokens: bool = False) -> list[int]:
+        """Returns the tokens of a prompt, truncated as the request asks. Keeps the special tokens
+        that the tokenizer has added around the prompt. Raises InvalidRequest if these leave no room
+        for other tokens."""
+        cut, most = self._request.truncation, self._most_tokens()
+        if cut is None or len(tokens) <= most:
+            return tokens
+        begin, end = self._tokenizer.num_added_tokens if has_special_tokens else (0, 0)
+        room = most - begin - end
+        if room < 1:
+            raise InvalidRequest(
+                f"'{cut.param}' must be above {begin + end}, the number of special tokens around a "
+                "prompt of this model.",
+                param=cut.param,
+            )
+        inner = tokens[begin : len(tokens) - end]
+        inner = inner[-room:] if cut.side == "left" else inner[:room]
+        return [*tokens[:begin], *inner, *tokens[len(tokens) - end :]]
 
+    async def _prompts(
+        self, tokenised: list[list[int]], echoed: Sequence[str | list[int]]
+    ) -> list[Prompt]:
+        """Returns the prompts of tokenised texts. `echoed` are the prompts as the request has them
+        if the answer repeats them, and empty otherwise. Raises InvalidRequest if a prompt is empty
+        or has an id outside the vocabulary."""
+        size, param = self._target.base.shape.vocab_size, self._request.prompts_param
+        for tokens in tokenised:
+            if not tokens:
+                raise InvalidRequest(f"The {param} is empty.", param=param)
+            if max(tokens) >= size:
+                raise InvalidRequest(f"Token ids must be below {size}.", param=param)
 
-def _shortened(
-    tokenizer: ModelTokenizer,
-    request: Request,
-    tokens: list[int],
-    max_model_len: int,
-    *,
-    has_special_tokens: bool = False,
-) -> list[int]:
-    """Returns the tokens of a prompt, truncated as the request asks. Keeps the special tokens that
-    the tokenizer has added around the prompt. Raises InvalidRequest if these leave no room for
-    other tokens."""
-    cut, most = request.truncation, _most_tokens(request, max_model_len)
-    if cut is None or len(tokens) <= most:
-        return tokens
-    begin, end = tokenizer.num_added_tokens if has_special_tokens else (0, 0)
-    room = most - begin - end
-    if room < 1:
-        raise InvalidRequest(
-            f"'{cut.param}' must be above {begin + end}, the number of special tokens around a "
-            "prompt of this model.",
-            param=cut.param,
-        )
-    inner = tokens[begin : len(tokens) - end]
-    inner = inner[-room:] if cut.side == "left" else inner[:room]
-    return [*tokens[:begin], *inner, *tokens[len(tokens) - end :]]
+        def make() -> list[Prompt]:
+            decode = self._tokenizer.text
+            echoes = [each if isinstance(each, str) else decode(each) for each in echoed]
+            return [
+                make_prompt(self._target, tokens, echo)
+                for tokens, echo in zip(tokenised, echoes or [""] * len(tokenised), strict=True)
+            ]
+
+        if not echoed and not invocation_of(self._target):
+            return make()
+        return await self._tokenizer.work_on(tokenised, self._domain, make)
 
 
 def check_ids(request: Request, target: ResolvedModel) -> None:
@@ -264,36 +279,6 @@ def check_ids(request: Request, target: ResolvedModel) -> None:
                 f"'{param}' names the token id {highest}; this model's ids are below {size}.",
                 param=param,
             )
-
-
-async def _prompts(
-    tokenizer: ModelTokenizer,
-    target: ResolvedModel,
-    caller: Principal,
-    tokenised: list[list[int]],
-    echoed: Sequence[str | list[int]],
-    param: str,
-) -> list[Prompt]:
-    """Returns the prompts of tokenised texts. `echoed` are the prompts as the request has them if
-    the answer repeats them, and empty otherwise. Raises InvalidRequest, naming `param`, if a prompt
-    is empty or has an id outside the vocabulary."""
-    size = target.base.shape.vocab_size
-    for tokens in tokenised:
-        if not tokens:
-            raise InvalidRequest(f"The {param} is empty.", param=param)
-        if max(tokens) >= size:
-            raise InvalidRequest(f"Token ids must be below {size}.", param=param)
-
-    def make() -> list[Prompt]:
-        echoes = [each if isinstance(each, str) else tokenizer.text(each) for each in echoed]
-        return [
-            make_prompt(target, tokens, echo)
-            for tokens, echo in zip(tokenised, echoes or [""] * len(tokenised), strict=True)
-        ]
-
-    if not echoed and not invocation_of(target):
-        return make()
-    return await tokenizer.work_on(tokenised, caller.cache_domain, make)
 
 
 def make_prompt(target: ResolvedModel, tokens: list[int], echo: str = "") -> Prompt:
