@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.dispatch.prompts import Prompt
+from gateway.dispatch.run import Run
 from gateway.dispatch.text_scores import TextScores
-from gateway.text.parsers.parser import Parser, Part, Text, ToolCall, join_parts
+from gateway.text.parsers.parser import IdentityParser, Parser, Part, Text, ToolCall, join_parts
 from gateway.text.parsers.stopping import StoppingParser
-from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import ErrorCode, FinishReason, SequenceOutput, TokenLogprobs
 
@@ -64,43 +65,41 @@ class Choice:
     """Answer to a prompt. Pass each output of its sequence to `feed` until `finish_reason` is
     set."""
 
-    def __init__(
-        self,
-        index: int,
-        prompt: list[int],
-        tokenizer: ModelTokenizer,
-        parser: Parser,
-        *,
-        stops: list[str],
-        stop_tokens: tuple[int, ...] = (),
-        min_tokens: int = 0,
-        echo: str = "",
-        shown: frozenset[str] | None = frozenset(),
-        shows_stop: bool = False,
-        num_echo_top: int | None = None,
-        num_prompt_top: int | None = None,
-        scores_texts: bool = False,
-    ) -> None:
-        """`stop_tokens` are the request's own stop tokens. `echo` is text shown before the answer.
-        It is neither searched for stop strings nor parsed. `shown` are the special tokens that the
-        text includes, or None for all. `shows_stop` includes the stop string that ends the answer.
-        `num_echo_top` and `num_prompt_top` are the numbers of most likely tokens shown with each
-        token of the echo and of the prompt. None shows no scores. `scores_texts` adds
-        log-probabilities to the pieces of text."""
+    def __init__(self, run: Run, prompt: Prompt, index: int) -> None:
+        request, spelling = run.request, run.tokenizer.spelling
+        parser: Parser = IdentityParser()
+        shown: frozenset[str] | None = frozenset()
+        if prompt.form is not None:
+            tools = request.callable_tools
+            parser = prompt.form.parser(
+                tools,
+                is_parallel=request.is_parallel,
+                must_call=request.must_call,
+                in_thought=prompt.in_thought,
+            )
+            shown = prompt.form.markers(tools)
+        if not request.skip_special_tokens:
+            shown = None
+        stops = run.stops
         self.index = index
-        self.prompt = prompt
+        self.prompt = prompt.tokens
         self.finish_reason: str | None = None
         self.num_tokens = 0
-        self._stopping = StoppingParser(parser, stops, shows_stop=shows_stop) if stops else None
+        self._stopping = None
+        if stops:
+            self._stopping = StoppingParser(parser, stops, shows_stop=request.shows_stop)
         self._parser = self._stopping or parser
-        self._detokenizer = tokenizer.spelling.detokenizer(shown)
-        self._stop_tokens = stop_tokens
-        self._min_tokens = min_tokens
-        self._echo = echo
+        self._detokenizer = spelling.detokenizer(shown)
+        self._stop_tokens = request.stop_token_ids
+        self._min_tokens = request.min_tokens
+        self._echo = prompt.echo
+        """Text that is shown before the answer. It is neither searched for stop strings nor
+        parsed."""
         self._has_calls = False
-        self._num_echo_top = num_echo_top
-        self._num_prompt_top = num_prompt_top
-        self._scores = TextScores(tokenizer.spelling.all) if scores_texts else None
+        self._num_echo_top = request.num_logprobs if request.scores_echo else None
+        """Number of most likely tokens shown with each token of the echo. None shows no scores."""
+        self._num_prompt_top = request.num_prompt_logprobs
+        self._scores = TextScores(spelling.all) if request.scores_texts else None
 
     @property
     def num_thought_tokens(self) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from gateway.dispatch.choice import Delta
 from gateway.dispatch.failover import Failover
 from gateway.dispatch.placement import Placement, RemoteSequence
+from gateway.dispatch.run import Run
 from gateway.limits.admission import Reservation, Usage
 from workers.wire.client import SequenceEvent, Silence, WorkerFailed
 from workers.wire.protocol import (
-    AdapterRef,
     ErrorCode,
     FinishReason,
     OutputKind,
@@ -38,26 +38,14 @@ class Generation:
 
     def __init__(
         self,
+        run: Run,
         sequences: Sequence[RemoteSequence],
         reservation: Reservation,
         failover: Failover,
-        *,
-        adapter_for: Callable[[str], AdapterRef | None],
-        deadline: float,
-        num_bytes: int,
     ) -> None:
         """The first `step` sends the sequences. Tokens that `reservation` does not cover are
-        dropped, and the answer ends with finish reason `length`. The other arguments are those of
-        `Placement`."""
-        self.placement = Placement(
-            sequences,
-            failover,
-            adapter_for=adapter_for,
-            deadline=deadline,
-            num_bytes=num_bytes,
-            on_event=self._take,
-            on_failure=self._fail,
-        )
+        dropped, and the answer ends with finish reason `length`."""
+        self.placement = Placement(run, sequences, failover, self._take, self._fail)
         self.first_output_at: float | None = None
         """Time of time.perf_counter() at which the first output arrived. None before that."""
         self.ended_at: float | None = None

@@ -16,10 +16,10 @@ import msgspec
 
 from gateway.dispatch.choice import Choice
 from gateway.dispatch.failover import Failover, RetryState
+from gateway.dispatch.run import Run
 from gateway.exceptions import DeadlineExceeded
 from workers.wire.client import SequenceEvent, WorkerClient, WorkerFailed
 from workers.wire.protocol import (
-    AdapterRef,
     ErrorCode,
     Generate,
     PromptProgress,
@@ -135,20 +135,15 @@ class Placement:
 
     def __init__(
         self,
+        run: Run,
         sequences: Sequence[RemoteSequence],
         failover: Failover,
-        *,
-        adapter_for: Callable[[str], AdapterRef | None],
-        deadline: float,
-        num_bytes: int,
         on_event: Callable[[int, SequenceEvent], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`adapter_for` returns the adapter for a worker's layout. `deadline` is the time of
-        time.perf_counter() by which the first output is due. `num_bytes` is the size of the
-        request's body. `on_event` is called with the index of a sequence and each of its events, as
-        soon as the event is read from the worker's connection. `on_failure` is called with the
-        error that ends the request if the deadline passes or no worker is found in time."""
+        """`on_event` is called with the index of a sequence and each of its events, as soon as the
+        event is read from the worker's connection. `on_failure` is called with the error that ends
+        the request if the deadline passes or no worker is found in time."""
         self.sequences = sequences
         self.worker_id = sequences[0].worker_id
         """Instance id of the worker to which a sequence was last sent."""
@@ -160,10 +155,8 @@ class Placement:
         """Whether any sequence has been sent to a worker."""
         self.is_ended = False
         """Whether `abort` was called."""
+        self._run = run
         self._failover = failover
-        self._adapter_for = adapter_for
-        self._deadline = deadline
-        self._num_bytes = num_bytes
         self._on_event = on_event
         self._on_failure = on_failure
         self._is_answering = False
@@ -184,7 +177,7 @@ class Placement:
         self._failover.budget.note_sent(len(self.sequences))
         late = DeadlineExceeded("No answer began within the time that this request had.")
         self._expiry = asyncio.get_running_loop().call_later(
-            self._deadline - time.perf_counter() + GRACE_S, self._on_failure, late
+            self._run.deadline - time.perf_counter() + GRACE_S, self._on_failure, late
         )
         waiting = {number for sequence in self.sequences for number in sequence.followers}
         for number in range(min(len(self.sequences), MAX_AT_ONCE)):
@@ -222,7 +215,7 @@ class Placement:
         """Moves a sequence whose worker refused it or was lost. Raises the sequence's error if it
         may not move."""
         sequence = self.sequences[number]
-        self._failover.full.note(sequence.worker, sequence.request, self._num_bytes, failure)
+        self._failover.full.note(sequence.worker, sequence.request, self._run.num_bytes, failure)
         self._move(number, failure)
 
     def leave_silent(self, number: int) -> None:
@@ -344,7 +337,7 @@ class Placement:
         case = self._retries(sequence)
         if case.is_suspected():
             return False
-        find, num_bytes = self._failover.find, self._num_bytes
+        find, num_bytes = self._failover.find, self._run.num_bytes
         while (worker := find(sequence.request, case.excluded, num_bytes)) is not None:
             sequence.request = self._rewritten(sequence, worker)
             left = sequence.worker_id
@@ -369,7 +362,9 @@ class Placement:
         """Returns the request that continues the sequence on this worker, after the tokens
         generated so far."""
         request, params = sequence.request, sequence.request.params
-        adapter = request.adapter and self._adapter_for(worker.models[request.model].adapter_layout)
+        adapter = request.adapter and self._run.target.adapter_for(
+            worker.models[request.model].adapter_layout
+        )
         now = time.perf_counter()
         waited_s = request.waited_s + (now - sequence.sent_at if sequence.sent_at else 0.0)
         if sequence.tokens and params.prompt_logprobs is not None:
@@ -381,7 +376,7 @@ class Placement:
             adapter=adapter,
             tokens=[*sequence.choice.prompt, *sequence.tokens],
             num_resumed=len(sequence.tokens),
-            timeout_s=None if self._is_answering else self._deadline - now,
+            timeout_s=None if self._is_answering else self._run.deadline - now,
             waited_s=0.0 if self._is_answering else waited_s,
         )
 

@@ -16,7 +16,6 @@ from gateway.dispatch.run import Run
 from gateway.dispatch.standings import Work
 from gateway.limits.admission import Reservation
 from gateway.request import Request
-from gateway.text.parsers.parser import IdentityParser, Parser
 from gateway.text.tokenizer import SamplingDefaults
 from store.records import GenerationDefaults, ServedVersion
 from workers.wire.client import WorkerClient
@@ -82,28 +81,19 @@ def plan(
             run.request, run.target.serving.defaults, run.tokenizer.defaults, max_tokens
         )
         params = msgspec.structs.replace(params, rules=run.rules, stop_token_ids=run.stop_token_ids)
-        request, usage = (
-            _generate(run, prompt, adapter_layout, params),
-            PromptUsage(len(prompt.tokens)),
-        )
+        request = _generate(run, prompt, adapter_layout, params)
+        usage = PromptUsage(len(prompt.tokens))
         for number in range(num_choices):
             if number:
                 # The first choice scores the prompt for all.
                 numbered = msgspec.structs.replace(params, choice=number, prompt_logprobs=None)
                 request = msgspec.structs.replace(request, params=numbered)
-            choice = _choice(run, prompt, len(sequences))
+            choice = Choice(run, prompt, len(sequences))
             sequences.append(RemoteSequence(request, choice, usage, worker, worker.instance_id))
         if params.prompt_logprobs is not None:
             last = len(sequences)
             sequences[-num_choices].followers = list(range(last - num_choices + 1, last))
-    return Generation(
-        sequences,
-        reservation,
-        failover,
-        adapter_for=run.target.adapter_for,
-        deadline=run.deadline,
-        num_bytes=run.num_bytes,
-    )
+    return Generation(run, sequences, reservation, failover)
 
 
 def sampling_params(
@@ -186,34 +176,3 @@ def _kind(request: Request, params: SamplingParams) -> OutputKind:
     if request.kind is OutputKind.GENERATE and not params.max_tokens:
         return OutputKind.SCORE
     return request.kind
-
-
-def _choice(run: Run, prompt: Prompt, index: int) -> Choice:
-    form, tools = prompt.form, run.request.callable_tools
-    parser: Parser = IdentityParser()
-    shown: frozenset[str] | None = frozenset()
-    if form is not None:
-        parser = form.parser(
-            tools,
-            is_parallel=run.request.is_parallel,
-            must_call=run.request.must_call,
-            in_thought=prompt.in_thought,
-        )
-        shown = form.markers(tools)
-    if not run.request.skip_special_tokens:
-        shown = None
-    return Choice(
-        index,
-        prompt.tokens,
-        run.tokenizer,
-        parser,
-        stops=run.stops,
-        stop_tokens=run.request.stop_token_ids,
-        min_tokens=run.request.min_tokens,
-        echo=prompt.echo,
-        shown=shown,
-        shows_stop=run.request.shows_stop,
-        num_echo_top=run.request.num_logprobs if run.request.scores_echo else None,
-        num_prompt_top=run.request.num_prompt_logprobs,
-        scores_texts=run.request.scores_texts,
-    )
