@@ -56,7 +56,7 @@ class MessagesFormat(AnswerFormat):
 
     def start(self, usage: Usage) -> bytes:
         message = self._message([], None, None, usage)
-        return event("message_start", {"type": "message_start", "message": message})
+        return event("message_start", message=message)
 
     def chunk(self, delta: Delta) -> bytes:
         self._finish_reason, self._stop = delta.finish_reason, delta.stop
@@ -64,19 +64,13 @@ class MessagesFormat(AnswerFormat):
 
     def end(self, usage: Usage) -> bytes:
         reason, sequence = self._stopped(self._finish_reason, self._stop, self._has_called)
-        ended = {
-            "type": "message_delta",
-            "delta": {"stop_reason": reason, "stop_sequence": sequence, **NOTHING_TOLD},
-            "usage": usage_object(usage),
-        }
-        return b"%s%s%s" % (
-            self._close(),
-            event("message_delta", ended),
-            event("message_stop", {"type": "message_stop"}),
-        )
+        delta = {"stop_reason": reason, "stop_sequence": sequence, **NOTHING_TOLD}
+        ended = event("message_delta", delta=delta, usage=usage_object(usage))
+        return self._close() + ended + event("message_stop")
 
     def error_event(self, error: Exception) -> bytes:
-        return event("error", messages_error(to_failure(error), self._request_id))
+        told = messages_error(to_failure(error), self._request_id)
+        return b"event: error\ndata: %s\n\n" % encode(told)
 
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
         (answer,) = answers
@@ -101,14 +95,8 @@ class MessagesFormat(AnswerFormat):
             begun = self._close()
             self._index += 1
             self._open = part_key(part)
-            begun += event(
-                "content_block_start",
-                {
-                    "type": "content_block_start",
-                    "index": self._index,
-                    "content_block": self._empty_block(part),
-                },
-            )
+            block = self._empty_block(part)
+            begun += event("content_block_start", index=self._index, content_block=block)
         if not written:
             return begun
         return (
@@ -124,13 +112,9 @@ class MessagesFormat(AnswerFormat):
         signed = b""
         if self._open[0] is Reasoning:
             delta = {"type": "signature_delta", "signature": SIGNATURE}
-            signed = event(
-                "content_block_delta",
-                {"type": "content_block_delta", "index": self._index, "delta": delta},
-            )
+            signed = event("content_block_delta", index=self._index, delta=delta)
         self._open = None
-        stopped = {"type": "content_block_stop", "index": self._index}
-        return signed + event("content_block_stop", stopped)
+        return signed + event("content_block_stop", index=self._index)
 
     def _empty_block(self, part: Part) -> dict[str, Any]:
         """Returns the empty block to which the pieces of a part are added."""
@@ -187,9 +171,9 @@ class MessagesFormat(AnswerFormat):
         }
 
 
-def event(name: str, data: Any) -> bytes:
-    """Returns a server-sent event with its name."""
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(data))
+def event(kind: str, /, **fields: Any) -> bytes:
+    """Returns a server-sent event, which has its kind as its name and as its field `type`."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode({"type": kind, **fields}))
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
