@@ -34,9 +34,9 @@ class TooManyRefusals(TooMany):
         super().__init__(
             "Too many requests of this tenant, or too many bytes of them, were refused in the last "
             "minutes. Correct what their answers name, and wait as long as 'retry-after' says "
-            "before you send a request again."
+            "before you send a request again.",
+            retry_after_s=frees_in_s,
         )
-        self.retry_after_s = frees_in_s
 
 
 class ModelNotFound(NotFound):
@@ -73,21 +73,6 @@ class QuotaExceeded(ApiError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str,
-        code: str,
-        frees_in_s: float | None,
-        is_worth_a_retry: bool,
-    ) -> None:
-        """`frees_in_s` is the number of seconds until the limit has room again. None if the request
-        can never fit."""
-        super().__init__(message, code, param)
-        self.retry_after_s = frees_in_s
-        self.should_retry = None if is_worth_a_retry else False
 
 
 class QuotaUnavailable(Overloaded):

@@ -36,14 +36,21 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         details: Mapping[str, Any] | None = None,
+        *,
+        retry_after_s: float | None = None,
+        should_retry: bool | None = None,
     ) -> None:
         """`param` names the wrong field, parameter or header. `details` are additional fields of
-        the answer."""
+        the answer. The other arguments replace the class's values unless they are None."""
         super().__init__(message)
         self.message = message
         self.code = code or type(self).code
         self.param = param
         self.details = details or {}
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
+        if should_retry is not None:
+            self.should_retry = should_retry
 
 
 class Invalid(ApiError):

@@ -69,10 +69,6 @@ class RateExceeded(TooMany):
 
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
 
 class Overloaded(ApiError):
     """Request that the service cannot accept now."""

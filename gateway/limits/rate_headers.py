@@ -64,8 +64,8 @@ def exceeded(hold: Hold, now: float) -> QuotaExceeded:
         message,
         param=quota.kind.value,
         code="insufficient_quota" if is_budget else "rate_limit_exceeded",
-        frees_in_s=frees_in_s if is_possible else None,
-        is_worth_a_retry=is_possible and not is_budget,
+        retry_after_s=frees_in_s if is_possible else None,
+        should_retry=None if is_possible and not is_budget else False,
     )
 
 
