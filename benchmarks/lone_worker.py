@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from adapters.format.module_list import write_module_list
-from adapters.format.validator import AdapterFiles, validate_and_list
+from adapters.format.validator import AdapterFiles, Limits, validate_and_list
 from adapters.manifest import BaseModelShape
 from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.loader import AdapterLoader
@@ -64,7 +64,7 @@ class House:
         for seed in range(num_adapters):
             staged = store.stage()
             write_adapter(self.shape, staged, rank=RANK, seed=seed)
-            validated = validate_and_list(AdapterFiles.in_folder(staged), self.shape)
+            validated = validate_and_list(AdapterFiles.in_folder(staged), [self.shape], Limits())
             write_module_list(staged, validated.modules)
             digest = validated.manifest.digest
             store.put("adapters", digest, staged)

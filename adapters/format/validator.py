@@ -96,33 +96,20 @@ class Validated(msgspec.Struct, frozen=True, tag=True):
     modules: tuple[ListedModule, ...]
 
 
-def validate(
-    files: AdapterFiles,
-    bases: BaseModelShape | Sequence[BaseModelShape],
-    limits: Limits | None = None,
-) -> AdapterManifest:
-    """Returns the manifest of a servable adapter. Raises AdapterRejected for anything else.
-
-    bases: base model of the adapter, or several candidates from which its tensors select one.
-    """
-    return validate_and_list(files, bases, limits).manifest
-
-
 def validate_and_list(
-    files: AdapterFiles,
-    bases: BaseModelShape | Sequence[BaseModelShape],
-    limits: Limits | None = None,
+    files: AdapterFiles, bases: Sequence[BaseModelShape], limits: Limits
 ) -> Validated:
-    """Validates an adapter as `validate` does. Returns its manifest and the list of modules to
-    store."""
-    limits = limits or Limits()
-    candidates = [bases] if isinstance(bases, BaseModelShape) else bases
+    """Returns the manifest of a servable adapter, and the list of modules to store. Raises
+    AdapterRejected for anything else.
+
+    bases: base models from which the adapter's tensors select one.
+    """
     raw_config = _read_config(files.config)
     config = parse_config(raw_config)
     with _open(files.weights, limits.max_file_bytes) as (file, file_bytes):
         header = read_header(file, file_bytes)
         with cpu_limit(limits.matching_cpu_s):
-            bound = bind_any(config, header.tensors, candidates, limits.max_rank)
+            bound = bind_any(config, header.tensors, bases, limits.max_rank)
         _check_image(bound, limits.max_image_bytes)
         digest = _start_digest(raw_config, file_bytes)
         file.seek(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from adapters.format.validator import (
     content_digest,
     validate_and_list,
 )
-from adapters.manifest import PROJECTIONS, BaseModelShape
+from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
 
 BASE = BaseModelShape(
     digest="b" * 64,
@@ -89,6 +90,16 @@ def encode(header: Any, data: bytes) -> bytes:
     return struct.pack("<Q", len(raw)) + raw + data
 
 
+def validate(
+    files: AdapterFiles,
+    bases: BaseModelShape | Sequence[BaseModelShape],
+    limits: Limits | None = None,
+) -> AdapterManifest:
+    """The manifest of an adapter that can be served. Raises AdapterRejected for anything else."""
+    candidates = [bases] if isinstance(bases, BaseModelShape) else bases
+    return validate_and_list(files, candidates, limits or Limits()).manifest
+
+
 def write(folder: Path, config: Any, weights: bytes) -> AdapterFiles:
     folder.mkdir(parents=True, exist_ok=True)
     files = AdapterFiles.in_folder(folder)
@@ -120,5 +131,5 @@ def listed(folder: Path, base: BaseModelShape = BASE) -> AdapterFiles:
     """Adds the list of modules to an adapter's files, as an upload does."""
     files = AdapterFiles.in_folder(folder)
     limits = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
-    write_module_list(folder, validate_and_list(files, base, limits).modules)
+    write_module_list(folder, validate_and_list(files, [base], limits).modules)
     return files

@@ -15,7 +15,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from adapters.format.validator import AdapterFiles, validate
+from adapters.format.validator import AdapterFiles
 from admin.adapters import versions
 from admin.adapters.versions import NewVersion
 from admin.keys import keys
@@ -23,6 +23,7 @@ from admin.models import models
 from admin.tenants import tenants
 from store.database import EVERYTHING, Database
 from store.records import TENANT_SCOPES
+from tests.adapters.files import validate
 from tests.e2e.fleet import WORKER, House, WorkerProcess
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME
 from tests.gateway.live import eventually

@@ -14,11 +14,11 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, validate
+from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles
 from loraplex.adapter_folder import check_folder
 from loraplex.converted_folder import INDEX_NAME, MLX_NAME, converted
 from loraplex.errors import ApiFailure, Refused
-from tests.adapters.files import BASE, write_adapter
+from tests.adapters.files import BASE, validate, write_adapter
 
 RANK, SCALE = 4, 20.0
 LAYERS = (1,)

@@ -10,7 +10,7 @@ from threading import Thread
 from time import monotonic
 
 from adapters.format.module_list import write_module_list
-from adapters.format.validator import AdapterFiles, validate_and_list
+from adapters.format.validator import AdapterFiles, Limits, validate_and_list
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
 from tests.workers.formed_worker import FormedWorker
@@ -35,7 +35,7 @@ from workers.wire.protocol import (
 
 def store_adapter(store: LocalStore, folder: Path, shape: BaseModelShape) -> AdapterRef:
     """Validates and stores what peft saved in `folder`, as an upload would."""
-    validated = validate_and_list(AdapterFiles.in_folder(folder), shape)
+    validated = validate_and_list(AdapterFiles.in_folder(folder), [shape], Limits())
     manifest = validated.manifest
     staged = store.stage()
     for name in ("adapter_config.json", "adapter_model.safetensors"):

@@ -10,9 +10,9 @@ import pytest
 from torch import nn
 
 from adapters.errors import AdapterRejected
-from adapters.format.validator import AdapterFiles, validate
+from adapters.format.validator import AdapterFiles
 from adapters.manifest import BaseModelShape
-from tests.adapters.files import BASE, CONFIG, encode, entries, factors, write
+from tests.adapters.files import BASE, CONFIG, encode, entries, factors, validate, write
 from tests.doubles import make_adapter
 
 INVOCATION = [7, 300, 7]

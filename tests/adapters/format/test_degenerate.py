@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from adapters.format.validator import validate
-from tests.adapters.files import BASE, CONFIG, encode, entries, factors, write
+from tests.adapters.files import BASE, CONFIG, encode, entries, factors, validate, write
 
 ALPHA, B, A = "lora_alpha (or its alpha_pattern) is 0", "lora_B is zero", "lora_A is zero"
 

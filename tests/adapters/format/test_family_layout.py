@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from adapters.errors import AdapterRejected
 from adapters.family_layout import head_order
-from adapters.format.validator import AdapterFiles, validate
+from adapters.format.validator import AdapterFiles
 from adapters.manifest import BaseModelShape
-from tests.adapters.files import BASE
+from tests.adapters.files import BASE, validate
 from tests.doubles import make_adapter, make_model
 
 

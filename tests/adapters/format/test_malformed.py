@@ -18,10 +18,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters.errors import AdapterRejected
-from adapters.format.validator import AdapterFiles, Limits, validate
+from adapters.format.validator import AdapterFiles, Limits
 from adapters.manifest import ModelLinear
 from adapters.pool.lora import ImageLayout, pack
-from tests.adapters.files import BASE, CONFIG, encode, entries, factors, listed, tensor_name, write
+from tests.adapters.files import (
+    BASE,
+    CONFIG,
+    encode,
+    entries,
+    factors,
+    listed,
+    tensor_name,
+    validate,
+    write,
+)
 
 Q0 = BASE.module_path(0, "q_proj")
 A0, B0 = tensor_name(Q0, "A"), tensor_name(Q0, "B")

@@ -69,7 +69,7 @@ def listed(
         for name, values in factors(4, projections, layers, DEEP).items()
     }
     files = write(folder, CONFIG | changes, encode(*entries(tensors)))
-    return validate_and_list(files, DEEP, Limits(matching_cpu_s=2.0))
+    return validate_and_list(files, [DEEP], Limits(matching_cpu_s=2.0))
 
 
 @pytest.mark.parametrize("tool", EXPRESSIONS)

@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 
 from adapters.errors import AdapterRejected
-from adapters.format.validator import validate
-from tests.adapters.files import BASE, CONFIG, encode, entries, factors, tensor_name, write
+from tests.adapters.files import (
+    BASE,
+    CONFIG,
+    encode,
+    entries,
+    factors,
+    tensor_name,
+    validate,
+    write,
+)
 
 Q0 = BASE.module_path(0, "q_proj")
 A0 = tensor_name(Q0, "A")

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adapters.errors import AdapterRejected
-from adapters.format.validator import AdapterFiles, content_digest, validate
+from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
 from adapters.pool.lora import ImageLayout, pack
-from tests.adapters.files import BASE, CONFIG, encode, entries, factors, listed, write
+from tests.adapters.files import BASE, CONFIG, encode, entries, factors, listed, validate, write
 from tests.doubles import make_adapter, make_model
 
 REGEX = r"model\.layers\.(0|1)\.(self_attn\.(q|o)_proj|mlp\.down_proj)"
@@ -257,9 +257,10 @@ def test_validating_needs_no_torch(tmp_path: Path) -> None:
     good(tmp_path)
     code = (
         "import sys, pathlib, adapters.store.folder;"
-        "from adapters.format.validator import AdapterFiles, validate;"
+        "from adapters.format.validator import AdapterFiles, Limits, validate_and_list;"
         "from tests.adapters.files import BASE;"
-        f"validate(AdapterFiles.in_folder(pathlib.Path({str(tmp_path)!r})), BASE);"
+        f"files = AdapterFiles.in_folder(pathlib.Path({str(tmp_path)!r}));"
+        "validate_and_list(files, [BASE], Limits());"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adapters.errors import AdapterRejected
 from adapters.format.module_list import MODULES_NAME, read_module_list, write_module_list
-from adapters.format.validator import AdapterFiles, validate_and_list
+from adapters.format.validator import AdapterFiles, Limits, validate_and_list
 from adapters.pool.factors import Factors
 from adapters.pool.lora import ImageLayout, pack
 from tests.adapters.files import BASE, CONFIG, encode, entries, factors, write
@@ -34,7 +34,7 @@ def image(files: AdapterFiles) -> Tensor:
 
 
 def test_no_pattern_is_matched_where_the_list_is_stored(files: AdapterFiles) -> None:
-    validated = validate_and_list(files, BASE)
+    validated = validate_and_list(files, [BASE], Limits())
     assert [each.scale for each in validated.modules] == [2.0, 2.0, 0.5, 0.5]
     write_module_list(files.config.parent, validated.modules)
     assert read_module_list(files.config.parent) == list(validated.modules)

@@ -19,11 +19,11 @@ import pytest
 
 from adapters.errors import AdapterRejected
 from adapters.format.module_list import read_module_list
-from adapters.format.validator import AdapterFiles, validate, validate_and_list
+from adapters.format.validator import AdapterFiles, Limits, validate_and_list
 from adapters.manifest import BaseModelShape
 from admin.uploads.validation import BOUNDS, MAX_VALIDATIONS, Validation
 from store.errors import Invalid
-from tests.adapters.files import BASE, CONFIG, encode, tensor_name, write, write_adapter
+from tests.adapters.files import BASE, CONFIG, encode, tensor_name, validate, write, write_adapter
 from tests.adapters.format.test_malformed import CONFIGS, GOOD, WEIGHTS
 from tests.stack import ROOT
 from web.errors import TooLarge
@@ -90,7 +90,9 @@ async def test_the_verdict_is_the_validators_own(validation: Validation, tmp_pat
     write_adapter(tmp_path / "good")
     files = AdapterFiles.in_folder(tmp_path / "good")
     assert await validation.validate("t", tmp_path / "good", [BASE]) == validate(files, BASE)
-    assert read_module_list(tmp_path / "good") == [*validate_and_list(files, BASE).modules]
+    assert read_module_list(tmp_path / "good") == [
+        *validate_and_list(files, [BASE], Limits()).modules
+    ]
     with pytest.raises(AdapterRejected) as direct:
         validate(AdapterFiles.in_folder(tmp_path), BASE)
     with pytest.raises(AdapterRejected) as apart:

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from adapters.errors import AdapterRejected
 from adapters.format.tensor_names import WRAPPERS
-from adapters.format.validator import AdapterFiles, validate
+from adapters.format.validator import AdapterFiles
 from adapters.store.folder import LocalStore
 from ops.registry import select
-from tests.adapters.files import BASE, encode, entries, write
+from tests.adapters.files import BASE, encode, entries, validate, write
 from tests.doubles import make_model
 from tests.workers.models.test_models import TOLERANCE, draw_tokens, oracle_logits
 from tests.workers.paged import MAX_SLOTS, PagedModel, Stream

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from adapters.errors import AdapterRejected
-from adapters.format.validator import AdapterFiles, validate
+from adapters.format.validator import AdapterFiles
 from adapters.store.folder import LocalStore
 from ops.registry import select
+from tests.adapters.files import validate
 from tests.doubles import TRANSFORMERS, make_adapter, make_model
 from tests.workers.models.test_models import TOLERANCE, draw_tokens, oracle_logits
 from tests.workers.paged import PagedModel, Stream
