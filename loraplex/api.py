@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from loraplex.errors import ApiFailure, BadSettings, NoAnswer, NoKey, Refused
+from loraplex.errors import ApiFailure, BadSettings, NoAnswer, NoKey, Refused, reason_of
 from loraplex.private import read_private
 from loraplex.running import RunningServer, find_server, find_server_at
 from loraplex.settings import Settings
@@ -125,7 +125,7 @@ class Api:
                     raise self._failure(answer)
                 yield from _events(answer.iter_lines())
         except httpx.HTTPError as error:
-            raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
+            raise NoAnswer(f"no answer from {self._client.base_url}: {reason_of(error)}") from error
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
         return self._send(method, path, **arguments).json()
@@ -137,7 +137,7 @@ class Api:
             try:
                 answer = self._client.request(method, path, **arguments)
             except httpx.HTTPError as error:
-                failure = NoAnswer(f"no answer from {self._client.base_url}: {error}")
+                failure = NoAnswer(f"no answer from {self._client.base_url}: {reason_of(error)}")
                 failure.__cause__ = error
             else:
                 if not answer.is_error:

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import ssl
 from typing import Any
+
+_NUMBERS = re.compile(r"\[(?:Errno -?\d+|SSL(?:: \w+)?)\] | \(_ssl\.c:\d+\)")
+"""Matches the numbers and places in the source that messages of Python have."""
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the cause of an error in words, without its number."""
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno:
+        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+    return _NUMBERS.sub("", str(error))
 
 
 class LoraplexError(Exception):

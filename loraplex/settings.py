@@ -342,8 +342,11 @@ def load_settings(
         fault = find_fault(error, Settings)
         name = first_step(fault.path or "")
         reason = fault.reason.replace("`", "").replace("Expected", "expected", 1)
-        for kind, words in KINDS.items():
-            reason = re.sub(rf"\b{kind}\b", words, reason)
+        reason = reason.replace("Invalid enum", "invalid", 1)
+        if reason.startswith("expected"):
+            reason = reason.replace(" | null", "")
+            for kind, words in KINDS.items():
+                reason = re.sub(rf"\b{kind}\b", words, reason)
         raise BadSettings(f"{places.get(name, name)}: {reason}") from error
 
 

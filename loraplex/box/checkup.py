@@ -26,7 +26,7 @@ from admin.migrate import check_schema
 from loraplex.api import connect
 from loraplex.box.postgres import EmbeddedPostgres, find_binaries
 from loraplex.certificates import expiry_of
-from loraplex.errors import ApiFailure, LoraplexError
+from loraplex.errors import ApiFailure, LoraplexError, reason_of
 from loraplex.private import check_owner, may_be_replaced
 from loraplex.roles.tls import load_tls
 from loraplex.settings import Settings
@@ -63,8 +63,11 @@ def checkup(settings: Settings) -> Iterator[Finding]:
     for name, check in CHECKS.items():
         try:
             yield from (Finding(name, *finding) for finding in check(settings))
-        except (LoraplexError, ApiError, OSError) as error:
-            yield Finding(name, "failed", str(error) or type(error).__name__)
+        except (LoraplexError, ApiError) as error:
+            yield Finding(name, "failed", str(error))
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            yield Finding(name, "failed", place + reason_of(error))
         except Exception as error:
             # The server that answers may not be loraplex, so its answer may have any form.
             found = f"the check failed: {error}"
@@ -268,7 +271,7 @@ def _certificates(settings: Settings) -> Findings:
             tls.server_context()
         except ssl.SSLError as error:
             advice = "give transport_key the key of transport_certificate"
-            yield "failed", f"transport_certificate, transport_key: {error}", advice
+            yield "failed", f"transport_certificate, transport_key: {reason_of(error)}", advice
     for name, path in settings.certificates.items():
         try:
             days = (expiry_of(path) - time.time()) / DAY_S

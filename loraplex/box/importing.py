@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from adapters.store.folder import NotInStore, Store, is_read_only
 from loraplex.box.children import CHILD_FOLDER, python
 from loraplex.death import die_with_parent
-from loraplex.errors import BadSettings, ImportFailed
+from loraplex.errors import BadSettings, ImportFailed, reason_of
 from loraplex.output import ProgressCallback
 from loraplex.private import read_private, write_private
 from loraplex.settings import Settings
@@ -72,7 +72,7 @@ def import_model(
             digest = _import_apart(source, settings, progress, formats)
             write_private(known, json.dumps(_read_known(known) | {mark: digest}, indent=2))
     except OSError as error:
-        raise ImportFailed(str(error)) from error
+        raise ImportFailed(f"{error.filename or source}: {reason_of(error)}") from error
     return digest
 
 
@@ -119,7 +119,9 @@ def _import_apart(
                     pass
         complaint = child.stderr.read().strip()
     if child.returncode != 0 or not digest:
-        raise ImportFailed(complaint.splitlines()[-1] if complaint else "the import process died")
+        raise ImportFailed(
+            complaint.splitlines()[-1] if complaint else "the import process was killed"
+        )
     return digest
 
 

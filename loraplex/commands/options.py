@@ -41,8 +41,14 @@ WORKING = (
 UPLOADS = ("max_lora_rank",)
 
 
+class WholeNumber(click.IntRange):
+    name = "whole number"
+
+
 class Number(click.FloatRange):
     """Range of numbers that excludes `nan`, which click accepts in every range."""
+
+    name = "number"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -106,7 +112,7 @@ def _option_details(field: msgspec.structs.FieldInfo, text: str) -> dict[str, An
     elif bool in kinds:
         details |= {"is_flag": True, "default": None}
     elif int in kinds:
-        details |= {"type": click.IntRange(**bounds) if lows else int, "metavar": "NUMBER"}
+        details |= {"type": WholeNumber(**bounds) if lows else int, "metavar": "NUMBER"}
     elif float in kinds:
         is_open = any(meta.gt is not None for meta in metas)
         details |= {"type": Number(**bounds, min_open=is_open), "metavar": "NUMBER"}

@@ -16,7 +16,7 @@ import httptools
 import httpx
 import msgspec
 
-from loraplex.errors import BadSettings
+from loraplex.errors import BadSettings, reason_of
 
 CONNECT_S = 10.0
 """Maximum seconds for opening a connection."""
@@ -104,7 +104,7 @@ class Client:
             async with asyncio.timeout(self._timeout_s):
                 await self._exchange(call, outcome)
         except TimeoutError:
-            outcome.fail("timeout", f"no whole answer in {self._timeout_s:g} s")
+            outcome.fail("timeout", f"no complete answer within {self._timeout_s:g} s")
         outcome.ended_s = time.perf_counter()
         return outcome
 
@@ -115,7 +115,7 @@ class Client:
             try:
                 stream = self._idle.pop() if is_kept else await self._connect()
             except (OSError, UnicodeError, OverflowError) as error:
-                outcome.fail("connect_failed", f"{self._netloc}: {error}")
+                outcome.fail("connect_failed", f"{self._netloc}: {reason_of(error)}")
                 return
             answer = _Answer(outcome)
             may_keep = False
@@ -130,7 +130,7 @@ class Client:
                     return
             except OSError as error:
                 if answer.has_begun or not is_kept:
-                    outcome.fail("connection_lost", error)
+                    outcome.fail("connection_lost", reason_of(error))
                     return
             finally:
                 if may_keep:
@@ -143,7 +143,7 @@ class Client:
             async with asyncio.timeout(CONNECT_S):
                 return await asyncio.open_connection(self._host, self._port, ssl=self._tls)
         except TimeoutError as error:
-            raise OSError(f"no connection in {CONNECT_S:g} s") from error
+            raise OSError(f"no connection within {CONNECT_S:g} s") from error
 
     def _request(self, call: Call) -> bytes:
         lines = [
@@ -267,7 +267,7 @@ class _Answer:
         try:
             event = _event.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            outcome.fail("bad_answer", f"an event is not as it should be: {error}")
+            outcome.fail("bad_answer", f"an event is not one of a stream: {error}")
             return
         if event.error is not None:
             outcome.fail(*_told(event.error, "stream_error"))

@@ -46,7 +46,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
         except FileNotFoundError:
             return cls()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadSettings(f"{path}: {error}; without the file, keys are made anew") from None
+            raise BadSettings(f"{path}: {error}; without this file, new keys are created") from None
 
     def write(self, path: Path) -> None:
         write_private(path, msgspec.json.format(msgspec.json.encode(self)).decode() + "\n")
@@ -135,7 +135,9 @@ async def make_first_admin_key(dsn: str, pepper: bytes) -> str:
             now, after = datetime.now(UTC), ""
             while page := await api_keys.list_keys(connection, None, after, PAGE):
                 if any(key.is_live(now) for key in page):
-                    raise AdminKeyExists("an admin key is live: make others with `key create`")
+                    raise AdminKeyExists(
+                        "there is a valid admin key: create others by `loraplex key create --admin`"
+                    )
                 after = page[-1].id
             _, key = await api_keys.create_key(connection, pepper, None, name="bootstrap")
             return key

@@ -110,7 +110,7 @@ class Forwarding:
                         if len(body) > MAX_ANSWER_BYTES:
                             raise _unavailable("answers with too many bytes")
             except httpx.HTTPError as error:
-                raise _unavailable(f"does not answer ({type(error).__name__})") from error
+                raise _unavailable("does not answer") from error
         headers = {name: answer.headers[name] for name in RETURNED if name in answer.headers}
         media_type = headers.pop("content-type", "application/octet-stream")
         return Response(

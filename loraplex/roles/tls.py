@@ -7,7 +7,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from loraplex.errors import BadSettings
+from loraplex.errors import BadSettings, reason_of
 from loraplex.settings import Settings
 
 RELOAD_S = 10.0
@@ -28,7 +28,7 @@ def load_tls(settings: Settings) -> ssl.SSLContext | None:
         _load(context, *files)
     except OSError as error:
         names = " and ".join(map(str, files))
-        raise BadSettings(f"tls_certificate, tls_key: {names}: {error}") from None
+        raise BadSettings(f"tls_certificate, tls_key: {names}: {reason_of(error)}") from None
     return context
 
 
@@ -55,7 +55,7 @@ async def follow_files(
             log.error(
                 "reading the TLS certificate again failed, using the last one: %s: %s",
                 files[0],
-                error,
+                reason_of(error),
             )
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from loraplex.output import set_form, show_list, show_one
-from loraplex.tables import Column, Kind, age, fitted, size, tabbed, wrapped
+from loraplex.tables import Column, Kind, age, exact, fitted, size, tabbed, wrapped
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 FIELD = Column("field", "field")
@@ -94,6 +94,17 @@ def test_a_pipe_has_exact_values():
     rows = [{"a": 1 << 30, "b": "2026-10-31T00:00:00Z"}]
     assert list(tabbed(rows, columns)) == ["a\tb", "1073741824\t2026-10-31T00:00:00Z"]
     assert list(fitted(rows, columns, 80, NOW)) == ["    A  B", "1 GiB  1 day ago"]
+
+
+def test_numbers_are_written_out_and_what_is_inside_has_brackets():
+    assert [exact(each) for each in (1e-05, 0.25, 12345.678, 1e6)] == [
+        "0.00001",
+        "0.25",
+        "12346",
+        "1000000",
+    ]
+    nested = {"stop": ["a", "b"], "defaults": {"temperature": 0, "top_k": 5}, "tags": ["x"]}
+    assert exact(nested) == "stop=(a, b), defaults=(temperature=0, top_k=5), tags=x"
 
 
 def test_no_rows():

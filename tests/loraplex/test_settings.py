@@ -84,6 +84,8 @@ def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
         ({}, {"LORAPLEX_MODELS": "x=/a, x=/b"}, "", "'x' is given twice"),
         ({"device": "tpu"}, {}, "", "--device.*tpu"),
         ({"port": 65536}, {}, "", "--port"),
+        ({}, {"LORAPLEX_DTYPE": "int"}, "", "^LORAPLEX_DTYPE: invalid value 'int'; allowed: 'bf"),
+        ({}, {"LORAPLEX_DRAIN_S": "x"}, "", "^LORAPLEX_DRAIN_S: expected a number, got text$"),
         ({"memory": "0"}, {}, "", "--memory"),
         ({"threads": 0}, {}, "", "--threads"),
         ({"max_num_seqs": 0}, {}, "", "--max-num-seqs"),
