@@ -21,10 +21,9 @@ from litestar.routes import HTTPRoute
 
 from gateway.dialects.messages_fields import MessageAnswer
 from gateway.dialects.responses_fields import ResponseAnswer
-from gateway.http.decoding import MAX_BODY_BYTES
 from gateway.http.guards import INFERENCE
 from gateway.http.handlers import HotRoute
-from gateway.http.request import MAX_TIMEOUT_S
+from gateway.http.request import MAX_BODY_BYTES, MAX_TIMEOUT_S
 from web.guards import public
 from web.headers import is_of_messages
 from web.messages_errors import OVERLOADED, MessagesErrorBody

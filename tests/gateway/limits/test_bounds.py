@@ -18,7 +18,7 @@ from gateway.catalog.view import CatalogView
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dispatch.prompts import Prompt, encode_prompts
 from gateway.exceptions import InvalidRequest
-from gateway.http.decoding import MAX_BODY_BYTES, decode_request
+from gateway.http.request import MAX_BODY_BYTES, decode_request
 from gateway.http.routes.tokens import MAX_TEXT_BYTES, MIN_COUNTED
 from gateway.limits.bounds import MAX_DEPTH, MAX_REQUEST_TOKENS, check_nested
 from gateway.text.long_texts import LongTexts
