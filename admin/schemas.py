@@ -27,11 +27,6 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
     object: str = "list"
 
 
-def page(found: list[T], limit: int) -> Page[T]:
-    """Returns a page of at most `limit` items. `found` must have been queried with `limit` + 1."""
-    return Page(data=found[:limit], has_more=len(found) > limit)
-
-
 # `$(?!\n)` matches only at the end of a text, both in Python and in ECMAScript, whose patterns
 # OpenAPI uses.
 _ENTITY = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)"

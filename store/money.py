@@ -6,7 +6,9 @@ pico-dollars per token.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
+from typing import Any
 
 from store.errors import Invalid
 
@@ -34,3 +36,8 @@ def format_dollars(count: int | Decimal, decimals: int) -> str:
     """
     whole, _, rest = f"{Decimal(count).scaleb(-decimals):.{decimals}f}".partition(".")
     return f"{whole}.{rest.rstrip('0'):0<2}"
+
+
+def in_dollars(record: Any, names: Iterable[str], decimals: int) -> dict[str, str]:
+    """Returns the formatted amounts of these fields of the record, by name."""
+    return {name: format_dollars(getattr(record, name), decimals) for name in names}

@@ -15,7 +15,8 @@ from admin.adapters import aliases
 from admin.adapters.describe import describe_alias
 from admin.adapters.schemas import AliasSet, AliasView
 from admin.http import preconditions
-from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.http.entities import changing_of, reading_of
+from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
 from admin.http.parameters import TenantName
 from admin.http.preconditions import IfMatch, Tagged, tagged
 from admin.http.request import AdminRequest
@@ -24,14 +25,13 @@ from store.database import Connection
 from store.errors import Invalid
 from store.records import CanaryPolicy, Tenant
 
-OWN = [requires(ADMIN, ADAPTERS_WRITE)]
-
 
 class AliasController(Controller):
     path = "/adapters/{name:str}/aliases/{alias:str}"
     tags = ("adapters",)
+    guards = (requires(ADMIN, ADAPTERS_WRITE),)
 
-    @get(guards=OWN)
+    @get()
     async def show_alias(
         self,
         request: AdminRequest,
@@ -40,11 +40,10 @@ class AliasController(Controller):
         tenant: TenantName = None,
     ) -> Tagged[AliasView]:
         """Shows an alias with its history."""
-        async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with reading_of(request, tenant) as (connection, owner):
             return tagged(await describe_alias(connection, owner, name, alias))
 
-    @put(guards=OWN)
+    @put()
     async def set_alias(
         self,
         request: AdminRequest,
@@ -67,7 +66,7 @@ class AliasController(Controller):
                 raise Invalid("give a version, or a canary set with or without a policy")
             return tagged(await describe_alias(connection, owner, name, alias))
 
-    @delete(guards=OWN, status_code=200)
+    @delete(status_code=200)
     async def delete_alias(
         self,
         request: AdminRequest,
@@ -81,7 +80,7 @@ class AliasController(Controller):
             await aliases.delete_alias(connection, owner.id, name, alias, request.user.id)
         return Deleted(f"{name}@{alias}")
 
-    @post("/rollback", guards=OWN, status_code=200)
+    @post("/rollback", status_code=200)
     async def roll_back(
         self,
         request: AdminRequest,
@@ -96,7 +95,7 @@ class AliasController(Controller):
             await aliases.roll_back(connection, owner.id, name, alias, request.user.id)
             return tagged(await describe_alias(connection, owner, name, alias))
 
-    @put("/pin", guards=OWN)
+    @put("/pin")
     async def pin(
         self,
         request: AdminRequest,
@@ -111,7 +110,7 @@ class AliasController(Controller):
             await aliases.pin_alias(connection, owner.id, name, alias, pinned=True)
             return tagged(await describe_alias(connection, owner, name, alias))
 
-    @delete("/pin", guards=OWN, status_code=200)
+    @delete("/pin", status_code=200)
     async def unpin(
         self,
         request: AdminRequest,
@@ -135,7 +134,6 @@ async def _changing(
 ) -> AsyncGenerator[tuple[Connection, Tenant]]:
     """Opens a transaction that changes the alias. Raises PreconditionFailed if `if_match` does not
     match. Yields the connection and the alias's tenant."""
-    async with request.transaction() as connection:
-        owner = await tenant_for(connection, request.user, tenant)
+    async with changing_of(request, tenant) as (connection, owner):
         await preconditions.lock(connection, if_match, describe_alias, owner, name, alias)
         yield connection, owner

@@ -17,10 +17,11 @@ from admin.adapters.describe import (
 )
 from admin.adapters.schemas import AdapterSummaryView, AdapterView, Retired, VersionView
 from admin.audit.audit import changing
+from admin.http.entities import changing_of, page, reading_of
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.parameters import After, Limit, TenantName
 from admin.http.request import AdminRequest
-from admin.schemas import Page, page
+from admin.schemas import Page
 from store.errors import NotFound
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
@@ -50,8 +51,7 @@ class AdapterController(Controller):
     async def show_adapter(
         self, request: AdminRequest, name: FromPath[str], tenant: TenantName = None
     ) -> AdapterView:
-        async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with reading_of(request, tenant) as (connection, owner):
             return await describe_adapter(connection, owner, name)
 
     @delete("/{name:str}", guards=OWN, status_code=200)
@@ -74,8 +74,7 @@ class AdapterController(Controller):
         limit: Limit = 100,
     ) -> Page[VersionView]:
         """Lists versions by number, including rejected ones with the reason."""
-        async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with reading_of(request, tenant) as (connection, owner):
             found = await describe_versions(connection, owner, name, after, limit + 1)
         return page(found, limit)
 
@@ -90,8 +89,7 @@ class AdapterController(Controller):
     ) -> VersionView:
         """Shows a version. Its state in the store, `stored`, is checked by file sizes, or with
         `verify` by reading every byte. One version is verified at a time."""
-        async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with reading_of(request, tenant) as (connection, owner):
             shown = await describe_version(connection, owner, name, version)
         stored = await request.plane.inspect(shown.digest, shown.file_bytes, every_byte=verify)
         return msgspec.structs.replace(shown, stored=stored)
@@ -120,8 +118,7 @@ class AdapterController(Controller):
     ) -> VersionView:
         """Approves the chat template of a version, and of all other versions with the same text.
         Verified versions that waited for the approval become ready."""
-        async with request.transaction() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with changing_of(request, tenant) as (connection, owner):
             found = await versions.find_version(connection, owner.id, name, version)
             if found.serving.template_digest is None:
                 raise NotFound(f"{name}@{version} has no chat template", "template_not_found")

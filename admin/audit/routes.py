@@ -10,10 +10,11 @@ from litestar.params import FromQuery, QueryParameter
 
 from admin.audit import audit
 from admin.audit.audit import AuditEntry, AuditFields
+from admin.http.entities import page
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import Limit, TenantName
 from admin.http.request import AdminRequest
-from admin.schemas import Page, page, shown
+from admin.schemas import Page, shown
 
 MAX_SEQ = (1 << 63) - 1
 
@@ -43,8 +44,9 @@ class VerificationView(msgspec.Struct, frozen=True):
 class AuditController(Controller):
     path = "/audit"
     tags = ("audit",)
+    guards = (requires(ADMIN),)
 
-    @get(guards=[requires(ADMIN)])
+    @get()
     async def list_entries(
         self,
         request: AdminRequest,
@@ -61,7 +63,7 @@ class AuditController(Controller):
             )
         return page([AuditView.of(entry) for entry in found], limit)
 
-    @get("/verify", guards=[requires(ADMIN)])
+    @get("/verify")
     async def verify(
         self,
         request: AdminRequest,

@@ -31,6 +31,7 @@ IfMatch = Annotated[
     ),
 ]
 
+R = TypeVar("R")
 T = TypeVar("T", bound=msgspec.Struct)
 
 _ENTITY_TAG = r'(?:W/)?"[!#-~]*"'
@@ -51,6 +52,21 @@ def tagged(view: T, tag: str | None = None) -> Tagged[T]:
     """Returns a response with an ETag, which covers the whole view by default. Pass `tag` if the
     ETag must cover only a part of the view."""
     return Tagged(view, headers={"etag": tag or etag(view)})
+
+
+async def locked(
+    connection: Connection,
+    if_match: str | None,
+    view: Callable[[R], msgspec.Struct],
+    find: Callable[[Connection, str], Awaitable[R]],
+    reference: str,
+) -> R:
+    """Locks the catalog, and returns the record that `find` returns. Checks `if_match` against the
+    ETag of the record's view. Raises the errors of `find`."""
+    await lock_catalog(connection)
+    found = await find(connection, reference)
+    check(if_match, etag(view(found)))
+    return found
 
 
 async def lock(

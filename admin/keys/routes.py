@@ -9,28 +9,28 @@ import msgspec
 from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, JSONBody
 
-from admin.http import preconditions
+from admin.http.entities import page, read_page, reading_of
 from admin.http.guards import ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
-from admin.http.preconditions import IfMatch, Tagged, etag, tagged
+from admin.http.preconditions import IfMatch, Tagged, etag, locked, tagged
 from admin.http.request import AdminRequest
 from admin.keys import keys
 from admin.keys.keys import KeyRights
 from admin.keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView
-from admin.schemas import Page, page
+from admin.schemas import Page
 from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid
-from store.queries import lock_catalog
-from store.records import ADMIN_SCOPES, TENANT_SCOPES, new_key, plain_model
+from store.records import ADMIN_SCOPES, TENANT_SCOPES, ApiKey, new_key, plain_model
 
 
 class KeyController(Controller):
     path = "/"
     tags = ("keys",)
+    guards = (requires(ADMIN),)
 
-    @post("/tenants/{tenant:str}/keys", guards=[requires(ADMIN)])
+    @post("/tenants/{tenant:str}/keys")
     async def create_key(
         self,
         request: AdminRequest,
@@ -39,17 +39,9 @@ class KeyController(Controller):
         idempotency_key: IdempotencyKey = None,
     ) -> Response[KeyCreated]:
         """Creates a key of a tenant. Only this answer contains the key's text."""
+        return await _create(request, idempotency_key, data, tenant)
 
-        async def create(connection: Connection, seed: bytes) -> KeyView:
-            rights = _rights(data, TENANT_SCOPES)
-            owner = await tenants.find_tenant(connection, tenant)
-            pepper = request.plane.config.pepper
-            made = await keys.issue_key(connection, pepper, owner.id, rights, seed=seed)
-            return KeyView.of(made[0])
-
-        return await once(request, idempotency_key, create, _with_text)
-
-    @get("/tenants/{tenant:str}/keys", guards=[requires(ADMIN)])
+    @get("/tenants/{tenant:str}/keys")
     async def list_keys(
         self,
         request: AdminRequest,
@@ -58,12 +50,11 @@ class KeyController(Controller):
         limit: Limit = 100,
     ) -> Page[KeyView]:
         """Lists a tenant's keys by id, including revoked and expired ones."""
-        async with request.reading() as connection:
-            owner = await tenants.find_tenant(connection, tenant)
+        async with reading_of(request, tenant) as (connection, owner):
             found = await keys.list_keys(connection, owner.id, after, limit + 1)
         return page([KeyView.of(key) for key in found], limit)
 
-    @post("/keys", guards=[requires(ADMIN)])
+    @post("/keys")
     async def create_admin_key(
         self,
         request: AdminRequest,
@@ -73,33 +64,21 @@ class KeyController(Controller):
         """Creates an admin key, which can manage but cannot be used for inference."""
         if data.models is not None:
             raise Invalid("an admin key infers with no model", "invalid_models", "models")
+        return await _create(request, idempotency_key, data, None)
 
-        async def create(connection: Connection, seed: bytes) -> KeyView:
-            rights = _rights(data, ADMIN_SCOPES)
-            pepper = request.plane.config.pepper
-            made = await keys.issue_key(connection, pepper, None, rights, seed=seed)
-            return KeyView.of(made[0])
-
-        return await once(request, idempotency_key, create, _with_text)
-
-    @get("/keys", guards=[requires(ADMIN)])
+    @get("/keys")
     async def list_admin_keys(
-        self,
-        request: AdminRequest,
-        after: After = "",
-        limit: Limit = 100,
+        self, request: AdminRequest, after: After = "", limit: Limit = 100
     ) -> Page[KeyView]:
-        async with request.reading() as connection:
-            found = await keys.list_keys(connection, None, after, limit + 1)
-        return page([KeyView.of(key) for key in found], limit)
+        return await read_page(request, limit, KeyView.of, keys.list_keys, None, after)
 
-    @get("/keys/{key_id:str}", guards=[requires(ADMIN)])
+    @get("/keys/{key_id:str}")
     async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> Tagged[KeyView]:
         """Shows a key without its text. The ETag does not cover its last use."""
         async with request.reading() as connection:
-            return _tagged(KeyView.of(await keys.get_key(connection, key_id)))
+            return _tagged(await keys.get_key(connection, key_id))
 
-    @post("/keys/{key_id:str}/rotate", guards=[requires(ADMIN)])
+    @post("/keys/{key_id:str}/rotate")
     async def rotate_key(
         self,
         request: AdminRequest,
@@ -113,7 +92,7 @@ class KeyController(Controller):
 
         async def create(connection: Connection, seed: bytes) -> KeyView:
             _check_ahead(data.expires_at)
-            await _check(connection, key_id, if_match)
+            await locked(connection, if_match, _without_use, keys.get_key, key_id)
             pepper = request.plane.config.pepper
             made = await keys.rotate_key(
                 connection, pepper, key_id, data.overlap_s, data.expires_at, seed
@@ -122,16 +101,33 @@ class KeyController(Controller):
 
         return await once(request, idempotency_key, create, _with_text)
 
-    @delete("/keys/{key_id:str}", guards=[requires(ADMIN)], status_code=200)
+    @delete("/keys/{key_id:str}", status_code=200)
     async def revoke_key(
         self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
     ) -> Tagged[KeyView]:
         """Revokes a key permanently. Once this request is answered, no gateway accepts the key. Its
         record is kept."""
         async with request.transaction() as connection:
-            await _check(connection, key_id, if_match)
-            revoked = KeyView.of(await keys.revoke_key(connection, key_id))
+            await locked(connection, if_match, _without_use, keys.get_key, key_id)
+            revoked = await keys.revoke_key(connection, key_id)
         return _tagged(revoked)
+
+
+async def _create(
+    request: AdminRequest, idempotency_key: str | None, data: KeyCreate, tenant: str | None
+) -> Response[KeyCreated]:
+    """Creates a key of the tenant, or an admin key if `tenant` is None."""
+
+    async def create(connection: Connection, seed: bytes) -> KeyView:
+        rights = _rights(data, ADMIN_SCOPES if tenant is None else TENANT_SCOPES)
+        owner_id = None
+        if tenant is not None:
+            owner_id = (await tenants.find_tenant(connection, tenant)).id
+        pepper = request.plane.config.pepper
+        made = await keys.issue_key(connection, pepper, owner_id, rights, seed=seed)
+        return KeyView.of(made[0])
+
+    return await once(request, idempotency_key, create, _with_text)
 
 
 def _with_text(record: bytes, seed: bytes) -> bytes:
@@ -141,18 +137,13 @@ def _with_text(record: bytes, seed: bytes) -> bytes:
     return msgspec.json.encode(made)
 
 
-async def _check(connection: Connection, key_id: str, if_match: str | None) -> None:
-    await lock_catalog(connection)
-    preconditions.check(if_match, _tag(KeyView.of(await keys.get_key(connection, key_id))))
+def _without_use(key: ApiKey) -> KeyView:
+    """Returns the part of a key's view that its ETag covers: all but the time of its last use."""
+    return msgspec.structs.replace(KeyView.of(key), last_used_at=None)
 
 
-def _tag(view: KeyView) -> str:
-    """Returns the ETag of a key. It does not cover the time of the key's last use."""
-    return etag(msgspec.structs.replace(view, last_used_at=None))
-
-
-def _tagged(view: KeyView) -> Tagged[KeyView]:
-    return tagged(view, _tag(view))
+def _tagged(key: ApiKey) -> Tagged[KeyView]:
+    return tagged(KeyView.of(key), etag(_without_use(key)))
 
 
 def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:

@@ -8,19 +8,18 @@ from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
 from adapters.manifest import BaseModelShape
-from admin.http import preconditions
+from admin.http.entities import page
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
-from admin.http.preconditions import IfMatch, Tagged, etag, tagged
+from admin.http.preconditions import IfMatch, Tagged, etag, locked, tagged
 from admin.http.request import AdminRequest
 from admin.models import models
 from admin.models.schemas import ModelChange, ModelDetails, ModelRegister, ModelView
-from admin.schemas import Deleted, Page, page
+from admin.schemas import Deleted, Page
 from admin.workers import workers
 from store.database import Connection
 from store.errors import Invalid, Overtaken
-from store.queries import lock_catalog
 from store.records import BaseModel
 
 
@@ -47,10 +46,7 @@ class ModelController(Controller):
 
     @get(guards=[requires(ADMIN, ADAPTERS_WRITE)])
     async def list_models(
-        self,
-        request: AdminRequest,
-        after: After = "",
-        limit: Limit = 100,
+        self, request: AdminRequest, after: After = "", limit: Limit = 100
     ) -> Page[ModelDetails]:
         """Lists models by name, with the tier of each model on each worker."""
         async with request.reading() as connection:
@@ -89,7 +85,7 @@ class ModelController(Controller):
         else:
             shape, length = await _describe(request, digest, length)
         async with request.transaction() as connection:
-            if await _checked(connection, name, if_match) != known:
+            if await _locked(connection, if_match, name) != known:
                 raise Overtaken
             changed = await models.register_model(connection, name, shape, length, source)
             if data.residency is not None:
@@ -103,7 +99,7 @@ class ModelController(Controller):
         """Deletes a model's name and price. 409 while adapters are bound to it. The store keeps the
         files."""
         async with request.transaction() as connection:
-            await _checked(connection, name, if_match)
+            await _locked(connection, if_match, name)
             await models.delete_model(connection, name)
         return Deleted(name)
 
@@ -119,8 +115,5 @@ async def _describe(
     return shape, length or longest
 
 
-async def _checked(connection: Connection, name: str, if_match: str | None) -> BaseModel:
-    await lock_catalog(connection)
-    found = await models.find_model(connection, name)
-    preconditions.check(if_match, etag(ModelView.of(found)))
-    return found
+async def _locked(connection: Connection, if_match: str | None, name: str) -> BaseModel:
+    return await locked(connection, if_match, ModelView.of, models.find_model, name)

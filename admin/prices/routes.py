@@ -11,6 +11,7 @@ from litestar import Controller, delete, get, put
 from litestar.params import FromPath, JSONBody
 
 from admin.http import preconditions
+from admin.http.entities import read_page
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, tagged
@@ -18,13 +19,15 @@ from admin.http.request import AdminRequest
 from admin.models import models
 from admin.prices import prices
 from admin.prices.prices import PriceDetails
-from admin.schemas import Deleted, Page, page
+from admin.schemas import Deleted, Page, shown
 from store.database import Connection
 from store.errors import Invalid
-from store.money import MICRO, count_dollars, format_dollars
+from store.money import MICRO, count_dollars, in_dollars
 from store.records import Price
 
 MAX_DOLLARS = 1_000_000
+PARTS = ("input", "cached_input", "output")
+"""Fields that are prices."""
 
 
 class PriceSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,37 +53,27 @@ class PriceView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, price: PriceDetails) -> PriceView:
-        return cls(
-            model=price.model,
-            input=format_dollars(price.input, MICRO),
-            cached_input=format_dollars(price.cached_input, MICRO),
-            output=format_dollars(price.output, MICRO),
-            updated_at=price.updated_at,
-        )
+        return shown(cls, price, **in_dollars(price, PARTS, MICRO))
 
 
 class PriceController(Controller):
     path = "/prices"
     tags = ("prices",)
+    guards = (requires(ADMIN),)
 
-    @get(guards=[requires(ADMIN)])
+    @get()
     async def list_prices(
-        self,
-        request: AdminRequest,
-        after: After = "",
-        limit: Limit = 100,
+        self, request: AdminRequest, after: After = "", limit: Limit = 100
     ) -> Page[PriceView]:
         """Lists prices by model. Models that are not listed are free."""
-        async with request.reading() as connection:
-            found = await prices.list_prices(connection, after, limit + 1)
-        return page([PriceView.of(price) for price in found], limit)
+        return await read_page(request, limit, PriceView.of, prices.list_prices, after)
 
-    @get("/{model:str}", guards=[requires(ADMIN)])
+    @get("/{model:str}")
     async def show_price(self, request: AdminRequest, model: FromPath[str]) -> Tagged[PriceView]:
         async with request.reading() as connection:
             return tagged(await _describe(connection, model))
 
-    @put("/{model:str}", guards=[requires(ADMIN)])
+    @put("/{model:str}")
     async def set_price(
         self,
         request: AdminRequest,
@@ -96,7 +89,7 @@ class PriceController(Controller):
             await prices.set_price(connection, price)
             return tagged(await _describe(connection, model))
 
-    @delete("/{model:str}", guards=[requires(ADMIN)], status_code=200)
+    @delete("/{model:str}", status_code=200)
     async def remove_price(
         self, request: AdminRequest, model: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:

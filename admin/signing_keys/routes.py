@@ -5,35 +5,34 @@ from __future__ import annotations
 from litestar import Controller, delete, get, post
 from litestar.params import FromPath, JSONBody
 
-from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.http.entities import changing_of, page, reading_of
+from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
 from admin.http.parameters import After, Limit, TenantName
 from admin.http.request import AdminRequest
-from admin.schemas import Page, page
+from admin.schemas import Page
 from admin.signing_keys import signing_keys
 from admin.signing_keys.schemas import SigningKeyCreate, SigningKeyView
-
-OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 
 
 class SigningKeyController(Controller):
     path = "/signing-keys"
     tags = ("signing keys",)
+    guards = (requires(ADMIN, ADAPTERS_WRITE),)
 
-    @post(guards=OWN)
+    @post()
     async def create_signing_key(
         self, request: AdminRequest, data: JSONBody[SigningKeyCreate], tenant: TenantName = None
     ) -> SigningKeyView:
         """Registers an ed25519 public key with which the tenant signs adapters. Once the tenant
         requires signatures, only an admin key may."""
-        async with request.transaction() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with changing_of(request, tenant) as (connection, owner):
             by_tenant = request.user.tenant_id is not None
             made = await signing_keys.add_key(
                 connection, owner.id, data.name, data.public_key, by_tenant=by_tenant
             )
         return SigningKeyView.of(made)
 
-    @get(guards=OWN)
+    @get()
     async def list_signing_keys(
         self,
         request: AdminRequest,
@@ -42,28 +41,25 @@ class SigningKeyController(Controller):
         limit: Limit = 100,
     ) -> Page[SigningKeyView]:
         """Lists signing keys by id, including revoked ones."""
-        async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with reading_of(request, tenant) as (connection, owner):
             found = await signing_keys.list_keys(connection, owner.id, after, limit + 1)
         return page([SigningKeyView.of(key) for key in found], limit)
 
-    @get("/{signing_key_id:str}", guards=OWN)
+    @get("/{signing_key_id:str}")
     async def show_signing_key(
         self, request: AdminRequest, signing_key_id: FromPath[str], tenant: TenantName = None
     ) -> SigningKeyView:
-        async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with reading_of(request, tenant) as (connection, owner):
             return SigningKeyView.of(
                 await signing_keys.find_key(connection, owner.id, signing_key_id)
             )
 
-    @delete("/{signing_key_id:str}", guards=OWN, status_code=200)
+    @delete("/{signing_key_id:str}", status_code=200)
     async def revoke_signing_key(
         self, request: AdminRequest, signing_key_id: FromPath[str], tenant: TenantName = None
     ) -> SigningKeyView:
         """Revokes a signing key permanently. Versions signed with it are still served, and show
         that it is revoked."""
-        async with request.transaction() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with changing_of(request, tenant) as (connection, owner):
             gone = await signing_keys.revoke_key(connection, owner.id, signing_key_id)
         return SigningKeyView.of(gone)

@@ -7,27 +7,27 @@ from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
 from admin.adapters import contents
-from admin.http import preconditions
+from admin.http.entities import read_page
 from admin.http.guards import ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
-from admin.http.preconditions import IfMatch, Tagged, etag, tagged
+from admin.http.preconditions import IfMatch, Tagged, locked, tagged
 from admin.http.request import AdminRequest
 from admin.quotas import quotas
 from admin.quotas.schemas import quota_of
-from admin.schemas import Deleted, Page, page
+from admin.schemas import Deleted, Page
 from admin.tenants import tenants
 from admin.tenants.schemas import TenantChange, TenantCreate, TenantView
 from store.database import Connection
-from store.queries import lock_catalog
 from store.records import Tenant
 
 
 class TenantController(Controller):
     path = "/tenants"
     tags = ("tenants",)
+    guards = (requires(ADMIN),)
 
-    @post(guards=[requires(ADMIN)])
+    @post()
     async def create_tenant(
         self,
         request: AdminRequest,
@@ -45,26 +45,21 @@ class TenantController(Controller):
 
         return await once(request, idempotency_key, create)
 
-    @get(guards=[requires(ADMIN)])
+    @get()
     async def list_tenants(
-        self,
-        request: AdminRequest,
-        after: After = "",
-        limit: Limit = 100,
+        self, request: AdminRequest, after: After = "", limit: Limit = 100
     ) -> Page[TenantView]:
         """Lists tenants by name."""
-        async with request.reading() as connection:
-            found = await tenants.list_tenants(connection, after, limit + 1)
-        return page([TenantView.of(tenant) for tenant in found], limit)
+        return await read_page(request, limit, TenantView.of, tenants.list_tenants, after)
 
-    @get("/{tenant:str}", guards=[requires(ADMIN)])
+    @get("/{tenant:str}")
     async def show_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Tagged[TenantView]:
         """Shows a tenant by id or name. A deleted tenant can be found by id."""
         async with request.reading() as connection:
             found = await tenants.find_past_or_present(connection, tenant)
         return tagged(TenantView.of(found))
 
-    @patch("/{tenant:str}", guards=[requires(ADMIN)])
+    @patch("/{tenant:str}")
     async def change_tenant(
         self,
         request: AdminRequest,
@@ -74,7 +69,7 @@ class TenantController(Controller):
     ) -> Tagged[TenantView]:
         """Changes a tenant for future requests."""
         async with request.transaction() as connection:
-            changed = await _checked(connection, tenant, if_match)
+            changed = await _locked(connection, if_match, tenant)
             if data.sharing_group is not msgspec.UNSET:
                 changed = await tenants.set_sharing_group(connection, changed, data.sharing_group)
             if data.require_signature is not msgspec.UNSET:
@@ -82,21 +77,18 @@ class TenantController(Controller):
                 changed = await tenants.set_require_signature(connection, changed, required)
         return tagged(TenantView.of(changed))
 
-    @delete("/{tenant:str}", guards=[requires(ADMIN)], status_code=200)
+    @delete("/{tenant:str}", status_code=200)
     async def delete_tenant(
         self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
         """Deletes the tenant with its keys and adapters, and the files that no other tenant has."""
         async with request.transaction() as connection:
-            doomed = await _checked(connection, tenant, if_match)
+            doomed = await _locked(connection, if_match, tenant)
             await contents.leave_tenant(connection, doomed.id)
             await tenants.delete_tenant(connection, doomed)
         await request.plane.reap_now()
         return Deleted(doomed.id)
 
 
-async def _checked(connection: Connection, reference: str, if_match: str | None) -> Tenant:
-    await lock_catalog(connection)
-    found = await tenants.find_tenant(connection, reference)
-    preconditions.check(if_match, etag(TenantView.of(found)))
-    return found
+async def _locked(connection: Connection, if_match: str | None, reference: str) -> Tenant:
+    return await locked(connection, if_match, TenantView.of, tenants.find_tenant, reference)

@@ -18,13 +18,14 @@ from admin.adapters.describe import describe_version
 from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_names, parse_serving
 from admin.adapters.versions import NewVersion
+from admin.http.entities import page, reading_of
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
 from admin.http.upload_body import BINARY, JSON, upload_body
 from admin.models import models
-from admin.schemas import Deleted, Page, page, shown
+from admin.schemas import Deleted, Page, shown
 from admin.signing_keys.signing_keys import parse_signature
 from admin.uploads.resumable import PartialUpload
 from admin.uploads.schemas import RejectedUploadView, UploadCreate, UploadView
@@ -114,8 +115,7 @@ class UploadController(Controller):
     ) -> Page[RejectedUploadView]:
         """Lists uploads whose files were refused, the newest first, with the reason. The last 20
         are kept for 7 days."""
-        async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
+        async with reading_of(request, tenant) as (connection, owner):
             found = await versions.list_rejected(connection, owner.id)
         return page([RejectedUploadView.of(rejected) for rejected in found], versions.MAX_REJECTED)
 

@@ -9,17 +9,18 @@ import msgspec
 from litestar import Controller, get, put
 from litestar.params import FromPath, JSONBody
 
+from admin.http.entities import read_page
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import After, Limit
 from admin.http.request import AdminRequest
 from admin.keys.schemas import Moment
-from admin.prices.routes import PriceSet, price_of
-from admin.schemas import Page, page, shown
+from admin.prices.routes import PARTS, PriceSet, price_of
+from admin.schemas import Page, shown
 from admin.tenants import tenants
 from admin.usage import credits
 from admin.usage.credits import Credit, CreditFields
 from admin.usage.routes import aware
-from store.money import MICRO, PICO, format_dollars
+from store.money import MICRO, PICO, in_dollars
 
 
 class CreditSet(PriceSet, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,32 +68,28 @@ class CreditView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, credit: Credit) -> CreditView:
-        prices = {"input", "cached_input", "output"}
-        dollars = {name: format_dollars(getattr(credit, name), MICRO) for name in prices}
-        for name in ("cost_before", "cost_after"):
-            dollars[name] = format_dollars(getattr(credit, name), PICO)
-        return shown(cls, credit, **dollars)
+        costs = in_dollars(credit, ("cost_before", "cost_after"), PICO)
+        return shown(cls, credit, **in_dollars(credit, PARTS, MICRO), **costs)
 
 
 class CreditController(Controller):
     path = "/usage/credits"
     tags = ("usage",)
+    guards = (requires(ADMIN),)
 
-    @get(guards=[requires(ADMIN)])
+    @get()
     async def list_credits(
         self, request: AdminRequest, after: After = "", limit: Limit = 100
     ) -> Page[CreditView]:
         """Lists credits by id."""
-        async with request.reading() as connection:
-            found = await credits.list_credits(connection, after, limit + 1)
-        return page([CreditView.of(credit) for credit in found], limit)
+        return await read_page(request, limit, CreditView.of, credits.list_credits, after)
 
-    @get("/{credit_id:str}", guards=[requires(ADMIN)])
+    @get("/{credit_id:str}")
     async def show_credit(self, request: AdminRequest, credit_id: FromPath[str]) -> CreditView:
         async with request.reading() as connection:
             return CreditView.of(await credits.find_credit(connection, credit_id))
 
-    @put("/{credit_id:str}", guards=[requires(ADMIN)])
+    @put("/{credit_id:str}")
     async def make_credit(
         self, request: AdminRequest, credit_id: FromPath[str], data: JSONBody[CreditSet]
     ) -> CreditView:
@@ -108,11 +105,11 @@ class CreditController(Controller):
             if data.tenant is not None:
                 tenant_id = (await tenants.find_past_or_present(connection, data.tenant)).id
             asked = CreditFields(
+                **msgspec.structs.asdict(price_of(data.model, data)),
                 id=credit_id,
                 tenant_id=tenant_id,
                 since=since,
                 until=until,
-                price=price_of(data.model, data),
                 reason=data.reason,
             )
             return CreditView.of(await credits.make_credit(connection, asked))

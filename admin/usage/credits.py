@@ -12,6 +12,7 @@ from decimal import Decimal
 
 import msgspec
 
+from admin.schemas import shown
 from admin.usage.usage import Width
 from store.database import Connection
 from store.errors import AlreadyExists, Invalid, NotFound
@@ -21,8 +22,8 @@ from store.records import Price
 MAX_SPAN = timedelta(days=31)
 
 
-class CreditFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a credit that the client sets."""
+class CreditFields(Price, frozen=True, kw_only=True):
+    """Fields of a credit that the client sets. The prices are the right ones."""
 
     id: str
     tenant_id: str | None
@@ -31,32 +32,15 @@ class CreditFields(msgspec.Struct, frozen=True, kw_only=True):
     """Beginning of the first whole hour."""
     until: datetime
     """End of the last whole hour."""
-    price: Price
     reason: str
 
 
-class Credit(Price, frozen=True, kw_only=True):
-    id: str
-    tenant_id: str | None
-    since: datetime
-    until: datetime
-    reason: str
+class Credit(CreditFields, frozen=True, kw_only=True):
     requests: int
     cost_before: Decimal
     """Cost of the corrected requests before the credit, in pico-dollars."""
     cost_after: Decimal
     created_at: datetime
-
-    @property
-    def fields(self) -> CreditFields:
-        return CreditFields(
-            id=self.id,
-            tenant_id=self.tenant_id,
-            since=self.since,
-            until=self.until,
-            price=Price(self.model, self.input, self.cached_input, self.output),
-            reason=self.reason,
-        )
 
 
 class _Repriced(msgspec.Struct, frozen=True):
@@ -102,19 +86,16 @@ async def make_credit(connection: Connection, asked: CreditFields) -> Credit:
     except NotFound:
         pass
     else:
-        if made.fields != asked:
+        if shown(CreditFields, made) != asked:
             raise AlreadyExists(f"the id {asked.id!r} was used for another credit", param="id")
         return made
-    price = asked.price
-    prices = price.input, price.cached_input, price.output
-    span = asked.since, asked.until
-    found = await fetch_one(
-        connection, _Repriced, "usage_reprice", price.model, asked.tenant_id, *span, *prices
-    )
+    which = asked.model, asked.tenant_id, asked.since, asked.until
+    prices = asked.input, asked.cached_input, asked.output
+    found = await fetch_one(connection, _Repriced, "usage_reprice", *which, *prices)
     if found.requests is None:
-        since, until = (f"{moment:%Y-%m-%dT%H:%MZ}" for moment in span)
+        since, until = (f"{moment:%Y-%m-%dT%H:%MZ}" for moment in (asked.since, asked.until))
         raise NotFound(
-            f"no usage of {price.model!r} from {since} to {until}", "usage_not_found", "model"
+            f"no usage of {asked.model!r} from {since} to {until}", "usage_not_found", "model"
         )
     if found.raised is not None:
         raise Invalid(
@@ -122,7 +103,6 @@ async def make_credit(connection: Connection, asked: CreditFields) -> Credit:
             " credit can only lower costs",
             "credit_raises_cost",
         )
-    values = asked.id, price.model, asked.tenant_id, *span, *prices, asked.reason
     sums = found.requests, found.cost_before, found.cost_after
-    await connection.execute(sql["credit_insert"], *values, *sums)
+    await connection.execute(sql["credit_insert"], *sums, *msgspec.structs.astuple(asked))
     return await find_credit(connection, asked.id)

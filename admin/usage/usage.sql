@@ -147,9 +147,8 @@ GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT $11;
 SELECT requests, cost_before, cost_after, raised FROM usage_reprice($1, $2, $3, $4, $5, $6, $7);
 
 -- name: credit_insert
-INSERT INTO usage_credits (
-    id, model, tenant_id, since, until, input, cached_input, output, reason, requests, cost_before, cost_after)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+INSERT INTO usage_credits (requests, cost_before, cost_after, {columns of admin.usage.credits.CreditFields})
+VALUES ($1, $2, $3, {values of admin.usage.credits.CreditFields});
 
 -- name: credit_find
 SELECT {columns of admin.usage.credits.Credit} FROM usage_credits WHERE id = $1;

@@ -12,6 +12,7 @@ from admin.adapters import versions
 from admin.adapters.versions import NewVersion
 from admin.models import models
 from admin.tenants import tenants
+from admin.usage.credits import CreditFields
 from store.database import EVERYTHING, Connection, Database
 from store.queries import from_row, sql
 from store.records import ServingData
@@ -34,8 +35,15 @@ DIGITS = "0123456789abcdef"
 async def add_credit(connection: Connection, credit_id: str) -> None:
     """A correction of an hour of `tiny`, without the usage that it is of."""
     hour = datetime(2027, 1, 15, 8, tzinfo=UTC)
-    fields = "tiny", None, hour, hour + timedelta(hours=1), 0, 0, 0, "x", 1, 1, 0
-    await connection.execute(sql["credit_insert"], credit_id, *fields)
+    credit = CreditFields(
+        *("tiny", 0, 0, 0),
+        id=credit_id,
+        tenant_id=None,
+        since=hour,
+        until=hour + timedelta(hours=1),
+        reason="x",
+    )
+    await connection.execute(sql["credit_insert"], 1, 1, 0, *msgspec.structs.astuple(credit))
 
 
 class Claim(msgspec.Struct):
