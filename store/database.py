@@ -117,6 +117,8 @@ class Database:
             "lock_timeout": _milliseconds(LOCK_TIMEOUT_S),
             "idle_in_transaction_session_timeout": _milliseconds(IDLE_IN_TRANSACTION_TIMEOUT_S),
             "loraplex.tenant": sees,
+            # Times in JSON that the database makes have the zone of the session.
+            "timezone": "UTC",
         }
         with translated_errors():
             try:

@@ -13,7 +13,8 @@ import msgspec
 from admin.adapters import retirement, versions
 from admin.adapters.aliases import PRODUCTION
 from admin.adapters.retirement import Retirement
-from admin.adapters.versions import NewVersion, VersionDetails
+from admin.adapters.schemas import VersionView
+from admin.adapters.versions import NewVersion
 from admin.signing_keys.signing_keys import check_signature
 from store.database import Connection
 from store.errors import Conflict, Invalid, NotFound
@@ -57,7 +58,7 @@ async def check_name(
 
 async def add_ephemeral(
     connection: Connection, new: NewVersion, retention: Retention, *, in_place: bool
-) -> VersionDetails:
+) -> VersionView:
     """Adds a ready ephemeral version, and retires the oldest ones beyond the limit.
 
     Raises the errors of `check_name`, AlreadyExists if a base model has the name, Conflict if the

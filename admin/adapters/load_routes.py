@@ -15,8 +15,9 @@ from litestar.params import JSONBody
 
 from adapters.errors import AdapterRejected
 from admin.adapters import ephemeral
+from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_entity_name
-from admin.adapters.versions import NewVersion, VersionDetails
+from admin.adapters.versions import NewVersion
 from admin.http import problems
 from admin.http.entities import changing_of, reading_of
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
@@ -263,7 +264,7 @@ async def _copy(request: AdminRequest, load: _Load, path: str, staged: Path) -> 
 
 async def _load(
     request: AdminRequest, load: _Load, staged: Path, archive: Path | None, stages: _Stages
-) -> VersionDetails:
+) -> VersionView:
     plane = request.plane
     stages.end("receive")
     try:

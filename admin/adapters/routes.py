@@ -12,10 +12,15 @@ from admin.adapters import retirement, versions
 from admin.adapters.describe import (
     describe_adapter,
     describe_adapters,
-    describe_version,
     describe_versions,
 )
-from admin.adapters.schemas import AdapterSummaryView, AdapterView, Retired, VersionView
+from admin.adapters.schemas import (
+    MAX_VERSION,
+    AdapterSummaryView,
+    AdapterView,
+    Retired,
+    VersionView,
+)
 from admin.audit.audit import changing
 from admin.http.entities import changing_of, page, reading_of
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
@@ -70,7 +75,7 @@ class AdapterController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         tenant: TenantName = None,
-        after: Annotated[int, QueryParameter(ge=0, le=versions.MAX_VERSION)] = 0,
+        after: Annotated[int, QueryParameter(ge=0, le=MAX_VERSION)] = 0,
         limit: Limit = 100,
     ) -> Page[VersionView]:
         """Lists versions by number, including rejected ones with the reason."""
@@ -90,7 +95,7 @@ class AdapterController(Controller):
         """Shows a version. Its state in the store, `stored`, is checked by file sizes, or with
         `verify` by reading every byte. One version is verified at a time."""
         async with reading_of(request, tenant) as (connection, owner):
-            shown = await describe_version(connection, owner, name, version)
+            shown = await versions.find_version(connection, owner.id, name, version)
         stored = await request.plane.inspect(shown.digest, shown.file_bytes, every_byte=verify)
         return msgspec.structs.replace(shown, stored=stored)
 
@@ -120,9 +125,7 @@ class AdapterController(Controller):
         Verified versions that waited for the approval become ready."""
         async with changing_of(request, tenant) as (connection, owner):
             found = await versions.find_version(connection, owner.id, name, version)
-            if found.serving.template_digest is None:
+            if (template := found.serving.template) is None:
                 raise NotFound(f"{name}@{version} has no chat template", "template_not_found")
-            await versions.approve_template(
-                connection, found.serving.template_digest, request.user.id
-            )
-            return await describe_version(connection, owner, name, version)
+            await versions.approve_template(connection, template.digest, request.user.id)
+            return await versions.find_version(connection, owner.id, name, version)

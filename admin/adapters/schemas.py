@@ -10,9 +10,11 @@ import msgspec
 from admin.adapters.adapters import Adapter, ContentTier
 from admin.adapters.aliases import AliasMove
 from admin.adapters.stored import StoredContent
-from admin.adapters.versions import MAX_VERSION, Fault, Proof, VersionDetails
 from admin.schemas import shown
 from store.records import AdapterState, Alias, CanaryPolicy, ServingFields, VersionFields
+
+MAX_VERSION = 2**31 - 1
+"""Maximum version number, which is the largest integer of the database column."""
 
 VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -118,71 +120,6 @@ class VersionView(VersionFields, frozen=True, kw_only=True):
     stored: StoredContent | None = None
     """State of the version in the store. Set only if a single version is requested."""
     object: str = "adapter.version"
-
-    @classmethod
-    def of(
-        cls,
-        version: VersionDetails,
-        aliases: list[Alias],
-        proofs: list[Proof],
-        faults: list[Fault],
-        tiers: list[ContentTier],
-        approved: set[str],
-    ) -> VersionView:
-        """Returns the view. The lists may contain entries of other versions."""
-        manifest = version.manifest
-        base_digest = manifest.base_digest if manifest else None
-        own_proofs = [
-            shown(ProofView, p)
-            for p in proofs
-            if (p.version, p.base_digest) == (version.version, base_digest)
-        ]
-        return shown(
-            cls,
-            version,
-            model=version.base_name,
-            max_rank=manifest.max_rank if manifest else None,
-            num_parameters=manifest.num_parameters if manifest else None,
-            file_bytes=manifest.file_bytes if manifest else None,
-            warnings=list(manifest.warnings) if manifest else [],
-            aliases=[a.alias for a in aliases if version.version in {a.version, *(a.canary or ())}],
-            serving=_serving_view(version, approved),
-            proving=_proving_view(version),
-            effect_proof=_effect_proof(version, is_proved=bool(own_proofs)),
-            proofs=own_proofs,
-            faults=[
-                shown(FaultView, f)
-                for f in faults
-                # Earlier faults may have been reported while another tenant had uploaded this
-                # content.
-                if f.digest == version.digest and f.since >= version.created_at
-            ],
-            tiers=[shown(TierView, t) for t in tiers if t.digest == version.digest],
-        )
-
-
-def _serving_view(version: VersionDetails, approved: set[str]) -> ServingView:
-    serving, digest = version.serving, version.serving.template_digest
-    template = None
-    if digest is not None:
-        template = TemplateView(digest, digest in approved, serving.chat_template or "")
-    return ServingView(**serving.shared(), template=template)
-
-
-def _effect_proof(
-    version: VersionDetails, *, is_proved: bool
-) -> Literal["passed", "pending", "failed", "skipped"]:
-    if version.expires_at is not None:
-        return "skipped"
-    if is_proved:
-        return "passed"
-    return "failed" if version.state is AdapterState.REJECTED else "pending"
-
-
-def _proving_view(version: VersionDetails) -> ProvingView | None:
-    if version.state is not AdapterState.PROVING:
-        return None
-    return ProvingView(version.detail, version.attempts or 0)
 
 
 class AdapterFields(msgspec.Struct, frozen=True):

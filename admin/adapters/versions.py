@@ -13,14 +13,14 @@ import msgspec
 
 from adapters.manifest import AdapterManifest
 from admin.adapters import aliases
+from admin.adapters.adapters import HEARD_S
+from admin.adapters.schemas import MAX_VERSION, VersionView
 from admin.signing_keys.signing_keys import check_signature
 from store.database import Connection
 from store.errors import Conflict, NotFound
 from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from store.records import AdapterState, Quota, ServingData, VersionFields
 
-MAX_VERSION = 2**31 - 1
-"""Maximum version number, which is the largest integer of the database column."""
 MAX_REJECTED = 20
 """Maximum number of a tenant's refused uploads that are kept, and maximum number of its versions
 that failed verification."""
@@ -43,38 +43,6 @@ class NewVersion(VersionFields, frozen=True, kw_only=True):
     """Detached signature of the content."""
 
 
-class VersionDetails(VersionFields, frozen=True, kw_only=True):
-    """Version of an adapter. Immutable except for its state."""
-
-    tenant_id: str
-    version: int
-    state: AdapterState
-    created_at: datetime
-    digest: str | None = None
-    base_name: str | None = None
-    """Served name of the base model."""
-    manifest: AdapterManifest | None = None
-    error: dict[str, Any] | None = None
-    """Reason why the version was rejected: {code, field, got, allowed, hint}."""
-    serving: ServingData = ServingData()
-    wanted_alias: str | None = None
-    """Alias given with the upload, if it does not point to the version (yet)."""
-    uploaded_by: str | None = None
-    """Id of the key that uploaded the version."""
-    served: bool = False
-    """Whether every live gateway knows that the version is ready."""
-    retired_at: datetime | None = None
-    expires_at: datetime | None = None
-    """Time at which an ephemeral version is retired. None for other versions."""
-    signed_by: str | None = None
-    """Id of the signing key. None if the version is not signed."""
-    signing_key_revoked_at: datetime | None = None
-    attempts: int | None = None
-    """Number of verifications of the version that have begun."""
-    detail: str | None = None
-    """Why the version is not verified yet."""
-
-
 class RejectedUpload(msgspec.Struct, frozen=True):
     """Upload that was refused before it became a version."""
 
@@ -86,30 +54,7 @@ class RejectedUpload(msgspec.Struct, frozen=True):
     rejected_at: datetime
 
 
-class Proof(msgspec.Struct, frozen=True):
-    """Verification of a version by a worker. Each version has its own, even if its content equals
-    another version's."""
-
-    version: int
-    base_digest: str
-    layout: str
-    checksum: str
-    fingerprint: dict[str, Any]
-    worker: str
-    proved_at: datetime
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """Failure of a worker's last attempt to load a content."""
-
-    digest: str
-    worker: str
-    code: str
-    message: str
-    since: datetime
-
-
-async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionDetails, bool]:
+async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionView, bool]:
     """Returns a version with this content and serving data, and whether it is new.
 
     A new version waits for verification even if another with the same content is verified, so that
@@ -132,8 +77,7 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
                 sql["version_sign"], *place, signed.signed_by, signed.signature
             )
         await _want_alias(connection, new, row["version"], row["state"])
-        found = await find_version(connection, new.tenant_id, new.name, row["version"])
-        return found, False
+        return await find_version(connection, new.tenant_id, new.name, row["version"]), False
     await check_holdings(connection, new.tenant_id, new.name, new.manifest)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
     key = (new.tenant_id, new.name, number)
@@ -189,44 +133,27 @@ async def prune_rejected(connection: Connection) -> None:
 
 async def list_versions(
     connection: Connection, tenant_id: str, name: str, after: int = 0, limit: int | None = None
-) -> list[VersionDetails]:
+) -> list[VersionView]:
     """Returns versions by number, all of them if `limit` is None."""
-    return await fetch_all(
-        connection, VersionDetails, "version_list", tenant_id, name, after, limit, None
-    )
+    place = tenant_id, name, after, limit, None
+    return await fetch_all(connection, VersionView, "version_list", *place, HEARD_S)
 
 
 async def find_version(
     connection: Connection, tenant_id: str, name: str, version: int
-) -> VersionDetails:
+) -> VersionView:
     """Returns a version. Raises NotFound."""
     missing = NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
     if not 0 < version <= MAX_VERSION:
         raise missing
-    place = tenant_id, name, 0, None, version
-    return await fetch_one(connection, VersionDetails, "version_list", *place, missing=missing)
-
-
-async def list_proofs(
-    connection: Connection, tenant_id: str, name: str, numbers: list[int]
-) -> list[Proof]:
-    return await fetch_all(connection, Proof, "version_proofs", tenant_id, name, numbers)
-
-
-async def list_faults(connection: Connection, digests: set[str]) -> list[Fault]:
-    return await fetch_all(connection, Fault, "version_faults", sorted(digests))
+    args = tenant_id, name, 0, None, version, HEARD_S
+    return await fetch_one(connection, VersionView, "version_list", *args, missing=missing)
 
 
 async def approve_template(connection: Connection, digest: str, key_id: str | None) -> None:
     """Approves the chat template with this digest for all tenants. Versions that waited for it
     become ready."""
     await connection.execute(sql["template_approve"], digest, key_id)
-
-
-async def approved_templates(connection: Connection, digests: set[str]) -> set[str]:
-    """Returns the digests among the given ones whose chat template is approved."""
-    rows = await connection.fetch(sql["templates_approved"], sorted(digests))
-    return {row["digest"] for row in rows}
 
 
 async def check_holdings(

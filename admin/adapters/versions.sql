@@ -21,15 +21,48 @@ WHERE tenant_id = $1 AND name = $2 AND base_name = $3 AND digest = $4 AND servin
     AND state IN ('proving', 'ready') AND expires_at IS NULL;
 
 -- name: version_list
--- $3: where the page before ended; $4: limit, or null; $5: the one that is asked for, or null.
-SELECT {v.columns of admin.adapters.versions.VersionDetails}, p.attempts AS attempts, p.detail AS detail,
-       version_state(v.state, v.serving) AS state,
-       (SELECT revoked_at FROM signing_keys k
-        WHERE (k.tenant_id, k.id) = (v.tenant_id, v.signed_by)) AS signing_key_revoked_at,
+-- $3: where the page before ended; $4: limit, or null; $5: the one that is asked for, or null; $6: seconds for which a
+-- worker's report is used. Earlier faults may be of a time when another tenant had uploaded this content. Nothing in
+-- `tiers` where the connection sees no worker.
+WITH heard (digest, worker, tier) AS MATERIALIZED (
+    SELECT h.digest, w.id, h.tier FROM workers w, jsonb_to_recordset(w.status -> 'adapters') AS h (digest text, tier text)
+    WHERE h.tier <> '' AND w.reported_at > now() - make_interval(secs => $6)
+        AND h.digest IN (SELECT digest FROM adapter_versions WHERE (tenant_id, name) = ($1, $2))
+)
+SELECT {v.columns of admin.adapters.schemas.VersionView}, version_state(v.state, v.serving) AS state, v.base_name AS model,
        version_state(v.state, v.serving) = 'ready' AND NOT EXISTS (
            SELECT FROM gateways g
-           WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
+           WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served,
+       (v.manifest -> 'max_rank')::integer AS max_rank, (v.manifest -> 'num_parameters')::bigint AS num_parameters,
+       (v.manifest -> 'file_bytes')::bigint AS file_bytes, coalesce(v.manifest -> 'warnings', '[]') AS warnings,
+       ARRAY (SELECT a.alias FROM aliases a
+              WHERE (a.tenant_id, a.name) = (v.tenant_id, v.name) AND (a.version = v.version OR EXISTS (
+                  SELECT FROM canary_targets t
+                  WHERE (t.tenant_id, t.name, t.alias, t.version) = (a.tenant_id, a.name, a.alias, v.version)))
+              ORDER BY a.alias) AS aliases,
+       (SELECT revoked_at FROM signing_keys k
+        WHERE (k.tenant_id, k.id) = (v.tenant_id, v.signed_by)) AS signing_key_revoked_at,
+       CASE WHEN v.expires_at IS NOT NULL THEN 'skipped' WHEN proved.found IS NOT NULL THEN 'passed'
+            WHEN v.state = 'rejected' THEN 'failed' ELSE 'pending' END AS effect_proof,
+       v.serving - 'chat_template' || jsonb_build_object(
+           'template', CASE WHEN v.serving ->> 'chat_template' IS NOT NULL THEN jsonb_build_object(
+               'digest', template_digest(v.serving), 'text', v.serving ->> 'chat_template',
+               'approved', EXISTS (SELECT FROM approved_templates WHERE digest = template_digest(v.serving))) END) AS serving,
+       CASE WHEN v.state = 'proving'
+            THEN jsonb_build_object('detail', p.detail, 'attempts', coalesce(p.attempts, 0)) END AS proving,
+       coalesce(proved.found, '[]') AS proofs,
+       (SELECT coalesce(jsonb_agg(f ORDER BY f.worker), '[]') FROM (
+           SELECT {columns of admin.adapters.schemas.FaultView} FROM adapter_faults
+           WHERE digest = v.digest AND since >= v.created_at) f) AS faults,
+       (SELECT coalesce(jsonb_agg(h ORDER BY h.worker), '[]') FROM (
+           SELECT {columns of admin.adapters.schemas.TierView} FROM heard WHERE digest = v.digest) h) AS tiers,
+       NULL AS stored, 'adapter.version' AS object
 FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
+CROSS JOIN LATERAL (
+    SELECT jsonb_agg(f ORDER BY f.layout) AS found FROM (
+        SELECT {columns of admin.adapters.schemas.ProofView} FROM version_proofs
+        WHERE (tenant_id, name, version, base_digest) = (v.tenant_id, v.name, v.version, v.manifest ->> 'base_digest')) f
+) proved
 WHERE v.tenant_id = $1 AND v.name = $2 AND v.version > $3 AND ($5::integer IS NULL OR v.version = $5)
 ORDER BY v.version LIMIT $4;
 
@@ -37,13 +70,6 @@ ORDER BY v.version LIMIT $4;
 SELECT version, version_state(state, serving) AS state, expires_at IS NOT NULL AS is_ephemeral,
        (SELECT name FROM tenants WHERE id = $1) AS owner
 FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
-
--- name: version_proofs
-SELECT {columns of admin.adapters.versions.Proof} FROM version_proofs
-WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]) ORDER BY version, layout;
-
--- name: version_faults
-SELECT {columns of admin.adapters.versions.Fault} FROM adapter_faults WHERE digest = ANY ($1::text[]) ORDER BY worker;
 
 -- name: rejected_upload_add
 -- $5: how many of a tenant are kept, this one included.
@@ -71,6 +97,3 @@ WHERE place > $2 OR created_at < now() - make_interval(days => $1);
 
 -- name: template_approve
 SELECT approve_template($1, $2);
-
--- name: templates_approved
-SELECT digest FROM approved_templates WHERE digest = ANY ($1::text[]);

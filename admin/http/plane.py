@@ -23,8 +23,9 @@ from admin import idempotency
 from admin.adapters import contents, ephemeral, versions
 from admin.adapters.ephemeral import Retention
 from admin.adapters.retirement import Retirement, retirement_progress
+from admin.adapters.schemas import VersionView
 from admin.adapters.stored import StoredContent, inspect
-from admin.adapters.versions import NewVersion, VersionDetails
+from admin.adapters.versions import NewVersion
 from admin.audit.audit import Actor, changing
 from admin.audit.retention import keep_audit_days
 from admin.http.tenant_rates import TenantRates
@@ -203,12 +204,12 @@ class AdminPlane:
 
     async def publish(
         self, new: NewVersion, staged: Path, actor: Actor, *, approves_template: bool
-    ) -> tuple[VersionDetails, bool]:
+    ) -> tuple[VersionView, bool]:
         """Stores the files and adds the version. Returns the version and whether it is new. If
         `approves_template` is set, also approves its chat template. If the version is ready at
         once, waits until gateways know it."""
 
-        async def add(connection: Connection) -> tuple[VersionDetails, bool]:
+        async def add(connection: Connection) -> tuple[VersionView, bool]:
             template = new.serving.template_digest
             if template is not None and approves_template:
                 await versions.approve_template(connection, template, actor.key.id)
@@ -221,12 +222,12 @@ class AdminPlane:
 
     async def load(
         self, new: NewVersion, staged: Path, actor: Actor, *, in_place: bool
-    ) -> VersionDetails:
+    ) -> VersionView:
         """Stores the files, adds an ephemeral version and waits until gateways know it. Does not
         sync the files to disk, because they need not survive a power failure. Raises the errors of
         `add_ephemeral`, and OSError."""
 
-        async def add(connection: Connection) -> VersionDetails:
+        async def add(connection: Connection) -> VersionView:
             retention = self.config.retention
             return await ephemeral.add_ephemeral(connection, new, retention, in_place=in_place)
 

@@ -14,7 +14,6 @@ from litestar.params import FromPath, JSONBody
 
 from adapters.errors import AdapterRejected
 from admin.adapters import versions
-from admin.adapters.describe import describe_version
 from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_names, parse_serving
 from admin.adapters.versions import NewVersion
@@ -178,7 +177,7 @@ async def _make(
         new, staged, request.actor, approves_template=given.approve_template
     )
     async with request.reading() as connection:
-        view = await describe_version(connection, tenant, given.name, version.version)
+        view = await versions.find_version(connection, tenant.id, given.name, version.version)
     return Response(view, status_code=201 if is_new else 200)
 
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from admin.adapters import aliases, versions
+from admin.adapters.schemas import ProvingView, ServingView
 from admin.tenants.tenants import create_tenant
 from store.database import Database
 from store.errors import Invalid, NotFound
@@ -38,22 +39,20 @@ async def test_an_upload_is_not_served_before_it_is_proved(database: Database):
         made = await versions.find_version(connection, tenant_id, "bot", 1)
     async with database.acquire() as connection:
         snapshot = await load_catalog(connection)
-    assert (made.state, made.attempts) == (AdapterState.PROVING, 0)
-    assert made.detail == "waiting for a worker that serves tiny"
+    assert made.state == AdapterState.PROVING
+    assert made.proving == ProvingView("waiting for a worker that serves tiny", 0)
     assert (snapshot.versions, snapshot.aliases) == ((), ())
 
     assert await prove_all(database) == 1
     async with database.acquire() as connection:
         snapshot = await load_catalog(connection)
-        proofs = await versions.list_proofs(connection, tenant_id, "bot", [1])
+        proofs = (await versions.find_version(connection, tenant_id, "bot", 1)).proofs
     assert [(v.name, v.version) for v in snapshot.versions] == [("bot", 1)]
     assert [(a.alias, a.version) for a in snapshot.aliases] == [("prod", 1)]
     assert [(p.digest, p.layout, p.checksum) for p in snapshot.proofs] == [
         ("a" * 64, LAYOUT, "e" * 64)
     ]
-    assert [(p.base_digest, p.fingerprint, p.worker) for p in proofs] == [
-        (BASE.digest, FINGERPRINT, "worker-1")
-    ]
+    assert [(p.fingerprint, p.worker) for p in proofs] == [(FINGERPRINT, "worker-1")]
     assert await prove_all(database) == 0
 
 
@@ -97,12 +96,12 @@ async def test_a_proof_is_of_one_version_alone(database: Database):
     assert await state_of(database, globex, 1, "other") == "proving"
     assert await state_of(database, acme, 2) == "proving"
     async with database.transaction() as connection:
-        assert await versions.list_proofs(connection, globex, "other", [1]) == []
+        assert (await versions.find_version(connection, globex, "other", 1)).proofs == []
         found = {(c.tenant_id, c.name, c.version): c for c in await claim(connection)}
         assert found.keys() == {(globex, "other", 1), (acme, "bot", 2)}
         own = (LAYOUT, "e" * 64, FINGERPRINT, "worker-2")
         assert await connection.fetchval(sql["proving_ready"], globex, "other", 1, *own)
-        (proof,) = await versions.list_proofs(connection, globex, "other", [1])
+        (proof,) = (await versions.find_version(connection, globex, "other", 1)).proofs
         assert proof.worker == "worker-2"
     assert await state_of(database, globex, 1, "other") == "ready"
     assert await state_of(database, acme, 2) == "proving"
@@ -157,7 +156,8 @@ async def test_content_and_serving_data_make_the_version(database: Database):
     async with database.transaction() as connection:
         assert await add(connection, tenant_id, "a") == 1
         assert await add(connection, tenant_id, "a", serving=polite) == 2
-        assert (await versions.find_version(connection, tenant_id, "bot", 2)).serving == polite
+        serving = (await versions.find_version(connection, tenant_id, "bot", 2)).serving
+        assert serving == ServingView(**polite.shared(), template=None)
 
 
 async def test_two_gateways_never_claim_the_same_version(database: Database):
@@ -219,7 +219,7 @@ async def test_a_released_claim_says_why_and_comes_back(database: Database):
         release = (tenant_id, "bot", 1, "gw-1", "the worker went away")
         await connection.execute(sql["proving_release"], *release)
         made = await versions.find_version(connection, tenant_id, "bot", 1)
-        assert (made.detail, made.attempts) == ("the worker went away", 1)
+        assert made.proving == ProvingView("the worker went away", 1)
         assert await claim(connection) == []
         await connection.execute("UPDATE version_proving SET claimed_until = now()")
     async with database.transaction() as connection:
@@ -227,7 +227,7 @@ async def test_a_released_claim_says_why_and_comes_back(database: Database):
         stale = (tenant_id, "bot", 1, "gw-2", "not mine")
         await connection.execute(sql["proving_release"], *stale)
         made = await versions.find_version(connection, tenant_id, "bot", 1)
-        assert made.detail == "the worker went away"
+        assert made.proving == ProvingView("the worker went away", 2)
 
 
 async def test_a_version_proved_wrong_is_rejected_and_its_content_let_go(database: Database):
@@ -252,7 +252,7 @@ async def test_a_proof_that_comes_too_late_changes_nothing(database: Database):
         found = (await claim(connection))[0]
         await connection.execute(sql["version_retire"], tenant_id, "bot", [1])
         assert not await prove(connection, found)
-        assert await versions.list_proofs(connection, tenant_id, "bot", [1]) == []
+        assert (await versions.find_version(connection, tenant_id, "bot", 1)).proofs == []
     assert await state_of(database, tenant_id, 1) == "retired"
 
 
