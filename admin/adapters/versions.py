@@ -54,6 +54,10 @@ class RejectedUpload(msgspec.Struct, frozen=True):
     rejected_at: datetime
 
 
+class RejectedUploadView(RejectedUpload, frozen=True):
+    object: str = "upload.rejected"
+
+
 async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionView, bool]:
     """Returns a version with this content and serving data, and whether it is new.
 
@@ -116,9 +120,9 @@ async def add_rejected(
     )
 
 
-async def list_rejected(connection: Connection, tenant_id: str) -> list[RejectedUpload]:
+async def list_rejected(connection: Connection, tenant_id: str) -> list[RejectedUploadView]:
     """Returns the refused uploads of a tenant, newest first."""
-    return await fetch_all(connection, RejectedUpload, "rejected_upload_list", tenant_id)
+    return await fetch_all(connection, RejectedUploadView, "rejected_upload_list", tenant_id)
 
 
 async def prune_rejected(connection: Connection) -> None:

@@ -45,9 +45,7 @@ class Actor(msgspec.Struct, frozen=True):
         return EVERYTHING if self.key.tenant_id is None else self.key.tenant_id
 
 
-class AuditFields(msgspec.Struct, frozen=True):
-    """Fields of a row, without its hashes."""
-
+class AuditView(msgspec.Struct, frozen=True):
     seq: int
     """Row number: 1, 2, 3, ..."""
     at: datetime
@@ -62,11 +60,8 @@ class AuditFields(msgspec.Struct, frozen=True):
     request_id: str | None
     address: str | None
     """Address of the client. None if no request caused the change."""
-
-
-class AuditEntry(AuditFields, frozen=True):
-    prev: bytes
-    hash: bytes
+    hash: str
+    """Hash of the row, in hex."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -82,20 +77,18 @@ class Checkpoint(msgspec.Struct, frozen=True):
         return hmac.compare_digest(self.seal, seal(pepper, self.seq, self.hash))
 
 
-class Verification(msgspec.Struct, frozen=True):
-    """Result of verifying a part of the chain."""
-
+class VerificationView(msgspec.Struct, frozen=True):
     seq: int
-    """Number of the last row verified. The next part begins after it."""
-    hash: bytes
-    """Hash of the last row verified."""
+    """Number of the last row verified. Continue after it until it equals `newest`."""
+    hash: str
+    """Hash of the last row verified, in hex. Store the newest hash elsewhere to detect a rewritten
+    chain."""
     newest: int
-    """Number of the newest row in the log."""
-    pruned: int = 0
+    pruned: int
     """Number of the last pruned row, or 0."""
-    broken: int | None = None
+    broken: int | None
     """Number of the first row that was changed or is missing."""
-    reason: str | None = None
+    reason: str | None
 
 
 @asynccontextmanager
@@ -114,19 +107,19 @@ async def list_entries(
     object: str | None,
     before: int | None,
     limit: int,
-) -> list[AuditEntry]:
+) -> list[AuditView]:
     """Returns entries of the audit log, newest first. A filter that is None matches every entry."""
-    return await fetch_all(connection, AuditEntry, "audit_list", tenant_id, object, before, limit)
+    return await fetch_all(connection, AuditView, "audit_list", tenant_id, object, before, limit)
 
 
-async def verify(connection: Connection, pepper: bytes, after: int, limit: int) -> Verification:
+async def verify(connection: Connection, pepper: bytes, after: int, limit: int) -> VerificationView:
     """Recomputes the hashes of up to `limit` rows after row `after`, without the database's own
     functions. For pruned rows, verifies the checkpoint instead."""
     newest: int = await connection.fetchval(sql["audit_newest"])
     checkpoint = await _checkpoint(connection)
     if checkpoint is not None and not checkpoint.is_sealed(pepper):
         reason = "the checkpoint that stands for it is forged"
-        return Verification(after, BEGINNING, newest, 0, checkpoint.seq, reason)
+        return VerificationView(after, BEGINNING.hex(), newest, 0, checkpoint.seq, reason)
     pruned = 0 if checkpoint is None else checkpoint.seq
     seq, last = after, await connection.fetchval(sql["audit_hash"], after) or BEGINNING
     if checkpoint is not None and after <= pruned:
@@ -134,9 +127,9 @@ async def verify(connection: Connection, pepper: bytes, after: int, limit: int) 
     for row in await connection.fetch(sql["audit_part"], after, limit):
         reason = _flaw(row, seq + 1, last)
         if reason is not None:
-            return Verification(seq, last, newest, pruned, seq + 1, reason)
+            return VerificationView(seq, last.hex(), newest, pruned, seq + 1, reason)
         seq, last = row["seq"], row["hash"]
-    return Verification(seq, last, newest, pruned)
+    return VerificationView(seq, last.hex(), newest, pruned, None, None)
 
 
 async def prune(
@@ -151,8 +144,8 @@ async def prune(
     seen = await verify(connection, pepper, oldest["seq"] - 1, oldest["num"])
     if seen.broken is not None:
         raise Invalid(f"entry {seen.broken} of the audit log: {seen.reason}")
-    sealed = seal(pepper, seen.seq, seen.hash)
-    await connection.execute(sql["audit_prune"], seen.seq, seen.hash.hex(), sealed.hex())
+    sealed = seal(pepper, seen.seq, bytes.fromhex(seen.hash))
+    await connection.execute(sql["audit_prune"], seen.seq, seen.hash, sealed.hex())
     return oldest["num"]
 
 

@@ -5,7 +5,7 @@ SELECT set_config('loraplex.key_id', $1, true), set_config('loraplex.request_id'
 
 -- name: audit_list
 -- $1: tenant id; $2: object; $3: seq to stay below; each may be null.
-SELECT {columns of admin.audit.audit.AuditEntry} FROM audit_log
+SELECT {columns of admin.audit.audit.AuditView}, encode(hash, 'hex') AS hash FROM audit_log
 WHERE ($1::text IS NULL OR tenant_id = $1) AND ($2::text IS NULL OR object = $2) AND ($3::bigint IS NULL OR seq < $3)
 ORDER BY seq DESC LIMIT $4;
 
@@ -16,7 +16,7 @@ SELECT coalesce(max(seq), 0) FROM audit_log;
 SELECT hash FROM audit_log WHERE seq = $1;
 
 -- name: audit_part
-SELECT {columns of admin.audit.audit.AuditEntry}, details::text AS details FROM audit_log
+SELECT {columns of admin.audit.audit.AuditView}, prev, details::text AS details FROM audit_log
 WHERE seq > $1 ORDER BY seq LIMIT $2;
 
 -- name: audit_checkpoint

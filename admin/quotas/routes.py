@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
 from litestar import Controller, delete, get, put
 from litestar.params import FromPath, JSONBody
 
@@ -21,10 +24,9 @@ from admin.quotas.schemas import (
     quota_of,
 )
 from admin.schemas import Deleted
-from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid, NotFound
-from store.records import ApiKey, Tenant
+from store.records import ApiKey
 
 OWN = [requires(ADMIN, USAGE_READ)]
 
@@ -37,8 +39,8 @@ class OwnQuotaController(Controller):
     async def show_own_quota(self, request: AdminRequest) -> TenantQuotaView:
         """Shows the quota of the key's tenant. 400 `tenant_missing` for an admin key."""
         async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, None)
-            return (await _show_tenants(connection, owner)).content
+            holder = await _tenant(connection, request.user, None)
+            return (await _show(connection, holder)).content
 
 
 class TenantQuotaController(Controller):
@@ -52,8 +54,7 @@ class TenantQuotaController(Controller):
         """Shows a tenant's limits, and how much of each is used and left. The ETag covers only the
         limits."""
         async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
-            return await _show_tenants(connection, owner)
+            return await _show(connection, await _tenant(connection, request.user, tenant))
 
     @put(guards=[requires(ADMIN)])
     async def set_quota(
@@ -65,11 +66,7 @@ class TenantQuotaController(Controller):
     ) -> Tagged[TenantQuotaView]:
         """Replaces a tenant's quota. 409 if its aliases pin more bytes than the new quota allows.
         Anything else that exceeds the new quota is kept, but nothing can be added."""
-        async with request.transaction() as connection:
-            owner = await tenants.find_tenant(connection, tenant)
-            await preconditions.lock(connection, if_match, _limits, TenantLimits, owner.id, None)
-            await quotas.set_quota(connection, owner.id, None, quota_of(owner.id, data))
-            return await _show_tenants(connection, owner)
+        return await _set(request, _tenant, tenant, data, if_match)
 
     @delete(guards=[requires(ADMIN)], status_code=200)
     async def clear_quota(
@@ -77,11 +74,7 @@ class TenantQuotaController(Controller):
     ) -> Deleted:
         """Removes all limits, and resets weight and class. 409 if aliases of the tenant are
         pinned."""
-        async with request.transaction() as connection:
-            owner = await tenants.find_tenant(connection, tenant)
-            await preconditions.lock(connection, if_match, _limits, TenantLimits, owner.id, None)
-            await quotas.clear_quota(connection, owner.id, None)
-        return Deleted(owner.id)
+        return await _clear(request, _tenant, tenant, if_match)
 
 
 class KeyQuotaController(Controller):
@@ -94,8 +87,7 @@ class KeyQuotaController(Controller):
     ) -> Tagged[KeyQuotaView]:
         """Shows a key's limits and their use. A tenant's key sees only its own quota."""
         async with request.reading() as connection:
-            key, owner_id = await _find_key(connection, key_id, request.user)
-            return await _show_keys(connection, key, owner_id)
+            return await _show(connection, await _key(connection, request.user, key_id))
 
     @put(guards=[requires(ADMIN)])
     async def set_quota(
@@ -107,56 +99,80 @@ class KeyQuotaController(Controller):
     ) -> Tagged[KeyQuotaView]:
         """Replaces a key's limits, which apply in addition to its tenant's limits. Keys that it was
         rotated from or to share its limits."""
-        async with request.transaction() as connection:
-            key, owner_id = await _find_key(connection, key_id, request.user)
-            subject = key.quota_subject
-            await preconditions.lock(connection, if_match, _limits, KeyLimits, owner_id, subject)
-            await quotas.set_quota(connection, owner_id, subject, quota_of(subject, data))
-            return await _show_keys(connection, key, owner_id)
+        return await _set(request, _key, key_id, data, if_match)
 
     @delete(guards=[requires(ADMIN)], status_code=200)
     async def clear_quota(
         self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
         """Removes a key's own limits."""
-        async with request.transaction() as connection:
-            key, owner_id = await _find_key(connection, key_id, request.user)
-            await preconditions.lock(
-                connection, if_match, _limits, KeyLimits, owner_id, key.quota_subject
-            )
-            await quotas.clear_quota(connection, owner_id, key.quota_subject)
-        return Deleted(key.id)
+        return await _clear(request, _key, key_id, if_match)
 
 
-async def _find_key(connection: Connection, key_id: str, caller: ApiKey) -> tuple[ApiKey, str]:
-    """Returns the key and its tenant's id. Raises NotFound if the key does not exist or the caller
-    may not see it, and Invalid for an admin key."""
+class _Holder(NamedTuple):
+    """Tenant or key that a quota belongs to."""
+
+    id: str
+    tenant_id: str
+    subject: str
+    """Id under which the limits apply: the tenant's, or that of the first of rotated keys."""
+    limits: type[KeyLimits]
+    view: type[KeyQuotaView | TenantQuotaView]
+
+    @property
+    def place(self) -> tuple[str, str | None]:
+        """Arguments of the functions of `quotas`: the tenant's id, and the subject if the quota is
+        a key's."""
+        return self.tenant_id, None if self.subject == self.tenant_id else self.subject
+
+
+_Find = Callable[[Connection, ApiKey, str], Awaitable[_Holder]]
+
+
+async def _tenant(connection: Connection, caller: ApiKey, reference: str | None) -> _Holder:
+    owner = await tenant_for(connection, caller, reference)
+    return _Holder(owner.id, owner.id, owner.id, TenantLimits, TenantQuotaView)
+
+
+async def _key(connection: Connection, caller: ApiKey, key_id: str) -> _Holder:
+    """Raises NotFound if the key does not exist or the caller may not see it, and Invalid for an
+    admin key."""
     if caller.tenant_id is not None and key_id != caller.id:
         raise NotFound(f"no key {key_id[:128]!r}", "key_not_found")
     key = await keys.get_key(connection, key_id)
     if key.tenant_id is None:
         raise Invalid("an admin key infers with no model and has no quota", "admin_key")
-    return key, key.tenant_id
+    return _Holder(key.id, key.tenant_id, key.quota_subject, KeyLimits, KeyQuotaView)
 
 
-async def _limits(
-    connection: Connection, kind: type[KeyLimits], tenant_id: str, key_id: str | None
-) -> KeyLimits:
-    return limits_of(kind, await quotas.find_quota(connection, tenant_id, key_id))
+async def _limits(connection: Connection, holder: _Holder) -> KeyLimits:
+    return limits_of(holder.limits, await quotas.find_quota(connection, *holder.place))
 
 
-async def _show_tenants(connection: Connection, owner: Tenant) -> Tagged[TenantQuotaView]:
-    quota = await quotas.find_quota(connection, owner.id, None)
+async def _show(connection: Connection, holder: _Holder) -> Tagged[Any]:
+    quota = await quotas.find_quota(connection, *holder.place)
     used = await quotas.limits_in_use(connection, quota)
-    used |= await quotas.holdings_in_use(connection, quota)
+    if holder.limits is TenantLimits:
+        used |= await quotas.holdings_in_use(connection, quota)
     use = {name: UseView.of(name, each) for name, each in used.items()}
-    view = limits_of(TenantQuotaView, quota, use=use)
-    return tagged(view, etag(limits_of(TenantLimits, quota)))
+    return tagged(limits_of(holder.view, quota, use=use), etag(limits_of(holder.limits, quota)))
 
 
-async def _show_keys(connection: Connection, key: ApiKey, owner_id: str) -> Tagged[KeyQuotaView]:
-    quota = await quotas.find_quota(connection, owner_id, key.quota_subject)
-    used = await quotas.limits_in_use(connection, quota)
-    use = {name: UseView.of(name, each) for name, each in used.items()}
-    view = limits_of(KeyQuotaView, quota, use=use)
-    return tagged(view, etag(limits_of(KeyLimits, quota)))
+async def _set(
+    request: AdminRequest, find: _Find, reference: str, data: KeyLimits, if_match: str | None
+) -> Tagged[Any]:
+    async with request.transaction() as connection:
+        holder = await find(connection, request.user, reference)
+        await preconditions.lock(connection, if_match, _limits, holder)
+        await quotas.set_quota(connection, *holder.place, quota_of(holder.subject, data))
+        return await _show(connection, holder)
+
+
+async def _clear(
+    request: AdminRequest, find: _Find, reference: str, if_match: str | None
+) -> Deleted:
+    async with request.transaction() as connection:
+        holder = await find(connection, request.user, reference)
+        await preconditions.lock(connection, if_match, _limits, holder)
+        await quotas.clear_quota(connection, *holder.place)
+    return Deleted(holder.id)

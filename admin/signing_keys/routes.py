@@ -11,7 +11,8 @@ from admin.http.parameters import After, Limit, TenantName
 from admin.http.request import AdminRequest
 from admin.schemas import Page
 from admin.signing_keys import signing_keys
-from admin.signing_keys.schemas import SigningKeyCreate, SigningKeyView
+from admin.signing_keys.schemas import SigningKeyCreate
+from admin.signing_keys.signing_keys import SigningKeyView
 
 
 class SigningKeyController(Controller):
@@ -27,10 +28,9 @@ class SigningKeyController(Controller):
         requires signatures, only an admin key may."""
         async with changing_of(request, tenant) as (connection, owner):
             by_tenant = request.user.tenant_id is not None
-            made = await signing_keys.add_key(
+            return await signing_keys.add_key(
                 connection, owner.id, data.name, data.public_key, by_tenant=by_tenant
             )
-        return SigningKeyView.of(made)
 
     @get()
     async def list_signing_keys(
@@ -43,16 +43,14 @@ class SigningKeyController(Controller):
         """Lists signing keys by id, including revoked ones."""
         async with reading_of(request, tenant) as (connection, owner):
             found = await signing_keys.list_keys(connection, owner.id, after, limit + 1)
-        return page([SigningKeyView.of(key) for key in found], limit)
+        return page(found, limit)
 
     @get("/{signing_key_id:str}")
     async def show_signing_key(
         self, request: AdminRequest, signing_key_id: FromPath[str], tenant: TenantName = None
     ) -> SigningKeyView:
         async with reading_of(request, tenant) as (connection, owner):
-            return SigningKeyView.of(
-                await signing_keys.find_key(connection, owner.id, signing_key_id)
-            )
+            return await signing_keys.find_key(connection, owner.id, signing_key_id)
 
     @delete("/{signing_key_id:str}", status_code=200)
     async def revoke_signing_key(
@@ -61,5 +59,4 @@ class SigningKeyController(Controller):
         """Revokes a signing key permanently. Versions signed with it are still served, and show
         that it is revoked."""
         async with changing_of(request, tenant) as (connection, owner):
-            gone = await signing_keys.revoke_key(connection, owner.id, signing_key_id)
-        return SigningKeyView.of(gone)
+            return await signing_keys.revoke_key(connection, owner.id, signing_key_id)

@@ -1,15 +1,12 @@
-"""Bodies of signing keys."""
+"""Request body of signing keys."""
 
 from __future__ import annotations
 
-import base64
-from datetime import datetime
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from admin.schemas import EntityName, shown
-from admin.signing_keys.signing_keys import SigningKey
+from admin.schemas import EntityName
 
 
 class SigningKeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,19 +18,3 @@ class SigningKeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: EntityName
     public_key: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
     """Ed25519 public key in PEM, or in OpenSSH's format (`ssh-ed25519 ...`)."""
-
-
-class SigningKeyView(msgspec.Struct, frozen=True):
-    id: str
-    name: str
-    public_key: str
-    """Base64 of the public key's 32 bytes."""
-    created_at: datetime
-    revoked_at: datetime | None
-    versions: int
-    """Number of versions that the key has signed."""
-    object: str = "signing_key"
-
-    @classmethod
-    def of(cls, key: SigningKey) -> SigningKeyView:
-        return shown(cls, key, public_key=base64.b64encode(key.public_key).decode())

@@ -25,14 +25,17 @@ compared with each key."""
 
 class SigningKey(msgspec.Struct, frozen=True):
     id: str
-    tenant_id: str
     name: str
-    public_key: bytes
-    """The 32 raw bytes of an ed25519 key."""
+    public_key: str
+    """Base64 of the 32 bytes of an ed25519 key."""
     created_at: datetime
-    revoked_at: datetime | None = None
-    versions: int = 0
-    """Number of versions that it has signed."""
+    revoked_at: datetime | None
+    versions: int
+    """Number of versions that the key has signed."""
+
+
+class SigningKeyView(SigningKey, frozen=True):
+    object: str = "signing_key"
 
 
 class Signature(msgspec.Struct, frozen=True):
@@ -44,7 +47,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 async def add_key(
     connection: Connection, tenant_id: str, name: str, public_key: str, *, by_tenant: bool
-) -> SigningKey:
+) -> SigningKeyView:
     """Registers a public key.
 
     `by_tenant` is whether the request was made with a key of the tenant. Once the tenant requires
@@ -62,27 +65,27 @@ async def add_key(
         raise Conflict(f"a tenant has at most {MAX_KEYS} signing keys", "too_many_signing_keys")
     values = f"sig_{random_base62(12)}", tenant_id, name, raw
     taken = AlreadyExists("this public key is already registered", param="public_key")
-    return await fetch_one(connection, SigningKey, "signing_key_insert", *values, missing=taken)
+    return await fetch_one(connection, SigningKeyView, "signing_key_insert", *values, missing=taken)
 
 
 async def list_keys(
     connection: Connection, tenant_id: str, after: str, limit: int | None
-) -> list[SigningKey]:
+) -> list[SigningKeyView]:
     """Returns signing keys by id, including revoked ones. Returns all of them if `limit` is
     None."""
     return await fetch_all(
-        connection, SigningKey, "signing_key_list", tenant_id, after, limit, None
+        connection, SigningKeyView, "signing_key_list", tenant_id, after, limit, None
     )
 
 
-async def find_key(connection: Connection, tenant_id: str, key_id: str) -> SigningKey:
+async def find_key(connection: Connection, tenant_id: str, key_id: str) -> SigningKeyView:
     """Returns a key. Raises NotFound."""
     missing = NotFound(f"no signing key {key_id[:128]!r}", "signing_key_not_found")
     place = tenant_id, "", None, key_id
-    return await fetch_one(connection, SigningKey, "signing_key_list", *place, missing=missing)
+    return await fetch_one(connection, SigningKeyView, "signing_key_list", *place, missing=missing)
 
 
-async def revoke_key(connection: Connection, tenant_id: str, key_id: str) -> SigningKey:
+async def revoke_key(connection: Connection, tenant_id: str, key_id: str) -> SigningKeyView:
     """Revokes a key permanently. Repeating this has no effect. Raises NotFound."""
     await lock_catalog(connection)
     await find_key(connection, tenant_id, key_id)
@@ -126,7 +129,7 @@ async def check_signature(
             )
         return None
     for key in await list_keys(connection, tenant_id, "", None):
-        if is_signed(key.public_key, signature, digest):
+        if is_signed(base64.b64decode(key.public_key), signature, digest):
             if key.revoked_at is not None:
                 message = f"signature: made with the key {key.name!r} ({key.id}), which is revoked"
                 raise Invalid(message, "signing_key_revoked", "signature")

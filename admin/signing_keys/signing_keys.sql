@@ -2,11 +2,11 @@
 -- Nothing if the tenant has this key already.
 INSERT INTO signing_keys (id, tenant_id, name, public_key) VALUES ($1, $2, $3, $4)
 ON CONFLICT (tenant_id, public_key) DO NOTHING
-RETURNING {columns of admin.signing_keys.signing_keys.SigningKey}, 0 AS versions;
+RETURNING {columns of admin.signing_keys.signing_keys.SigningKey}, encode(public_key, 'base64') AS public_key, 0 AS versions;
 
 -- name: signing_key_list
 -- $2: where the page before ended; $3: limit, or null; $4: the one that is asked for, or null.
-SELECT {columns of admin.signing_keys.signing_keys.SigningKey},
+SELECT {columns of admin.signing_keys.signing_keys.SigningKey}, encode(public_key, 'base64') AS public_key,
        (SELECT count(*) FROM adapter_versions v WHERE (v.tenant_id, v.signed_by) = (k.tenant_id, k.id)) AS versions
 FROM signing_keys k WHERE tenant_id = $1 AND id > $2 AND ($4::text IS NULL OR id = $4) ORDER BY id LIMIT $3;
 

@@ -16,7 +16,7 @@ from adapters.errors import AdapterRejected
 from admin.adapters import versions
 from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_names, parse_serving
-from admin.adapters.versions import NewVersion
+from admin.adapters.versions import NewVersion, RejectedUploadView
 from admin.http.entities import page, reading_of
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.openapi import AdminOperation
@@ -27,7 +27,7 @@ from admin.models import models
 from admin.schemas import Deleted, Page, shown
 from admin.signing_keys.signing_keys import parse_signature
 from admin.uploads.resumable import PartialUpload
-from admin.uploads.schemas import RejectedUploadView, UploadCreate, UploadView
+from admin.uploads.schemas import UploadCreate, UploadView
 from admin.uploads.upload import MULTIPART, UploadForm, media_type
 from admin.uploads.version_create import VersionCreate
 from store.errors import Invalid
@@ -116,7 +116,7 @@ class UploadController(Controller):
         are kept for 7 days."""
         async with reading_of(request, tenant) as (connection, owner):
             found = await versions.list_rejected(connection, owner.id)
-        return page([RejectedUploadView.of(rejected) for rejected in found], versions.MAX_REJECTED)
+        return page(found, versions.MAX_REJECTED)
 
     @get("/uploads/{upload_id:str}", guards=OWN)
     async def show_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:

@@ -7,9 +7,6 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from admin.adapters.versions import RejectedUpload
-from admin.schemas import shown
-
 
 class UploadCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     example: ClassVar[dict[str, Any]] = {"bytes": 1048576, "filename": "bot.tar"}
@@ -27,11 +24,3 @@ class UploadView(msgspec.Struct, frozen=True):
     expires_at: datetime
     """Time at which the upload is deleted unless another piece arrives first."""
     object: str = "upload"
-
-
-class RejectedUploadView(RejectedUpload, frozen=True):
-    object: str = "upload.rejected"
-
-    @classmethod
-    def of(cls, rejected: RejectedUpload) -> RejectedUploadView:
-        return shown(cls, rejected)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from admin.audit import audit
-from admin.audit.audit import AuditEntry, Verification
+from admin.audit.audit import AuditView, VerificationView
 from admin.keys import keys
 from admin.signing_keys.schemas import SigningKeyCreate
 from admin.tenants import tenants
@@ -35,14 +35,14 @@ STAGES_BYTES = {"POST /uploads", "PATCH /uploads/x", "DELETE /uploads/x"}
 """They change no row: what comes of them is logged when a version is made, or expires."""
 
 
-async def entries(database: Database, **filters: Any) -> list[AuditEntry]:
+async def entries(database: Database, **filters: Any) -> list[AuditView]:
     """Oldest first."""
     wanted = {"tenant_id": None, "object": None, "before": None, "limit": 1000} | filters
     async with database.acquire() as connection:
         return (await audit.list_entries(connection, **wanted))[::-1]
 
 
-async def verified(database: Database, part: int = 100) -> Verification:
+async def verified(database: Database, part: int = 100) -> VerificationView:
     """Part by part, as the command line does it."""
     after = 0
     async with database.acquire() as connection:

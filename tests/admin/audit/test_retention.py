@@ -105,7 +105,7 @@ async def test_who_owns_the_database_cannot_prune_unseen(aged: Database, owner: 
     """With the database's own function, whose seal it cannot make."""
     (old,) = [entry for entry in await entries(aged) if entry.seq == 3]
     async with owner.acquire() as connection:
-        await connection.execute("SELECT audit_prune(3, $1, $2)", old.hash.hex(), bytes(32).hex())
+        await connection.execute("SELECT audit_prune(3, $1, $2)", old.hash, bytes(32).hex())
     seen = await verified(aged)
     assert seen.reason is not None and "forged" in seen.reason
 

@@ -14,13 +14,13 @@ from admin.adapters.schemas import (
     AliasView,
     VersionView,
 )
-from admin.audit.routes import AuditView
+from admin.adapters.versions import RejectedUploadView
+from admin.audit.audit import AuditView
 from admin.keys.schemas import KeyView
 from admin.models.schemas import ModelDetails
 from admin.prices.routes import PriceView
 from admin.quotas.schemas import TenantQuotaView
 from admin.tenants.schemas import TenantView
-from admin.uploads.schemas import RejectedUploadView
 from admin.usage.credit_routes import CreditView
 from admin.usage.routes import UsageView
 from admin.workers.schemas import WorkerDetails, WorkerView
