@@ -32,29 +32,23 @@ Create = Callable[[Connection, bytes], Awaitable[msgspec.Struct]]
 seed of 32 random bytes, which are the same for a repeated request."""
 
 
-class Claim(msgspec.Struct, frozen=True):
-    """Creating request with the header Idempotency-Key."""
-
-    pepper: bytes
-    key_id: str
-    """Id of the caller's API key."""
-    header: str
-    digest: bytes
-    """Digest of the whole request, from `digest_of`."""
-
-
 async def done_once(
-    connection: Connection, claim: Claim, create: Create
+    connection: Connection, pepper: bytes, key_id: str, given: str, digest: bytes, create: Create
 ) -> tuple[bytes, bytes, bool]:
     """Returns the seed, the answer, and whether the answer was stored by an earlier request. Calls
-    `create` otherwise. Raises IdempotencyKeyReused if the header was used for another request."""
-    pepper, header = claim.pepper, claim.header.encode()
-    row_id = _keyed(pepper, b"idempotency", claim.key_id.encode(), header)
+    `create` otherwise.
+
+    `key_id` is the caller's API key, `given` is the header, and `digest` is the digest of the whole
+    request, from `digest_of`. Raises IdempotencyKeyReused if the header was used for another
+    request.
+    """
+    header = given.encode()
+    row_id = _keyed(pepper, b"idempotency", key_id.encode(), header)
     row = await connection.fetchrow(
-        sql["idempotency_claim"], row_id, claim.digest, secrets.token_bytes(32)
+        sql["idempotency_claim"], row_id, digest, secrets.token_bytes(32)
     )
     assert row is not None
-    if row["request"] != claim.digest:
+    if row["request"] != digest:
         raise IdempotencyKeyReused(
             "this Idempotency-Key came before with another request", param="Idempotency-Key"
         )

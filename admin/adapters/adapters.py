@@ -15,17 +15,20 @@ HEARD_S = 5.0
 """Seconds after which a worker's report is no longer used."""
 
 
-class Adapter(msgspec.Struct, frozen=True):
+class AdapterFields(msgspec.Struct, frozen=True):
     name: str
-    created_at: datetime
     tenant: str
     """Name of the tenant."""
+    created_at: datetime
     aliases: dict[str, int]
     """Version that each alias points to. For a canary, this is the stable version."""
-    pinned: list[str]
-    """Names of the pinned aliases."""
     canaries: dict[str, dict[int, int]]
     """Weight of each version, for each alias with a canary."""
+    pinned: list[str]
+    """Names of the pinned aliases."""
+
+
+class Adapter(AdapterFields, frozen=True):
     contents: dict[int, str]
     """Digest of the content of each version that an alias points to."""
     states: dict[str, int]
@@ -34,12 +37,16 @@ class Adapter(msgspec.Struct, frozen=True):
     """State of the newest version."""
 
 
-class ContentTier(msgspec.Struct, frozen=True):
-    """Location of a content on a worker: device, host, or loading."""
-
-    digest: str
+class TierView(msgspec.Struct, frozen=True):
     worker: str
     tier: str
+    """Tier of the adapter: device, host, or loading."""
+
+
+class ContentTier(TierView, frozen=True):
+    """Location of a content on a worker."""
+
+    digest: str
 
 
 async def list_adapters(

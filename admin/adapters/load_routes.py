@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -13,9 +12,7 @@ from litestar import Controller, MediaType, Request, Response, post
 from litestar.openapi import ResponseSpec
 from litestar.params import JSONBody
 
-from adapters.errors import AdapterRejected
 from admin.adapters import ephemeral
-from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_entity_name
 from admin.adapters.versions import NewVersion
 from admin.http import problems
@@ -26,6 +23,7 @@ from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
 from admin.http.upload_body import JSON, upload_body
 from admin.models import models
+from admin.uploads.archive import StagingFolder
 from admin.uploads.upload import MULTIPART, UploadForm, media_type
 from store.errors import Invalid, NotFound
 from store.records import BaseModel, Tenant
@@ -86,15 +84,6 @@ class UnloadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 FORM = UploadForm(LoadLoraAdapter, absent={"lora_path": "(in the body)"})
-
-
-class _Load(msgspec.Struct, frozen=True):
-    """Request to load an adapter, with checked fields."""
-
-    name: str
-    in_place: bool
-    tenant: Tenant
-    bases: list[BaseModel]
 
 
 class _Stages:
@@ -171,22 +160,37 @@ class LoraAdapterController(Controller):
             async with plane.staging() as staged:
                 if kind == JSON:
                     given = await request.decode(LoadLoraAdapter, MAX_JSON_BYTES)
-                    load = await _check(request, given, tenant)
-                    await _copy(request, load, given.lora_path, staged)
-                    made = await _load(request, load, staged, None, stages)
+                    owner, bases = await _check(request, given, tenant)
+                    await _copy(request, owner, given, staged)
+                    archive = None
                 elif kind == MULTIPART and options.get("boundary"):
                     given, archive = await request.receive_form(
                         options["boundary"], staged, FORM, partial(_check_first, request, tenant)
                     )
-                    load = await _check(request, given, tenant)
-                    made = await _load(request, load, staged, archive, stages)
+                    owner, bases = await _check(request, given, tenant)
                 else:
                     raise Invalid(
                         f"send {JSON} with a lora_path, or {MULTIPART} with the files",
                         "content_type",
                     )
+                stages.end("receive")
+                manifest, base = await plane.validate(
+                    owner, given.lora_name, bases, staged.path, archive, request.actor
+                )
+                new = NewVersion(
+                    tenant_id=owner.id,
+                    name=given.lora_name,
+                    base_name=base.name,
+                    manifest=manifest,
+                    uploaded_by=request.user.id,
+                )
+                stages.end("check")
+                made = await plane.load(
+                    new, staged.path, request.actor, in_place=given.load_inplace
+                )
+                stages.end("publish")
         return Response(
-            f"Success: LoRA adapter '{load.name}' added successfully.",
+            f"Success: LoRA adapter '{given.lora_name}' added successfully.",
             headers={
                 **SKIPPED,
                 "loraplex-adapter-version": str(made.version),
@@ -225,9 +229,12 @@ async def _check_first(request: AdminRequest, tenant: str | None, given: LoadLor
         await _check(request, given, tenant)
 
 
-async def _check(request: AdminRequest, given: LoadLoraAdapter, reference: str | None) -> _Load:
+async def _check(
+    request: AdminRequest, given: LoadLoraAdapter, reference: str | None
+) -> tuple[Tenant, list[BaseModel]]:
     """Checks everything that can be checked without the files. `reference` is the tenant's name or
-    id, which a tenant's key need not give. Raises ApiError."""
+    id, which a tenant's key need not give. Returns the tenant, and the base models that the adapter
+    may be for. Raises ApiError."""
     if not given.lora_name or not given.lora_path:
         raise Invalid("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
     if given.is_3d_lora_weight:
@@ -243,43 +250,15 @@ async def _check(request: AdminRequest, given: LoadLoraAdapter, reference: str |
         await ephemeral.check_name(
             connection, tenant.id, given.lora_name, in_place=given.load_inplace
         )
-        bases = await models.candidate_bases(connection, given.model)
-    return _Load(given.lora_name, given.load_inplace, tenant, bases)
+        return tenant, await models.candidate_bases(connection, given.model)
 
 
-async def _copy(request: AdminRequest, load: _Load, path: str, staged: Path) -> None:
-    plane = request.plane
-    folders = plane.opened_folders(load.tenant)
+async def _copy(
+    request: AdminRequest, tenant: Tenant, given: LoadLoraAdapter, staged: StagingFolder
+) -> None:
+    folders = request.plane.opened_folders(tenant)
     try:
-        await asyncio.to_thread(
-            folders.copy, path, staged, plane.config.max_upload_bytes, plane.store.check_room
-        )
+        await asyncio.to_thread(folders.copy, given.lora_path, staged)
     except NotFound as error:
-        raise NotFound(
-            f"Loading lora {load.name} failed: No adapter found for {path}",
-            error.code,
-            error.param,
-        ) from None
-
-
-async def _load(
-    request: AdminRequest, load: _Load, staged: Path, archive: Path | None, stages: _Stages
-) -> VersionView:
-    plane = request.plane
-    stages.end("receive")
-    try:
-        manifest, base = await plane.validate(load.tenant, load.bases, staged, archive)
-    except AdapterRejected as rejected:
-        await plane.reject(load.tenant, load.name, rejected, request.actor)
-        raise
-    new = NewVersion(
-        tenant_id=load.tenant.id,
-        name=load.name,
-        base_name=base.name,
-        manifest=manifest,
-        uploaded_by=request.user.id,
-    )
-    stages.end("check")
-    made = await plane.load(new, staged, request.actor, in_place=load.in_place)
-    stages.end("publish")
-    return made
+        message = f"Loading lora {given.lora_name} failed: No adapter found for {given.lora_path}"
+        raise NotFound(message, error.code, error.param) from None

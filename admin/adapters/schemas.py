@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from admin.adapters.adapters import Adapter, ContentTier
+from admin.adapters.adapters import Adapter, AdapterFields, ContentTier, TierView
 from admin.adapters.aliases import AliasMove
 from admin.adapters.stored import StoredContent
 from admin.schemas import shown
@@ -72,12 +72,6 @@ class FaultView(msgspec.Struct, frozen=True):
     since: datetime
 
 
-class TierView(msgspec.Struct, frozen=True):
-    worker: str
-    tier: str
-    """Tier of the adapter: device, host, or loading."""
-
-
 class VersionTierView(TierView, frozen=True):
     version: int
 
@@ -120,20 +114,6 @@ class VersionView(VersionFields, frozen=True, kw_only=True):
     stored: StoredContent | None = None
     """State of the version in the store. Set only if a single version is requested."""
     object: str = "adapter.version"
-
-
-class AdapterFields(msgspec.Struct, frozen=True):
-    """Fields of both the view of an adapter and its list entry."""
-
-    name: str
-    tenant: str
-    created_at: datetime
-    aliases: dict[str, int]
-    """Version of each alias. For a canary, the stable version."""
-    canaries: dict[str, dict[int, int]]
-    """Weights of the versions in a canary, by alias and version."""
-    pinned: list[str]
-    """Pinned aliases."""
 
 
 class AdapterView(AdapterFields, frozen=True):

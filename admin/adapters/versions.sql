@@ -55,7 +55,7 @@ SELECT {v.columns of admin.adapters.schemas.VersionView}, version_state(v.state,
            SELECT {columns of admin.adapters.schemas.FaultView} FROM adapter_faults
            WHERE digest = v.digest AND since >= v.created_at) f) AS faults,
        (SELECT coalesce(jsonb_agg(h ORDER BY h.worker), '[]') FROM (
-           SELECT {columns of admin.adapters.schemas.TierView} FROM heard WHERE digest = v.digest) h) AS tiers,
+           SELECT {columns of admin.adapters.adapters.TierView} FROM heard WHERE digest = v.digest) h) AS tiers,
        NULL AS stored, 'adapter.version' AS object
 FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
 CROSS JOIN LATERAL (

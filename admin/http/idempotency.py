@@ -11,7 +11,7 @@ from litestar import Response
 from litestar.params import HeaderParameter
 
 from admin.http.request import AdminRequest
-from admin.idempotency import Claim, Create, digest_of, done_once
+from admin.idempotency import Create, digest_of, done_once
 
 IdempotencyKey = Annotated[
     str | None,
@@ -41,9 +41,9 @@ async def once(
             answer = msgspec.json.encode(await create(connection, seed))
             was_done = False
         else:
-            pepper, key_id = request.plane.config.pepper, request.user.id
-            claim = Claim(pepper, key_id, header, await _digest(request))
-            seed, answer, was_done = await done_once(connection, claim, create)
+            caller = request.plane.config.pepper, request.user.id
+            digest = await _digest(request)
+            seed, answer, was_done = await done_once(connection, *caller, header, digest, create)
     body = answer if finish is None else finish(answer, seed)
     headers = {"idempotent-replayed": "true"} if was_done else None
     return Response(body, media_type="application/json", headers=headers)

@@ -34,6 +34,7 @@ from admin.models import base_choice
 from admin.models.own_serving import add_found, read_own_serving
 from admin.quotas.schemas import TenantLimits
 from admin.upkeep.reaper import PRUNE_INTERVAL_S, REAP_INTERVAL_S, Reaper
+from admin.uploads.archive import StagingFolder
 from admin.uploads.opened_folders import OpenedFolders
 from admin.uploads.resumable import ResumableUploads
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
@@ -138,13 +139,13 @@ class AdminPlane:
             raise Invalid(f"no model {digest} in the store", "not_in_store", "digest") from error
 
     @contextlib.asynccontextmanager
-    async def staging(self) -> AsyncGenerator[Path]:
+    async def staging(self) -> AsyncGenerator[StagingFolder]:
         """Yields a staging folder for one upload, which is removed afterwards unless it was
         published. Raises OSError."""
         staged = await asyncio.to_thread(self.store.stage)
         try:
             with hold(staged):
-                yield staged
+                yield StagingFolder(staged, self.config.max_upload_bytes, self.store.check_room)
         finally:
             await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
 
@@ -154,11 +155,28 @@ class AdminPlane:
         return OpenedFolders([roots[name] for name in (tenant.name, "*") if name in roots])
 
     async def validate(
+        self,
+        tenant: Tenant,
+        name: str,
+        bases: list[BaseModel],
+        staged: Path,
+        archive: Path | None,
+        actor: Actor,
+    ) -> tuple[AdapterManifest, BaseModel]:
+        """Validates the staged files of the adapter `name`, after unpacking `archive` if it is
+        given. Chooses among `bases` the base model that the adapter is for. Raises Invalid,
+        TooLarge, OSError, and AdapterRejected, which it also records."""
+        try:
+            return await self._choose(tenant, bases, staged, archive)
+        except AdapterRejected as rejected:
+            async with self.database.transaction(actor.sees) as connection:
+                error = rejected.to_dict()
+                await versions.add_rejected(connection, tenant.id, name, error, actor.key.id)
+            raise
+
+    async def _choose(
         self, tenant: Tenant, bases: list[BaseModel], staged: Path, archive: Path | None
     ) -> tuple[AdapterManifest, BaseModel]:
-        """Validates the staged files, after unpacking `archive` if it is given. Chooses among
-        `bases` the base model that the adapter is for. Raises AdapterRejected, Invalid, TooLarge,
-        OSError."""
         if archive is not None:
             self.store.check_room(archive.stat().st_size)
         manifest, digests = None, set[str]()
@@ -267,14 +285,6 @@ class AdminPlane:
             await self.reaper.reap()
         except (ApiError, OSError) as error:
             log.warning("removing contents failed, trying again later: %s", error)
-
-    async def reject(
-        self, tenant: Tenant, name: str, rejected: AdapterRejected, actor: Actor
-    ) -> None:
-        """Records why an upload was rejected. Does not change the catalog."""
-        async with self.database.transaction(actor.sees) as connection:
-            error = rejected.to_dict()
-            await versions.add_rejected(connection, tenant.id, name, error, actor.key.id)
 
     async def settle_retirement(self, retirement: Retirement) -> int:
         """Waits until every live gateway knows of the retirement, at most `RETIREMENT_WAIT_S`

@@ -12,6 +12,7 @@ from litestar.types import Message, Scope
 from admin.audit.audit import Actor, changing
 from admin.http.decoding import decode_json
 from admin.http.plane import AdminPlane
+from admin.uploads.archive import StagingFolder
 from admin.uploads.upload import T, UploadForm, receive_form
 from store.database import Connection
 from store.records import ApiKey
@@ -38,22 +39,13 @@ class AdminRequest(PlaneRequest[ApiKey]):
     async def receive_form(
         self,
         boundary: str,
-        staged: Path,
+        staged: StagingFolder,
         form: UploadForm[T],
         check: Callable[[T], Awaitable[None]],
     ) -> tuple[T, Path | None]:
         """Reads a form with an adapter's files to its end; see `admin.uploads.upload`."""
-        plane = self.plane
-        plane.store.check_room(self.num_body_bytes)
-        return await receive_form(
-            boundary,
-            self.upload(),
-            staged,
-            plane.config.max_upload_bytes,
-            plane.store.check_room,
-            form,
-            check,
-        )
+        staged.check_room(self.num_body_bytes)
+        return await receive_form(boundary, self.upload(), staged, form, check)
 
     async def json(self) -> Any:
         """Returns the decoded body, as the type of the handler's argument `data`. Strict: refuses

@@ -51,10 +51,10 @@ ZIP_ERRORS = (
 )
 
 
-class ExtractionTarget(msgspec.Struct, frozen=True):
-    """Folder into which an archive's files are extracted, and limits on their bytes."""
+class StagingFolder(msgspec.Struct, frozen=True):
+    """Folder that receives the files of one upload, and limits on their bytes."""
 
-    folder: Path
+    path: Path
     max_bytes: int
     """Maximum bytes of all files together."""
     check_room: Callable[[int], None]
@@ -68,7 +68,7 @@ def max_file_bytes(name: str, max_bytes: int) -> int:
     return min(max_bytes, MAX_CONFIG_BYTES) if name == CONFIG_NAME else max_bytes
 
 
-def extract(archive: Path, target: ExtractionTarget) -> None:
+def extract(archive: Path, target: StagingFolder) -> None:
     """Extracts the known files from an archive and skips all others. A file is recognised by the
     last component of its path.
 
@@ -90,7 +90,7 @@ def extract(archive: Path, target: ExtractionTarget) -> None:
 class _Writer:
     """Writes the known files of one archive and counts their bytes."""
 
-    def __init__(self, target: ExtractionTarget) -> None:
+    def __init__(self, target: StagingFolder) -> None:
         self._target = target
         self._bytes_left = target.max_bytes
         self._names: set[str] = set()
@@ -117,7 +117,7 @@ class _Writer:
     def copy(self, source: _Part | IO[bytes], name: str, num_bytes: int) -> None:
         """Writes a declared member. Raises Invalid if its size differs from the declared one."""
         copied = 0
-        with (self._target.folder / name).open("xb") as file:
+        with (self._target.path / name).open("xb") as file:
             while name not in PICKLE_NAMES and (chunk := source.read(CHUNK_BYTES)):
                 copied += len(chunk)
                 if copied > num_bytes:

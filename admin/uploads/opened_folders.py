@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from adapters.format.validator import CONFIG_NAME, PICKLE_NAMES
-from admin.uploads.archive import KNOWN_FILES, max_file_bytes
+from admin.uploads.archive import KNOWN_FILES, StagingFolder, max_file_bytes
 from store.errors import Invalid, NotFound
 from web.errors import TooLarge
 
@@ -27,18 +27,16 @@ class OpenedFolders:
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = [Path(os.path.realpath(root)) for root in roots]
 
-    def copy(
-        self, path: str, staged: Path, max_bytes: int, check_room: Callable[[int], None]
-    ) -> None:
+    def copy(self, path: str, staged: StagingFolder) -> None:
         """Copies an adapter's files from the folder `path` into `staged`.
 
         A pickle is not copied. An empty file of the same name is created, which the validator
         refuses. Raises Invalid if the path or a file in it is outside of the opened folders or not
-        a plain file, NotFound if there is no adapter, TooLarge if the files together have more than
-        `max_bytes`, and OSError for failures of the disk.
+        a plain file, NotFound if there is no adapter, TooLarge if the files together have more
+        bytes than `staged` may have, and OSError for failures of the disk.
         """
         folder = self._resolve(path)
-        bytes_left = max_bytes
+        bytes_left = staged.max_bytes
         for name in KNOWN_FILES:
             file = Path(os.path.realpath(folder / name))
             try:
@@ -49,14 +47,14 @@ class OpenedFolders:
                 continue
             with open(descriptor, "rb", buffering=0) as source:
                 if name in PICKLE_NAMES:
-                    (staged / name).touch()
+                    (staged.path / name).touch()
                     continue
                 limit = max_file_bytes(name, bytes_left)
                 num_bytes = os.fstat(descriptor).st_size
                 if num_bytes > limit:
                     raise TooLarge(f"{name} has {num_bytes} bytes of at most {limit}", param=name)
-                check_room(num_bytes)
-                with (staged / name).open("xb", buffering=0) as target:
+                staged.check_room(num_bytes)
+                with (staged.path / name).open("xb", buffering=0) as target:
                     bytes_left -= _copy(source.fileno(), target.fileno(), limit, name)
 
     def _resolve(self, path: str) -> Path:

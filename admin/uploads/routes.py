@@ -12,7 +12,6 @@ from litestar.openapi import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Parameter, RequestBody, Schema
 from litestar.params import FromPath, JSONBody
 
-from adapters.errors import AdapterRejected
 from admin.adapters import versions
 from admin.adapters.schemas import VersionView
 from admin.adapters.serving_data import check_names, parse_serving
@@ -91,13 +90,13 @@ class UploadController(Controller):
                 async with plane.uploads.completing(
                     request.user, given.upload, given.sha256
                 ) as upload:
-                    return await _make(request, given, staged, upload.data)
+                    return await _make(request, given, staged.path, upload.data)
             if kind == MULTIPART and options.get("boundary"):
                 with plane.forms.taking(request.user.tenant_id):
                     given, archive = await request.receive_form(
                         options["boundary"], staged, FORM, partial(_check_first, request)
                     )
-                    return await _make(request, given, staged, archive)
+                    return await _make(request, given, staged.path, archive)
         raise Invalid(f"send {MULTIPART}, or {JSON} with an upload", "content_type")
 
     @post("/uploads", guards=OWN, responses=refused(507))
@@ -156,11 +155,7 @@ async def _make(
 ) -> Response[VersionView]:
     plane = request.plane
     tenant, bases, serving, found = await _check(request, given)
-    try:
-        manifest, base = await plane.validate(tenant, bases, staged, archive)
-    except AdapterRejected as rejected:
-        await plane.reject(tenant, given.name, rejected, request.actor)
-        raise
+    manifest, base = await plane.validate(tenant, given.name, bases, staged, archive, request.actor)
     serving = await plane.add_found(serving, found, base)
     new = shown(
         NewVersion,

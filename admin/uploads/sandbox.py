@@ -15,7 +15,7 @@ from adapters.format.patterns import CPU_S
 from adapters.format.validator import AdapterFiles, Limits, Validated, validate_and_list
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import check_free_space
-from admin.uploads.archive import ExtractionTarget, extract
+from admin.uploads.archive import StagingFolder, extract
 from sandbox.server import serve
 from store.errors import Invalid
 from web.errors import TooLarge
@@ -75,7 +75,7 @@ def _validate(upload: Upload) -> Outcome:
     try:
         if upload.archive is not None:
             check_room = partial(check_free_space, folder, upload.min_free_bytes)
-            extract(Path(upload.archive), ExtractionTarget(folder, upload.max_bytes, check_room))
+            extract(Path(upload.archive), StagingFolder(folder, upload.max_bytes, check_room))
         limits = Limits(upload.max_rank, upload.max_bytes, upload.max_image_bytes, CPU_S)
         return validate_and_list(AdapterFiles.in_folder(folder), upload.bases, limits)
     except AdapterRejected as rejected:

@@ -28,7 +28,7 @@ from multipart import (
 )
 
 from adapters.format.validator import WEIGHTS_NAME
-from admin.uploads.archive import KNOWN_FILES, max_file_bytes
+from admin.uploads.archive import KNOWN_FILES, StagingFolder, max_file_bytes
 from admin.uploads.file_sink import FileSink
 from store.errors import Invalid
 from store.stored_text import check_text
@@ -132,9 +132,7 @@ class Forms:
 async def receive_form(
     boundary: str,
     chunks: AsyncIterator[bytes],
-    staged: Path,
-    max_bytes: int,
-    check_room: Callable[[int], None],
+    staged: StagingFolder,
     form: UploadForm[T],
     check: Callable[[T], Awaitable[None]],
 ) -> tuple[T, Path | None]:
@@ -144,9 +142,10 @@ async def receive_form(
     Calls `check` before the first file, with the fields received before it. Raises Invalid,
     TooLarge, OSError, and any error of `check`.
     """
-    receiver = _Receiver(staged, max_bytes + OVERHEAD_BYTES, check_room, form, check)
+    receiver = _Receiver(staged, form, check)
     try:
-        with _parser(boundary) as parser:
+        parser: Any
+        with PushMultipartParser(boundary, strict=True) as parser:
             async for chunk in chunks:
                 for event in parser.parse(chunk) if chunk else ():
                     await receiver.take(event)
@@ -160,28 +159,18 @@ async def receive_form(
     return receiver.read(), archive
 
 
-def _parser(boundary: str) -> Any:
-    return PushMultipartParser(boundary, strict=True)
-
-
 class _Receiver(Generic[T]):
     """Receiver of the parser's events. For each part, these are its head (`Segment`), its bytes,
     and None."""
 
     def __init__(
-        self,
-        staged: Path,
-        max_bytes: int,
-        check_room: Callable[[int], None],
-        form: UploadForm[T],
-        check: Callable[[T], Awaitable[None]],
+        self, staged: StagingFolder, form: UploadForm[T], check: Callable[[T], Awaitable[None]]
     ) -> None:
         self._form = form
         self._texts: dict[str, str] = {}
         """Text fields that have been received."""
         self._staged = staged
-        self._bytes_left = max_bytes
-        self._check_room = check_room
+        self._bytes_left = staged.max_bytes + OVERHEAD_BYTES
         self._check = check
         self._seen: set[str] = set()
         self._files: set[str] = set()
@@ -215,8 +204,8 @@ class _Receiver(Generic[T]):
             raise Invalid("send the two files or one archive, not both", "unexpected_part")
         for name in (ARCHIVE, WEIGHTS_NAME):
             if (sha256 := self._texts.get("sha256")) is not None and name in self._files:
-                await check_sha256(sha256, self._staged / name)
-        return self._staged / ARCHIVE if ARCHIVE in self._files else None
+                await check_sha256(sha256, self._staged.path / name)
+        return self._staged.path / ARCHIVE if ARCHIVE in self._files else None
 
     def close(self) -> None:
         if self._file is not None:
@@ -235,7 +224,7 @@ class _Receiver(Generic[T]):
         self._part, self._text = part, b""
         if is_file:
             limit = max_file_bytes(part, self._bytes_left)
-            self._file = FileSink(self._staged / part, limit, self._check_room)
+            self._file = FileSink(self._staged.path / part, limit, self._staged.check_room)
 
     async def _end(self) -> None:
         if self._file is None:

@@ -13,7 +13,7 @@ import pytest
 
 from adapters.errors import AdapterRejected
 from adapters.format.validator import CONFIG_NAME, MAX_CONFIG_BYTES, PICKLE_NAMES, WEIGHTS_NAME
-from admin.uploads.archive import CHUNK_BYTES, ExtractionTarget, extract
+from admin.uploads.archive import CHUNK_BYTES, StagingFolder, extract
 from admin.uploads.validation import Validation
 from store.errors import Invalid
 from tests.adapters.files import BASE
@@ -40,7 +40,7 @@ def unpack(folder: Path, data: bytes, disk: Disk | None = None) -> Path:
     (folder / "archive").write_bytes(data)
     target = folder / "target"
     target.mkdir()
-    extract(folder / "archive", ExtractionTarget(target, MAX_BYTES, (disk or Disk()).check))
+    extract(folder / "archive", StagingFolder(target, MAX_BYTES, (disk or Disk()).check))
     return target
 
 

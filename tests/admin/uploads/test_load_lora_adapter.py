@@ -16,6 +16,7 @@ from litestar import Litestar
 
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from admin.adapters.ephemeral import Retention
+from admin.uploads.archive import StagingFolder
 from admin.uploads.opened_folders import OpenedFolders
 from store.errors import Invalid
 from tests.adapters.files import write_adapter
@@ -250,7 +251,7 @@ def test_a_link_put_in_place_of_a_folder_meanwhile_is_refused(root: Path, tmp_pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os.path, "realpath", resolve)
         with pytest.raises(Invalid) as caught:
-            folders.copy(str(real), staged, MAX_UPLOAD_BYTES, swap)
+            folders.copy(str(real), StagingFolder(staged, MAX_UPLOAD_BYTES, swap))
     assert caught.value.code == "lora_path_unreadable"
 
 
