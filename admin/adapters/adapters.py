@@ -10,6 +10,7 @@ import msgspec
 from store.database import Connection
 from store.errors import NotFound
 from store.queries import fetch_all, fetch_one, sql
+from store.records import Tenant
 
 HEARD_S = 5.0
 """Seconds after which a worker's report is no longer used."""
@@ -28,38 +29,39 @@ class AdapterFields(msgspec.Struct, frozen=True):
     """Names of the pinned aliases."""
 
 
-class Adapter(AdapterFields, frozen=True):
-    contents: dict[int, str]
-    """Digest of the content of each version that an alias points to."""
-    states: dict[str, int]
-    """Number of versions in each state."""
-    last_state: str
-    """State of the newest version."""
-
-
 class TierView(msgspec.Struct, frozen=True):
     worker: str
     tier: str
     """Tier of the adapter: device, host, or loading."""
 
 
-class ContentTier(TierView, frozen=True):
-    """Location of a content on a worker."""
+class VersionTierView(TierView, frozen=True):
+    version: int
 
-    digest: str
+
+class AdapterSummaryView(AdapterFields, frozen=True):
+    """List entry of an adapter."""
+
+    states: dict[str, int]
+    """Number of versions in each state."""
+    last_state: str
+    """State of the newest version."""
+    tiers: list[VersionTierView]
+    """Tier, on each worker, of each version that an alias points to. Empty unless the caller has an
+    admin key."""
+    object: str = "adapter.summary"
 
 
 async def list_adapters(
-    connection: Connection, tenant_id: str | None, after: tuple[str, str], limit: int
-) -> list[Adapter]:
-    """Returns adapters by tenant and name in one query. `tenant_id` None selects all tenants."""
-    return await fetch_all(connection, Adapter, "adapter_list", tenant_id, *after, limit, None)
-
-
-async def content_tiers(connection: Connection, digests: Collection[str]) -> list[ContentTier]:
-    """Returns where workers have these contents, from recent reports that the connection may
-    see."""
-    return await fetch_all(connection, ContentTier, "content_tiers", list(digests), HEARD_S)
+    connection: Connection, tenant: Tenant | None, after: str, limit: int
+) -> list[AdapterSummaryView]:
+    """Returns adapters with names after `after`. If `tenant` is None, returns the adapters of all
+    tenants by tenant and name, and `after` is TENANT/NAME."""
+    owner, _, name = after.rpartition("/")
+    args = (tenant.id, tenant.name, name) if tenant else (None, owner, name)
+    return await fetch_all(
+        connection, AdapterSummaryView, "adapter_list", *args, limit, None, HEARD_S
+    )
 
 
 async def content_names(connection: Connection, digests: Collection[str]) -> dict[str, list[str]]:
@@ -70,8 +72,8 @@ async def content_names(connection: Connection, digests: Collection[str]) -> dic
     return names
 
 
-async def find_adapter(connection: Connection, tenant_id: str, name: str) -> Adapter:
+async def find_adapter(connection: Connection, tenant_id: str, name: str) -> AdapterSummaryView:
     """Returns an adapter by name. Raises NotFound."""
     missing = NotFound(f"no adapter {name[:128]!r}", "adapter_not_found")
-    args = tenant_id, "", "", 1, name
-    return await fetch_one(connection, Adapter, "adapter_list", *args, missing=missing)
+    args = tenant_id, "", "", 1, name, HEARD_S
+    return await fetch_one(connection, AdapterSummaryView, "adapter_list", *args, missing=missing)

@@ -12,7 +12,6 @@ from litestar import Controller, delete, get, post, put
 from litestar.params import FromPath, JSONBody
 
 from admin.adapters import aliases
-from admin.adapters.describe import describe_alias
 from admin.adapters.schemas import AliasSet, AliasView
 from admin.http import preconditions
 from admin.http.entities import changing_of, reading_of
@@ -20,7 +19,7 @@ from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
 from admin.http.parameters import TenantName
 from admin.http.preconditions import IfMatch, Tagged, tagged
 from admin.http.request import AdminRequest
-from admin.schemas import Deleted
+from admin.schemas import Deleted, shown
 from store.database import Connection
 from store.errors import Invalid
 from store.records import CanaryPolicy, Tenant
@@ -41,7 +40,7 @@ class AliasController(Controller):
     ) -> Tagged[AliasView]:
         """Shows an alias with its history."""
         async with reading_of(request, tenant) as (connection, owner):
-            return tagged(await describe_alias(connection, owner, name, alias))
+            return tagged(await _describe(connection, owner, name, alias))
 
     @put()
     async def set_alias(
@@ -64,7 +63,7 @@ class AliasController(Controller):
                 await aliases.set_canary(*key, data.canary, policy, request.user.id, **options)
             else:
                 raise Invalid("give a version, or a canary set with or without a policy")
-            return tagged(await describe_alias(connection, owner, name, alias))
+            return tagged(await _describe(connection, owner, name, alias))
 
     @delete(status_code=200)
     async def delete_alias(
@@ -93,7 +92,7 @@ class AliasController(Controller):
         undoes the first, so clients that may repeat the request should send If-Match."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.roll_back(connection, owner.id, name, alias, request.user.id)
-            return tagged(await describe_alias(connection, owner, name, alias))
+            return tagged(await _describe(connection, owner, name, alias))
 
     @put("/pin")
     async def pin(
@@ -108,7 +107,7 @@ class AliasController(Controller):
         device. 409 if the quota does not allow it."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.pin_alias(connection, owner.id, name, alias, pinned=True)
-            return tagged(await describe_alias(connection, owner, name, alias))
+            return tagged(await _describe(connection, owner, name, alias))
 
     @delete("/pin", status_code=200)
     async def unpin(
@@ -122,7 +121,7 @@ class AliasController(Controller):
         """Unpins the alias: its versions may be evicted from the device."""
         async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.pin_alias(connection, owner.id, name, alias, pinned=False)
-            return tagged(await describe_alias(connection, owner, name, alias))
+            return tagged(await _describe(connection, owner, name, alias))
 
 
 _DEFAULT = CanaryPolicy()
@@ -135,5 +134,11 @@ async def _changing(
     """Opens a transaction that changes the alias. Raises PreconditionFailed if `if_match` does not
     match. Yields the connection and the alias's tenant."""
     async with changing_of(request, tenant) as (connection, owner):
-        await preconditions.lock(connection, if_match, describe_alias, owner, name, alias)
+        await preconditions.lock(connection, if_match, _describe, owner, name, alias)
         yield connection, owner
+
+
+async def _describe(connection: Connection, tenant: Tenant, name: str, alias: str) -> AliasView:
+    current = await aliases.find_alias(connection, tenant.id, name, alias)
+    history = await aliases.alias_history(connection, tenant.id, name, alias)
+    return shown(AliasView, current, history=history)

@@ -8,25 +8,15 @@ import msgspec
 from litestar import Controller, delete, get, post
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from admin.adapters import retirement, versions
-from admin.adapters.describe import (
-    describe_adapter,
-    describe_adapters,
-    describe_versions,
-)
-from admin.adapters.schemas import (
-    MAX_VERSION,
-    AdapterSummaryView,
-    AdapterView,
-    Retired,
-    VersionView,
-)
+from admin.adapters import adapters, retirement, versions
+from admin.adapters.adapters import AdapterSummaryView
+from admin.adapters.schemas import MAX_VERSION, AdapterView, Retired, VersionView
 from admin.audit.audit import changing
 from admin.http.entities import changing_of, page, reading_of
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.parameters import After, Limit, TenantName
 from admin.http.request import AdminRequest
-from admin.schemas import Page
+from admin.schemas import Page, shown
 from store.errors import NotFound
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
@@ -49,7 +39,7 @@ class AdapterController(Controller):
         async with request.reading() as connection:
             is_of_all = request.user.tenant_id is None and not tenant
             owner = None if is_of_all else await tenant_for(connection, request.user, tenant)
-            found = await describe_adapters(connection, owner, after, limit + 1)
+            found = await adapters.list_adapters(connection, owner, after, limit + 1)
         return page(found, limit)
 
     @get("/{name:str}", guards=OWN)
@@ -57,7 +47,9 @@ class AdapterController(Controller):
         self, request: AdminRequest, name: FromPath[str], tenant: TenantName = None
     ) -> AdapterView:
         async with reading_of(request, tenant) as (connection, owner):
-            return await describe_adapter(connection, owner, name)
+            adapter = await adapters.find_adapter(connection, owner.id, name)
+            found = await versions.list_versions(connection, owner.id, name)
+        return shown(AdapterView, adapter, versions=found)
 
     @delete("/{name:str}", guards=OWN, status_code=200)
     async def delete_adapter(
@@ -80,7 +72,8 @@ class AdapterController(Controller):
     ) -> Page[VersionView]:
         """Lists versions by number, including rejected ones with the reason."""
         async with reading_of(request, tenant) as (connection, owner):
-            found = await describe_versions(connection, owner, name, after, limit + 1)
+            await adapters.find_adapter(connection, owner.id, name)
+            found = await versions.list_versions(connection, owner.id, name, after, limit + 1)
         return page(found, limit)
 
     @get("/{name:str}/versions/{version:int}", guards=OWN)
@@ -95,9 +88,9 @@ class AdapterController(Controller):
         """Shows a version. Its state in the store, `stored`, is checked by file sizes, or with
         `verify` by reading every byte. One version is verified at a time."""
         async with reading_of(request, tenant) as (connection, owner):
-            shown = await versions.find_version(connection, owner.id, name, version)
-        stored = await request.plane.inspect(shown.digest, shown.file_bytes, every_byte=verify)
-        return msgspec.structs.replace(shown, stored=stored)
+            found = await versions.find_version(connection, owner.id, name, version)
+        stored = await request.plane.inspect(found.digest, found.file_bytes, every_byte=verify)
+        return msgspec.structs.replace(found, stored=stored)
 
     @delete("/{name:str}/versions/{version:int}", guards=OWN, status_code=200)
     async def delete_version(

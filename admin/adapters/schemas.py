@@ -7,11 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from admin.adapters.adapters import Adapter, AdapterFields, ContentTier, TierView
+from admin.adapters.adapters import AdapterFields, TierView
 from admin.adapters.aliases import AliasMove
 from admin.adapters.stored import StoredContent
-from admin.schemas import shown
-from store.records import AdapterState, Alias, CanaryPolicy, ServingFields, VersionFields
+from store.records import AdapterState, CanaryPolicy, ServingFields, VersionFields
 
 MAX_VERSION = 2**31 - 1
 """Maximum version number, which is the largest integer of the database column."""
@@ -72,10 +71,6 @@ class FaultView(msgspec.Struct, frozen=True):
     since: datetime
 
 
-class VersionTierView(TierView, frozen=True):
-    version: int
-
-
 class VersionView(VersionFields, frozen=True, kw_only=True):
     version: int
     state: AdapterState
@@ -121,33 +116,6 @@ class AdapterView(AdapterFields, frozen=True):
     object: str = "adapter"
 
 
-class AdapterSummaryView(AdapterFields, frozen=True):
-    """List entry of an adapter."""
-
-    states: dict[str, int]
-    """Number of versions in each state."""
-    last_state: str
-    """State of the newest version."""
-    tiers: list[VersionTierView]
-    """Tier, on each worker, of each version that an alias points to. Empty unless the caller has an
-    admin key."""
-    object: str = "adapter.summary"
-
-    @classmethod
-    def of(cls, adapter: Adapter, tiers: list[ContentTier]) -> AdapterSummaryView:
-        """Returns the view. `tiers` may contain entries of other adapters."""
-        return shown(
-            cls,
-            adapter,
-            tiers=[
-                VersionTierView(tier.worker, tier.tier, version)
-                for version, digest in adapter.contents.items()
-                for tier in tiers
-                if tier.digest == digest
-            ],
-        )
-
-
 class AliasView(msgspec.Struct, frozen=True):
     name: str
     alias: str
@@ -161,10 +129,6 @@ class AliasView(msgspec.Struct, frozen=True):
     history: list[AliasMove]
     """Moves of the alias, the newest first."""
     object: str = "adapter.alias"
-
-    @classmethod
-    def of(cls, alias: Alias, history: list[AliasMove]) -> AliasView:
-        return shown(cls, alias, history=history)
 
 
 class Retired(msgspec.Struct, frozen=True):

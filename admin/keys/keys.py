@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from admin.schemas import shown
 from store.database import Connection
 from store.errors import Conflict, NotFound
 from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
@@ -107,13 +108,7 @@ async def rotate_key(
     old, now = await get_key(connection, key_id), datetime.now(UTC)
     if not old.is_live(now):
         raise Conflict("only a key that is valid now can be rotated", "key_not_live")
-    rights = KeyRights(
-        scopes=old.scopes,
-        name=old.name,
-        expires_at=expires_at or old.expires_at,
-        models=old.models,
-        cidrs=old.cidrs,
-    )
+    rights = shown(KeyRights, old, not_before=None, expires_at=expires_at or old.expires_at)
     made = await issue_key(connection, pepper, old.tenant_id, rights, old.id, seed)
     await connection.execute(sql["key_end"], old.id, now + timedelta(seconds=overlap_s))
     return made

@@ -18,7 +18,7 @@ from admin.http.request import AdminRequest
 from admin.keys import keys
 from admin.keys.keys import KeyRights
 from admin.keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView
-from admin.schemas import Page
+from admin.schemas import Page, shown
 from admin.tenants import tenants
 from store.database import Connection
 from store.errors import Invalid
@@ -155,11 +155,10 @@ def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:
     _check_ahead(data.expires_at)
     if data.expires_at and data.not_before and data.expires_at <= data.not_before:
         raise Invalid("expires_at is not after not_before", "invalid_expiry", "expires_at")
-    return KeyRights(
+    return shown(
+        KeyRights,
+        data,
         scopes=scopes,
-        name=data.name,
-        not_before=data.not_before,
-        expires_at=data.expires_at,
         models=None if data.models is None else frozenset(map(plain_model, data.models)),
         cidrs=None if data.cidrs is None else tuple(map(_network, data.cidrs)),
     )

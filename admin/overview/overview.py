@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,7 @@ from admin.overview.schemas import (
     Trouble,
     WorkerOverview,
 )
+from admin.schemas import shown
 from admin.workers.workers import Worker, WorkerModel, WorkerStatus, list_workers
 from store.database import Connection
 from store.gateway_load import GatewayLoad, ModelLoad
@@ -59,14 +61,10 @@ async def take_overview(connection: Connection) -> Overview:
     held = [model for status in _statuses(workers) for model in status.models]
     return Overview(
         at=datetime.now(UTC),
-        num_tenants=counts["num_tenants"],
-        num_adapters=counts["num_adapters"],
-        num_workers=counts["num_workers"],
+        **counts,
         num_gateways=len(gateways),
         requests_in_flight=sum(load.requests_in_flight for load in loads.values()),
-        requests_per_s=_per_s(served, "requests"),
-        prompt_tokens_per_s=_per_s(served, "prompt_tokens"),
-        completion_tokens_per_s=_per_s(served, "completion_tokens"),
+        **_rates(served, "requests", "prompt_tokens", "completion_tokens"),
         ttft=percentiles(merged(load.ttft for load, _ in served)),
         itl=percentiles(merged(model.itl for model in held)),
         refusals=_refusals(loads.values()),
@@ -93,9 +91,12 @@ def _seconds(load: GatewayLoad) -> float:
     return max(load.seconds, MIN_SECONDS)
 
 
-def _per_s(served: Iterable[Served], count: str) -> float:
-    """Returns the sum over all gateways of a count per second."""
-    return sum(getattr(load, count) / seconds for load, seconds in served)
+def _rates(served: Sequence[Served], *counts: str) -> dict[str, Any]:
+    """Returns the sum over all gateways of each count per second, as a field of the overview."""
+    return {
+        f"{count}_per_s": sum(getattr(load, count) / seconds for load, seconds in served)
+        for count in counts
+    }
 
 
 def _refusals(loads: Iterable[GatewayLoad]) -> dict[str, int]:
@@ -112,10 +113,9 @@ def _worker(worker: Worker) -> WorkerOverview:
     for tier in ("device", "host", "loading"):
         sizes = [adapter.num_bytes for adapter in status.adapters if adapter.tier == tier]
         adapters[tier] = Held(len(sizes), sum(sizes))
-    return WorkerOverview(
-        id=worker.id,
-        state=worker.state,
-        reason=worker.reason,
+    return shown(
+        WorkerOverview,
+        worker,
         num_running=sum(model.num_running for model in status.models),
         num_waiting=sum(model.num_waiting for model in status.models),
         tokens_per_s=status.tokens_per_s,
@@ -132,11 +132,8 @@ def _model(name: str, served: Sequence[Served], held: Sequence[WorkerModel]) -> 
         num_on_device=sum(model.tier == "device" for model in held),
         num_running=sum(model.num_running for model in held),
         num_waiting=sum(model.num_waiting for model in held),
-        requests_per_s=_per_s(served, "requests"),
+        **_rates(served, "requests", "prompt_tokens", "cached_tokens", "completion_tokens"),
         failed=sum(load.failed for load, _ in served),
-        prompt_tokens_per_s=_per_s(served, "prompt_tokens"),
-        cached_tokens_per_s=_per_s(served, "cached_tokens"),
-        completion_tokens_per_s=_per_s(served, "completion_tokens"),
         ttft=percentiles(merged(load.ttft for load, _ in served)),
         itl=percentiles(merged(model.itl for model in held)),
     )

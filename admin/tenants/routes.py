@@ -70,11 +70,11 @@ class TenantController(Controller):
         """Changes a tenant for future requests."""
         async with request.transaction() as connection:
             changed = await _locked(connection, if_match, tenant)
-            if data.sharing_group is not msgspec.UNSET:
-                changed = await tenants.set_sharing_group(connection, changed, data.sharing_group)
-            if data.require_signature is not msgspec.UNSET:
-                required = data.require_signature
-                changed = await tenants.set_require_signature(connection, changed, required)
+            given = msgspec.structs.asdict(data)
+            fields = {name: value for name, value in given.items() if value is not msgspec.UNSET}
+            if fields:
+                wanted = msgspec.structs.replace(changed, **fields)
+                changed = await tenants.change_tenant(connection, wanted)
         return tagged(TenantView.of(changed))
 
     @delete("/{tenant:str}", status_code=200)

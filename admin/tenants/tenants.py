@@ -55,18 +55,10 @@ async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str
     return {row["id"]: row["name"] for row in rows}
 
 
-async def set_sharing_group(
-    connection: Connection, tenant: Tenant, sharing_group: str | None
-) -> Tenant:
-    """Sets the tenant's sharing group. None means that the tenant shares cached prefixes with no
-    other tenant. Raises Invalid."""
-    values = tenant.id, sharing_group
-    return await fetch_one(connection, Tenant, "tenant_set_sharing_group", *values)
-
-
-async def set_require_signature(connection: Connection, tenant: Tenant, required: bool) -> Tenant:
-    """Sets whether only signed adapters are accepted."""
-    return await fetch_one(connection, Tenant, "tenant_set_require_signature", tenant.id, required)
+async def change_tenant(connection: Connection, tenant: Tenant) -> Tenant:
+    """Stores the tenant's sharing group, and whether it requires signatures. Raises Invalid."""
+    values = tenant.id, tenant.sharing_group, tenant.require_signature
+    return await fetch_one(connection, Tenant, "tenant_change", *values)
 
 
 async def delete_tenant(connection: Connection, tenant: Tenant) -> None:

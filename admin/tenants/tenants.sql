@@ -24,12 +24,8 @@ SELECT id, name FROM tenants WHERE id = ANY ($1)
 UNION ALL
 SELECT tenant_id, details ->> 'name' FROM audit_log WHERE tenant_id = ANY ($1) AND action = 'tenant.delete';
 
--- name: tenant_set_sharing_group
-UPDATE tenants SET sharing_group = $2 WHERE id = $1
-RETURNING {columns of store.records.Tenant};
-
--- name: tenant_set_require_signature
-UPDATE tenants SET require_signature = $2 WHERE id = $1
+-- name: tenant_change
+UPDATE tenants SET sharing_group = $2, require_signature = $3 WHERE id = $1
 RETURNING {columns of store.records.Tenant};
 
 -- name: tenant_delete

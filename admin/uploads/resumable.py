@@ -19,6 +19,7 @@ import msgspec
 
 from adapters.errors import AdapterRejected
 from adapters.store.folder import Store, fsync, hold, last_touched
+from admin.schemas import shown
 from admin.uploads.file_sink import FileSink
 from admin.uploads.upload import ARCHIVE_SUFFIXES, check_sha256
 from store.errors import Conflict, Invalid, NotFound
@@ -40,14 +41,13 @@ class Record(msgspec.Struct, frozen=True):
     filename: str
 
 
-class PartialUpload(msgspec.Struct, frozen=True):
+class PartialUpload(Record, frozen=True, kw_only=True):
     """Upload in pieces, with its state at the time of the query."""
 
     id: str
-    record: Record
     folder: Path
     offset: int
-    touched_at: datetime
+    expires_at: datetime
 
     @property
     def data(self) -> Path:
@@ -62,9 +62,6 @@ class ResumableUploads:
         self._max_bytes = max_bytes
         self._idle_s = idle_s
         self._creating = asyncio.Lock()
-
-    def expires_at(self, upload: PartialUpload) -> datetime:
-        return upload.touched_at + timedelta(seconds=self._idle_s)
 
     async def create(self, key: ApiKey, num_bytes: int, filename: str) -> PartialUpload:
         """Creates an upload without any bytes. Raises Invalid, TooLarge, Conflict if the tenant has
@@ -101,7 +98,7 @@ class ResumableUploads:
         num_open = 0
         for folder in self._store.incoming.glob("upl_*"):
             with contextlib.suppress(FileNotFoundError):
-                num_open += self._read(folder.name).record.tenant_id == tenant_id
+                num_open += self._read(folder.name).tenant_id == tenant_id
         return num_open
 
     async def find(self, key: ApiKey, upload_id: str) -> PartialUpload:
@@ -113,18 +110,20 @@ class ResumableUploads:
             found = await asyncio.to_thread(self._read, upload_id)
         except FileNotFoundError:
             raise missing from None
-        if key.tenant_id not in (None, found.record.tenant_id):
+        if key.tenant_id not in (None, found.tenant_id):
             raise missing
         return found
 
     def _read(self, upload_id: str) -> PartialUpload:
         folder = self._store.incoming / upload_id
-        return PartialUpload(
+        touched_at = datetime.fromtimestamp(last_touched(folder), UTC)
+        return shown(
+            PartialUpload,
+            msgspec.json.decode((folder / RECORD).read_bytes(), type=Record),
             id=upload_id,
-            record=msgspec.json.decode((folder / RECORD).read_bytes(), type=Record),
             folder=folder,
             offset=(folder / DATA).stat().st_size,
-            touched_at=datetime.fromtimestamp(last_touched(folder), UTC),
+            expires_at=touched_at + timedelta(seconds=self._idle_s),
         )
 
     async def append(
@@ -145,7 +144,7 @@ class ResumableUploads:
         with _held(self._store.incoming / upload_id):
             found = await self.find(key, upload_id)
             check_offset(found, offset)
-            left = found.record.bytes - offset
+            left = found.bytes - offset
             if num_bytes > left:
                 raise TooLarge(f"{left} bytes are left of those declared", param="bytes")
             sink = FileSink(found.data, left, self._store.check_room, mode="ab")
@@ -167,7 +166,7 @@ class ResumableUploads:
         await self.find(key, upload_id)
         with _held(self._store.incoming / upload_id):
             found = await self.find(key, upload_id)
-            check_offset(found, found.record.bytes)
+            check_offset(found, found.bytes)
             if sha256 is not None:
                 await check_sha256(sha256, found.data)
             try:
@@ -189,7 +188,7 @@ def check_offset(upload: PartialUpload, offset: int) -> None:
     offset."""
     if offset != upload.offset:
         raise Conflict(
-            f"{upload.offset} of {upload.record.bytes} bytes have come",
+            f"{upload.offset} of {upload.bytes} bytes have come",
             "upload_offset",
             "upload",
             {"offset": upload.offset},

@@ -25,7 +25,6 @@ from admin.http.upload_body import BINARY, JSON, upload_body
 from admin.models import models
 from admin.schemas import Deleted, Page, shown
 from admin.signing_keys.signing_keys import parse_signature
-from admin.uploads.resumable import PartialUpload
 from admin.uploads.schemas import UploadCreate, UploadView
 from admin.uploads.upload import MULTIPART, UploadForm, media_type
 from admin.uploads.version_create import VersionCreate
@@ -105,7 +104,7 @@ class UploadController(Controller):
     ) -> UploadView:
         """Announces an archive that will be sent in pieces."""
         made = await request.plane.uploads.create(request.user, data.bytes, data.filename)
-        return _view(request, made)
+        return shown(UploadView, made)
 
     @get("/uploads/rejected", guards=OWN)
     async def list_rejected(
@@ -119,7 +118,7 @@ class UploadController(Controller):
 
     @get("/uploads/{upload_id:str}", guards=OWN)
     async def show_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
-        return _view(request, await request.plane.uploads.find(request.user, upload_id))
+        return shown(UploadView, await request.plane.uploads.find(request.user, upload_id))
 
     @patch(
         "/uploads/{upload_id:str}",
@@ -142,7 +141,7 @@ class UploadController(Controller):
         appended = await request.plane.uploads.append(
             request.user, upload_id, int(given), length, request.upload()
         )
-        return _view(request, appended)
+        return shown(UploadView, appended)
 
     @delete("/uploads/{upload_id:str}", guards=OWN, status_code=200)
     async def delete_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> Deleted:
@@ -203,13 +202,3 @@ async def _check(
         await models.check_not_a_model(connection, given.name)
         bases = await models.candidate_bases(connection, given.model)
     return tenant, bases, serving, found
-
-
-def _view(request: AdminRequest, upload: PartialUpload) -> UploadView:
-    return UploadView(
-        id=upload.id,
-        bytes=upload.record.bytes,
-        filename=upload.record.filename,
-        offset=upload.offset,
-        expires_at=request.plane.uploads.expires_at(upload),
-    )

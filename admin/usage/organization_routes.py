@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import groupby
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 from litestar import Controller, get
@@ -148,24 +148,16 @@ class Buckets(msgspec.Struct, Generic[T], frozen=True):
 class OrganizationController(Controller):
     path = "/v1/organization"
     tags = ("organization",)
+    guards = (requires(ADMIN, USAGE_READ),)
+    opt: ClassVar[Any] = {READS_QUERY: True}
 
-    @get(
-        "/usage/completions",
-        guards=[requires(ADMIN, USAGE_READ)],
-        opt={READS_QUERY: True},
-        operation_class=CompletionsOperation,
-    )
+    @get("/usage/completions", operation_class=CompletionsOperation)
     async def show_completions(self, request: AdminRequest) -> Buckets[UsageResult]:
         """Returns every bucket from `start_time` to `end_time`, including those without requests.
         400 for an invalid or unsupported parameter."""
         return await _answer(request, COMPLETIONS, _usage)
 
-    @get(
-        "/costs",
-        guards=[requires(ADMIN, USAGE_READ)],
-        opt={READS_QUERY: True},
-        operation_class=CostsOperation,
-    )
+    @get("/costs", operation_class=CostsOperation)
     async def show_costs(self, request: AdminRequest) -> Buckets[CostResult]:
         """Returns the costs of every bucket from `start_time` to `end_time`."""
         return await _answer(request, COSTS, _costs)
@@ -241,9 +233,7 @@ def _usage(found: Sequence[UsageSum], given: Given) -> list[UsageResult]:
             output_tokens=each.completion_tokens,
             input_cached_tokens=each.cached_tokens,
             num_model_requests=each.requests,
-            project_id=each.tenant_id if "project_id" in given.group_by else None,
-            api_key_id=each.key_id if "api_key_id" in given.group_by else None,
-            model=each.model if "model" in given.group_by else None,
+            **given.group_of(each),
         )
         for each in found
     ]
@@ -252,16 +242,15 @@ def _usage(found: Sequence[UsageSum], given: Given) -> list[UsageResult]:
 def _costs(found: Sequence[UsageSum], given: Given) -> list[CostResult]:
     """Returns the costs by line item. Omits line items that cost nothing."""
     tells_items = "line_item" in given.group_by
-    amounts: dict[tuple[str | None, str | None, str | None], Decimal] = defaultdict(Decimal)
+    amounts: dict[tuple[tuple[str, Any], ...], Decimal] = defaultdict(Decimal)
     for each in found:
-        project = each.tenant_id if "project_id" in given.group_by else None
-        key = each.key_id if "api_key_id" in given.group_by else None
         for item, cost in _line_items(each):
             if given.wants(item) and (cost or not tells_items):
-                amounts[project, key, item if tells_items else None] += cost
+                group = given.group_of(each) | ({"line_item": item} if tells_items else {})
+                amounts[tuple(group.items())] += cost
     return [
-        CostResult(Amount(float(amount.scaleb(-PICO))), item, project, key)
-        for (project, key, item), amount in amounts.items()
+        CostResult(Amount(float(amount.scaleb(-PICO))), **dict(group))
+        for group, amount in amounts.items()
     ]
 
 
@@ -296,6 +285,11 @@ class Given:
                 raise Invalid(f"group_by can be {allowed}", "unsupported", "group_by")
 
         self._selected = self.several(f"{parameters.model}s")
+
+    def group_of(self, found: UsageSum) -> dict[str, Any]:
+        """Returns the dimensions of a sum by which results are grouped, without the line item."""
+        values = {"project_id": found.tenant_id, "api_key_id": found.key_id, "model": found.model}
+        return {name: values[name] for name in self.group_by if name in values}
 
     @property
     def models(self) -> list[str] | None:

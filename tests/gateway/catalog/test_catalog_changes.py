@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from admin.adapters import aliases, retirement, versions
@@ -68,7 +69,8 @@ class Changes:
     async def group(self) -> None:
         tenant = await tenants.find_tenant(self._connection, await self._tenant())
         group = self._random.choice([None, "family"])
-        await tenants.set_sharing_group(self._connection, tenant, group)
+        tenant = msgspec.structs.replace(tenant, sharing_group=group)
+        await tenants.change_tenant(self._connection, tenant)
 
     async def no_tenant(self) -> None:
         tenant = await tenants.find_tenant(self._connection, await self._tenant())

@@ -8,12 +8,8 @@ from typing import Any
 
 import msgspec
 
-from admin.adapters.schemas import (
-    AdapterSummaryView,
-    AdapterView,
-    AliasView,
-    VersionView,
-)
+from admin.adapters.adapters import AdapterSummaryView
+from admin.adapters.schemas import AdapterView, AliasView, VersionView
 from admin.adapters.versions import RejectedUploadView
 from admin.audit.audit import AuditView
 from admin.keys.schemas import KeyView
