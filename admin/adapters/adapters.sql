@@ -26,19 +26,19 @@ WITH page AS MATERIALIZED (
     WHERE (a.tenant_id = $1 OR $1::text IS NULL) AND (t.name, a.name) > ($2, $3) AND v.states IS NOT NULL
         AND ($5::text IS NULL OR a.name = $5)
     ORDER BY t.name, a.name LIMIT $4
-), pointed AS (
-    SELECT tenant_id, name, version FROM aliases UNION SELECT tenant_id, name, version FROM canary_targets
 ), contents AS MATERIALIZED (
     SELECT c.tenant_id, c.name, c.version, c.digest
-    FROM page JOIN pointed USING (tenant_id, name) JOIN adapter_versions c USING (tenant_id, name, version)
+    FROM page CROSS JOIN LATERAL (
+        SELECT version FROM aliases WHERE (tenant_id, name) = (page.tenant_id, page.name)
+        UNION SELECT version FROM canary_targets WHERE (tenant_id, name) = (page.tenant_id, page.name)) pointed
+    JOIN adapter_versions c ON (c.tenant_id, c.name, c.version) = (page.tenant_id, page.name, pointed.version)
 ), heard AS (
     SELECT c.tenant_id, c.name, jsonb_agg(
                jsonb_build_object('worker', w.id, 'tier', h.tier, 'version', c.version) ORDER BY c.version, w.id) AS tiers
     FROM workers w, jsonb_to_recordset(w.status -> 'adapters') AS h (digest text, tier text) JOIN contents c USING (digest)
     WHERE h.tier <> '' AND w.reported_at > now() - make_interval(secs => $6) GROUP BY c.tenant_id, c.name
 )
-SELECT {page.columns of admin.adapters.adapters.AdapterFields}, page.states, page.last_state,
-       coalesce(heard.tiers, '[]') AS tiers
+SELECT page.*, coalesce(heard.tiers, '[]') AS tiers
 FROM page LEFT JOIN heard USING (tenant_id, name) ORDER BY page.tenant, page.name;
 
 -- name: content_names

@@ -13,7 +13,6 @@ import msgspec
 from admin.adapters import retirement, versions
 from admin.adapters.aliases import PRODUCTION
 from admin.adapters.retirement import Retirement
-from admin.adapters.schemas import VersionView
 from admin.adapters.versions import NewVersion
 from admin.signing_keys.signing_keys import check_signature
 from store.database import Connection
@@ -58,8 +57,9 @@ async def check_name(
 
 async def add_ephemeral(
     connection: Connection, new: NewVersion, retention: Retention, *, in_place: bool
-) -> VersionView:
-    """Adds a ready ephemeral version, and retires the oldest ones beyond the limit.
+) -> int:
+    """Adds a ready ephemeral version, and retires the oldest ones beyond the limit. Returns its
+    number.
 
     Raises the errors of `check_name`, AlreadyExists if a base model has the name, Conflict if the
     tenant's quota has no room, and Forbidden if the tenant requires signatures, which vLLM's routes
@@ -79,7 +79,7 @@ async def add_ephemeral(
         *(number, new.manifest.digest, retention.ttl_s),
         *msgspec.structs.astuple(new),
     )
-    return await versions.find_version(connection, new.tenant_id, new.name, number)
+    return number
 
 
 async def retire_ephemeral(connection: Connection, tenant_id: str, name: str) -> Retirement:

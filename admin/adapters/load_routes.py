@@ -185,7 +185,7 @@ class LoraAdapterController(Controller):
                     uploaded_by=request.user.id,
                 )
                 stages.end("check")
-                made = await plane.load(
+                number = await plane.load(
                     new, staged.path, request.actor, in_place=given.load_inplace
                 )
                 stages.end("publish")
@@ -193,7 +193,7 @@ class LoraAdapterController(Controller):
             f"Success: LoRA adapter '{given.lora_name}' added successfully.",
             headers={
                 **SKIPPED,
-                "loraplex-adapter-version": str(made.version),
+                "loraplex-adapter-version": str(number),
                 "server-timing": stages.header,
             },
         )

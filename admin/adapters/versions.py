@@ -58,8 +58,8 @@ class RejectedUploadView(RejectedUpload, frozen=True):
     object: str = "upload.rejected"
 
 
-async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionView, bool]:
-    """Returns a version with this content and serving data, and whether it is new.
+async def add_version(connection: Connection, new: NewVersion) -> tuple[int, bool]:
+    """Returns the number of a version with this content and serving data, and whether it is new.
 
     A new version waits for verification even if another with the same content is verified, so that
     a tenant's upload never reveals other tenants' uploads. An existing version takes the signature.
@@ -81,15 +81,15 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionV
                 sql["version_sign"], *place, signed.signed_by, signed.signature
             )
         await _want_alias(connection, new, row["version"], row["state"])
-        return await find_version(connection, new.tenant_id, new.name, row["version"]), False
+        return row["version"], False
     await check_holdings(connection, new.tenant_id, new.name, new.manifest)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
-    key = (new.tenant_id, new.name, number)
     signed_by = None if signed is None else signed.signed_by
     values = msgspec.structs.astuple(new)
     await connection.execute(sql["version_insert"], number, digest, signed_by, *values)
+    key = new.tenant_id, new.name, number
     await connection.execute(sql["version_prove"], *key, new.base_name)
-    return await find_version(connection, *key), True
+    return number, True
 
 
 async def _want_alias(

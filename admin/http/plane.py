@@ -23,7 +23,6 @@ from admin import idempotency
 from admin.adapters import contents, ephemeral, versions
 from admin.adapters.ephemeral import Retention
 from admin.adapters.retirement import Retirement, retirement_progress
-from admin.adapters.schemas import VersionView
 from admin.adapters.stored import StoredContent, inspect
 from admin.adapters.versions import NewVersion
 from admin.audit.audit import Actor, changing
@@ -45,7 +44,7 @@ from store.errors import ApiError, DatabaseUnavailable, Invalid
 from store.key_uses import KeyUses
 from store.periodic import repeat
 from store.queries import catalog_generation, sql
-from store.records import AdapterState, BaseModel, ServingData, Tenant
+from store.records import BaseModel, ServingData, Tenant
 from web.errors import Overloaded
 
 log = logging.getLogger(__name__)
@@ -222,36 +221,34 @@ class AdminPlane:
 
     async def publish(
         self, new: NewVersion, staged: Path, actor: Actor, *, approves_template: bool
-    ) -> tuple[VersionView, bool]:
-        """Stores the files and adds the version. Returns the version and whether it is new. If
-        `approves_template` is set, also approves its chat template. If the version is ready at
-        once, waits until gateways know it."""
+    ) -> tuple[int, bool]:
+        """Stores the files and adds the version. Returns its number and whether it is new. If
+        `approves_template` is set, also approves its chat template. If the version is known, waits
+        until gateways know the change of its alias."""
 
-        async def add(connection: Connection) -> tuple[VersionView, bool]:
+        async def add(connection: Connection) -> tuple[int, bool]:
             template = new.serving.template_digest
             if template is not None and approves_template:
                 await versions.approve_template(connection, template, actor.key.id)
             return await versions.add_version(connection, new)
 
-        version, is_new = await self._publish(new.manifest.digest, staged, actor, add)
-        if version.state == AdapterState.READY:
+        number, is_new = await self._publish(new.manifest.digest, staged, actor, add)
+        if not is_new:
             await self.until_known()
-        return version, is_new
+        return number, is_new
 
-    async def load(
-        self, new: NewVersion, staged: Path, actor: Actor, *, in_place: bool
-    ) -> VersionView:
-        """Stores the files, adds an ephemeral version and waits until gateways know it. Does not
-        sync the files to disk, because they need not survive a power failure. Raises the errors of
-        `add_ephemeral`, and OSError."""
+    async def load(self, new: NewVersion, staged: Path, actor: Actor, *, in_place: bool) -> int:
+        """Stores the files, adds an ephemeral version and waits until gateways know it. Returns its
+        number. Does not sync the files to disk, because they need not survive a power failure.
+        Raises the errors of `add_ephemeral`, and OSError."""
 
-        async def add(connection: Connection) -> VersionView:
+        async def add(connection: Connection) -> int:
             retention = self.config.retention
             return await ephemeral.add_ephemeral(connection, new, retention, in_place=in_place)
 
-        version = await self._publish(new.manifest.digest, staged, actor, add, durable=False)
+        number = await self._publish(new.manifest.digest, staged, actor, add, durable=False)
         await self.until_known()
-        return version
+        return number
 
     async def _publish(
         self,

@@ -167,11 +167,11 @@ async def _make(
         uploaded_by=request.user.id,
         signature=parse_signature(given.signature),
     )
-    version, is_new = await plane.publish(
+    number, is_new = await plane.publish(
         new, staged, request.actor, approves_template=given.approve_template
     )
     async with request.reading() as connection:
-        view = await versions.find_version(connection, tenant.id, given.name, version.version)
+        view = await versions.find_version(connection, tenant.id, given.name, number)
     return Response(view, status_code=201 if is_new else 200)
 
 

@@ -87,7 +87,7 @@ async def add(
         wanted_alias=alias,
         uploaded_by="uploader",
     )
-    return (await versions.add_version(connection, new))[0].version
+    return (await versions.add_version(connection, new))[0]
 
 
 async def claim(connection: Connection, gateway: str = "gw-1", limit: int = 100) -> list[Claim]:
