@@ -6,10 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from adapters.pool.image import AdapterImage
+from adapters.pool.load_cost import build_s, fetch_s
 from adapters.pool.tiers import AdapterEntry
 from memory.accounts import Accounts, Ask, Holdings
 from memory.errors import require
 from memory.eviction.tier import Tier
+
+SHADOW = 0.1
+"""Factor on the value of a host image while the adapter is also on the device. The image then only
+speeds up a reload after an eviction."""
 
 
 class HostTier:
@@ -60,8 +65,8 @@ class HostTier:
         return Ask(bytes_held, entry.account, entry.image_bytes, is_first=is_first)
 
     def _worth_per_byte(self, entry: AdapterEntry, ask: Ask) -> tuple[bool, float, float]:
-        cost_s = entry.host_loss_s(self._clock())
-        return entry.needs_copy, ask.priority(entry.account), cost_s / entry.image_bytes
+        loss_s = _loss_s(entry, self._clock())
+        return entry.needs_copy, ask.priority(entry.account), loss_s / entry.image_bytes
 
     def check_integrity(self, known: dict[str, AdapterEntry]) -> None:
         """Raises IntegrityError unless exactly the images of a pool's entries are stored for it,
@@ -70,3 +75,11 @@ class HostTier:
         here = {entry for entry in self._tier if entry.known is known}
         require(on_host == here, f"{len(on_host)} images, {len(here)}")
         self._tier.check_integrity()
+
+
+def _loss_s(entry: AdapterEntry, now: float) -> float:
+    """Returns the cost of dropping the image: reload seconds times expected reuse."""
+    cost = fetch_s(entry.image_bytes)
+    if entry.far_tier(entry.digest) != "disk":
+        cost += build_s(entry.image_bytes)
+    return cost * entry.reuse.expected(now) * (1.0 if entry.slot is None else SHADOW)

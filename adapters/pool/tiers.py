@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage
-from adapters.pool.load_cost import build_s, copy_s, fetch_s
+from adapters.pool.load_cost import copy_s, fetch_s
 from adapters.pool.source import LoadTimes, Signed, Tier
 from memory.accounts import NO_TENANT
 from memory.eviction.adapter_memory import Placement
@@ -17,9 +17,6 @@ from memory.reuse import Reuse
 AWAITED_POLLS = 2
 """Number of polls after a request during which its caller counts as waiting. This is one more than
 needed, because waiting callers repeat the request at the next step."""
-SHADOW = 0.1
-"""Factor on the value of a host image while the adapter is also on the device. The image then only
-speeds up a reload after an eviction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,13 +114,6 @@ class AdapterEntry:
         if self.image is None:
             cost += fetch_s(self.image_bytes)
         return cost * self.reuse.expected(now)
-
-    def host_loss_s(self, now: float) -> float:
-        """Returns the cost of dropping the host image: reload seconds times expected reuse."""
-        cost = fetch_s(self.image_bytes)
-        if self.far_tier(self.digest) != "disk":
-            cost += build_s(self.image_bytes)
-        return cost * self.reuse.expected(now) * (1.0 if self.slot is None else SHADOW)
 
     def forget(self) -> None:
         """Removes the entry from its pool, unless the adapter is loaded, loading, to be pinned,
