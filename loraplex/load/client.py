@@ -9,7 +9,6 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import httptools
@@ -87,9 +86,7 @@ class Client:
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         writers = [writer for _, writer in self._idle]
         self._idle.clear()
         for writer in writers:
