@@ -54,7 +54,7 @@ class ApiError(Exception):
 
 
 class Invalid(ApiError):
-    """Input that breaks a rule."""
+    """Error for input that breaks a rule."""
 
     status = 400
     type = INVALID
@@ -62,7 +62,7 @@ class Invalid(ApiError):
 
 
 class NotFound(ApiError):
-    """Object that does not exist, or that the caller may not see."""
+    """Error for an object that does not exist, or that the caller may not see."""
 
     status = 404
     type = "not_found_error"
@@ -70,7 +70,7 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """Change that the current state forbids."""
+    """Error for a change that the current state forbids."""
 
     status = 409
     type = INVALID
@@ -79,13 +79,13 @@ class Conflict(ApiError):
 
 
 class AlreadyExists(Conflict):
-    """Name that is already in use."""
+    """Error for a name that is already in use."""
 
     code = "already_exists"
 
 
 class Overtaken(Conflict):
-    """Change that a concurrent change prevented. A retry may succeed."""
+    """Error for a change that a concurrent change prevented. A retry may succeed."""
 
     should_retry = True
 
@@ -94,7 +94,7 @@ class Overtaken(Conflict):
 
 
 class DatabaseUnavailable(ApiError):
-    """Postgres that cannot be reached, is starting, or did not answer in time."""
+    """Error for a database that cannot be reached, is starting, or did not answer in time."""
 
     status = 503
     code = "database_unavailable"
@@ -103,18 +103,18 @@ class DatabaseUnavailable(ApiError):
 
 
 class DatabaseMisconfigured(DatabaseUnavailable):
-    """Postgres that refuses the connection. Waiting does not help, because a setting must be
-    changed."""
+    """Error for a database that refuses the connection. Waiting does not help, because a setting
+    must be changed."""
 
 
 class DatabaseRefused(ApiError):
-    """Statement that Postgres refused although no client made a mistake."""
+    """Error for a statement that Postgres refused although no client made a mistake."""
 
     public_message = FAILED
 
 
 class MigrationError(ApiError):
-    """Schema that differs from the migration files."""
+    """Error for a schema that differs from the migration files."""
 
     code = "migration"
     public_message = FAILED

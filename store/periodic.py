@@ -20,7 +20,8 @@ async def repeat(
 ) -> None:
     """Runs `work` now, then every `interval_s` seconds and whenever `wake` is set, until cancelled.
 
-    A failure is logged once and retried. It never propagates.
+    If `work` raises, logs `what` and the error, and runs `work` again after the interval. Only the
+    first of consecutive failures is logged.
     """
     wake = wake or asyncio.Event()
     has_failed = False

@@ -39,7 +39,7 @@ CATALOG_CHANNEL = "loraplex_catalog"
 """Channel of NOTIFY for catalog changes. The payload is the new generation."""
 
 ROWS_AT_ONCE = 500
-"""Catalog rows converted at a time. A gateway serves streams in between."""
+"""Catalog rows that are converted at a time. Other tasks of the gateway run between batches."""
 
 T = TypeVar("T")
 

@@ -320,7 +320,7 @@ class Alias(msgspec.Struct, frozen=True):
 
 
 class AdapterProof(msgspec.Struct, frozen=True):
-    """Verification of a content by a worker with this layout."""
+    """Record that a worker with this layout has verified an adapter's content."""
 
     digest: str
     base_digest: str
@@ -387,7 +387,7 @@ AdapterPlace = tuple[str, str]
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """Contents of an incremental snapshot."""
+    """Tenants and adapters that an incremental snapshot includes."""
 
     tenants: frozenset[str]
     """Ids of tenants whose rows, except adapters, are included."""
@@ -411,8 +411,8 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     prices: tuple[Price, ...] = ()
     workers: tuple[KnownWorker, ...] = ()
     changed: Changed | None = None
-    """Contents of an incremental snapshot; everything else is unchanged. Included adapters are
-    complete. None if the snapshot is complete."""
+    """Tenants and adapters that an incremental snapshot includes, each with all its current rows.
+    Other tenants and adapters are unchanged. None if the snapshot is complete."""
 
 
 class ModelState(msgspec.Struct, frozen=True):

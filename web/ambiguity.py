@@ -31,8 +31,8 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-
 
 
 def find_ambiguous_path(raw_path: bytes) -> str | None:
-    """Returns why a filter may read the path differently than this server. Returns None if it
-    cannot.
+    """Returns the reason why a proxy may read the path differently than this server. Returns None
+    if there is no such reason.
 
     `raw_path` is the path as it was sent, without the query.
     """
@@ -64,8 +64,8 @@ def _find_in_decoded(path: bytes) -> str | None:
 
 
 def find_ambiguous_header(headers: Iterable[tuple[bytes, bytes]], version: str) -> str | None:
-    """Returns why a proxy may read the headers differently than this server. Returns None if it
-    cannot.
+    """Returns the reason why a proxy may read the headers differently than this server. Returns
+    None if there is no such reason.
 
     `headers` have names in lower case. `version` is the HTTP version.
     """

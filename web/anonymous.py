@@ -15,8 +15,8 @@ ALL_PER_S, ALL_BURST = 50.0, 200
 """Requests per second, and maximum burst, of all addresses together. They take 1 % of a core at
 about 0.2 ms for each request."""
 MAX_ADDRESSES = 4096
-"""Maximum number of addresses remembered. The oldest one is forgotten first. The limit for all
-addresses still applies to it."""
+"""Maximum number of address prefixes that have a bucket. The least recently used bucket is
+dropped first. The next request from its prefix then gets a new, full bucket."""
 
 
 class AnonymousLimit:

@@ -1,5 +1,5 @@
-"""Memory budget of request bodies, from the socket until they are decoded: one for each tenant and
-one for all. The server counts the bytes, and the gateway or the admin plane names the owner."""
+"""Memory budgets of request bodies, from the socket until they are decoded: one for each tenant and
+one for all. The server counts the bytes, and the gateway or admin plane sets the owning tenant."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ALL = 256 << 20
 """Default maximum bytes of all bodies: 25 bodies of the largest size, or thousands of usual
 ones."""
 TENANT_PART = 8
-"""Divisor of the total. The quotient is the limit of one tenant, and of all bodies without a valid
-key together."""
+"""Divisor of the total limit. The quotient is the limit of one tenant, and also the limit of all
+bodies together whose key is not known yet."""
 GRACE_S = 30.0
 MIN_BYTES_PER_S = 32 << 10
 """Minimum rate of a body. A body may take 30 s after its head, plus 1 s for each 32 KiB, at most
@@ -28,8 +28,8 @@ Excess = Literal["tenant", "all"]
 
 class BodyBudget:
     def __init__(self, max_bytes: int = ALL, grace_s: float = GRACE_S) -> None:
-        """`grace_s` is the number of seconds that any body may take. Each `MIN_BYTES_PER_S` bytes
-        add 1 s."""
+        """`grace_s` is the number of seconds that a body of any size may take. Each
+        `MIN_BYTES_PER_S` bytes add 1 s."""
         self.max_bytes = max_bytes
         self.grace_s = grace_s
         self.max_tenant_bytes = max_bytes // TENANT_PART
@@ -42,8 +42,8 @@ class BodyBudget:
         return self._by_owner.get(owner, 0)
 
     def add(self, owner: str | None, num_bytes: int) -> None:
-        """Adds bytes to the owner's, or releases bytes if the number is negative. `owner` is None
-        while the key is not known."""
+        """Charges bytes to a tenant. A negative number releases bytes. `owner` is a tenant's id or
+        `admin`, or None while the request's key is not known."""
         if owner is None:
             self.num_unowned_bytes += num_bytes
             return
@@ -134,7 +134,7 @@ class HeldBody:
 
 
 def held_body(scope: Mapping[str, Any]) -> HeldBody:
-    """Returns the held body of an ASGI scope's request. Returns one without a limit if another
-    server runs the application."""
+    """Returns the held body of an ASGI scope's request. If another server runs the application,
+    returns a new one, whose budget no other request shares."""
     held = scope["state"].get(HELD_BODY)
     return held if held is not None else HeldBody(BodyBudget())

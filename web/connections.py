@@ -20,8 +20,8 @@ RESERVE = 512
 """File descriptors that are reserved for the usage log, the database (about 24), workers, uploads
 (up to three for each of 64), folders, and connections that are being closed."""
 ADDRESS_PART = 4
-"""Divisor of the maximum number of connections. The quotient is the limit of one address. Four
-clients with many streams, or offices behind one address, are needed to fill the server."""
+"""Divisor of the maximum number of connections. The quotient is the limit of one address, so that
+one client with many streams, or one office behind a shared address, cannot fill the server."""
 MAX_HEAD_BYTES = 64 << 20
 """Maximum bytes of all incomplete heads together."""
 
@@ -40,7 +40,7 @@ class _Group:
     def __init__(self, max_open: int) -> None:
         self.max_open = max_open
         self.num_open = 0
-        # Ordered by arrival.
+        # Dictionaries keep the order of insertion, so the first connection has waited the longest.
         self.heads: dict[Connection, None] = {}
         self.idle: dict[Connection, None] = {}
 
@@ -54,9 +54,9 @@ class _Group:
 
 class Connections:
     def __init__(self, max_open: int | None = None, max_per_address: int | None = None) -> None:
-        """If `max_open` is None, the limit is what `default_connections` returns. If
-        `max_per_address` is None, the limit of one address is the `ADDRESS_PART`th part of it. 0
-        sets no limit for an address."""
+        """`max_open` is the maximum number of connections. None uses `default_connections()`.
+        `max_per_address` is the maximum number from one address. None uses the total maximum
+        divided by `ADDRESS_PART`, and 0 sets no limit."""
         self._all = _Group(max_open or default_connections())
         per_address = self._all.max_open // ADDRESS_PART
         self._max_per_address = per_address if max_per_address is None else max_per_address
@@ -144,8 +144,8 @@ class Connections:
 
 
 def default_connections() -> int:
-    """Returns the number of connections that the limit of open descriptors allows, less the
-    reserve, at most `MAX_DEFAULT`."""
+    """Returns the default maximum number of connections: the process's limit of open files minus
+    a reserve, at most `MAX_DEFAULT`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_DEFAULT

@@ -26,7 +26,8 @@ class Fault(NamedTuple):
     """Fault of a value that cannot be decoded."""
 
     reason: str
-    """What is wrong, without the place. Lists the values that the field may have."""
+    """Text that says what is wrong, without the place. If the field allows only certain values, the
+    text lists them."""
     path: str | None
     """Place of the fault, such as `messages[0].role`. None for the whole value."""
     unknown: str | None
@@ -53,18 +54,19 @@ def find_fault(error: msgspec.ValidationError, kind: Any) -> Fault:
 
 
 def first_step(path: str) -> str:
-    """Returns the field of the outermost object to which the path leads."""
+    """Returns the first field of a path, such as `messages` for `messages[0].role`."""
     return re.split(r"[.\[]", path)[0]
 
 
 @lru_cache(maxsize=64)
 def members(kind: Any) -> list[inspect.Type]:
-    """Returns the types that a value of this type may have, without metadata."""
+    """Returns the members of a union, or the type itself in a list, without metadata."""
     return _flat([inspect.type_info(kind)])
 
 
 def _allowed(kind: Any, path: str) -> Iterable[Any]:
-    """Returns the values that the field at the path may have. Empty if they are not listed."""
+    """Returns the values that the field at the path may have. Returns an empty list if the field's
+    type does not list its values."""
     types, last = members(kind), ""
     for step in _STEP.finditer(path):
         last = step["field"] or ""

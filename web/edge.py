@@ -31,7 +31,7 @@ NO_LIMIT_LEFT = "too_many_anonymous_requests"
 
 
 class Draining:
-    """Whether the servers of a process are shutting down and refuse new requests."""
+    """Flag that is on while the servers of a process shut down and refuse new requests."""
 
     def __init__(self) -> None:
         self.is_on = False

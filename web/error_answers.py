@@ -44,8 +44,8 @@ class FrameworkRefusal(ApiError):
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Returns the error with an HTTP answer that stands for an exception: an `InternalError` if the
-    exception is unforeseen."""
+    """Converts an exception to an error that has an HTTP answer. Returns an `InternalError` for an
+    unforeseen exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException) and error.status_code < 500:
@@ -73,8 +73,8 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    """Returns the HTTP headers for an error, such as `retry-after`. By some of them, official
-    clients decide whether and when to retry."""
+    """Returns the HTTP headers for an error, such as `retry-after`. Official clients use some of
+    them to decide whether and when to retry."""
     headers: dict[str, str] = {}
     if isinstance(error, FrameworkRefusal):
         headers |= error.headers
@@ -92,8 +92,8 @@ class ErrorAnswer:
     """ASGI application that answers with an error."""
 
     def __init__(self, error: Exception, scope: Scope) -> None:
-        """Stores the error's code in the scope for the log and the counters of refusals, and
-        whether the server caused it for the limits."""
+        """Stores two values in the scope: the error's code, for the log and the counters of
+        refusals, and whether the server caused the error, for the rate limits."""
         number_request(scope)
         failure = to_logged_error(error)
         self.status = failure.status

@@ -6,7 +6,7 @@ from store.errors import FAILED, INVALID, ApiError
 
 
 class Unauthenticated(ApiError):
-    """Missing or invalid API key."""
+    """Error for a missing or invalid API key."""
 
     status = 401
     type = "authentication_error"
@@ -14,7 +14,7 @@ class Unauthenticated(ApiError):
 
 
 class Forbidden(ApiError):
-    """Valid key without the necessary rights."""
+    """Error for a valid key without the necessary rights."""
 
     status = 403
     type = "permission_error"
@@ -22,7 +22,7 @@ class Forbidden(ApiError):
 
 
 class Stalled(ApiError):
-    """Request whose remaining bytes do not arrive or arrive too slowly."""
+    """Error for a request whose remaining bytes do not arrive or arrive too slowly."""
 
     status = 408
     type = INVALID
@@ -30,7 +30,7 @@ class Stalled(ApiError):
 
 
 class PreconditionFailed(ApiError):
-    """Object that has changed since the caller read it."""
+    """Error for an object that has changed since the caller read it."""
 
     status = 412
     type = INVALID
@@ -39,7 +39,7 @@ class PreconditionFailed(ApiError):
 
 
 class TooLarge(ApiError):
-    """More bytes than allowed."""
+    """Error for a body or a file with more bytes than allowed."""
 
     status = 413
     type = INVALID
@@ -47,7 +47,7 @@ class TooLarge(ApiError):
 
 
 class IdempotencyKeyReused(ApiError):
-    """Idempotency-Key that the caller has used for another request."""
+    """Error for an Idempotency-Key that the caller has already used for another request."""
 
     status = 422
     type = INVALID
@@ -56,7 +56,7 @@ class IdempotencyKeyReused(ApiError):
 
 
 class TooMany(ApiError):
-    """Too many operations of the caller in progress, or too many requests."""
+    """Error for a caller with too many requests, or with too many operations in progress."""
 
     status = 429
     type = "rate_limit_error"
@@ -65,13 +65,13 @@ class TooMany(ApiError):
 
 
 class RateExceeded(TooMany):
-    """Call of a tenant above its rate limit."""
+    """Error for a call that exceeds the tenant's rate limit."""
 
     code = "rate_limit_exceeded"
 
 
 class Overloaded(ApiError):
-    """Request that the service cannot accept now."""
+    """Error for a request that the service cannot accept now."""
 
     status = 503
     code = "overloaded"

@@ -66,8 +66,8 @@ def connection_lost(scope: Scope) -> asyncio.Future[None]:
 
 
 class _HeadWithBody:
-    """Transport that delays an answer's head until the server writes the data after it, usually in
-    the same turn of the loop, because each write is a system call and a packet."""
+    """Transport that sends an answer's head together with the data after it, if both are written in
+    the same turn of the event loop, because each write is a system call and a packet."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -115,8 +115,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._head_bytes = 0
         self._framing_bytes = 0
-        """Bytes of the body received since the head, less the bytes that the body's content may
-        account for."""
+        """Bytes received after the head, minus `FRAMING_PER_BYTE` for each byte of the body's
+        content."""
         reason = self.config.connections.open(self, self._host)
         if reason is not None:
             self.shed(reason)
@@ -237,8 +237,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.cycle.more_body = False
         if self.config.draining.is_on and self.cycle.response_complete:
             self.transport.close()
-        # Reading pauses at a large body. It resumes here, because no other code requests it and the
-        # end of the connection must be detected.
+        # Reading may be paused because of the body's size. It resumes here, because no other code
+        # resumes it and the server must read to notice that the client disconnects.
         if not self.pipeline:
             self.flow.resume_reading()
 

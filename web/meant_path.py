@@ -36,7 +36,8 @@ def find_meant_path(path: str, served: Container[str]) -> str | None:
 
 
 def _endings(path: str) -> list[str]:
-    """Returns the routes with which a path may end, as in /v1/messages/v1/messages."""
+    """Returns routes made of the last one or two segments of a path, for clients whose base URL
+    already ends with a route, as in /v1/messages/v1/messages."""
     endings: list[str] = []
     steps = path.split("/")
     for count in (2, 1):

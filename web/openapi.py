@@ -81,8 +81,8 @@ class StructSchemas(OpenAPISchemaPlugin):
 
 
 class Requirements(ReceiveRoutePlugin):
-    """Plugin that calls `describe` for each handler in the document. `describe` adds to the handler
-    what follows from its guards and signature."""
+    """Plugin that calls `describe` for each handler in the document. `describe` sets the handler's
+    OpenAPI properties that its guards and signature imply."""
 
     def __init__(self, describe: Callable[[HTTPRoute, HTTPRouteHandler], None]) -> None:
         self._describe = describe

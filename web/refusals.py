@@ -1,5 +1,5 @@
-"""Records refusals in counters and in log lines, whose number a flood of requests does not
-increase."""
+"""Counts refusals, and logs them at a limited rate, so that a flood of requests does not flood the
+log."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from web.error_answers import REFUSAL
 INTERVAL_S = 10.0
 """Seconds between two log lines for the same reason and address prefix."""
 MAX_SERIES = 256
-"""Maximum pairs of reason and address prefix remembered. Beyond it, further addresses share one
-pair for each reason."""
+"""Maximum number of pairs of reason and address prefix with log lines of their own. Further
+addresses share one log line for each reason."""
 MANY = "many"
-"""Name that stands for the prefixes of addresses that share a log line."""
+"""Name in a log line that several address prefixes share."""
 LOGGED = frozenset({401, 403, 429})
 """Statuses that are logged, because attacks on keys or limits cause them. Other statuses are only
 counted."""

@@ -23,8 +23,8 @@ _EXCEEDED = {
 
 
 class UploadPace:
-    """Time that a client may take to send a body of any length. Time that the server takes between
-    two chunks does not count."""
+    """Minimum rate at which a client must send a body of any length. Time that the server takes
+    between two chunks does not count."""
 
     def __init__(self, idle_s: float, min_rate: int) -> None:
         """The client must send `min_rate` bytes per second, averaged over `idle_s` seconds of
@@ -43,7 +43,7 @@ class UploadPace:
         return now + self._idle_s - self._waited_s
 
     def add(self, waited_s: float, num_bytes: int) -> None:
-        """Counts a chunk for which the server waited so many seconds."""
+        """Records a chunk of `num_bytes` bytes, for which the server waited `waited_s` seconds."""
         self._waited_s += waited_s
         self._num_bytes += num_bytes
         if self._num_bytes >= self._min_bytes:
@@ -72,10 +72,10 @@ class PlaneRequest(Request[U, Any, State]):
     ) -> AsyncGenerator[bytes]:
         """Yields the body in chunks as it arrives.
 
-        The bytes count as held in memory until the request is answered, and the body has the time
-        of `HeldBody.latest_end`. With a `pace`, a chunk's bytes count until the next chunk is
-        requested. The route's limit of the size applies if `max_bytes` is None. Raises TooLarge,
-        Overloaded, or Stalled if the client is too slow or disconnects.
+        The body's bytes count as held in memory until the request is answered, and the body must
+        arrive by `HeldBody.latest_end`. With a `pace`, only the pace limits the time, and a chunk's
+        bytes count until the next chunk is requested. If `max_bytes` is None, the route's limit
+        applies. Raises TooLarge, Overloaded, or Stalled if the client is too slow or disconnects.
         """
         loop, held = asyncio.get_running_loop(), held_body(self.scope)
         if max_bytes is None:

@@ -74,8 +74,8 @@ async def tenant_for(connection: Connection, key: ApiKey, reference: str | None)
     """Returns the tenant that the caller refers to. A tenant's key can only refer to its own
     tenant.
 
-    Raises NotFound for another tenant, as if that did not exist, and Invalid if an admin key names
-    no tenant.
+    Raises NotFound for another tenant, as if it did not exist. Raises Invalid if an admin key is
+    used without a `reference`.
     """
     if key.tenant_id is None:
         if not reference:

@@ -1,4 +1,5 @@
-"""Header Idempotency-Key of creating requests that a client may repeat; see `admin.idempotency`."""
+"""Handles the header Idempotency-Key, with which a client may repeat a request that creates an
+object. See `admin.idempotency`."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ async def once(
     """Runs `create` once for each value of the caller's header, and stores the result. Waits until
     gateways know of the change, and answers 201. A repeated call gets the stored result.
 
-    `finish` makes the body of the answer from the stored JSON and the seed. Raises
-    IdempotencyKeyReused if the header was used for another request.
+    `finish` makes the body of the answer from the stored JSON and the seed, which is the same for a
+    repeated call. Raises IdempotencyKeyReused if the header was used for another request.
     """
     async with request.transaction() as connection:
         if header is None:

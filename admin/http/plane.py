@@ -116,7 +116,8 @@ class AdminPlane:
         self, serving: ServingData, found: ServingData, base: BaseModel
     ) -> ServingData:
         """Returns an upload's serving data, completed with the values `found` in the files next to
-        the adapter. Found values that equal the base model's are not added. Raises Invalid."""
+        the adapter. Found values that equal the base model's are not added. Raises Invalid if a
+        stop token is outside the model's vocabulary."""
         if found != ServingData():
             folder = await asyncio.to_thread(self._model_folder, base.digest)
             serving = add_found(serving, found, await asyncio.to_thread(read_own_serving, folder))

@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 
 class DiskFull(ApiError):
-    """Disk of the server without room."""
+    """Error for a full disk of the server."""
 
     status = 507
     code = "disk_full"
 
 
 class StoreAway(ApiError):
-    """Store of adapters that does not answer."""
+    """Error for a store of adapters that does not answer."""
 
     status = 503
     code = "store_unavailable"
@@ -31,7 +31,7 @@ class StoreAway(ApiError):
 
 
 class StoreReadOnly(StoreAway):
-    """Store of adapters that cannot be written."""
+    """Error for a store of adapters that is read-only."""
 
     code = "store_read_only"
     should_retry = False
@@ -43,8 +43,8 @@ def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[A
 
 
 def _of_store(error: Exception) -> Exception:
-    """Returns the error with an HTTP answer that stands for an error of the adapters or their
-    store. Returns any other error unchanged."""
+    """Converts an error of the adapters or their store to an error that has an HTTP answer. Returns
+    any other error unchanged."""
     match error:
         case AdapterRejected():
             return Invalid(str(error), error.code, error.field, error.to_dict())

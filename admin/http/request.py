@@ -48,13 +48,13 @@ class AdminRequest(PlaneRequest[ApiKey]):
         return await receive_form(boundary, self.upload(), staged, form, check)
 
     async def json(self) -> Any:
-        """Returns the decoded body, as the type of the handler's argument `data`. Strict: refuses
-        "5" for a number, which the framework would accept. Raises Invalid."""
+        """Decodes the body to the type of the handler's argument `data`. Unlike the framework, does
+        not accept "5" for a number. Raises Invalid."""
         data = self.route_handler.parsed_data_field
         return decode_json(await self.body(), Any if data is None else data.annotation)
 
     async def decode(self, kind: type[T], max_bytes: int) -> T:
-        """Returns the decoded body of a route without a limit. Raises TooLarge or Invalid."""
+        """Decodes a body of at most `max_bytes` bytes to `kind`. Raises TooLarge or Invalid."""
         body = b"".join([chunk async for chunk in self.stream(max_bytes)])
         return decode_json(body, kind)
 

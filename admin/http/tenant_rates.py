@@ -9,7 +9,7 @@ from collections.abc import Callable
 from web.errors import RateExceeded
 
 BURST_MINUTES = 5
-"""Maximum burst of calls, in minutes of the rate, such as when a pipeline moves all its aliases."""
+"""Maximum burst, as minutes of calls at the full rate, for pipelines that move many aliases."""
 READS_PER_WRITE = 20
 """Number of calls without changes that cost as much as one change."""
 MAX_TENANTS = 10_000

@@ -35,7 +35,7 @@ class CrossOrigin:
     """Origins whose pages may call the API. API keys are sent in a header; cookies are not read."""
 
     def __init__(self, origins: Sequence[str]) -> None:
-        """`origins`: for example `https://app.example.com`, or `*` for all."""
+        """`origins`: origins such as `https://app.example.com`, or `*` for all origins."""
         self._origins = frozenset(origins)
 
     def headers(self, scope: Scope) -> Headers:

@@ -89,7 +89,7 @@ def _settle(charge: RequestCharge, status: int, is_ours: bool) -> Mapping[str, s
 
 async def _wait_for_turn(gateway: Gateway, tenant_id: str, state: dict[str, Any]) -> None:
     """Delays the refusal of a request whose body is not read, to limit the tenant's rate of such
-    refusals. If the delay is the longest, the connection is closed after the refusal."""
+    refusals. If the delay is `MAX_DELAY_S`, the connection is closed after the refusal."""
     delay_s = gateway.refusals.delay_s(tenant_id)
     if delay_s >= MAX_DELAY_S:
         state[CLOSES] = True

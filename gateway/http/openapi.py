@@ -1,5 +1,5 @@
-"""Adds to the data plane's OpenAPI document what the handlers' signatures do not show: refusals,
-and headers of requests and answers."""
+"""Adds refusals, and headers of requests and answers, to the data plane's OpenAPI document, because
+the handlers' signatures do not contain them."""
 
 from __future__ import annotations
 
