@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -240,3 +241,23 @@ def test_a_worker_is_told_the_device_and_left_what_follows_from_it(
     assert config.ops == flags.get("ops", "")
     left = (config.memory, config.device_memory, config.max_batched_tokens)
     assert left == (0, None, 0)
+
+
+def test_a_child_has_the_same_settings(tmp_path: Path):
+    flags: dict[str, object] = {
+        "data_dir": tmp_path,
+        "adapter_memory": "64MiB:256MiB",
+        "max_token_gap": 0.5,
+        "insecure_transport": True,
+        "tls_certificate": tmp_path / "chain.pem",
+        "cors_origins": "https://a.example,https://b.example",
+        "adapter_roots": "acme=/srv/acme,globex=/srv/globex",
+        "default_tenant_quota": "requests_per_minute=60",
+        "kernel_variant": "avx2",
+        "audit_days": 30,
+    }
+    settings = load_settings(flags, {})
+    assert load_settings({}, settings.environment()) == settings
+    assert load_settings({}, load_settings({}, {}).environment()) == msgspec.structs.replace(
+        load_settings({}, {}), data_dir=load_settings({}, {}).home
+    )
