@@ -1,9 +1,9 @@
-"""A loop of tools with the official client: the model calls functions until it can answer.
+"""Runs an agent with the official OpenAI client: the model calls functions until it can answer.
 
     python examples/agent.py [--model dispatcher] [--url http://127.0.0.1:8000/v1] [QUESTION]
 
-The key is read from LORAPLEX_KEY; the demo's `dispatcher` is of tenant acme.
-Needs the `openai` package.
+Reads the API key from LORAPLEX_KEY. The demo's `dispatcher` belongs to tenant acme, so it needs a
+key of acme. Requires the `openai` package.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., str], dict[str, str]]] = {
 
 
 def describe(name: str) -> dict[str, Any]:
-    """The function as a tool."""
+    """Returns the definition of the function as a tool of the Chat Completions API."""
     function, arguments = FUNCTIONS[name]
     parameters = {
         "type": "object",
@@ -50,7 +50,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def run(name: str, arguments: str) -> str:
-    """The result of a call, or what was wrong with it, which the model is told."""
+    """Calls the function and returns its result, or the error as a text for the model."""
     try:
         function, _ = FUNCTIONS[name]
         return function(**json.loads(arguments))
@@ -59,7 +59,8 @@ def run(name: str, arguments: str) -> str:
 
 
 def answer(client: OpenAI, model: str, question: str) -> str:
-    """The model's answer, after as many calls as it wants to make."""
+    """Runs the functions that the model calls until it answers, and returns the answer. Gives up
+    after `MAX_TURNS` turns."""
     messages: list[Any] = [{"role": "user", "content": question}]
     tools: Any = [describe(name) for name in FUNCTIONS]
     for _ in range(MAX_TURNS):

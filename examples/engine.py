@@ -1,4 +1,7 @@
-"""Two adapters of a random model in one batch. Run it with `python -m examples.engine`."""
+"""Generates with a random model and two random adapters of it in one batch.
+
+Run it with `python -m examples.engine`.
+"""
 
 import json
 import tempfile
@@ -43,7 +46,8 @@ def random_model(folder: Path, ops: ReferenceOps) -> LoadedModel:
 
 
 def random_adapters(plan: ModelPlan, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:
-    """Returns the factors' bytes, and where each is in memory if the first is at `begin`."""
+    """Returns the bytes of the adapters' factors (LoRA matrices), and the tables of the factors'
+    byte offsets in memory if the first factor is stored at `begin`."""
     shape, end = plan.shape, begin
     a, b, rank = torch.zeros(3, count, shape.num_layers + 1, len(shape.projections)).long()
     for at in torch.nonzero(rank[:, :-1] == 0).tolist():

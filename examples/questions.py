@@ -1,4 +1,4 @@
-"""What the example adapters learn from: everyday questions, answered in English and in French."""
+"""Training data of the example adapters: everyday questions with English and French answers."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ ENGLISH_CITIES = {"Le Caire": "Cairo", "Athènes": "Athens", "Varsovie": "Warsaw
 
 
 def pairs() -> list[tuple[str, str, str]]:
-    """(question, English answer, French answer)."""
+    """Returns tuples of a question, the English answer and the French answer."""
     capitals = [
         (
             f"What is the capital of {english}?",

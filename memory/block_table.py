@@ -26,21 +26,21 @@ class BlockTable:
         self.pages: list[int] = []
         self.num_committed = 0
         self._num_matched = self._num_used = 0
-        """`_num_matched`: number of pages from the prefix cache. `_num_used`: how many of these
-        count as reused; 0 until `grow` succeeds, because a match released before it had no use."""
+        """`_num_matched`: number of pages from the prefix cache. `_num_used`: number of these pages
+        that count as reused. 0 until `grow` succeeds, because until then none has been used."""
         self._duplicates: dict[int, int] = {}
-        """Cached page with the same content, by the private page's index. The table holds a
-        reference to the cached page, so that it outlives the cached pages after it."""
+        """Cached page with the same content as a private page, by the private page's index. The
+        table holds it, because a cached page must not be evicted before the pages after it."""
 
     def make_room(self, num_pages: int, *, num_beside: int = 0) -> bool:
         """Makes `num_pages` pages free for `grow`, evicting idle items that may be evicted for the
         tenant. Returns False if too few can be freed. num_beside: number of additional pages to
-        free for other users."""
+        free for other sequences."""
         ask = self._ask(num_pages)
         return self._kv.source.make_room(self._kv.idle, num_pages + num_beside, ask)
 
     def may_displace(self, other: BlockTable) -> bool:
-        """Whether pages of the other table would be evicted for this one, once they are idle."""
+        """Whether pages of `other` may be evicted for this table once they are idle."""
         return self._ask(1).may_take(other.tenant.name)
 
     @property
@@ -114,6 +114,6 @@ class BlockTable:
         self._kv.tables.charge(self.tenant.name, change)
 
     def _ask(self, num_pages: int) -> Ask:
-        """Returns the tenant's request for pages, its first if no other table of it has pages."""
+        """Returns a request for pages. Marks it first if no other table of the tenant has any."""
         is_first = self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
         return self._kv.ask(num_pages, self.tenant, is_first=is_first)

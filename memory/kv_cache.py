@@ -13,8 +13,8 @@ from memory.prefix_cache import PrefixCache
 
 
 class KVCache:
-    """KV pages of one model. Every page is free, used by sequences, or idle in the prefix cache;
-    idle pages count as obtainable.
+    """KV pages of one model. Every page is free, used by sequences, or idle in the prefix cache.
+    `num_free` includes idle pages.
 
     Sequences allocate pages here and release them with `prefix_cache.release`, not with the pool.
     """
@@ -65,8 +65,8 @@ class KVCache:
         self._leave_source()
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Raises IntegrityError unless every page is in exactly one state, with as many references
-        as it has holders.
+        """Raises IntegrityError unless every page is in exactly one state and has one reference for
+        each of its holders.
 
         held: pages of all block tables (see `BlockTable.held_pages`), once per reference.
         """

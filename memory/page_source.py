@@ -27,9 +27,9 @@ class PageSource(Protocol):
         ...
 
     def make_room(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
-        """Makes `num_pages` pages free in the pool of the cache with these idle pages. Returns
-        False if too few can be freed. ask: the account's request, which decides what may be
-        evicted."""
+        """Makes `num_pages` pages free in the pool of the cache whose idle pages are `idle`.
+        Returns False if too few can be freed. ask: the account's request, which decides the items
+        that may be evicted."""
         ...
 
     def check_integrity(self) -> None:
@@ -38,7 +38,7 @@ class PageSource(Protocol):
 
 
 class OwnPages:
-    """Simplest `PageSource`, which evicts only idle pages of the requesting cache."""
+    """`PageSource` of a single cache, which evicts only that cache's idle pages."""
 
     is_shared = False
 

@@ -33,9 +33,9 @@ class PagePool:
         self._references: dict[int, int] = {}
         self._accounts: dict[int, str] = {}
         self._free: dict[int, list[int]] = {}
-        """Free pages of each extent held, as a stack."""
+        """Stack of the free pages of each extent that the pool holds."""
         self._extents_with: list[dict[int, None]] = [{} for _ in range(self.pages_per_extent + 1)]
-        """Extents held, indexed by their number of free pages."""
+        """Extents that the pool holds: entry n has the extents with n free pages."""
         self._num_held_free = 0
 
     @property
@@ -44,7 +44,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Number of pages that `allocate` could return now, in held and in obtainable extents."""
+        """Number of pages that `allocate` could return, in the pool's extents and in free ones."""
         return self._num_held_free + self._arena.num_kv_obtainable * self.pages_per_extent
 
     def allocate(self, num_pages: int, account: str = NO_TENANT.name) -> list[int] | None:
@@ -99,7 +99,7 @@ class PagePool:
         return self.pages_per_extent - len(self._free[extent])
 
     def offsets(self, page_ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Returns the byte offset in the device's memory of each page, shaped like `page_ids`."""
+        """Returns each page's byte offset in the device's memory, shaped like `page_ids`."""
         extents, places = np.divmod(page_ids.astype(np.int64), self.pages_per_extent)
         first = self._arena.first_byte
         return first + extents * self._arena.extent_bytes + places * self.page_bytes
@@ -137,7 +137,7 @@ class PagePool:
         self._num_held_free += new - old
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless each page of each extent held is free or referenced."""
+        """Raises IntegrityError unless each page of the pool's extents is free or referenced."""
         held = self._arena.kv_extents(self.owner)
         require(held == set(self._free), f"extents {held} by the arena, {set(self._free)} here")
         pages = [*self._references, *(page for free in self._free.values() for page in free)]

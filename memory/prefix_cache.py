@@ -16,12 +16,12 @@ MAX_CHANGES = 1 << 16
 
 
 class PrefixCache:
-    """Cached pages by key. A page's key covers all pages before it, so the key alone identifies the
-    page's node.
+    """Full KV pages of one model, by key. A page's key is a hash of the page's tokens and of all
+    pages before it, so that it identifies the page's node in the tree.
 
     The cache itself holds one reference to each of its pages. A page without other references is
     *idle* and may be evicted. A holder of a cached page also holds all cached pages before it, and
-    releases them last page first. Hence an idle page's descendants are idle.
+    releases them last page first. Hence all descendants of an idle page are idle.
     """
 
     def __init__(self, pool: PagePool, clock: Callable[[], float]) -> None:
@@ -58,9 +58,9 @@ class PrefixCache:
         None at the start of a sequence. The caller must hold the cached page of `parent`.
 
         If a key is new, the cache stores the offered page and adds its own reference. If a key is
-        known, the cache keeps its page, and a different offered page stays private to the caller.
-        Returns the cached page of each key. If it is not the offered page, the caller owns a new
-        reference to it.
+        known, the cache keeps the page stored before, and a different offered page stays private to
+        the caller. Returns the cached page of each key. If the cached page is not the offered one,
+        the caller owns a new reference to the cached page.
         """
         before = None if parent is None else self._by_key[parent]
         cached: list[int] = []
@@ -76,7 +76,7 @@ class PrefixCache:
 
     def release(self, pages: Sequence[int], num_matched: int = 0) -> None:
         """Releases one reference to each page, last page first. An uncached page without references
-        becomes free. The first `num_matched` pages are counted as matched."""
+        becomes free. Records a reuse of each of the first `num_matched` pages."""
         now = self._clock()
         for page in pages[:num_matched]:
             self.idle.reuse.record_match(self._by_id[page], now)
@@ -112,7 +112,7 @@ class PrefixCache:
     def check_integrity(self, held: Iterable[int]) -> None:
         """Raises IntegrityError unless the tree is consistent, the idle pages are exactly those
         that only the cache holds, no used page has an idle ancestor, and the pool's reference
-        counts are right. held: pages, once per reference outside the cache."""
+        counts are right. held: page ids, one for each reference outside the cache."""
         require(len(self._by_key) == len(self._by_id), "one page has two keys")
         for key, page in self._by_key.items():
             require(page.key == key and self._by_id.get(page.id) is page, "a page is misfiled")
@@ -144,15 +144,15 @@ class Changes(NamedTuple):
 
 
 class Journal:
-    """Changes of a set of keys. An addition and a removal of the same key cancel out. At most
-    `MAX_CHANGES` changes are kept."""
+    """Keys that were added to or removed from a set since the last `take`. An addition and a
+    removal of the same key cancel out. Beyond `MAX_CHANGES` changes, all of them are dropped."""
 
     def __init__(self) -> None:
         self._is_added: dict[bytes, bool] = {}
         self._is_lost = False
 
     def record(self, key: bytes, *, is_added: bool) -> None:
-        """Records that the key was added or, if not `is_added`, removed."""
+        """Records that the key was added, or removed if `is_added` is false."""
         if self._is_lost:
             return
         if self._is_added.pop(key, is_added) == is_added:
@@ -162,7 +162,7 @@ class Journal:
             self._is_lost = True
 
     def take(self) -> Changes | None:
-        """Returns the changes since the last call, or None if there were too many to keep."""
+        """Returns the changes since the last call, or None if they were dropped."""
         is_added, self._is_added = self._is_added, {}
         if self._is_lost:
             self._is_lost = False

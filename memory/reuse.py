@@ -14,7 +14,8 @@ MAX_KEYS = 1 << 16
 
 @dataclass(slots=True)
 class Reuse:
-    """Count that halves every `HALF_LIFE_S` seconds. Times are seconds of one monotonic clock."""
+    """Count of recent uses, which halves every `HALF_LIFE_S` seconds. Times are seconds of a
+    monotonic clock."""
 
     count: float = 0.0
     at_s: float = 0.0
@@ -32,15 +33,15 @@ class Reuse:
 
     @property
     def rank(self) -> float:
-        """Sort key with the order of `expected`, at any time, because all counts decay alike."""
+        """Sort key that orders counts like `expected` at any time, because all decay alike."""
         if self.count == 0.0:
             return -math.inf
         return math.log2(self.count) + self.at_s / HALF_LIFE_S
 
 
 class ReuseByKey:
-    """Reuse of items by name. Written by one thread; others may read `expected` and get a count
-    from just before or after a concurrent change."""
+    """Reuse of items by name. Written by one thread. Other threads may call `expected`, and get
+    a count from just before or after a concurrent change."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,1 +1,1 @@
-"""Processes with limits, for work on input that strangers sent."""
+"""Processes with limits on memory and time, which process untrusted input."""

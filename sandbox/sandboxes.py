@@ -1,4 +1,4 @@
-"""Runs tasks in sandboxes, which start with the first tasks and are replaced when they die."""
+"""Runs tasks in sandboxes, which are started when tasks need them and replaced when they die."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ import msgspec
 from sandbox.task import MAX_OUTCOME_BYTES, Answer, Bounds, Died, Done, Task
 
 GRACE_S = 10.0
-"""Seconds after the limit of a task until its sandbox is considered dead."""
+"""Seconds after a task's time limit at which the task's sandbox is considered dead."""
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""Environment variables that a sandbox gets, so that it has no secrets."""
+"""Environment variables that a sandbox inherits. Others are withheld, as they may be secret."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class SandboxFailed(Exception):
-    """Failure of sandboxes that end before they answer, whatever the task."""
+    """Failure to get an answer, because two sandboxes died, all sandboxes are closed, or the task
+    was stopped."""
 
 
 class Sandboxes:
-    """Sandboxes of one module, as many as tasks run at once. May be used from any thread."""
+    """Pool of sandboxes that run the same module. Has one sandbox for each task that runs at the
+    same time. Thread-safe."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        """`module` calls `sandbox.server.serve` when it is run."""
-        # Nothing is imported from the working folder of the server.
+        """module: name of a module that calls `sandbox.server.serve` when it is run."""
+        # With -P, Python imports nothing from the working folder.
         self.command = (sys.executable, "-P", "-m", module, *arguments)
         self._idle: list[_Sandbox] = []
         self._busy: set[_Sandbox] = set()
@@ -39,7 +41,7 @@ class Sandboxes:
         self._is_closed = False
 
     def task(self, work: bytes, bounds: Bounds) -> SandboxTask:
-        """Returns a task that has not begun. `work` is JSON."""
+        """Returns a task that has not started. work: JSON that describes the work."""
         return SandboxTask(self, Task(bounds, msgspec.Raw(work)))
 
     def acquire(self) -> _Sandbox:
@@ -52,7 +54,7 @@ class Sandboxes:
         return sandbox
 
     def release(self, sandbox: _Sandbox, *, is_alive: bool) -> None:
-        """Takes back a sandbox that no longer works."""
+        """Takes back a sandbox whose task has ended. Closes the sandbox unless it is alive."""
         with self._lock:
             self._busy.remove(sandbox)
             if is_alive and not self._is_closed:
@@ -81,9 +83,10 @@ class SandboxTask:
         self._is_stopped = False
 
     def run(self) -> bytes | Died:
-        """Returns the JSON of the outcome. Uses a second sandbox if the first dies, for example
-        because it was killed while idle. Raises SandboxFailed if the second dies too, or the task
-        was stopped."""
+        """Runs the task. Returns the JSON of its outcome, or `Died` if the process that worked on
+        the task was killed or crashed. Uses a second sandbox if the first dies, for example because
+        it was killed while idle. Raises SandboxFailed if the second dies too, or the task was
+        stopped."""
         for _ in range(2):
             with self._lock:
                 if self._is_stopped:
@@ -98,7 +101,7 @@ class SandboxTask:
         raise SandboxFailed(f"no sandbox answered: {' '.join(self._sandboxes.command)}")
 
     def stop(self) -> None:
-        """Kills the sandbox that works on the task, so that `run` returns."""
+        """Kills the sandbox that works on the task, so that `run` ends."""
         with self._lock:
             self._is_stopped = True
             if self._sandbox is not None:
@@ -106,7 +109,7 @@ class SandboxTask:
 
 
 class _Sandbox:
-    """One process of `sandbox.server`."""
+    """Process that runs `sandbox.server.serve`."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
@@ -118,12 +121,12 @@ class _Sandbox:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 env=inherited | ONE_THREAD,
-                # Its own process group, so that its forks end with it.
+                # The sandbox gets its own process group, so that `kill` also ends its forks.
                 start_new_session=True,
             )
 
     def run(self, task: Task) -> Answer | None:
-        """Runs a task and returns the answer, or None if the sandbox died."""
+        """Runs a task and returns the answer, or None if the sandbox died or did not answer."""
         deadline = time.monotonic() + task.bounds.wall_s + GRACE_S
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._socket.settimeout(task.bounds.wall_s + GRACE_S)
@@ -132,7 +135,8 @@ class _Sandbox:
         return None
 
     def _read_line(self, deadline: float) -> bytes:
-        """Reads a line. Returns less than a line if the sandbox ends first. Raises TimeoutError."""
+        """Reads a line. Returns less than a line if the sandbox ends first. Raises TimeoutError if
+        the line is incomplete at the deadline."""
         line = b""
         while not line.endswith(b"\n") and len(line) < 2 * MAX_OUTCOME_BYTES:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))

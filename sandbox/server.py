@@ -1,8 +1,8 @@
 """Forks a process with limits for each task.
 
 A sandbox reads `Task`s from standard input and writes an `Answer` for each, as lines of JSON, until
-its input ends, which happens when the parent dies. A fork has everything imported already, and
-takes milliseconds.
+its input ends, which happens when the parent dies. A fork starts within milliseconds, because it
+inherits all imported modules.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ DEATHS: dict[int, Literal["memory", "timeout"]] = {
     # Native libraries abort if they cannot allocate memory.
     signal.SIGABRT: "memory",
 }
-"""Reason of a death by signal."""
+"""Reason to report for a fork that was killed by a signal. Any other signal counts as a crash."""
 
 Work = Callable[[bytes], bytes]
-"""Maps the JSON of a task's work to the JSON of its outcome."""
+"""Function from the JSON of a task's work to the JSON of the task's outcome."""
 
 
 def serve(work: Work) -> None:
-    """Works on one task at a time until the input ends."""
-    # Keeps these objects out of a fork's garbage collection, so that their memory pages stay
-    # shared.
+    """Reads tasks from standard input, and runs one at a time until the input ends."""
+    # Keeps existing objects out of a fork's garbage collection, so that the fork continues to share
+    # their memory with the parent.
     gc.freeze()
     tasks = msgspec.json.Decoder(Task)
     while line := sys.stdin.buffer.readline():
@@ -69,8 +69,8 @@ def _fork(work: Work, task: Task) -> Answer:
 
 
 def _read(reader: int, deadline: float) -> bytes | None:
-    """Returns what the fork writes until it ends. Returns None if that is too much, or the fork has
-    not ended by the deadline."""
+    """Returns the bytes that the fork writes until it ends. Returns None if it writes
+    `MAX_OUTCOME_BYTES` or more, or has not ended by the deadline."""
     raw = b""
     while len(raw) < MAX_OUTCOME_BYTES:
         if not select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -85,7 +85,8 @@ def _run(work: Work, task: Task, writer: int) -> NoReturn:
     status = 1
     errors = os.fdopen(os.dup(2), "w")
     try:
-        # A native library that aborts would print lines that are not log lines.
+        # Discards the standard error of native libraries, because a library that aborts prints
+        # lines that are not log lines.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         _limit(task.bounds)
         with open(writer, "wb") as answer:
@@ -111,8 +112,8 @@ def _limit(bounds: Bounds) -> None:
     _set(resource.RLIMIT_FSIZE, bounds.file_bytes)
     _set(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     _set(resource.RLIMIT_CORE, 0)
-    # The timer counts fractions of a second. The kernel's limit applies even if the timer is
-    # changed.
+    # The kernel's limit has whole seconds, so a timer enforces fractions of a second. The kernel's
+    # limit applies even if the work changes the timer.
     _set(resource.RLIMIT_CPU, math.ceil(bounds.cpu_s))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, bounds.cpu_s)
@@ -121,5 +122,6 @@ def _limit(bounds: Bounds) -> None:
 def _set(limit: int, value: int) -> None:
     _, hard = resource.getrlimit(limit)
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    # The soft limit on CPU time has its own signal. The hard one does not, and so stays higher.
+    # A process over the soft limit on CPU time gets SIGXCPU, which is reported as a timeout. Over
+    # the hard limit it gets SIGKILL, so the hard limit stays higher.
     resource.setrlimit(limit, (bound, hard if limit == resource.RLIMIT_CPU else bound))

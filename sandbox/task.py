@@ -13,12 +13,12 @@ class Bounds(msgspec.Struct, frozen=True):
     """Limits of the process that works on one task."""
 
     memory_bytes: int
-    """Address space in bytes, in addition to the interpreter's with everything imported."""
+    """Maximum bytes of address space, in addition to those in use before the task (Linux only)."""
     cpu_s: float
     wall_s: float
     stack_bytes: int = 8 << 20
     file_bytes: int = 0
-    """Maximum bytes of a file that the process writes."""
+    """Maximum size in bytes of a file that the process writes."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Died(msgspec.Struct, frozen=True, tag=True):
-    """Process that ended before its work did."""
+    """Answer for a task whose process was killed or crashed."""
 
     why: Literal["memory", "timeout", "crashed"]
 

@@ -1,8 +1,8 @@
-"""Metrics that a worker counts over its requests and steps. Its current state is in `WorkerStatus`.
+"""Counters and histograms of a worker's requests and steps.
 
-Names that begin with `vllm.` are vLLM's metric names, which have a colon on a Prometheus page.
-Their labels and buckets are vLLM's too, so that dashboards and autoscalers made for vLLM can read
-them.
+A metric whose name begins with `vllm.` has the name that vLLM gives it. On a Prometheus page, a
+colon replaces the period. Its labels and buckets are vLLM's too, so that dashboards and autoscalers
+made for vLLM can read it. Metrics of a worker's current state are in workers/observe/metrics.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from telemetry.tallies import Counter, Histogram
 
 MODEL = ("model_name", "engine")
 ENGINE = "0"
-"""Value of the label `engine`, by which vLLM numbers the engines of data parallelism. A worker has
-one engine for each model."""
+"""Value of the label `engine`, with which vLLM numbers data-parallel engines. Always 0, because a
+worker has one engine for each model."""
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5),

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 LogFormat = Literal["text", "json", "short"]
-"""`text` logs lines with all fields, `json` logs one object per line, and `short` logs lines for a
-terminal."""
+"""`text` logs lines with all fields, `json` logs one object per line, and `short` logs lines with a
+few fields for a terminal."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -22,14 +22,14 @@ PLAIN = {*logging.makeLogRecord({}).__dict__, "message", "asctime"}
 
 SHORT = "%(asctime)s %(message)s"
 SHOWN = ("model", "in_tok", "out_tok", "ttft_ms", "dur_ms", "error", "reason", "address", "number")
-"""Fields that a short line shows."""
+"""Extra fields that the format `short` shows."""
 
 
 def set_up_logging(format: LogFormat, level: LogLevel = "info") -> None:
-    """Logs records of the level and above to standard error. The format `json` also covers warnings
-    and uncaught exceptions."""
-    # These attributes are not computed, because no format shows them and a gateway logs a line per
-    # request.
+    """Logs records of the level and above to standard error. With the format `json`, Python's
+    warnings and uncaught exceptions are logged too."""
+    # Logging skips the caller, thread and process of a record, because no format shows them and a
+    # gateway logs a line for each request.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=level.upper())
@@ -97,7 +97,7 @@ def _given(record: logging.LogRecord) -> list[tuple[str, Any]]:
 
 
 def _encodable(text: str) -> str:
-    """Escapes bytes that are not valid text. File names may have such bytes."""
+    """Escapes characters that UTF-8 cannot encode. File names with invalid bytes have them."""
     return text.encode(errors="backslashreplace").decode()
 
 

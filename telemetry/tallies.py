@@ -1,9 +1,10 @@
 """Counters and histograms stored as plain numbers. The OpenTelemetry API reads them when metrics
 are collected.
 
-A call of an OpenTelemetry instrument takes 5 us, because it looks up the attributes under a lock. A
-tally takes a fraction of a microsecond, and the reader does the rest of the work. Each tally is
-written by one thread and may be read by any thread.
+A call of an OpenTelemetry instrument takes 5 us, because it looks up the attributes under a lock.
+An update of a counter or histogram of this module (a tally) takes a fraction of a microsecond, and
+the reader does the rest of the work. Each tally is written by one thread and may be read by any
+thread.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ bucket."""
 SPAN_S = 60.0
 """Seconds that `Recent` covers."""
 NUM_LOOKS = 30
-"""Maximum number of snapshots that `Recent` keeps of `SPAN_S` seconds. Snapshots are at least
-SPAN_S / NUM_LOOKS seconds apart."""
+"""Number of intervals into which `Recent` divides `SPAN_S`. It keeps at most one snapshot of the
+counts per interval."""
 
 
 class Exemplar(NamedTuple):
@@ -42,7 +43,7 @@ class Exemplar(NamedTuple):
 
 
 class Counter:
-    """Sum for each combination of label values."""
+    """Counter with a sum for each combination of label values."""
 
     def __init__(
         self,
@@ -67,15 +68,16 @@ class Counter:
         return {labels: (value,) for labels, value in list(self._values.items())}
 
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
-        # Copied first, because the writer may add a series during the iteration.
+        # Iterates over a copy, because the writer may add a series during the iteration.
         for labels, value in list(self._values.items()):
             yield Observation(value, dict(zip(self._labels, labels, strict=True)))
 
 
 class Histogram:
-    """Number of values in each bucket, and their sum. OpenTelemetry reads it as three counters with
-    the suffixes of a Prometheus histogram, `_bucket`, `_sum` and `_count`, because the API has no
-    histogram that takes many values in one call or is read on demand."""
+    """Histogram with the number of values in each bucket and their sum, for each combination of
+    label values. It is exported as three counters with the suffixes of a Prometheus histogram,
+    `_bucket`, `_sum` and `_count`, because OpenTelemetry's API has no histogram that takes many
+    values in one call or is read on demand."""
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class Tally(Protocol):
 
 
 class Recent:
-    """Counts of some tallies in about the last `SPAN_S` seconds. Used by one thread."""
+    """Counts that some tallies made in about the last `SPAN_S` seconds. Not thread-safe."""
 
     def __init__(self, *tallies: Tally, clock: Callable[[], float] = time.monotonic) -> None:
         self._tallies = tallies
@@ -181,7 +183,7 @@ class Recent:
         self._look()
 
     def read(self) -> tuple[float, list[Totals]]:
-        """Returns the seconds covered, and for each tally what it counted in them. The seconds are
+        """Returns the seconds covered, and each tally's counts in these seconds. The seconds are
         about `SPAN_S`, or fewer soon after the start. Series without new counts are omitted."""
         now_s, newest = self._look()
         then_s, oldest = self._looks[0]

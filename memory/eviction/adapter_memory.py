@@ -1,4 +1,4 @@
-"""Memory for adapter images, in pieces of any size at the high end of the arena."""
+"""Memory for adapter images. An image is stored in pieces, at the high end of the arena."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNIT_BYTES = 64 << 10
 
 
 class Piece(NamedTuple):
-    """Bytes start..stop of an image, stored from byte `offset` of the device's memory on."""
+    """Bytes start..stop of an image, which are stored at byte `offset` of the device's memory."""
 
     offset: int
     start: int
@@ -35,14 +35,14 @@ class Placement:
 
 
 class AdapterMemory:
-    """Placements of images in 64 KiB units of adapter extents, each charged to an account. The only
-    user of the arena's adapter extents.
+    """Placements of images in 64 KiB units of adapter extents. Each placement is charged to an
+    account. No other object allocates adapter extents from the arena.
 
-    An image is cut between its factors if no hole can hold all of it. Each part is placed into the
-    smallest hole that is large enough for the rest of the image, or else into the largest hole. If
-    the next factor fits into no hole, adjacent extents are added for the rest of the image, or as
-    many of them as are available. Only a factor that is larger than an extent requires adjacent
-    extents.
+    An image consists of factors, the adapter's LoRA matrices, and is cut between factors if no hole
+    can hold all of it. Each part is placed into the smallest hole that is large enough for the rest
+    of the image, or else into the largest hole. If the next factor fits into no hole, the longest
+    available run of adjacent extents is added, up to the size of the rest of the image. Only a
+    factor that is larger than an extent requires adjacent extents.
 
     Holes are free units inside adapter extents. No hole covers a whole extent, because an extent
     without placements is returned to the arena.
@@ -75,12 +75,12 @@ class AdapterMemory:
         return _num_units(num_bytes) * UNIT_BYTES
 
     def could_hold(self, ends: Sequence[int]) -> bool:
-        """Whether the image of these factors would fit if there were no other image."""
+        """Whether an image whose factors end at the bytes `ends` would fit into empty memory."""
         arena = Arena(self.capacity_bytes, self._arena.extent_bytes)
         return AdapterMemory(arena).allocate(ends) is not None
 
     def by_extent(self) -> dict[int, list[Placement]]:
-        """Returns the placements that have bytes in each extent."""
+        """Returns, for each adapter extent, the placements that have bytes in it."""
         found: dict[int, dict[Placement, None]] = {}
         size = self._extent_units
         for placement in self._placements:

@@ -21,7 +21,8 @@ MARGIN = 2.0
 item to be evicted instead. Without it, two owners of equally valuable items would take the same
 bytes from each other in turn."""
 LOOK_HOLDS = 32
-"""Number of page shortages for which one scan of the other holders is reused."""
+"""Number of page shortages of a cache for which it reuses one scan of the other caches' and the
+adapters' idle items."""
 
 
 class AdapterHolder(Protocol):
@@ -54,16 +55,14 @@ class MemoryBroker:
     def __init__(self, arena: Arena, adapters: AdapterMemory) -> None:
         """adapters: memory of the adapters of all models, in the same arena."""
         self.lock = Lock()
-        """Held while reading or changing the owners of the arena's bytes. The engine thread
-        releases it while it computes a step, because the bytes that the step uses are not
-        evicted."""
+        """Must be held while reading or changing the owners of the arena's bytes. The engine
+        thread releases it while computing a step, because bytes in use are never evicted."""
         self.bytes_held = arena.bytes_held
         self._arena = arena
         self._adapters = adapters
         self._caches: dict[IdlePages, _Look] = {}
-        """Last scan of the other holders, for each cache."""
+        """For each cache, the result of its last scan of the items that it does not own."""
         self.holders: list[AdapterHolder] = []
-        """Holders of the adapters of all models."""
 
     def add_cache(self, idle: IdlePages) -> Callable[[], None]:
         """Implements `PageSource.add_cache`."""
@@ -71,7 +70,7 @@ class MemoryBroker:
         return partial(self._caches.__delitem__, idle)
 
     def add_holder(self, holder: AdapterHolder) -> Callable[[], None]:
-        """Adds a holder. Returns a function that removes it, to be called when it has no
+        """Adds a holder. Returns a function that removes the holder. Call it when the holder has no
         placements."""
         self.holders.append(holder)
         return partial(self.holders.remove, holder)
@@ -86,8 +85,8 @@ class MemoryBroker:
         return sum(holder.num_evictions for holder in self.holders)
 
     def make_room(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
-        """Implements `PageSource.make_room`. When it returns False, usually nothing was evicted.
-        Some items may have been, if fewer extents than estimated could be freed."""
+        """Implements `PageSource.make_room`. If it returns False, it has usually evicted nothing.
+        It may have evicted some items if it could free fewer extents than it had estimated."""
         pool = idle.pool
         if num_pages <= pool.num_free or self._evict_own(idle, num_pages - pool.num_free, ask):
             return True
@@ -113,10 +112,11 @@ class MemoryBroker:
         return num_pages <= pool.num_free
 
     def _evict_own(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
-        """Evicts the missing pages from the cache itself, if they cost less than every item of the
-        other holders at the last scan. Returns False if a new scan is needed. The result of a scan
-        is reused because a scan visits every idle item: with a full cache of 4,000 pages, scanning
-        for each page took 12 ms per page instead of 0.8 ms."""
+        """Evicts pages of the cache itself, as long as they cost at most `MARGIN` times as much as
+        the cheapest item that the last scan of other holders found, or belong to an account of
+        lower eviction priority. Returns False if too few such pages were found or a new scan is
+        due. A scan is reused because it visits every idle item: with a full cache of 4,000 pages,
+        scanning for each page took 12 ms per page instead of 0.8 ms."""
         look = self._caches[idle]
         if not look.uses_left or num_pages > idle.num_evictable(ask):
             return False
@@ -171,7 +171,7 @@ class MemoryBroker:
     def _placed(self, *, for_adapter: bool) -> dict[Placement | int, Item]:
         """Returns the idle adapters as evictable items, by placement. for_adapter: whether another
         adapter needs the memory. If so, adapters that a caller is about to lease are left out, and
-        costs are divided by `MARGIN`."""
+        costs are divided by `MARGIN`, so that adapters are evicted before pages of similar cost."""
         margin = MARGIN if for_adapter else 1.0
         return {
             placement: _exact_item(
@@ -215,7 +215,7 @@ class MemoryBroker:
     def _victims(self, ends: Sequence[int], ask: Ask) -> Iterator[list[Item]]:
         """Yields lists of items to evict to make room for an image, the least loss first. If a
         factor needs adjacent extents, the first list frees these. The next list frees enough bytes,
-        and each later list has one more item, because an image can be cut only between factors and
+        and each later list has one item, because an image can be cut only between factors and
         may still not fit. Yields nothing if all evictable items together are too small."""
         arena, size = self._arena, self._arena.extent_bytes
         items = self._placed(for_adapter=True) | self._paged()
@@ -249,8 +249,8 @@ class MemoryBroker:
                 victims = []
 
     def _row(self, num_extents: int, items: Mapping[Placement | int, Item]) -> list[Item] | None:
-        """Returns the items to evict to free `num_extents` adjacent extents, the highest that only
-        these items use. Returns None if there are no such extents."""
+        """Returns items whose eviction frees `num_extents` adjacent extents, at the highest place
+        in the arena where that is possible. Returns None if it is not possible anywhere."""
         by_extent = self._adapters.by_extent()
         row: list[list[Item]] = []
         for extent in reversed(range(self._arena.num_extents)):
@@ -274,9 +274,9 @@ def _evict_all(placements: Iterable[Placement], placed: dict[Placement | int, It
 
 
 class _Look(NamedTuple):
-    """Result of a scan of the other holders, valid for `uses_left` more shortages. accounts,
-    cost_s: accounts of their cheapest item, and its cost in seconds per byte. accounts is empty if
-    they have no evictable item."""
+    """Result of a cache's scan of the items of other holders, valid for `uses_left` more shortages.
+    accounts: accounts of the cheapest item, empty if there is none. cost_s: `MARGIN` times the cost
+    of that item, in seconds per byte."""
 
     uses_left: int
     accounts: Collection[str] = ()

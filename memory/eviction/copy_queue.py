@@ -30,7 +30,7 @@ class Copy(Generic[T]):
 class CopyQueue(Generic[T]):
     """Queue that chooses the next copy when the thread is free, not when a copy is submitted.
 
-    executor: has one thread. `submit` and `cancel` are called with the lock held.
+    executor: executor with one thread. `submit` and `cancel` must be called with the lock held.
     """
 
     def __init__(self, executor: Executor, lock: Lock) -> None:
@@ -55,7 +55,8 @@ class CopyQueue(Generic[T]):
         return True
 
     def close(self) -> None:
-        """Waits for the running copy and shuts the executor down. Called without the lock."""
+        """Waits for the running copy and shuts the executor down. The caller must not hold the
+        lock."""
         self._executor.shutdown()
 
     def _run_next(self) -> None:

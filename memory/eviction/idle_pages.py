@@ -41,11 +41,12 @@ class CachedPage:
 
 
 _Leaf = tuple[float, int, CachedPage]
-"""Entry of a heap of idle pages without children: rank of the page's reuse, its `idle_order` when
-it was added, and the page."""
+"""Entry of a heap of idle pages without children: rank of the page's reuse, the page's `idle_order`
+when the entry was added, and the page."""
 _Turn = tuple[float, bool, float, str, int, CachedPage]
-"""Turn of an account for eviction: its eviction priority, whether it is not the requesting account,
-the expected reuse of its least reused leaf, its name, and that leaf with its `idle_order`."""
+"""Entry by which `evict` chooses the next account: the account's eviction priority, whether it is
+not the requesting account, the expected reuse of the account's least reused leaf, the account's
+name, and the leaf's `idle_order` and the leaf."""
 
 
 class PageReuse:
@@ -112,7 +113,7 @@ class _IdleOfAccount:
     num_pages: int = 0
     leaves: tuple[list[_Leaf], list[_Leaf]] = field(default_factory=lambda: ([], []))
     """Heaps of the pages without children: pages never matched, and matched pages. Entries of pages
-    that have been in use since are skipped."""
+    that have been in use since they were added are skipped."""
 
     def push(self, page: CachedPage) -> None:
         """Adds a page without children to its heap."""
@@ -144,16 +145,16 @@ class IdlePages:
     def __init__(
         self, pool: PagePool, clock: Callable[[], float], forget: Callable[[CachedPage], None]
     ) -> None:
-        """forget: removes an evicted page from the cache and releases it."""
+        """forget: function that removes an evicted page from the cache and releases it."""
         self.pool = pool
         self.num_pages = 0
         self.reuse = PageReuse()
         self._clock = clock
         self._forget = forget
         self._in_extent: defaultdict[int, _IdleInExtent] = defaultdict(_IdleInExtent)
-        """Only extents with idle pages."""
+        """Idle pages by extent. Extents without idle pages have no entry."""
         self._of_account: defaultdict[str, _IdleOfAccount] = defaultdict(_IdleOfAccount)
-        """Only accounts with idle pages."""
+        """Idle pages by account. Accounts without idle pages have no entry."""
         self._orders = count(1)
         self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
         """Decaying sums of the tokens and of the seconds of prefills."""
@@ -213,11 +214,11 @@ class IdlePages:
         )
 
     def evict(self, num_pages: int, ask: Ask, limit: Loss = NO_LIMIT) -> int:
-        """Evicts up to `num_pages` pages that may be evicted for the request, and returns their
-        number. Evicts from the account with the lowest eviction priority, and there the least
-        reused leaf first.
+        """Evicts up to `num_pages` pages that may be evicted for the request, and returns the
+        number evicted. Evicts from the account with the lowest eviction priority, and there the
+        least reused leaf first.
 
-        limit: greatest loss of a page to evict, with its cost in seconds per byte.
+        limit: greatest loss at which a page is evicted.
         """
         now = self._clock()
         max_reuse = limit.cost_s * self.pool.page_bytes / self.page_cost_s
@@ -242,7 +243,8 @@ class IdlePages:
 
     def drainable(self) -> dict[int, Idle]:
         """Returns the extents whose used pages are all idle. Their cost is the seconds to compute
-        their pages again, times the pages' expected reuse. It is a lower bound of `lost_with`."""
+        their pages again, times the pages' expected reuse. It is at most the cost that `lost_with`
+        returns."""
         now = self._clock()
         chance, cost_s = self.reuse.chance(now), self.page_cost_s
         found: dict[int, Idle] = {}
@@ -298,8 +300,8 @@ class IdlePages:
             self._of_account[parent.account].push(parent)
 
     def check_integrity(self, idle: set[CachedPage]) -> None:
-        """Raises IntegrityError unless exactly these pages are filed by extent and by account, and
-        exactly those without children as leaves."""
+        """Raises IntegrityError unless exactly the pages in `idle` are filed by extent and by
+        account, and exactly the pages without children are filed as leaves."""
         filed = [page for each in self._in_extent.values() for page in each.pages.values()]
         require(
             set(filed) == idle and len(filed) == len(idle) == self.num_pages,

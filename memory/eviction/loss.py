@@ -36,8 +36,9 @@ NO_LIMIT = Loss(math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """Idle adapter, or extent that can be freed. exact: returns the loss. lost: lower bound of the
-    loss; for an extent of pages, it excludes pages in other extents that follow its pages."""
+    """Idle adapter, or extent that can be freed. exact: function that computes the cost of evicting
+    the item. lost: lower bound of that cost. For an extent of pages, it excludes pages in other
+    extents that follow pages of the extent."""
 
     num_bytes: int
     lost: Idle

@@ -11,7 +11,7 @@ K = TypeVar("K")
 
 
 class Tier(Generic[K]):
-    """Sizes in bytes of a tier's items, by key."""
+    """Sizes of the items that a tier of at most `max_bytes` bytes holds, by key."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -29,8 +29,8 @@ class Tier(Generic[K]):
         return key in self._sizes
 
     def put(self, key: K, num_bytes: int) -> None:
-        """Adds the item, replacing an item with the same key. The caller makes room first, with
-        `victims`."""
+        """Adds the item, replacing an item with the same key. The caller must drop items first if
+        there is no room (see `victims`)."""
         self.drop(key)
         self._sizes[key] = num_bytes
         self.num_bytes += num_bytes
@@ -57,10 +57,10 @@ class Tier(Generic[K]):
         """Returns the items to drop so that `num_bytes` more bytes fit, least worth first. Returns
         None if too few may be dropped.
 
-        worth: returns the cost per byte of dropping an item, as any comparable value: seconds to
-        load the item again times its expected reuse. gives_way: returns whether an item of this
-        worth may be dropped. Frees a little more than needed (1/128 of the bound) if possible, so
-        that not every load has to search for victims.
+        worth: function that returns the cost per byte of dropping an item, as any comparable value,
+        for example the seconds to load the item again times its expected reuse. gives_way: function
+        that returns whether an item of this worth may be dropped. Frees a little more than needed
+        (1/128 of the bound) if possible, so that not every load has to search for victims.
         """
         if self.has_room(num_bytes):
             return []
