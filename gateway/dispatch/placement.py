@@ -175,10 +175,8 @@ class Placement:
     def submit(self) -> None:
         """Sends the first sequences, and begins to wait for the first output."""
         self._failover.budget.note_sent(len(self.sequences))
-        late = DeadlineExceeded("No answer began within the time that this request had.")
-        self._expiry = asyncio.get_running_loop().call_later(
-            self._run.deadline - time.perf_counter() + GRACE_S, self._on_failure, late
-        )
+        left_s = self._run.deadline - time.perf_counter()
+        self._expiry = asyncio.get_running_loop().call_later(left_s + GRACE_S, self._expire)
         waiting = {number for sequence in self.sequences for number in sequence.followers}
         for number in range(min(len(self.sequences), MAX_AT_ONCE)):
             self._num_begun += 1
@@ -297,6 +295,9 @@ class Placement:
         self.is_sent = True
         sequence.worker = worker
         sequence.worker_id = self.worker_id = worker.instance_id
+
+    def _expire(self) -> None:
+        self._on_failure(DeadlineExceeded("No answer began within the time that this request had."))
 
     def _stop_expiry(self) -> None:
         if self._expiry is not None:
