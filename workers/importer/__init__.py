@@ -22,12 +22,13 @@ def import_model(
     weight_format: ImportFormat = "bfloat16",
     table_format: ImportFormat | None = None,
 ) -> str:
-    """Imports a Hugging Face directory or a `.gguf` file and returns the digest of its folder.
-    table_format: format of the embedding and output matrix; see `ImportFormats.tables` for None.
+    """Imports a Hugging Face directory or a `.gguf` file and returns the digest of its folder in
+    the store. table_format: format of the embedding and the output matrix. None uses
+    `weight_format`, but int8 instead of int4.
 
-    The same source in the same format gives the same digest, and importing it again changes
-    nothing. Raises ImportRefused, UnsupportedModel or CheckpointError (ValueErrors that name what
-    was found) or OSError, and leaves the store unchanged in that case.
+    The same source in the same formats gives the same digest, and importing it again changes
+    nothing. Raises ImportRefused, UnsupportedModel, CheckpointError or OSError, and leaves the
+    store unchanged in that case.
     """
     if path.is_dir():
         write = write_from_huggingface

@@ -1,8 +1,9 @@
-"""Canonical folder, the only form in which the store keeps a model. Its files are:
+"""Canonical folder, which is the only form in which the store keeps a model.
 
-config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja (if the model has one),
-generation_config.json, pooling.json (if the model says how it makes embeddings), model.safetensors
-(or shards and their index). transformers can load the folder, unless it has matrices in blocks.
+The folder has config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja (if the model
+has a template), generation_config.json, pooling.json (if the source defines how an embedding is
+made), and model.safetensors (or shards and their index). transformers can load the folder, unless
+matrices are stored in quantised blocks.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class ImportRefused(ValueError):
 
 
 def publish(store: Store, write: Callable[[Path], None]) -> str:
-    """Creates a folder, calls `write` to fill it, and moves it into the store under its digest,
-    which it returns. If `write` fails, nothing enters the store."""
+    """Creates a folder, calls `write` to fill it, and moves it into the store under its digest.
+    Returns the digest. If `write` fails, the store is unchanged."""
     staged = store.stage()
     try:
         with hold(staged):
@@ -39,7 +40,7 @@ def publish(store: Store, write: Callable[[Path], None]) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """Returns the SHA-256 (hex) of every file's name, length and bytes, sorted by name."""
+    """Returns one SHA-256 (hex) over the name, length and bytes of every file, in name order."""
     digest = hashlib.sha256(b"loraplex model 1\0")
     for path in sorted(folder.iterdir()):
         name = path.name.encode()
@@ -56,7 +57,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def complete_config(config: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """Adds the values that a config may omit because they are defaults of its family."""
+    """Returns the config with an explicit value for each field that a config may omit because the
+    model family has a default for it."""
     rotary_dim = spec.layers[0].rope.rotary_dim
     return (
         config

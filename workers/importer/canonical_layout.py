@@ -15,7 +15,8 @@ NORMS: dict[str, dict[str, str]] = {
         "post_feedforward_layernorm": "post_mlp_layernorm",
     }
 }
-"""Names of norms in a family's checkpoints, by family and by name in canonical folders."""
+"""For each model type whose checkpoints name norms differently: the checkpoint's name of each norm,
+by the norm's name in canonical folders."""
 
 
 def is_canonical(spec: ModelSpec) -> bool:
@@ -29,8 +30,9 @@ def canonical_layout(
 ) -> dict[str, FileTensor]:
     """Returns the tensors under their canonical names, with their rows in canonical order.
 
-    tensors: tensors by the family's names. Raises CheckpointError if the number of rows of a joined
-    tensor is not the sum of the rows of its projections.
+    tensors: the checkpoint's tensors, by the names that the model family uses. Raises
+    CheckpointError if the number of rows of a joined tensor is not the sum of the rows of its
+    projections.
     """
     norms = NORMS.get(shape.model_type, {})
     left = dict(tensors)

@@ -24,7 +24,7 @@ from workers.models.checkpoint import (
 from workers.models.spec import ModelSpec
 
 FLOATS = ("F32", "F16", "BF16")
-"""Types of weights that are not quantised."""
+"""safetensors types of weights that are not quantised."""
 NUMPY_TYPES = {
     "F32": np.float32,
     "F16": np.float16,
@@ -36,12 +36,13 @@ NUMPY_TYPES = {
     "I8": np.int8,
     "U8": np.uint8,
 }
-"""numpy type for each safetensors type. bfloat16 and FP8, which numpy lacks, are read as bits."""
+"""numpy type for each safetensors type. bfloat16 and FP8 are read as their bits, because numpy has
+neither type."""
 
 
 def _float8_values() -> NDArray[np.float32]:
-    """Returns the values of the 256 codes of F8_E4M3 (4 exponent bits, 3 mantissa bits, no
-    infinity)."""
+    """Returns the values of the 256 codes of F8_E4M3, which has 4 exponent bits, 3 mantissa bits
+    and no infinity."""
     codes = np.arange(128)
     exponent, mantissa = codes >> 3, codes & 7
     values = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
@@ -56,7 +57,8 @@ FLOAT8_VALUES = _float8_values()
 class FileTensor:
     """Location of a stored tensor in a file, its shape, and its type as safetensors calls it.
 
-    order: index of the stored row for each row that `read` returns; None reads the stored order.
+    order: index of the stored row for each row that `read` returns. None returns the rows in the
+    order in which they are stored.
     """
 
     path: Path
@@ -66,8 +68,8 @@ class FileTensor:
     order: list[int] | None = None
 
     def rows(self, first: int, count: int, order: list[int] | None) -> FileTensor:
-        """Returns a tensor of `count` rows, starting at row `first`. order: index among these rows
-        of each row that `read` returns; None reads the stored order."""
+        """Returns a tensor of `count` rows, starting at row `first`. order: for each row that
+        `read` returns, its index among these `count` rows. None keeps the stored order."""
         row_bytes = math.prod(self.shape[1:]) * np.dtype(NUMPY_TYPES[self.dtype]).itemsize
         shape = (count, *self.shape[1:])
         return replace(self, offset=self.offset + first * row_bytes, shape=shape, order=order)
@@ -98,17 +100,17 @@ class FileTensor:
 def file_tensors(
     source: Path, others: tuple[str, ...], dtypes: Collection[str] = FLOATS
 ) -> dict[str, FileTensor]:
-    """Returns the tensors by canonical name, without the tensors whose names begin with one of the
-    prefixes `others`.
+    """Returns the tensors by canonical name. Leaves out tensors whose canonical names begin with
+    one of the prefixes `others`.
 
-    Raises CheckpointError if a file is damaged or names a tensor twice, and ImportRefused if the
-    type of a tensor is not among `dtypes`.
+    Raises CheckpointError if a file is damaged or a tensor is stored twice, and ImportRefused if
+    the type of a tensor is not among `dtypes`.
     """
     tensors: dict[str, FileTensor] = {}
     for path in weight_files(source):
         try:
             with safe_open(path, framework="np"):
-                pass  # opening checks that every tensor is within the file
+                pass  # safe_open checks that every tensor is within the file
         except SafetensorError as error:
             raise CheckpointError(f"{path.name}: {error}") from error
         header, begin = read_header(path)
@@ -128,7 +130,7 @@ def file_tensors(
 
 def check_tensors(tensors: dict[str, FileTensor], spec: ModelSpec) -> None:
     """Raises CheckpointError if a tensor of the spec is missing or has another shape, or if there
-    is an additional one. An additional `lm_head.weight` is allowed."""
+    is a tensor that is not in the spec. An additional `lm_head.weight` is allowed."""
     expected = dict(expected_tensors(spec))
     for name, shape in expected.items():
         if name not in tensors:

@@ -1,4 +1,4 @@
-"""Writes the canonical folder of a GGUF file, which has config, tokenizer, template and weights."""
+"""Imports a GGUF file: writes a canonical folder from its metadata, tokenizer and weights."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def write_from_gguf(
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
 ) -> None:
-    """Fills the folder. Weights are dequantised in float32 and stored as bfloat16, rounded to
-    nearest even, unless `formats` names another format."""
+    """Fills the canonical folder from a GGUF file. Weights are dequantised in float32 and stored as
+    bfloat16, rounded to nearest even, unless `formats` names another format."""
     try:
         reader = GGUFReader(source)
     except (ValueError, IndexError) as error:
@@ -88,8 +88,8 @@ class _Metadata(dict[str, Any]):
         raise ImportRefused(f"metadata {key} is missing")
 
     def leave_out_unknown_tokens(self) -> None:
-        """Deletes the ids of special tokens that are outside the vocabulary. Some files use such an
-        id to say that the model has no such token."""
+        """Deletes the ids of special tokens that are outside the vocabulary, which some files store
+        if the model has no such token."""
         size = len(self["tokenizer.ggml.tokens"])
         for key in [key for key in self if key.endswith("_token_id")]:
             if not 0 <= self[key] < size:

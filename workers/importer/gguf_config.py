@@ -25,8 +25,9 @@ CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM",
 }
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
-"""Number of layers of each family's 27B model, whose query scale does not follow from the head
-size. GGUF files do not store the scale."""
+"""Number of layers of each Gemma family's 27B model. The import recognises the model by this
+number, because its query scale does not follow from the head size and GGUF files do not store the
+scale."""
 
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
@@ -51,7 +52,8 @@ class _Section:
 
 
 def build_config(metadata: dict[str, Any], tensors: GGUFTensors) -> dict[str, Any]:
-    """Returns the config.json. Raises ImportRefused, naming the key that is missing or wrong."""
+    """Returns the content of config.json. Raises ImportRefused, naming the metadata key, if a key
+    is missing or has an unsupported value."""
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         allowed = ", ".join(ARCHITECTURES)
@@ -73,8 +75,8 @@ def build_config(metadata: dict[str, Any], tensors: GGUFTensors) -> dict[str, An
 
 
 def build_generation_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Returns the generation_config.json, in which every token that ends a turn or a text also ends
-    a generation."""
+    """Returns the content of generation_config.json. Every token that ends a turn or a text is an
+    end token of the generation."""
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     distinct = list(dict.fromkeys(token for token in ends if token is not None))
     return _token_ids(metadata) | {"eos_token_id": distinct}
@@ -129,8 +131,9 @@ def _rope(section: _Section, config: dict[str, Any], tensors: GGUFTensors) -> di
 
 
 def _llama3(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
-    """Returns the Llama 3 rope parameters that produce these frequency factors. All except `factor`
-    are the published ones. Repeats the smoothing of `workers/layers/rotary.py` without torch."""
+    """Returns the Llama 3 rope parameters that produce these frequency factors. All parameters
+    except `factor` have their published values. Repeats the smoothing of
+    `workers/layers/rotary.py`, because the import of GGUF files does not use torch."""
     factor = float(factors.max())
     low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
     waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
@@ -143,7 +146,7 @@ def _llama3(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
 
 
 def _gemma(section: _Section, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the Gemma settings that the file omits because GGUF readers have them built in."""
+    """Returns the Gemma settings that a GGUF file omits because GGUF readers have them built in."""
     model_type, num_layers = config["model_type"], config["num_hidden_layers"]
     is_27b = num_layers == GEMMA_27B_LAYERS[model_type]
     heads_width = config["hidden_size"] // config["num_attention_heads"]
@@ -171,5 +174,5 @@ def _gemma(section: _Section, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shorten(value: float) -> float:
-    """Returns the shortest decimal of this float32, such as 1e-05, not 9.999999747378752e-06."""
+    """Returns the shortest decimal that is the same float32: 1e-05 for 9.999999747378752e-06."""
     return float(str(np.float32(value)))

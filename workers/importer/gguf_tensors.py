@@ -47,7 +47,7 @@ GEMMA_BLOCK = BLOCK | {
 
 
 class GGUFTensors:
-    """Tensors of an open GGUF file, by Hugging Face name."""
+    """Tensors of an open GGUF file, by their names in Hugging Face checkpoints."""
 
     def __init__(self, tensors: Iterable[ReaderTensor], architecture: str) -> None:
         self._is_llama = architecture == "llama"
@@ -59,8 +59,8 @@ class GGUFTensors:
         return name in self._tensors
 
     def rope_factors(self) -> np.ndarray | None:
-        """Returns the frequency factors float32 [head_dim / 2], which GGUF stores instead of
-        Llama 3's rope parameters. Returns None if the file has no such tensor."""
+        """Returns the frequency factors, float32 [head_dim / 2], which a GGUF file stores in place
+        of Llama 3's rope parameters. Returns None if the file has no such tensor."""
         tensor = self._tensors.get(ROPE_FACTORS)
         if tensor is None:
             return None
@@ -69,8 +69,8 @@ class GGUFTensors:
         return np.asarray(tensor.data, np.float32).ravel()
 
     def check(self, expected: dict[str, tuple[int, ...]]) -> None:
-        """Raises ImportRefused if an expected tensor is missing, has another shape or has a type
-        that cannot be read, or if the file has an additional tensor."""
+        """Raises ImportRefused if an expected tensor is missing or has another shape, if the file
+        has an additional tensor, or if a tensor has a type that cannot be dequantised."""
         for name, shape in expected.items():
             if name not in self._tensors:
                 raise ImportRefused(f"tensor {name} is missing")
@@ -86,7 +86,7 @@ class GGUFTensors:
                 raise ImportRefused(f"tensor {tensor.name} is {kind}, which is not read") from error
 
     def format(self, name: str) -> WeightFormat | None:
-        """Returns the block format of the tensor, or None if it has a type that is not served."""
+        """Returns the block format of the tensor, or None if workers cannot serve its type."""
         format = WeightFormat.__members__.get(self._tensors[name].tensor_type.name)
         return format if format in BLOCK_SIZES else None
 
@@ -97,8 +97,8 @@ class GGUFTensors:
         return self._reordered(name, rows, spec)
 
     def read(self, name: str, spec: ModelSpec) -> BFloat16:
-        """Returns a tensor dequantised, in the layout of the Hugging Face checkpoint. Gemma's norm
-        weights are one less there than in GGUF."""
+        """Returns a tensor dequantised to bfloat16, in the layout of the Hugging Face checkpoint.
+        Subtracts 1 from norm weights of Gemma, because GGUF files store them increased by 1."""
         if name.endswith("norm.weight"):
             return _dequantise(self._tensors[name], self._norm_offset)
         return self._reordered(name, _dequantise(self._tensors[name], 0.0), spec)
@@ -124,8 +124,8 @@ def _rename(name: str, blocks: dict[str, str]) -> str:
 
 
 def _dequantise(tensor: ReaderTensor, offset: float) -> BFloat16:
-    """Dequantises a chunk of rows at a time in float32, subtracts the offset, and rounds to
-    bfloat16."""
+    """Dequantises a tensor in float32, a chunk of rows at a time, subtracts `offset` from each
+    value, and rounds to bfloat16."""
     shape = tuple(map(int, tensor.shape[::-1]))
     rows = np.atleast_2d(tensor.data)
     out = np.empty((len(rows), shape[-1]), np.uint16)
@@ -137,7 +137,7 @@ def _dequantise(tensor: ReaderTensor, offset: float) -> BFloat16:
 
 
 def to_bfloat16(exact: NDArray[np.float32]) -> BFloat16:
-    """Returns the bits of the numbers rounded to bfloat16, to nearest, ties to even."""
+    """Rounds the numbers to bfloat16, to nearest with ties to even, and returns their bits."""
     bits = exact.view(np.uint32)
     rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     rounded[np.isnan(exact)] = NAN
@@ -145,8 +145,9 @@ def to_bfloat16(exact: NDArray[np.float32]) -> BFloat16:
 
 
 def _split_halves(weight: NDArray[Bits], num_heads: int) -> NDArray[Bits]:
-    """Reorders the rows of Llama's q_proj or k_proj. The two rows of a rotated pair are neighbours
-    in GGUF, but in different halves of the head in the checkpoint."""
+    """Reorders the rows of Llama's q_proj or k_proj from GGUF's order to the checkpoint's. In GGUF,
+    the two rows of a rotated pair are neighbours. In the checkpoint, one of them is in the first
+    half of the head and the other in the second half."""
     rows, columns = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)

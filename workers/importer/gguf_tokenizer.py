@@ -1,6 +1,7 @@
-"""Builds tokenizer.json from GGUF metadata, by `tokenizer.ggml.model` and `tokenizer.ggml.pre`.
+"""Builds tokenizer.json from GGUF metadata.
 
-Each pre-tokenizer is the same as in the tokenizer.json that its family publishes.
+`tokenizer.ggml.model` selects the kind of tokenizer and `tokenizer.ggml.pre` the pre-tokenizer,
+which is the same as in the tokenizer.json that the model's family publishes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tokenizers import (
 from workers.importer.canonical import ImportRefused
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-"""Values of `tokenizer.ggml.token_type`."""
+"""Kinds of tokens, as numbered in `tokenizer.ggml.token_type`."""
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
@@ -57,7 +58,8 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 
 
 def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
-    """Returns the tokenizer. Raises ImportRefused if its model or pre-tokenizer is unknown."""
+    """Returns the tokenizer. Raises ImportRefused if the metadata names an unsupported tokenizer
+    model or pre-tokenizer, or lists a token twice."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     if len(set(tokens)) != len(tokens):
         raise ImportRefused("tokenizer.ggml.tokens names a token twice")
@@ -107,8 +109,8 @@ def _byte_level_bpe(metadata: dict[str, Any], pre: str) -> Tokenizer:
 
 
 def _sentencepiece_bpe(metadata: dict[str, Any]) -> Tokenizer:
-    """Returns a BPE tokenizer that encodes spaces as U+2581 and unknown characters as bytes. Llama
-    puts a space in front of the text, Gemma does not."""
+    """Returns a BPE tokenizer that encodes spaces as U+2581 and unknown characters as bytes.
+    Llama's tokenizer prepends a space to the text, Gemma's does not."""
     tokens = metadata["tokenizer.ggml.tokens"]
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     tokenizer = Tokenizer(
@@ -134,15 +136,17 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> Tokenizer:
 def _bpe(**options: Any) -> models.BPE:
     try:
         return models.BPE(**options)
-    except Exception as error:  # tokenizers raises no subclass of Exception
+    except Exception as error:  # tokenizers raises plain Exception
         raise ImportRefused(f"tokenizer.ggml.merges: {error}") from error
 
 
 def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the pairs that SentencePiece would join. They are all splits of a piece in two known
-    pieces, with the pieces of the highest scores first.
+    """Returns the BPE merges that give the same tokens as SentencePiece. There is one merge for
+    each split of a token into two other tokens. Merges that form the token with the highest score
+    are first.
 
-    SentencePiece never joins control and user-defined symbols, nor pairs that would form one.
+    Only normal tokens have merges, because SentencePiece never joins control and user-defined
+    tokens, nor pairs that would form one of them.
     """
     scores = {
         token: score
@@ -163,8 +167,8 @@ def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _added_tokens(metadata: dict[str, Any]) -> list[AddedToken]:
-    """Returns the tokens that are split off the text before any other step. Control and unknown
-    tokens are special."""
+    """Returns the tokens that the tokenizer splits off the text before any other step. Control
+    tokens and the unknown token are special tokens."""
     return [
         AddedToken(token, special=kind != USER_DEFINED, normalized=False)
         for token, kind in zip(
@@ -175,8 +179,8 @@ def _added_tokens(metadata: dict[str, Any]) -> list[AddedToken]:
 
 
 def _adds(metadata: dict[str, Any], kind: str) -> bool:
-    """Returns whether encoding adds the token of this kind (`bos` or `eos`). If the file does not
-    say, only Llama's tokenizers add `bos` and none adds `eos`."""
+    """Returns whether encoding adds the token of this kind (`bos` or `eos`). If the file has no
+    setting, SentencePiece and Llama 3 tokenizers add `bos`, and no tokenizer adds `eos`."""
     families = ("llama", "llama-bpe")
     names = (metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre"))
     default = kind == "bos" and any(name in families for name in names)

@@ -1,5 +1,5 @@
-"""Writes the canonical folder of a Hugging Face directory. Weights are copied bit for bit or
-dequantised. If the checkpoint also has image or audio parts, only the language model is copied."""
+"""Imports a Hugging Face directory: writes a canonical folder with its config, tokenizer and
+weights. If the checkpoint also has image or audio parts, only the language model is imported."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from workers.importer.transformers_model import ModuleTensor
 
 POOLING = "1_Pooling/config.json"
-"""File in which Sentence Transformers says how hidden states become an embedding."""
+"""File in which Sentence Transformers stores how hidden states become an embedding."""
 POOLINGS = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
-"""Supported pooling modes of Sentence Transformers, and their names in pooling.json."""
+"""Name in pooling.json of each supported pooling mode of Sentence Transformers."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class SamplingRanges(msgspec.Struct):
-    """Allowed ranges in generation_config.json. They are the same as in requests, because the file
-    sets the defaults of requests."""
+    """Allowed ranges of values in generation_config.json. They are the same as for request
+    parameters, because the file sets the defaults of requests."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] | None = None
@@ -67,11 +67,11 @@ def write_from_huggingface(
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
 ) -> None:
-    """Fills the folder. Copies the weights bit for bit, unless the source is quantised or `formats`
-    asks for quantisation.
+    """Fills the canonical folder from a Hugging Face directory. Copies the weights bit for bit,
+    unless the source is quantised or `formats` requests quantisation.
 
-    Quantised matrices are dequantised, unless `formats` keeps them and a block format holds them
-    exactly. Checks config, weights and tokenizer before it writes the weights.
+    Quantised matrices are dequantised, unless `formats` is to keep them and a block format can hold
+    them exactly. Checks config, weights and tokenizer before it writes the weights.
     """
     whole = _read_object(source / "config.json")
     config = text_part(whole)
@@ -94,7 +94,8 @@ def write_from_huggingface(
 def _of_transformers(
     source: Path, config: dict[str, Any], formats: ImportFormats
 ) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Returns the canonical config and the tensors of a model without a native family."""
+    """Returns the canonical config and the tensors of a model that has no native family and is run
+    by its code in transformers."""
     try:
         from workers.importer.transformers_model import read_transformers_model
     except ImportError as error:
@@ -163,7 +164,7 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
     shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
     try:
         Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # tokenizers raises no subclass of Exception
+    except Exception as error:  # tokenizers raises plain Exception
         raise ImportRefused(f"tokenizer.json cannot be read: {error}") from error
     config = _read_object(source / "tokenizer_config.json")
     template = _chat_template(source, config.pop("chat_template", None))
@@ -173,8 +174,9 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
 
 
 def _chat_template(source: Path, embedded: Any) -> str | None:
-    """Returns the chat template. Prefers chat_template.jinja to the template in the tokenizer
-    config, as transformers does, and takes `default` if there are several named ones."""
+    """Returns the chat template, or None if there is none. As in transformers, chat_template.jinja
+    takes precedence over the template in the tokenizer config. If the config has several named
+    templates, returns the one named `default`."""
     if (source / "chat_template.jinja").is_file():
         return (source / "chat_template.jinja").read_text()
     if isinstance(embedded, list):
@@ -192,8 +194,8 @@ def _generation_config(source: Path) -> dict[str, Any]:
 
 
 def _pooling(source: Path) -> str:
-    """Returns the pooling mode that is on. Raises ImportRefused if this mode is not supported, or
-    if not exactly one mode is on."""
+    """Returns the enabled pooling mode, by its name in pooling.json. Raises ImportRefused unless
+    exactly one mode is enabled and this mode is supported."""
     config = _read_object(source / POOLING)
     prefix = "pooling_mode_"
     modes = [
@@ -226,7 +228,7 @@ def _stored(
     tensors: Mapping[str, FileTensor | DequantizedTensor | ModuleTensor],
     formats: ImportFormats,
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors to be written, by their names in the file."""
+    """Returns the tensors to be written, by their names in the safetensors file."""
     stored: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         asked, format = formats.of(name), formats.target(name, tensor.shape)
@@ -249,7 +251,8 @@ def _unchanged(
     name: str, tensor: FileTensor | DequantizedTensor | ModuleTensor, keeps_integers: bool
 ) -> tuple[str, StoredTensor]:
     """Returns a tensor's name in the file, and the tensor with its numbers unchanged. If
-    `keeps_integers` is set and a block format holds its integers exactly, it is in that format."""
+    `keeps_integers` is set and a block format can hold the tensor's integers exactly, the tensor is
+    stored in that format."""
     read = tensor.read_integers if isinstance(tensor, DequantizedTensor) else None
     if keeps_integers and read is not None and (format := read().format()) is not None:
         blocks = block_shape((tensor.shape[0], tensor.shape[1]), format)

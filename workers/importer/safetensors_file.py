@@ -44,7 +44,7 @@ def write_safetensors(
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
 ) -> None:
-    """Writes the tensors one after the other, and reads each just before writing it.
+    """Writes the tensors one after the other. Reads each tensor just before it is written.
 
     check_room: function that raises OSError if the disk has no room for this number of bytes.
     """

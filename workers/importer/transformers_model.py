@@ -1,7 +1,7 @@
 """Reads the Hugging Face directory of a model without a native family, with transformers.
 
 transformers converts the checkpoint to the names and layouts of its modules; for example, it joins
-the experts of a layer in one tensor. The whole model is in memory during the import.
+the experts of a layer into one tensor. The whole model is in memory during the import.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ TEXT_ROOTS = {
     r"^(language|text)_model\.model\.": "model.",
     r"^(language|text)_model\.lm_head\.": "lm_head.",
 }
-"""Patterns of tensor-name prefixes in checkpoints that also have image or audio parts, and the
-prefixes that replace them in the language model alone."""
+"""Prefixes of tensor names in checkpoints that also have image or audio parts (as patterns), and
+the prefix that replaces each of them in the language model alone."""
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTensor:
-    """Parameter or buffer of a loaded model. dtype: name of its type in safetensors."""
+    """Parameter or buffer of a loaded model. dtype: the safetensors name of the tensor's type."""
 
     tensor: Tensor
     dtype: str
@@ -49,7 +49,7 @@ class ModuleTensor:
         return cls(tensor, TYPES[tensor.dtype], tuple(tensor.shape))
 
     def read(self) -> NDArray[Any]:
-        """Returns the numbers in their own type; bfloat16 is returned as its bits."""
+        """Returns the numbers in the tensor's type; bfloat16 numbers are returned as their bits."""
         plain = self.tensor.detach().contiguous()
         if self.dtype == "BF16":
             return plain.view(torch.int16).numpy().view(np.uint16)
@@ -73,7 +73,8 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
     """Loads the model, records its structure, and tests that it can be served. If the checkpoint
     also has image or audio parts, only the language model is read.
 
-    config: content of the source's config.json. Raises UnsupportedModel.
+    config: content of the source's config.json. Raises UnsupportedModel if the model cannot be
+    loaded or served.
     """
     transformers = library()
     if config.get("auto_map"):
@@ -115,7 +116,7 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
 
 def _load(source: Path, config: Any, is_part: bool) -> PreTrainedModel:
     """Loads the language model without log output. is_part: whether the checkpoint also has image
-    or audio parts, for whose tensors transformers would print a table of unexpected keys."""
+    or audio parts. transformers would log a long table of their tensors as unexpected keys."""
     logging = library().logging
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -147,7 +148,8 @@ def _is_other(key: str) -> bool:
 
 
 def _refuse_ropes(config: Any) -> None:
-    """Raises UnsupportedModel if the rotary frequencies depend on the longest text of a step."""
+    """Raises UnsupportedModel if the rotary frequencies depend on the length of the longest text in
+    a step, because the result of a text would then depend on the texts batched with it."""
     ropes = getattr(config, "rope_parameters", None) or {}
     nested = [each for each in ropes.values() if isinstance(each, dict)]
     for rope in (ropes, *nested):

@@ -1,8 +1,8 @@
 """Records the structure of a transformers model by running it on two short texts.
 
 The model is then run in packed form: the rows of both texts form one input, and only our attention
-function knows where each text begins. The model is refused unless the logits are, within rounding,
-those that transformers computes for each text alone.
+function knows where each text begins. The model is refused unless these logits equal, within
+rounding, the logits that transformers computes for each text alone.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ PROBE = "loraplex_probe"
 LENGTHS = (11, 7)
 """Number of tokens of each of the two texts."""
 EXACT, ROUNDED = 1e-3, 0.15
-"""Maximum relative error (by norm) of the logits, in float32 and in half precision, whose rounding
-adds up over the layers. Observed errors: 1e-6 in float32, 0.03 in half precision with 30 layers."""
+"""Maximum relative error (by norm) of the logits, for float32 models and for models in half
+precision, whose rounding errors add up over the layers. Observed errors: 1e-6 in float32, 0.03 in
+half precision with 30 layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +47,24 @@ class Mask:
 
 @dataclass(slots=True)
 class Probe:
-    """Calls of attention and linears recorded during forward passes. text_of_row: index of the text
-    of each packed row."""
+    """Calls of attention and of linears, recorded during forward passes. text_of_row: index of the
+    text to which each row of the packed input belongs."""
 
     text_of_row: Tensor
     sites: dict[str, AttentionSite] = field(default_factory=dict[str, AttentionSite])
     rows: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    """Number of rows of each call, by the linear's module path."""
+    """Number of rows in each call of a linear, by the linear's module path."""
     is_packed: bool = False
 
 
 class NotServable(Exception):
-    """The model has a property because of which its modelling code cannot be used."""
+    """Error raised if a property of the model prevents workers from running transformers' code for
+    it."""
 
 
 def probe(model: PreTrainedModel) -> Recorded:
     """Runs the model and returns its structure. The model is unusable afterwards, because its
-    linears are replaced. Raises UnsupportedModel if it cannot be served."""
+    linears have been replaced. Raises UnsupportedModel if a worker cannot serve the model."""
     model_type = model.config.model_type
     try:
         return _probe(model)
@@ -138,8 +140,8 @@ def _compare(change: str, logits: Tensor, expected: Tensor, tolerance: float) ->
 
 
 class _Watched(nn.Module):
-    """Linear that records its calls. It has no `weight`, like the module that replaces a linear in
-    a worker."""
+    """Linear that records its calls. Like the module that replaces a linear in a worker, this
+    module has no `weight`."""
 
     def __init__(self, linear: nn.Linear, path: str, found: Probe) -> None:
         super().__init__()
@@ -211,7 +213,7 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Computes causal attention of each row over the rows of the same text."""
+    """Computes causal attention, in which each row attends to rows of its own text alone."""
     group = site.num_heads // site.num_kv_heads
     key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
     scale = site.head_dim**-0.5 if scaling is None else scaling
@@ -232,9 +234,9 @@ def _attend(
 
 
 def _recognise(mask_function: Any) -> Mask:
-    """Returns the mask that a function of transformers describes.
+    """Returns the mask that transformers describes by `mask_function`.
 
-    Raises NotServable if it is neither causal nor a sliding window.
+    Raises NotServable if the mask is neither causal nor a sliding window.
     """
     zero = torch.tensor(0)
 
@@ -257,7 +259,8 @@ def _recognise(mask_function: Any) -> Mask:
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
-    """Returns the aliases of tensors that have several names, and the first name of each."""
+    """Returns the other names of tensors that have several names. Maps each of them to the tensor's
+    first name."""
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
@@ -280,8 +283,8 @@ def _check_head(module: nn.Module | None) -> None:
 
 
 def _count_numbers(model: nn.Module) -> tuple[int, int]:
-    """Returns upper bounds of the number of elements of linears and embedding tables together, and
-    of all other tensors together."""
+    """Returns upper bounds of two numbers: the elements of all linears and embedding tables, and
+    the elements of all other tensors."""
     matrices = others = 0
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
@@ -295,8 +298,8 @@ def _count_numbers(model: nn.Module) -> tuple[int, int]:
 def _shape(
     model: PreTrainedModel, sites: tuple[AttentionSite, ...], adapted: dict[str, nn.Linear]
 ) -> BaseModelShape:
-    """Returns the base model's shape, which adapters are checked against. The number and size of
-    heads are taken from the first layer."""
+    """Returns the base model's shape, against which adapters are checked. Takes the number and size
+    of heads from the first layer."""
     config: Any = model.config
     num_layers: int = config.num_hidden_layers
     linears: list[ModelLinear] = []

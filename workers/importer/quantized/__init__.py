@@ -1,7 +1,8 @@
-"""Dequantises the matrices of quantised checkpoints, as the libraries that wrote them do it.
+"""Dequantises the matrices of quantised checkpoints, in the same way as the libraries that wrote
+the checkpoints.
 
-There is one file per format. The stored tensors show which matrices are quantised, and usually with
-how many bits.
+There is one module per format. The stored tensors show which matrices are quantised, and usually
+with how many bits.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ METHODS: dict[str, Callable[[dict[str, Any]], FindMatrix]] = {
 
 
 def open_quantization(config: object) -> FindMatrix:
-    """Returns the function that finds the matrices quantised as this `quantization_config` says.
-    Raises ImportRefused if the method is not supported."""
+    """Returns the function that finds the quantised matrices of a checkpoint with this
+    `quantization_config`. Raises ImportRefused if the quantisation method is not supported."""
     method = config.get("quant_method") if isinstance(config, dict) else None
     if not isinstance(config, dict) or method not in METHODS:
         raise ImportRefused(

@@ -23,7 +23,8 @@ from workers.importer.quantized.source_tensors import SourceTensors
 BITS = 4
 PER_WORD = 32 // BITS
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Place in a word of each of eight neighbouring entries of a row. Place 0 has the lowest bits."""
+"""For each of eight neighbouring entries of a row: the entry's place in its 32-bit word. Place 0
+has the lowest bits."""
 
 
 def open_awq(config: dict[str, Any]) -> FindMatrix:

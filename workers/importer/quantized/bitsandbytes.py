@@ -1,4 +1,4 @@
-"""Reads matrices of bitsandbytes: NF4 and FP4, also with quantised scales, and LLM.int8."""
+"""Reads matrices of bitsandbytes: NF4 and FP4 (with or without quantised scales), and LLM.int8."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from workers.importer.quantized.source_tensors import SourceTensors
 TYPES = ("nf4", "fp4")
 MAX_STATE_BYTES = 4096
 ROW_MAJOR = 0
-"""The only supported layout of LLM.int8 matrices. The other layouts are specific to some GPUs."""
+"""The only supported layout of LLM.int8 matrices. Each other layout is specific to some GPUs."""
 INT8_STEP = np.float32(1 / 127)
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
 class QuantState(msgspec.Struct):
-    """Description that bitsandbytes stores, as JSON, next to a 4-bit matrix."""
+    """Description of a 4-bit matrix, which bitsandbytes stores as JSON next to the matrix."""
 
     blocksize: BlockSize
     shape: list[int]
@@ -48,7 +48,7 @@ def _four_bits(
     state = _read_state(state_name, shape, tensors)
     count = math.prod(shape)
     num_blocks = -(-count // state.blocksize)
-    # quant_storage changes only the declared type of the tensor, not its bytes.
+    # bitsandbytes' setting quant_storage changes the tensor's declared type, but not its bytes.
     codes = tensors[name]
     num_bytes = math.prod(codes.shape) * _item_bytes(name, codes.dtype)
     if num_bytes != -(-count // 2):
@@ -101,7 +101,7 @@ def _item_bytes(name: str, dtype: str) -> int:
 
 
 def _repeated(scales: NDArray[np.float32], block: int, count: int) -> NDArray[np.float32]:
-    """Returns the scale of each of `count` elements."""
+    """Returns the scale of each of `count` elements. Each scale applies to `block` neighbours."""
     return np.repeat(scales, block)[:count]
 
 

@@ -1,5 +1,5 @@
-"""Reads matrices of the compressed-tensors format (llm-compressor): integers, packed or one per
-byte, and FP8."""
+"""Reads matrices of the compressed-tensors format (llm-compressor): FP8, and integers that are
+packed or stored one per byte."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from workers.importer.quantized.source_tensors import SourceTensors
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
 BITS = (4, 8)
-"""Supported widths of packed integers. Versions of the library pack other widths differently."""
+"""Supported numbers of bits of a packed integer. Other numbers are packed differently by different
+versions of the library."""
 
 
 def open_compressed_tensors(config: dict[str, Any]) -> FindMatrix:
-    """Returns the function that finds the matrices. Raises ImportRefused if the config has an
-    unsupported format, transform or sparsity."""
+    """Returns the function that finds the quantised matrices of a checkpoint. Raises ImportRefused
+    if the config has an unsupported format, transform or sparsity."""
     groups = [each for each in (config.get("config_groups") or {}).values() if each]
     formats = [group.get("format") for group in groups] + [config.get("format")]
     for format in formats:
@@ -49,8 +50,8 @@ def open_compressed_tensors(config: dict[str, Any]) -> FindMatrix:
 
 
 def _only(weights: list[dict[str, Any]], field: str) -> object:
-    """Returns the value of the field, or None if no group has it. Raises ImportRefused if the value
-    differs between groups."""
+    """Returns the value of a field that must be the same in all groups, or None if no group has the
+    field. Raises ImportRefused if the value differs between groups."""
     values = [value for each in weights if (value := each.get(field)) is not None]
     if any(value != values[0] for value in values):
         raise ImportRefused(

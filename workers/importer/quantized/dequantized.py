@@ -1,4 +1,4 @@
-"""Presents the tensors of a quantised source as ordinary, dequantised tensors."""
+"""Reads the tensors of a quantised source as ordinary, dequantised tensors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ACTIVATION_SCALES = (
     ".output_zero_point",
     ".v_scale",
 )
-"""Suffixes of the names of activation scales. They are ignored, because activations are not
-quantised here."""
+"""Suffixes of the names of scales and zero points of activations. These tensors are ignored,
+because workers do not quantise activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class DequantizedTensor:
     shape: tuple[int, ...]
     read_floats: Callable[[], NDArray[np.float32]]
     read_integers: Callable[[], GroupedIntegers] | None = None
-    """Reads the matrix as integers with scales. None if the tensor is not stored in that way."""
+    """Function that reads the matrix as integers with scales. None if the matrix is stored in
+    another form."""
 
     def read(self) -> BFloat16:
         return to_bfloat16(self.read_floats())
@@ -52,7 +53,8 @@ def dequantized_tensors(
 ) -> dict[str, DequantizedTensor]:
     """Returns all tensors of the model.
 
-    Raises ImportRefused unless the source has all tensors of the spec and no others.
+    Raises ImportRefused unless the source has all tensors of the spec, and no others except tensors
+    that do not change the model's results.
     """
     found: dict[str, DequantizedTensor] = {}
     unused = set(tensors)
@@ -74,9 +76,9 @@ def dequantized_tensors(
 
 
 def _is_spare(tensors: SourceTensors, name: str) -> bool:
-    """Returns whether the model computes the same without the tensor, so that it can be ignored.
+    """Returns whether the tensor can be ignored, because the model computes the same without it.
 
-    AutoGPTQ, for example, stored a bias of zeros with every matrix.
+    For example, AutoGPTQ stored a bias of zeros with every matrix.
     """
     if name.startswith("lm_head.") or name.endswith(("rotary_emb.inv_freq", *ACTIVATION_SCALES)):
         return True

@@ -14,8 +14,8 @@ from workers.importer.quantized.matrix import FindMatrix, QuantizedMatrix
 from workers.importer.quantized.source_tensors import SourceTensors
 
 SCALES = ("weight_scale_inv", "weight_scale")
-"""Names of the tensor with the scales. Under either name, a value is its code times its scale.
-DeepSeek and transformers use the first name."""
+"""Possible names of the tensor that has the scales. DeepSeek and transformers use the first name.
+Under either name, a weight is its FP8 value times its scale."""
 
 
 def open_float8(config: dict[str, Any]) -> FindMatrix:

@@ -1,4 +1,5 @@
-"""Integer matrix with one scale per row and group of columns, and its exact form in blocks."""
+"""Integer matrix with one scale for each row and group of columns, and its exact conversion to
+block formats."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.importer.safetensors_file import Blocks
 
 LEVELS = {WeightFormat.Q4_0: (-8, 7), WeightFormat.Q8_0: (-128, 127)}
-"""Block formats without minimums and the lowest and highest integer of each, smallest first."""
+"""Lowest and highest integer of each block format that stores no minimums. The smallest format is
+first."""
 
 
 class GroupedIntegers(NamedTuple):
     """Matrix [N, K] of elements (code - zero) * scale.
 
-    zeros, scales: values by row and group, [N, G]. A single zero applies to the whole matrix.
-    groups: group of each column.
+    zeros, scales: zero point and scale of each row and group, [N, G]. If `zeros` is an int, it is
+    the zero point of the whole matrix. groups: index of each column's group.
     """
 
     codes: NDArray[Any]
@@ -33,7 +35,8 @@ class GroupedIntegers(NamedTuple):
         return values
 
     def format(self) -> WeightFormat | None:
-        """Returns the smallest block format that holds the matrix exactly, or None if none does."""
+        """Returns the smallest block format that can hold the matrix exactly, or None if none
+        can."""
         block = BLOCK_SIZES[WeightFormat.Q8_0].block
         if len(self.groups) % block:
             return None
@@ -51,7 +54,8 @@ class GroupedIntegers(NamedTuple):
         )
 
     def blocks(self, format: WeightFormat) -> Blocks:
-        """Returns the matrix in a format that `format` returned, uint8 [N, bytes of a row]."""
+        """Returns the matrix in blocks, uint8 [N, bytes of a row]. format: result of the method
+        `format`."""
         sizes = BLOCK_SIZES[format]
         scales = self.scales[:, self.groups[:: sizes.block]].astype(np.float16)
         levels = self._levels().reshape(*scales.shape, sizes.block)

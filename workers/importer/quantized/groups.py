@@ -13,7 +13,7 @@ def group_size(width: int, num_groups: int, asked: object) -> int:
     """Returns the number of neighbouring columns in a group.
 
     asked: `group_size` of the configuration, which is ignored if there is a single group. Raises
-    ImportRefused if it does not give `num_groups` groups.
+    ImportRefused if the columns do not form `num_groups` groups of this size.
     """
     if num_groups == 1:
         return width
@@ -28,9 +28,11 @@ def group_size(width: int, num_groups: int, asked: object) -> int:
 def read_groups(
     tensors: SourceTensors, name: str, width: int, num_groups: int, asked: object
 ) -> NDArray[np.int32]:
-    """Returns the group of each column. Reads the groups from the tensor `name` if it exists.
+    """Returns the index of each column's group. Reads the indices from the tensor `name` if it
+    exists.
 
-    If the tensor is missing or has only -1, `asked` neighbouring columns form a group.
+    If the tensor is missing or contains only -1, each group has as many neighbouring columns as
+    `group_size` returns.
     """
     if name in tensors:
         groups = tensors.require(name, (width,), "I32").read()

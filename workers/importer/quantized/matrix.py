@@ -1,4 +1,4 @@
-"""Quantised matrix, described by several stored tensors."""
+"""Quantised matrix of a checkpoint, which is stored as several tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class QuantizedMatrix(NamedTuple):
     """Quantised matrix [N, K] of a source.
 
     parts: names of the stored tensors. read: function that dequantises the matrix to float32.
-    read_integers: function that reads it as integers with scales, or None if the format has none.
+    read_integers: function that reads the matrix as integers with scales, or None if the matrix is
+    stored in another form.
     """
 
     parts: frozenset[str]
@@ -29,5 +30,6 @@ class QuantizedMatrix(NamedTuple):
 
 
 FindMatrix = Callable[[str, tuple[int, int], SourceTensors], QuantizedMatrix | None]
-"""Function that takes a module's name and shape [N, K] and returns its matrix, or None if the
-source does not store it quantised. Raises ImportRefused if the tensors do not match the format."""
+"""Function that returns a module's quantised matrix, or None if the source does not store this
+matrix quantised. Its arguments are the module's name, the matrix's shape [N, K] and the source's
+tensors. Raises ImportRefused if the tensors do not match the format."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def unpack(words: NDArray[np.int32], bits: int, count: int) -> NDArray[np.uint8]:
-    """Returns the first `count` integers of each row of words. Integers may cross word ends."""
+    """Returns the first `count` integers of each row of words. An integer may span two words."""
     octets = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
     if 8 % bits == 0:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)

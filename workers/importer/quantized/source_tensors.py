@@ -7,7 +7,7 @@ from workers.importer.file_tensors import FileTensor
 
 
 class SourceTensors(dict[str, FileTensor]):
-    """Tensors by canonical name. Indexing with a missing name raises ImportRefused."""
+    """Tensors of a source by canonical name. Indexing with a missing name raises ImportRefused."""
 
     def __missing__(self, name: str) -> FileTensor:
         raise ImportRefused(f"tensor {name} is missing")
