@@ -200,7 +200,9 @@ class BilledWorker:
         """Refuses now and then a waiting sequence, as if others needed its place in the queue."""
         if self._chance.random() < self.refused_part:
             engine = self._simulation.engine
-            self._deliver(engine.fail_first(ErrorCode.OVERLOADED, "the queue is full"))
+            first = engine.scheduler.policy.first_waiting
+            refused = [] if first is None else [first]
+            self._deliver(engine.fail(refused, ErrorCode.OVERLOADED, "the queue is full"))
 
     def step(self) -> None:
         engine = self._simulation.engine
