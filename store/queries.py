@@ -4,14 +4,14 @@ A file consists of blocks, each a line `-- name: <name>` and the statement after
 unique. `{columns of MODULE.STRUCT}` stands for the columns of a struct's fields, without those that
 the statement itself names with AS. `{t.columns of MODULE.STRUCT}` takes the columns from the table
 `t`. `{values of MODULE.STRUCT}` stands for the values of a struct's fields, which are the
-statement's last parameters: pass them as `*msgspec.structs.astuple(record)`.
+statement's last parameters: pass them as `*msgspec.structs.astuple(record)`. `{updates of
+MODULE.STRUCT}` stands for the assignments with which ON CONFLICT updates them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -44,7 +44,7 @@ ROWS_AT_ONCE = 500
 T = TypeVar("T")
 
 _HEADER = re.compile(r"^-- name: (\w+)[ \t]*$", re.MULTILINE)
-_FIELDS = re.compile(r"\{(\w+\.)?(columns|values) of ([\w.]+)\.(\w+)\}")
+_FIELDS = re.compile(r"\{(\w+\.)?(columns|values|updates) of ([\w.]+)\.(\w+)\}")
 _NAMED = re.compile(r"\bAS (\w+)")
 _PARAMETER = re.compile(r"\$(\d+)")
 
@@ -56,20 +56,23 @@ class Queries(dict[str, str]):
     def __getitem__(self, name: str) -> str:
         text = super().__getitem__(name)
         if _FIELDS.search(text):
-            num_own = max(map(int, _PARAMETER.findall(text)), default=0)
-            expand = partial(_expand, _NAMED.findall(text), num_own)
-            self[name] = text = _FIELDS.sub(expand, text)
+            self[name] = text = _FIELDS.sub(partial(_expand, text), text)
         return text
 
 
-def _expand(named: Sequence[str], num_own: int, found: re.Match[str]) -> str:
-    """Returns the columns or values that a placeholder stands for. `named` are the columns that the
-    statement names with AS, and `num_own` is the number of its own parameters."""
+def _expand(text: str, found: re.Match[str]) -> str:
+    """Returns what a placeholder of the statement `text` stands for."""
     table, what, module, struct = found.groups("")
     fields = msgspec.structs.fields(getattr(import_module(module), struct))
+    names = [field.encode_name for field in fields]
     if what == "values":
-        return ", ".join(f"${number}" for number, _ in enumerate(fields, num_own + 1))
-    return ", ".join(table + f.encode_name for f in fields if f.encode_name not in named)
+        first = max(map(int, _PARAMETER.findall(text)), default=0) + 1
+        return ", ".join(f"${number}" for number, _ in enumerate(names, first))
+    if what == "updates":
+        updated = [name for name in names if f"ON CONFLICT ({name})" not in text]
+        return ", ".join(f"{name} = excluded.{name}" for name in updated)
+    named = _NAMED.findall(text)
+    return ", ".join(table + name for name in names if name not in named)
 
 
 def load_queries(*folders: Path) -> Queries:

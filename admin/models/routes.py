@@ -52,7 +52,7 @@ class ModelController(Controller):
         async with request.reading() as connection:
             found = await models.list_models(connection, after, limit + 1)
             states = await workers.model_states(connection, {model.digest for model in found})
-        return page([ModelDetails.with_states(m, states[m.digest]) for m in found], limit)
+        return page([ModelDetails.of(m, workers=states[m.digest]) for m in found], limit)
 
     @get("/{name:str}", guards=[requires(ADMIN, ADAPTERS_WRITE)])
     async def show_model(self, request: AdminRequest, name: FromPath[str]) -> Tagged[ModelDetails]:
@@ -60,7 +60,7 @@ class ModelController(Controller):
         async with request.reading() as connection:
             model = await models.find_model(connection, name)
             states = await workers.model_states(connection, [model.digest])
-        details = ModelDetails.with_states(model, states[model.digest])
+        details = ModelDetails.of(model, workers=states[model.digest])
         return tagged(details, etag(ModelView.of(model)))
 
     @patch("/{name:str}", guards=[requires(ADMIN)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
@@ -55,15 +55,11 @@ class ModelView(msgspec.Struct, frozen=True):
     object: str = "model"
 
     @classmethod
-    def of(cls, model: BaseModel) -> ModelView:
+    def of(cls, model: BaseModel, **others: Any) -> Self:
         shape = model.shape
-        return shown(cls, model, model_type=shape.model_type, served_by=shape.served_by)
+        return shown(cls, model, model_type=shape.model_type, served_by=shape.served_by, **others)
 
 
 class ModelDetails(ModelView, frozen=True, kw_only=True):
     workers: list[ModelState]
     """State of the model on each worker. Empty unless the caller has an admin key."""
-
-    @classmethod
-    def with_states(cls, model: BaseModel, workers: list[ModelState]) -> ModelDetails:
-        return shown(cls, ModelView.of(model), workers=workers)

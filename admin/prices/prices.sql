@@ -7,7 +7,7 @@ SELECT {columns of admin.prices.prices.PriceDetails} FROM prices WHERE model = $
 -- name: price_put
 INSERT INTO prices ({columns of store.records.Price}) VALUES ({values of store.records.Price})
 ON CONFLICT (model) DO UPDATE
-SET input = excluded.input, cached_input = excluded.cached_input, output = excluded.output, updated_at = now();
+SET {updates of store.records.Price}, updated_at = now();
 
 -- name: price_delete
 DELETE FROM prices WHERE model = $1;

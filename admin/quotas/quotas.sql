@@ -18,11 +18,7 @@ SELECT {columns of store.records.Quota} FROM quotas WHERE subject = $1;
 INSERT INTO quotas (tenant_id, key_id, {columns of store.records.Quota})
 VALUES ($1, $2, {values of store.records.Quota})
 ON CONFLICT (subject) DO UPDATE
-SET requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excluded.tokens_per_minute,
-    concurrent_requests = excluded.concurrent_requests, tokens_per_day = excluded.tokens_per_day,
-    tokens_per_month = excluded.tokens_per_month, spend_per_day = excluded.spend_per_day,
-    spend_per_month = excluded.spend_per_month, adapters = excluded.adapters, adapter_bytes = excluded.adapter_bytes,
-    cached_weight = excluded.cached_weight, weight = excluded.weight, class = excluded.class, updated_at = now();
+SET {updates of store.records.Quota}, updated_at = now();
 
 -- name: quota_delete
 DELETE FROM quotas WHERE subject = $1;

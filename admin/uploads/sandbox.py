@@ -39,13 +39,8 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
+    error: dict[str, Any]
     """Fields of an AdapterRejected."""
-
-    code: str
-    field: str
-    got: Any
-    allowed: Any
-    hint: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -79,7 +74,7 @@ def _validate(upload: Upload) -> Outcome:
         limits = Limits(upload.max_rank, upload.max_bytes, upload.max_image_bytes, CPU_S)
         return validate_and_list(AdapterFiles.in_folder(folder), upload.bases, limits)
     except AdapterRejected as rejected:
-        return Rejected(**rejected.to_dict())
+        return Rejected(rejected.to_dict())
     except (Invalid, TooLarge) as refused:
         is_too_large = isinstance(refused, TooLarge)
         return Refused(is_too_large, str(refused), str(refused.code), refused.param)

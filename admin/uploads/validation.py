@@ -106,7 +106,7 @@ def _result(outcome: Outcome | Died) -> Validated:
         case Validated():
             return outcome
         case Rejected():
-            raise AdapterRejected(**msgspec.structs.asdict(outcome))
+            raise AdapterRejected(**outcome.error)
         case Refused():
             kind = TooLarge if outcome.is_too_large else Invalid
             raise kind(outcome.message, outcome.code, outcome.param)
