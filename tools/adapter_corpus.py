@@ -1,7 +1,9 @@
-"""`python -m tools.adapter_corpus FILE`: what the importable version of peft writes for some
-configurations of a tiny model, one JSON object a line: configuration, names and shapes of tensors.
+"""`python -m tools.adapter_corpus FILE`: appends to FILE what the installed version of peft writes
+for several LoRA configurations of a tiny model. Each line is a JSON object with the configuration
+and the names and shapes of the tensors.
 
-Older versions are put in front with PYTHONPATH, from `pip install --target DIR --no-deps peft==V`.
+To record another version, run `pip install --target DIR --no-deps peft==VERSION` and set
+PYTHONPATH to DIR.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def written(kind: str, folder: Path) -> dict[str, Any]:
-    """Returns what save_pretrained writes."""
+    """Saves an adapter of this kind with peft. Returns its configuration and the shapes of its
+    tensors."""
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     config = LoraConfig(task_type="CAUSAL_LM", **KINDS[kind])
     get_peft_model(model, config).save_pretrained(str(folder))
@@ -84,7 +87,7 @@ def main() -> None:
         known = {field.name for field in fields(LoraConfig)}
         for kind in KINDS:
             if not KINDS[kind].keys() <= known:
-                continue  # of a later version
+                continue  # only later versions of peft have these settings
             line = written(kind, Path(folder) / kind)
             lines.write(json.dumps(line, separators=(",", ":")) + "\n")
 

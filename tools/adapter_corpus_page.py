@@ -19,7 +19,8 @@ def entries(corpus: Path = CORPUS) -> list[dict[str, Any]]:
 
 
 def table() -> str:
-    """Returns the table in Markdown: versions of a tool that write the same kind share a row."""
+    """Returns the table in Markdown. Versions of a tool share a row if their configuration, source
+    and verdict are the same."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for entry in entries():
         source = "documented form" if entry["is_documented"] else "written by it"

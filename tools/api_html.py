@@ -16,8 +16,9 @@ BLOCK = re.compile(r"(?=<(?:title|style|body|h[1-3]|nav|li|p|pre|table|tr|!--bes
 
 
 def reference_page(reference: Reference, beside: Container[str]) -> str:
-    """Returns the page as HTML. `beside` are the paths of routes that not every gateway has. Their
-    parts are enclosed in comments, by which `gateway.http.routes.reference` leaves them out."""
+    """Returns the page as HTML. `beside` are the paths of routes that not every gateway has. The
+    sections of these routes are enclosed in comments, so that `gateway.http.routes.reference` can
+    remove them."""
     navigation = "".join(
         _marked(route, beside, _link(anchor(route), f"{route.method} {route.paths[0]}"))
         for route in reference.routes

@@ -1,7 +1,6 @@
-"""The API reference that is made from the data plane's OpenAPI document: parts of the pages in
-docs/use, and the page at /docs.
-
-`python -m tools.api_page` writes them; `make api` runs that.
+"""`python -m tools.api_page` (run by `make api`): writes the API reference from the data plane's
+OpenAPI document. The reference consists of parts of the pages in docs/use, and of the page at
+/docs.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def gateway_document() -> Json:
 
 
 def pages() -> dict[Path, str]:
-    """Returns the text of each page, with its generated part written again."""
+    """Returns the text of each page, in which the generated part is up to date."""
     document = gateway_document()
     found = reference(document)
     made = {OVERVIEW: _overview(found)}
@@ -68,7 +67,8 @@ def pages() -> dict[Path, str]:
 
 
 def _html(document: Json) -> str:
-    """Returns the page at /docs, with the admin plane's routes that are on the gateway's port."""
+    """Returns the page at /docs. It includes the admin plane's routes that the gateway's port also
+    serves."""
     loads = document_of_loads()
     schemas = {**document["components"]["schemas"], **loads["components"]["schemas"]}
     both = {
@@ -131,7 +131,8 @@ def _objects(bodies: Iterable[Fields], objects: Iterable[Fields]) -> list[Fields
 
 
 def _route(route: Route) -> Iterator[str]:
-    """Yields the example first, then what the route takes and returns."""
+    """Yields the lines of a route's section: its examples, then its parameters, body and
+    answers."""
     path = route.paths[0]
     yield from (f"## `{route.method} {path}`", "", *_paragraph(route.text), "")
     if route.paths[1:]:

@@ -1,9 +1,10 @@
-"""`python -m tools.compile_forms FORMS FOLDER`: compiles forms of kernels, as `tools.kernel_forms`
-printed them, for sm_90 into a cache folder of Triton.
+"""`python -m tools.compile_forms FORMS FOLDER`: compiles kernels for sm_90 into FOLDER, a cache
+folder of Triton. FORMS is a file with the output of `tools.kernel_forms`, which lists the kernels
+and their specializations.
 
-Triton finds a kernel in such a folder only if the very same build of Triton compiled it, so this
-runs under the Python and the Triton of the machine that the folder is for. It needs
-numpy and no torch.
+Triton finds a kernel in a cache folder only if the same build of Triton compiled it. This tool
+therefore needs the Python and Triton versions of the machine on which the folder is used. It also
+needs numpy, but not torch.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ from triton.runtime.jit import JITFunction
 from tools.triton_driver import run_nothing
 
 if find_spec("torch") is None:
-    # The modules with kernels name it for the functions that launch them, which are not called.
+    # The modules with kernels import torch for the functions that launch the kernels. These
+    # functions are not called here, so an empty module is enough.
     sys.modules["torch"] = ModuleType("torch")
     vars(sys.modules["torch"])["Tensor"] = object
 
 
 def begin(folder: str, forms: list[dict[str, Any]]) -> None:
     knobs.cache.dir = folder
-    # Without the representations between source and machine code, which nothing reads.
+    # Stores only machine code. The intermediate representations are not needed.
     knobs.compilation.store_binary_only = True
     run_nothing()
     for form in forms:
-        # A kernel's key depends on which kernels that share functions with it had theirs before:
-        # all get theirs in the order in which they are launched.
+        # A kernel's cache key depends on which kernels that share functions with it computed their
+        # keys before. All keys are therefore computed here, in the order of the launches.
         assert function(form).cache_key
 
 
@@ -48,7 +50,8 @@ def function(form: dict[str, Any]) -> JITFunction[Any]:
 def compile_form(form: dict[str, Any]) -> None:
     data = form["data"]
     if version("triton") < "3.7":
-        # Later versions record an empty attribute for each constant, which was no part of the key.
+        # Versions from 3.7 record an empty attribute for each constant. Earlier versions do not
+        # have these attributes in a kernel's cache key.
         constants = data["constant_keys"]
         attrs = zip(data["attrs_keys"], data["attrs_vals"], strict=True)
         kept = [(key, value) for key, value in attrs if key not in constants]

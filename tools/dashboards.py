@@ -1,4 +1,4 @@
-"""`make dashboards`: the Grafana dashboards and the alert rules of k8s/dashboards."""
+"""`make dashboards`: writes the Grafana dashboards and the alert rules in k8s/dashboards."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ WINDOW = "$__rate_interval"
 class Panel(NamedTuple):
     title: str
     unit: str
-    """As Grafana names it."""
+    """Grafana's id of the unit, such as `reqps`."""
     queries: dict[str, str]
-    """Legend to PromQL."""
+    """PromQL queries by legend."""
     about: str
-    """What it says, and what to look for; Grafana shows it at the title."""
+    """Description of the panel, which Grafana shows next to the title."""
     kind: str = "timeseries"
 
 
@@ -36,12 +36,13 @@ class Alert(NamedTuple):
     severity: str
     expression: str
     minutes: int
-    """So long it holds before it is told."""
+    """Minutes for which the expression must hold before the alert fires."""
     summary: str
 
 
 JOBS = "loraplex.*"
-"""Scrape jobs of gateways, admin planes and workers: others have metrics of these names too."""
+"""Pattern of the scrape jobs of gateways, admin planes and workers. Queries are restricted to these
+jobs, because other programs export metrics with the same names."""
 _SELECTOR = re.compile(r"\b((?:loraplex_|vllm:|process_)\w+)(?:\{([^}]*)\})?")
 
 
@@ -585,7 +586,8 @@ ALERTS = (
 
 
 def dashboard(uid: str, title: str, panels: Iterable[Panel]) -> dict[str, Any]:
-    """As Grafana imports it: the data source and the models are chosen above the panels."""
+    """Returns a dashboard as JSON that Grafana can import. Menus above the panels select the data
+    source, the scrape jobs and the base models."""
     return {
         "uid": f"loraplex-{uid}",
         "title": title,
@@ -617,7 +619,7 @@ def dashboard(uid: str, title: str, panels: Iterable[Panel]) -> dict[str, Any]:
 
 
 def _choice(name: str, label: str, query: str, everything: str) -> dict[str, Any]:
-    """Returns a variable of a dashboard, with several values or all of them."""
+    """Returns a dashboard variable, of which users select several values or all."""
     return {
         "name": name,
         "label": label,
@@ -633,7 +635,8 @@ def _choice(name: str, label: str, query: str, everything: str) -> dict[str, Any
 
 
 def _placed(panels: Iterable[Panel]) -> Iterator[dict[str, Any]]:
-    """From left to right; a panel of another height, or without room, begins a row."""
+    """Yields the panels with their places, from left to right. A panel that does not fit into the
+    row, or has another height, begins a new row."""
     x = y = height = 0
     for number, panel in enumerate(panels):
         is_stat = panel.kind == "stat"
@@ -667,7 +670,7 @@ class Query(NamedTuple):
 
 
 def queries() -> Iterator[Query]:
-    """All that dashboards and alerts ask for."""
+    """Yields every query of the dashboards and alerts."""
     for uid, (_, panels) in DASHBOARDS.items():
         for panel in panels:
             for legend, expression in panel.queries.items():
@@ -677,7 +680,8 @@ def queries() -> Iterator[Query]:
 
 
 def rules() -> dict[str, Any]:
-    """A file of Prometheus rules; `groups` is also the `spec` of a PrometheusRule."""
+    """Returns the contents of a Prometheus rule file. The same object can be the `spec` of a
+    PrometheusRule."""
     return {
         "groups": [
             {
@@ -701,7 +705,7 @@ def rules() -> dict[str, Any]:
 
 
 def files() -> dict[Path, str]:
-    """What the folder holds."""
+    """Returns the text of each file in k8s/dashboards."""
     made = {
         FOLDER / f"{uid}.json": json.dumps(dashboard(uid, *what), indent=1) + "\n"
         for uid, what in DASHBOARDS.items()

@@ -1,5 +1,5 @@
-"""`python -m tools.gpu_kit`: fills the folder `.gpu` with what a GPU machine without network lacks
-to run `benchmarks.gpu_report`: wheels, and compiled kernels.
+"""`python -m tools.gpu_kit`: fills the folder `.gpu` with wheels and compiled kernels, so that
+`benchmarks.gpu_report` can run on a GPU machine without network.
 
 The folder is for one version of Python and of Triton on Linux x86-64, and for sm_90 (H100, H200).
 """
@@ -20,10 +20,11 @@ PACKAGES = (
     *("msgspec", "opentelemetry-api", "llguidance", "pytest-asyncio"),
     *("cryptography", "cffi", "pycparser"),
 )
-"""Needed by workers and their tests; images made for training have the others. Of these, the
-versions are taken that are installed here."""
+"""Packages that workers and their tests need and that images for training usually lack. The wheels
+have the versions that are installed on this machine."""
 GLIBC = range(17, 36)
-"""Minor versions whose wheels are taken: those of a machine with glibc 2.35 or later."""
+"""Minor versions of glibc whose manylinux wheels are allowed. They run on machines with glibc 2.35
+or later."""
 MAX_BYTES = 64 << 20
 
 

@@ -1,9 +1,10 @@
-"""`python -m tools.hopper [float32]`: compiles a Llama-3-8B-shaped step's kernels for sm_90.
+"""`python -m tools.hopper [float32]`: compiles the kernels of a step of a Llama-3-8B-shaped model
+for sm_90, and prints the resources that each kernel needs.
 
-No GPU is needed: Triton brings its own assembler, and `tools.triton_driver` launches nothing. One
-JSON line a kernel: its name, the bytes of shared memory of a program, registers and bytes of stack
-of a thread, how many of its loads from memory read 16 bytes, and how many copies to shared memory
-may be in flight while it computes.
+No GPU is needed, because Triton includes an assembler and `tools.triton_driver` launches nothing.
+Each line of output is a JSON object for one kernel: its name, bytes of shared memory per program,
+registers and bytes of stack per thread, number of 16-byte loads from memory, and number of copies
+to shared memory that may be in flight while the kernel computes.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def report(name: str, binary: bytes, shared: int) -> None:
 
 
 def _resources(binary: bytes) -> dict[str, int]:
-    """Returns a kernel's registers and bytes of stack of a thread, the number of its loads of 16
-    bytes, and the largest number of groups of copies that a wait leaves in flight. The result is
-    kept in Triton's cache folder, because reading it takes a second."""
+    """Returns a kernel's registers and bytes of stack per thread, the number of its 16-byte loads,
+    and the largest number of groups of copies that a wait leaves in flight. The result is cached in
+    Triton's cache folder, because disassembling the kernel takes a second."""
     kept = Path(knobs.cache.dir, f"{hashlib.sha256(binary).hexdigest()}.resources.json")
     if kept.exists():
         return json.loads(kept.read_text())

@@ -1,8 +1,9 @@
-"""`python -m tools.kernel_forms`: the forms of kernels that `benchmarks.gpu_report` launches, as
-JSON for `tools.compile_forms`.
+"""`python -m tools.kernel_forms`: prints the kernels that `benchmarks.gpu_report` launches, with
+each of their specializations, as JSON for `tools.compile_forms`.
 
-Stages of the report and the worker of its tests run at full size on tensors without memory, with a
-double of Triton's driver. Every form that Triton would compile is recorded, and none is compiled.
+Stages of the report run at full size on tensors without memory, and the worker of its tests runs on
+the CPU, both with a stub of Triton's driver. Every kernel that Triton would compile is recorded and
+not compiled.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ from workers.execution.warm_up import every_form
 META = torch.device("meta")
 MAX_LEN = 2048
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
-"""Launch options that the kernels set. The others are the compiler's defaults."""
+"""Launch options that the kernels set. Other options keep the compiler's defaults."""
 
 
 class MetaOps(CudaOps):
-    """Ops on tensors that have shapes and no memory, as those of a Hopper GPU."""
+    """Ops on tensors that have shapes but no memory. They choose the kernels that a Hopper GPU
+    would run."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -61,7 +63,7 @@ class MetaOps(CudaOps):
 
 
 class Unmeasured(Bench):
-    """Does the work once and measures nothing."""
+    """Bench that runs the work once and does not time it."""
 
     def seconds(
         self, work: Callable[[], object], *, captured: bool = True, most: int = 50
@@ -85,7 +87,7 @@ def run_stages() -> None:
 
 
 def run_steps(model: ShapedModel) -> None:
-    """The forward passes of an engine's steps."""
+    """Runs the forward passes that an engine runs at its warm-up."""
     tables = model.adapters(1, (64,)).tables
     buffer = TokenBuffer(1, MAX_LEN, META)
     view = KVCacheView(torch.empty(1 << 30, dtype=torch.uint8, device=META), model.layout)
@@ -97,7 +99,8 @@ def run_steps(model: ShapedModel) -> None:
 
 
 def run_worker(folder: Path) -> None:
-    """The worker of `tests/workers/process/test_gpu_worker.py`, until it is warm."""
+    """Starts the worker of `tests/workers/process/test_gpu_worker.py`, and stops it after its
+    warm-up."""
     models = Models(folder)
     config = models.config(memory=64 << 20, max_loaded_adapters=2, uses_graphs=True)
     with Driver(config, UnrunWorker):
@@ -112,7 +115,7 @@ def main() -> None:
         data["options"] = {name: data["options"][name] for name in OPTIONS}
         name = fn.name.rpartition(".")[2]
         forms[str(key) + name] = {"module": fn.module, "name": name, "data": data}
-        return True  # taken as compiled by another
+        return True  # tells Triton not to compile the kernel
 
     run_nothing()
     knobs.runtime.jit_cache_hook = record  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,8 +1,9 @@
-"""`python -m tools.kernel_variants`: how many forms of each kernel a worker's steps compile.
+"""`python -m tools.kernel_variants`: counts the specializations of each kernel that a worker's
+steps compile.
 
-Steps of a Llama-3-8B-shaped model with any number of tokens, sequences, adapters and pages are
-launched at a double of the driver; every kernel that Triton would compile is counted, and none is.
-One JSON object: forms by name of the kernel.
+Steps of a Llama-3-8B-shaped model with random numbers of tokens, sequences, adapters and pages are
+launched with a stub of Triton's driver. Every kernel that Triton would compile is counted and not
+compiled. The output is a JSON object with the number of specializations by kernel name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
 
     def count(*, key: str, fn: Any, **_: Any) -> bool:
         forms[fn.name.rpartition(".")[2]].add(str(key))
-        return True  # taken as compiled by another
+        return True  # tells Triton not to compile the kernel
 
     run_nothing()
     knobs.runtime.jit_cache_hook = count  # pyright: ignore[reportAttributeAccessIssue]

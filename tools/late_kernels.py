@@ -1,10 +1,10 @@
-"""`python -m tools.late_kernels FOLDER`: what a worker compiles before its first request, and
-what its requests compile after that.
+"""`python -m tools.late_kernels FOLDER`: counts the kernels that a worker compiles before its first
+request, and lists the kernels that its requests compile later.
 
-The worker is a real one with the `cuda` backend's ops, which launch at a double of the driver:
-every kernel that Triton would compile is counted, and none is run. Their results are whatever
-memory held, but tokens, which are zeros. One JSON object: the two counts, and the names of the
-kernels that were late.
+The worker is a real one with the ops of the `cuda` backend and a stub of Triton's driver. Every
+kernel that Triton would compile is recorded, and none is run, so results are uninitialized memory.
+Only sampled tokens are defined; they are 0. The output is a JSON object with the number of early
+kernels, the names of the late kernels, and the number of generated tokens.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ forms: dict[str, str] = {}
 
 def count(*, key: str, fn: Any, **_: Any) -> bool:
     forms[str(key) + fn.name] = fn.name.rpartition(".")[2]
-    return True  # taken as compiled by another
+    return True  # tells Triton not to compile the kernel
 
 
 class UnrunOps(CudaOps):
-    """A capture computes once before it captures, as on a GPU."""
+    """Ops that launch kernels without running them. `capture` runs the work once, as on a GPU."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -59,7 +59,7 @@ class UnrunWorker(FormedWorker):
 
 
 def requests(setup: Setup, rng: random.Random) -> list[Generate]:
-    """Of all kinds that a sampler, a prompt and an adapter make."""
+    """Returns 40 requests with random prompt lengths, sampling parameters and adapters."""
     made: list[Generate] = []
     for number in range(40):
         prompt = [rng.randrange(256) for _ in range(rng.choice([1, 3, 16, 17, 100, 300, 400]))]

@@ -1,9 +1,9 @@
-"""`python -m tools.mutants SEED [COUNT]`: how many of COUNT mutants (20) the tests notice.
+"""`python -m tools.mutants SEED [COUNT]`: shows which of COUNT mutants (default 20) the tests kill.
 
-Cosmic Ray makes the mutants, the same number of each of `PARTS`: first a line is drawn, then one of
-the changes that it can make there. Each is tried in a copy of the last commit by the tests of its
-part: those of the first tier, then the rest. One line of output a mutant. Cosmic Ray is no
-dependency of this project:
+Cosmic Ray makes the mutants, the same number in each folder of `PARTS`: a random line is chosen,
+then a random mutation of that line. Each mutant is tested in a copy of the last commit with the
+tests of its folder, first the quick tier, then the rest. The output has one line for each mutant.
+Cosmic Ray is not a dependency of this project:
 
     pip install --target DIR cosmic-ray
     PYTHONPATH=$PWD:DIR python -m tools.mutants 1
@@ -36,9 +36,10 @@ PARTS = {
     "gateway/limits": "tests/gateway/limits",
     "gateway/metering": "tests/gateway/metering",
 }
-"""Folders of the product, each with that of its tests."""
+"""Folder of the tests, by folder of the product."""
 WITHOUT_EFFECT = "ReplaceBinaryOperator_BitOr_"
-"""Its only places are annotations, which are not evaluated."""
+"""Prefix of mutations of `|`. They are skipped, because `|` occurs mostly in annotations, which are
+not evaluated."""
 
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -55,7 +56,7 @@ class Mutant(NamedTuple):
 
 
 def drawn(rng: random.Random, part: str, count: int) -> list[Mutant]:
-    """Returns mutants of that many lines of a folder."""
+    """Returns `count` random mutants of a folder, each of a different line."""
     lines: dict[tuple[Path, int], list[Mutant]] = defaultdict(list)
     for path in sorted((ROOT / part).glob("*.py")):
         nodes = list(ast_nodes(get_ast_from_path(path)))
@@ -80,7 +81,8 @@ def first_failure(copy: Path, tier: str, folder: str) -> str | None:
 
 
 def judge(copy: Path, folder: str) -> str:
-    """Returns the tier and the test that notice what was changed."""
+    """Returns the tier and the first test that fails in the mutated copy, or SURVIVED if all tests
+    pass."""
     for tier in ("quick", "rest"):
         if (failure := first_failure(copy, tier, folder)) is not None:
             return f"{tier} {failure}"

@@ -1,6 +1,6 @@
 """Draws docs/picture.svg, the picture of the README: `python -m tools.picture`.
 
-Plain shapes and text, with colours that read on a light and on a dark page.
+The picture has plain shapes and text, in colours that are readable on light and dark pages.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Small checkpoints of each quantised format, written by its own library, with what that library
-dequantises: the files in `tests/workers/importer/quantized`.
+"""`python -m tools.quantized_checkpoints LIBRARY FOLDER`: writes the test files in
+`tests/workers/importer/quantized` of one quantisation library.
 
-`python -m tools.quantized_checkpoints LIBRARY FOLDER` writes those of one library, which must be
-installed with what it needs: bitsandbytes, compressed-tensors, gptqmodel, autoawq or transformers.
-All of them run on a CPU. They are no dependencies of this project.
+Each test file is a small checkpoint in a quantised format, together with the weights that the
+library dequantises from it. LIBRARY is bitsandbytes, compressed-tensors, gptqmodel, autoawq or
+transformers. It must be installed with its dependencies, and runs on a CPU. None of them is a
+dependency of this project.
 """
 
 # pyright: reportMissingImports=false
@@ -34,9 +35,10 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
 }
-"""160 is no whole number of blocks of 128, and 32 rows of k_proj are no whole block either."""
+"""Sizes of the model. 160 is not a multiple of the block size 128, and the 32 rows of k_proj are
+less than one block, so that the checkpoints contain partial blocks."""
 COMPARED = ("self_attn.k_proj", "mlp.down_proj")
-"""Modules of layer 0 whose dequantised weights are stored."""
+"""Modules of layer 0 whose dequantised weights are stored with a checkpoint."""
 GROUP = 32
 
 
@@ -59,10 +61,11 @@ def write_source(folder: Path) -> None:
 
 
 def finish(written: Path, folder: Path, expected: dict[str, torch.Tensor]) -> None:
-    """Copies config and weights that a library wrote, with what it dequantises."""
+    """Copies the config and the weights that a library wrote, and adds the `expected` dequantised
+    weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((written / "config.json").read_text())
-    # GPTQModel's record of the run, with paths of the machine.
+    # Removes GPTQModel's record of the run, which contains paths of this machine.
     config["quantization_config"].pop("meta", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     shutil.copyfile(written / "model.safetensors", folder / "model.safetensors")
@@ -83,8 +86,8 @@ def bitsandbytes(source: Path, folder: Path) -> None:
     from transformers import BitsAndBytesConfig
 
     def four_bits(module: Any) -> torch.Tensor:
-        """Avoids the library's CPU kernel where a block crosses the end of a row: it is wrong
-        there, and the general form is right."""
+        """Dequantises a weight. If blocks cross the ends of rows, calls the library's general form,
+        because its CPU kernel returns wrong values for such blocks."""
         codes, state = module.weight.data, module.weight.quant_state
         if state.shape[1] % state.blocksize == 0:
             return functional.dequantize_4bit(codes, state)
@@ -128,7 +131,8 @@ def _write_transformers(
 
 
 def transformers_fp8(source: Path, folder: Path) -> None:
-    """transformers quantises to FP8 on a GPU alone, so its operation is called for each matrix."""
+    """Writes the FP8 checkpoints. transformers quantises whole models to FP8 only on a GPU, so its
+    quantisation function is called for each matrix here."""
     from types import SimpleNamespace
 
     from transformers import FineGrainedFP8Config
@@ -225,7 +229,7 @@ def _compress(
 
 
 def _extremes(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the least and the greatest value of each part that has a scale of its own."""
+    """Returns the minimum and the maximum of each part of the weight that has its own scale."""
     rows, columns = weight.shape
     match args.strategy:
         case "tensor":
@@ -243,7 +247,8 @@ def _extremes(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tens
 
 
 def gptqmodel(source: Path, folder: Path) -> None:
-    """Needs TORCHDYNAMO_DISABLE=1, and GPTQMODEL_CPU_WORKERS=3 on a machine of few cores."""
+    """Writes the GPTQ checkpoints. Needs the environment variable TORCHDYNAMO_DISABLE=1, and on a
+    machine with few cores also GPTQMODEL_CPU_WORKERS=3."""
     forms: dict[str, dict[str, Any]] = {
         "gptq-4-act-order": {"bits": 4, "desc_act": True, "sym": True},
         "gptq-4-asymmetric": {"bits": 4, "desc_act": False, "sym": False},
@@ -272,7 +277,8 @@ def _quantize_gptq(source: Path, folder: Path, options: dict[str, Any]) -> None:
     model.quantize(calibration, batch_size=1)
 
     def dequantize(module: Any) -> torch.Tensor:
-        """Widens the scales, which the file has in float16, so that the result is rounded once."""
+        """Dequantises a weight. Converts the scales from float16 to float32 first, so that the
+        result is rounded only once."""
         module.scales.data = module.scales.data.float()
         return module.dequantize_weight().T
 
@@ -283,7 +289,8 @@ def _quantize_gptq(source: Path, folder: Path, options: dict[str, Any]) -> None:
 
 
 def autoawq(source: Path, folder: Path) -> None:
-    """AutoAWQ's model classes need an older transformers, so its matrices are made one by one."""
+    """Writes the AWQ checkpoint. AutoAWQ's model classes need an older version of transformers, so
+    each matrix is quantised separately here."""
     from awq.modules.linear.gemm import WQLinear_GEMM
     from awq.quantize.quantizer import AwqQuantizer
     from awq.utils.packing_utils import dequantize_gemm

@@ -1,6 +1,6 @@
-"""`python -m tools.record_engine`: writes `tests/workers/recorded.json` from what the engine does
-now. `test_recorded.py` compares with it; a difference is a defect, or is meant and told in the
-commit."""
+"""`python -m tools.record_engine`: records the engine's present behaviour in
+`tests/workers/recorded.json`. `test_recorded.py` compares the engine with this record. A difference
+is either a defect or an intended change, which the commit message explains."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python -m tools.record_gateway`: writes `tests/gateway/recorded.json.gz` from what the gateway
-answers now. `test_recorded.py` compares with it; a difference is a defect, or is meant and told in
-the commit."""
+"""`python -m tools.record_gateway`: records the gateway's present answers in
+`tests/gateway/recorded.json.gz`. `test_recorded.py` compares the gateway with this record. A
+difference is either a defect or an intended change, which the commit message explains."""
 
 from __future__ import annotations
 

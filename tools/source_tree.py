@@ -1,10 +1,9 @@
-"""Sizes and imports of the product's source, for people: `python -m tools.source_tree [CHECKOUT]`.
+"""`python -m tools.source_tree [CHECKOUT]`: prints sizes and imports of the product's source as a
+Markdown table, with one column for CHECKOUT, if it is given, and one for this tree.
 
-Prints one column for the checkout, if one is given, and one for this tree, as a Markdown table.
-`test_architecture.py` asserts circles and edges, `test_ratchets.py` the sizes of the engine.
-
-The engine's reading path is what `Engine` and `ModelRunner` import, directly or not, without model
-families, layers and kernels.
+`test_architecture.py` checks import cycles and forbidden imports, and `test_ratchets.py` the sizes
+of the engine. The engine's reading path consists of the modules that `Engine` and `ModelRunner`
+import, directly or indirectly, without model families, layers and kernels.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class SourceTree:
         }
         self.trees = {name: ast.parse(path.read_text()) for name, path in self.sources.items()}
         self.imports = {name: self._imports(name) for name in self.sources}
-        """Module to our own modules that it imports, inside functions and under TYPE_CHECKING
-        too."""
+        """Modules of the product that each module imports, including imports in functions and under
+        TYPE_CHECKING."""
 
     def _module_name(self, path: Path) -> str:
         parts = path.relative_to(self.root).with_suffix("").parts
@@ -63,7 +62,8 @@ class SourceTree:
         return sum(self.sources[name].read_text().count("\n") for name in modules)
 
     def reach(self, *starts: str, without: tuple[str, ...] = ()) -> set[str]:
-        """The modules and all that they import, directly or not."""
+        """Returns the modules `starts` and all modules that they import, directly or indirectly.
+        Does not enter modules in `without`."""
         found: set[str] = set()
         todo = list(starts)
         while todo:
@@ -74,7 +74,8 @@ class SourceTree:
         return found
 
     def circles(self) -> list[list[str]]:
-        """Groups of modules each of which imports, directly or not, all others of its group."""
+        """Returns the import cycles: groups of modules in which each module imports all others,
+        directly or indirectly."""
         reached = {name: self.reach(*self.imports[name]) for name in self.sources}
         groups = {
             tuple(sorted(other for other in reached[name] if name in reached[other]))
@@ -88,7 +89,7 @@ class SourceTree:
             yield from (node for node in ast.walk(tree) if isinstance(node, kind))
 
     def home_of(self, class_name: str) -> str:
-        """The module that defines the class."""
+        """Returns the name of the module that defines the class."""
         for module, tree in self.trees.items():
             if any(isinstance(n, ast.ClassDef) and n.name == class_name for n in tree.body):
                 return module
@@ -112,7 +113,7 @@ def is_within(name: str, *places: str) -> bool:
 
 
 def class_attributes(node: ast.ClassDef) -> set[str]:
-    """Names that its methods assign to `self`."""
+    """Returns the names of the attributes that the class's methods assign to `self`."""
     return {
         target.attr
         for target in ast.walk(node)
@@ -124,7 +125,7 @@ def class_attributes(node: ast.ClassDef) -> set[str]:
 
 
 def spread(values: Iterable[int]) -> str:
-    """Median, 90th percentile and maximum."""
+    """Returns the median, the 90th percentile and the maximum, as text."""
     sizes = sorted(values)
     tenths = quantiles(sizes, n=10, method="inclusive")
     return f"{tenths[4]:.0f} / {tenths[8]:.0f} / {sizes[-1]}"
@@ -151,7 +152,8 @@ def reading_path(tree: SourceTree) -> str:
 
 
 def files_of_folders(tree: SourceTree, package: str) -> str:
-    """Files that are more than a package's empty `__init__`."""
+    """Returns the numbers of files and folders of a package, and the number of files of its largest
+    folder. Empty files do not count."""
     folders = Counter(
         path.parent
         for path in tree.sources.values()

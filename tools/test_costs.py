@@ -2,9 +2,9 @@
 
     make test ARGS="-p tools.test_costs"
 
-prints the sums after the run, the tests with the most CPU time, and those that wait longest. A
-test pays for its fixtures and for all processes below pytest's own; of a process that outlives its
-parent only what it used before is counted.
+prints the totals after the run, the tests with the most CPU time, and the tests that wait longest.
+The cost of a test includes its fixtures and all child processes of pytest. If a process outlives
+its parent, only the time before the parent's end is counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Cost(NamedTuple):
-    """Seconds of a test, or of a part of it."""
+    """Seconds of a test, or of a phase such as its setup."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -37,7 +37,8 @@ class Cost(NamedTuple):
 
 
 def used(pid: int) -> float:
-    """Returns the CPU seconds of a process, of its descendants and of those that have ended."""
+    """Returns the CPU seconds of a process and its descendants, including descendants that have
+    ended."""
     total = 0.0
     with suppress(OSError):
         with open(f"/proc/{pid}/stat") as file:

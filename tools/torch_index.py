@@ -1,7 +1,8 @@
-"""Prints the pip option that makes an installation take PyTorch's CPU build, for the Makefile.
+"""Prints the pip option by which the Makefile installs the CPU build of PyTorch.
 
-Without an NVIDIA driver the build for CUDA would only take more time and space. `TORCH_INDEX`
-names another index, or none with an empty value. An index that does not answer is left out.
+On a machine without an NVIDIA driver, the CUDA build would only need more time and space. The
+variable `TORCH_INDEX` sets another package index, or none if it is empty. If the index does not
+answer, no option is printed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ TIMEOUT_S = 10.0
 
 
 def main() -> None:
-    # Elsewhere the build on PyPI is the one for CPUs.
+    # On other systems, PyPI already has the CPU build.
     is_linux = platform.system() == "Linux"
     default = CPU_INDEX if is_linux and shutil.which("nvidia-smi") is None else ""
     index = os.environ.get("TORCH_INDEX", default).rstrip("/")

@@ -1,4 +1,5 @@
-"""Double of Triton's driver for an sm_90 device: kernels are compiled for it, and none is run."""
+"""Stub of Triton's driver for an sm_90 device. Kernels are compiled for the device and never
+run."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 SHARED_BYTES = 232_448
-"""A block's limit on sm_90."""
+"""Maximum bytes of shared memory of a thread block on sm_90."""
 
 
 class Launcher:
-    """Accepts a compiled kernel's launches and runs none."""
+    """Launcher that ignores every launch of a compiled kernel."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         pass
@@ -23,7 +24,8 @@ class Launcher:
 
 
 class Utilities:
-    """Loader of binaries that only passes them on: name, machine code, bytes of shared memory."""
+    """Loader that does not load a kernel. It calls `on_load` with the kernel's name, machine code
+    and bytes of shared memory."""
 
     def __init__(self, on_load: Callable[[str, bytes, int], None]) -> None:
         self._on_load = on_load
@@ -53,5 +55,6 @@ class DriverDouble:
 
 
 def run_nothing(on_load: Callable[[str, bytes, int], None] = lambda *_: None) -> None:
-    """Makes the double the driver of this process. on_load: called for each compiled kernel."""
+    """Makes the stub Triton's driver in this process. `on_load`: function that is called for each
+    compiled kernel with its name, machine code and bytes of shared memory."""
     driver.set_active(DriverDouble(on_load))  # pyright: ignore[reportArgumentType]
