@@ -19,9 +19,9 @@ COLUMNS = (
     Column("at", "when", Kind.AGE),
     Column("action", "action"),
     Column("object", "object", Kind.ID),
+    Column("details", "details", Kind.PROSE),
     Column("key_id", "key", Kind.ID),
     Column("tenant_id", "tenant", Kind.ID),
-    Column("details", "details", Kind.PROSE),
     Column("address", "address"),
 )
 ANCHOR = re.compile(r"(\d{1,18}):([0-9a-f]{64})", re.ASCII)

@@ -98,7 +98,7 @@ def _setting(name: str, value: str) -> Row:
     """Returns the row of a setting, which a worker reports as text."""
     is_size = name in SIZES or name.startswith("adapter_memory_")
     shown = Size(value) if is_size and value.isdecimal() else value
-    return {"setting": name, "value": "not set" if value in ("", "None") else shown}
+    return {"setting": name, "value": shown if value else "not set"}
 
 
 @workers_group.command("drain", example="worker-0 --wait")

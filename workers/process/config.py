@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -87,8 +88,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     def effective(self) -> dict[str, str]:
-        """Returns every setting as human-readable text. None of them is secret."""
-        return {name: str(getattr(self, name)) for name in self.__struct_fields__}
+        """Returns every setting as text: nothing for one that is not set, JSON for one with several
+        values. None of them is secret."""
+        values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
+        return {
+            name: value if isinstance(value, str) else "" if value is None else json.dumps(value)
+            for name, value in values.items()
+        }
 
 
 def _decode(kind: type, value: object) -> object:
