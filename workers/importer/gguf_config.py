@@ -25,9 +25,8 @@ CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM",
 }
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
-"""Number of layers of each Gemma family's 27B model. The import recognises the model by this
-number, because its query scale does not follow from the head size and GGUF files do not store the
-scale."""
+"""Number of layers of each Gemma family's 27B model, by which the import recognises the model. The
+model's query scale does not follow from its head size, and GGUF files do not store the scale."""
 
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,

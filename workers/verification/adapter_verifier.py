@@ -1,8 +1,8 @@
-"""Proves adapters alongside the running batch, one probe at a time.
+"""Proves the effect of adapters while the engine serves requests, one probe at a time.
 
 A separate thread computes, from the adapter's files, the checksum and log-probabilities that the
-worker must have. The engine thread compares the checksum of the loaded image, and then runs the
-probe prompt as an ordinary sequence, with the adapter and without.
+worker must produce. The engine thread compares the checksum with that of the loaded image. It then
+runs the probe prompt as an ordinary sequence, with the adapter and without.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Work = Generator[None, None, T]
-"""Generator that is advanced once per engine step."""
+"""Generator that the engine thread advances once per step."""
 
 CONNECTION = -2
-"""Connection number of the verifier's own sequences."""
+"""Connection number under which the verifier submits its own sequences."""
 
 MAX_QUEUED = 64
 MAX_TOGETHER = 16
@@ -57,7 +57,7 @@ NICENESS = 10
 
 @dataclass(slots=True)
 class ModelInstance:
-    """Base model that a worker has registered. Its weights need not be on the device."""
+    """Base model that a worker has registered. Its weights may be on the device or not."""
 
     engine: Engine
     pool: AdapterPool
@@ -90,7 +90,8 @@ class AdapterVerifier:
         return self._active is not None or bool(self._queue)
 
     def start(self, connection: int, probe: Probe) -> ProbeResult | None:
-        """Queues the probe. Returns None, or the answer if the probe is refused."""
+        """Queues the probe and returns None. If the probe is refused, returns the answer
+        instead."""
         if probe.model not in self._instances:
             return _refuse(probe, "adapter.probe.no_model", "the worker lacks this base model")
         if len(self._queue) >= MAX_QUEUED:
@@ -99,8 +100,9 @@ class AdapterVerifier:
         return None
 
     def advance(self) -> list[tuple[int, ProbeResult]]:
-        """Advances the probe in progress, or starts one whose model is on the device. Called
-        between two steps. Returns the connection and answer of a finished probe."""
+        """Advances the probe in progress, or starts a queued probe whose model is on the device.
+        Called between two steps. Returns the connection and the answer of a probe that has
+        finished, in a list that is otherwise empty."""
         if self._active is None:
             item = next((i for i in self._queue if self._is_here(i[1].model)), None)
             if item is None:
@@ -116,18 +118,20 @@ class AdapterVerifier:
         return []
 
     def num_probes(self, model: str) -> tuple[int, int]:
-        """Returns the number of the model's probes that are in progress and that wait."""
+        """Returns the number of the model's probes that are in progress (0 or 1), and the number
+        that are queued."""
         is_active = self._active is not None and self._active[1].model == model
         return int(is_active), sum(probe.model == model for _, probe in self._queue)
 
     def put_back(self, model: str) -> None:
-        """Puts a probe in progress back at the head of the queue, because its model is leaving the
-        device. The probe starts again when the model is back."""
+        """Returns the model's probe in progress to the head of the queue, because the model is
+        about to be unloaded from the device. The probe starts again once the model has been loaded
+        again."""
         if self._active is not None and self._active[1].model == model:
             self._queue.extendleft(self._stop())
 
     def take(self, event: SequenceOutput | Failed) -> None:
-        """Receives an event of one of the verifier's own sequences."""
+        """Receives an event of one of the sequences that the verifier submitted."""
         self._events.append(event)
 
     def abort_connection(self, connection: int) -> None:
@@ -137,15 +141,15 @@ class AdapterVerifier:
             self._stop()
 
     def withdraw(self, connection: int, probe_id: int) -> None:
-        """Drops a probe, waiting or in progress. If its scores are already being computed from the
-        files, the computation finishes and its scores are kept."""
+        """Drops a probe that is queued or in progress. If its scores are already being computed
+        from the adapter's files, the computation finishes and its scores are kept."""
         withdrawn = connection, probe_id
         self._queue = deque(item for item in self._queue if (item[0], item[1].id) != withdrawn)
         if self._active is not None and (self._active[0], self._active[1].id) == withdrawn:
             self._stop()
 
     def drain(self) -> list[tuple[int, ProbeResult]]:
-        """Drops all probes. Returns the connection and answer of each."""
+        """Drops all probes. Returns the connection and the answer of each."""
         probes = [*self._queue, *self._stop()]
         self._queue.clear()
         return [(connection, refuse_draining(probe)) for connection, probe in probes]
@@ -167,7 +171,8 @@ class AdapterVerifier:
         return self._instances[model].engine.runner is not None
 
     def _answer(self, probe: Probe) -> Work[ProbeResult]:
-        """Proves the probe's adapter and returns the answer. Reports an error as an answer, too."""
+        """Proves the probe's adapter and returns the answer. If the proof fails, the answer has the
+        error."""
         try:
             return (yield from self._prove(probe))
         except NotProved as error:
@@ -186,8 +191,9 @@ class AdapterVerifier:
         instance, digest = self._instances[probe.model], probe.adapter.digest
         effect_proof = instance.effect_proof
         read = yield from self._on_thread(lambda: effect_proof.read(digest))
-        # Another thread packs the image while the files are scored. Packing starts after `read`,
-        # because the pool would remember a failure, which would also fail the next proof.
+        # Another thread packs the image while the files are scored. Packing starts only after the
+        # files have been read and checked, because the pool remembers a failure to pack them, which
+        # would also fail the next proof.
         instance.pool.prefetch(AdapterRef(digest, probe.adapter.name))
         next_ones = self._next_ones(probe.model)
         expected = yield from self._on_thread(lambda: effect_proof.expect(digest, next_ones, read))
@@ -210,7 +216,8 @@ class AdapterVerifier:
         return ProbeResult(probe.id, effect_proof.layout.version, checksum, fingerprint)
 
     def _next_ones(self, model: str) -> list[str]:
-        """Returns digests of the adapters whose probes wait and that fit into the same pass."""
+        """Returns the digests of adapters whose probes are queued, up to the number that fits into
+        the same pass through the model."""
         waiting = [probe.adapter.digest for _, probe in self._queue if probe.model == model]
         return waiting[: MAX_TOGETHER - 1]
 
@@ -222,7 +229,7 @@ class AdapterVerifier:
             return future.result()
         finally:
             future.cancel()
-            # Breaks the reference cycle of the future, its error, and this frame in its traceback.
+            # Breaks a reference cycle: future, its error, the error's traceback, and this frame.
             del future
 
     def _lease(self, pool: AdapterPool, ref: AdapterRef) -> Work[AdapterLease]:
@@ -292,8 +299,8 @@ def _not_scored(failed: Failed) -> NotProved:
 
 
 def _leave_the_cores() -> None:
-    """Leaves the cores to the engine: limits torch to one thread on the calling thread and, on
-    Linux, lowers the priority of that thread."""
+    """Leaves the CPU cores to the engine. Limits torch to one thread for work of the calling thread
+    and, on Linux, lowers the priority of the calling thread."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

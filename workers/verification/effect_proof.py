@@ -2,8 +2,8 @@
 
 The packed files give the checksum that the worker's image must have. The reference backend computes
 how much the adapter changes the log-probability of each token of a short prompt, and the running
-engine must give the same changes. If the files repeat weights of the base model, these must be
-equal to the weights of the served base model.
+engine must compute the same changes within an allowed error. If the files repeat weights of the
+base model, these weights must equal the weights of the served base model.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from workers.verification.transformers_scoring import score_with_transformers
 SEED = 20250923
 BASE = ""
 MAX_SCORES = 1024
-"""Maximum number of adapters whose scores are kept. The scores of an adapter take 60 bytes."""
+"""Maximum number of adapters whose scores are kept. The scores of one adapter take 60 bytes."""
 PROBE_TOKENS = 16
 
 CHANGE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 NOISE_FACTOR = 8.0
 LEAST_SCORE_ERROR = 1e-4
-"""Allowed error of the changes of log-probabilities. It is the sum of a share of their norm
-(measured: 4e-5 in float32, 0.01 in bfloat16), a multiple of the error of the base model's scores
-(measured: 3), and a minimum per token."""
+"""Allowed deviation of the engine's changes of log-probabilities from the reference's changes. It
+is the sum of three terms: `CHANGE_ERROR` times the norm of the reference's changes (measured: 4e-5
+in float32, 0.01 in bfloat16), `NOISE_FACTOR` times the deviation of the base model's scores
+(measured: 3), and `LEAST_SCORE_ERROR` times the square root of the number of scores."""
 
 
 class NotProved(Exception):
-    """The proof failed. is_final: whether the adapter is at fault, so that retries cannot help."""
+    """Error raised if a proof fails. is_final: whether the adapter is at fault, so that another try
+    cannot succeed."""
 
     def __init__(self, code: str, message: str, *, is_final: bool) -> None:
         super().__init__(message)
@@ -57,7 +59,7 @@ class NotProved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Results computed from an adapter's files.
+    """Results that were computed from an adapter's files.
 
     checksum: checksum of the packed image. is_zero: whether the adapter adds nothing to any module.
     scores, base_scores float32 [PROBE_TOKENS - 1]: log-probability of each token of the probe
@@ -71,7 +73,8 @@ class Expected:
 
 
 class EffectProof:
-    """Proof of the effect of adapters of one base model. One thread calls `read` and `expect`.
+    """Proof of the effect of adapters of one base model. Only one thread may call `read` and
+    `expect`.
 
     folder: canonical folder of the model. layout: layout of the worker's adapter images, whose
     dtype is the serving dtype.
@@ -91,10 +94,11 @@ class EffectProof:
         self._shape = shape
         self.layout = layout
         self._scores: OrderedDict[str, Tensor] = OrderedDict()
-        """Scores by digest of the adapter, the most recent last. The base model's key is ''."""
+        """Scores of each adapter, by digest, with the most recent last. The base model's key is
+        `BASE`."""
         self.num_steps = 0
-        """Number of adapters read plus number of layers or linears computed, which shows progress.
-        Any thread may read it."""
+        """Number of adapters read plus number of layers or linears computed. Grows while the proof
+        makes progress. Any thread may read it."""
         random = torch.Generator().manual_seed(SEED)
         self.tokens: list[int] = torch.randint(
             spec.vocab_size, (PROBE_TOKENS,), generator=random
@@ -114,11 +118,11 @@ class EffectProof:
         next_ones: Sequence[str] = (),
         read: tuple[AdapterFiles, Factors] | None = None,
     ) -> Expected:
-        """Computes from the adapter's files the results that the worker must have.
+        """Computes from the adapter's files the results that the worker must produce.
 
-        read: result of the method `read`; None reads the files. next_ones: digests of adapters that
-        will be expected next and are therefore scored in the same pass through the model. Raises
-        AdapterRejected, AdapterUnavailable, NotProved or OSError.
+        read: result of the method `read`; None reads the files. next_ones: digests of the adapters
+        for which this method will be called next, and which are therefore scored in the same pass
+        through the model. Raises AdapterRejected, AdapterUnavailable, NotProved or OSError.
         """
         files, factors = self.read(digest) if read is None else read
         if digest not in self._scores:
@@ -134,8 +138,8 @@ class EffectProof:
         self.num_steps += 1
 
     def _check_copies(self, factors: Factors) -> None:
-        """Raises NotProved unless the base weights that the adapter's file repeats are equal to the
-        base model's weights, rounded to the file's dtype."""
+        """Raises NotProved unless the base model weights that the adapter's file repeats equal the
+        served base model's weights, rounded to the file's dtype."""
         if not factors.copies:
             return
         with Checkpoint(self._folder) as checkpoint:
@@ -154,8 +158,8 @@ class EffectProof:
                         )
 
     def _readable(self, digests: Sequence[str]) -> dict[str, Factors]:
-        """Returns the factors of the adapters that have no scores yet, without those of adapters
-        that cannot be read. `expect` raises the error when it is called for such an adapter."""
+        """Returns the factors of the adapters that have no scores yet. Leaves out adapters that
+        cannot be read, because `expect` raises the error when it is called for them."""
         found: dict[str, Factors] = {}
         for digest in digests:
             if digest not in self._scores:
@@ -186,7 +190,9 @@ class EffectProof:
             self._scores.popitem(last=False)
 
     def check_scores(self, expected: Expected, scores: Tensor, base_scores: Tensor) -> float:
-        """Returns the adapter's largest effect on a log-probability. Raises NotProved.
+        """Returns the adapter's largest effect on a log-probability. Raises NotProved if the
+        engine's changes deviate from the expected changes by more than the allowed error, or if an
+        adapter that is not zero changes nothing.
 
         scores, base_scores: log-probabilities that the engine computed, shaped as in `Expected`.
         """

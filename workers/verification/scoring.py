@@ -45,16 +45,17 @@ HEAD_ROWS = 8192
 
 
 class UnmergedOps(ReferenceOps):
-    """Reference ops that read the adapters from their files, in full precision.
+    """Reference ops that read adapters from their files, in full precision.
 
-    factors: factors of each segment's adapter.
+    factors: factors of the adapter of each segment.
     """
 
     def __init__(self, factors: Sequence[Factors]) -> None:
         super().__init__()
         self._factors = factors
         self.first_column = 0
-        """First token id of the part of the output matrix that is being computed; 0 in layers."""
+        """First token id of the part of the output matrix that is being computed; 0 while layers
+        are computed."""
 
     def add_lora(
         self, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
@@ -89,10 +90,10 @@ def score_tokens(
     on_layer: Callable[[], None],
 ) -> Tensor:
     """Computes the log-probability of each token except the first, float32 [len(adapters) + 1,
-    len(tokens) - 1]. The rows are for each adapter, and the last row is for the base model.
+    len(tokens) - 1]. There is one row for each adapter, and a last row for the base model.
 
     folder: canonical folder of the model. dtype: serving dtype, to which weights, keys and values
-    are rounded, but not the adapters' factors. on_layer: called after each layer.
+    are rounded, but not the adapters' factors. on_layer: function that is called after each layer.
     """
     ops = UnmergedOps(adapters)
     count, num_tokens = len(adapters) + 1, len(tokens)
@@ -135,7 +136,8 @@ def score_tokens(
 
 
 def _embedding_rows(adapters: Sequence[Factors], tokens: list[int]) -> tuple[ReplacedRows, ...]:
-    """Returns the rows that each adapter replaces among the tokens' rows of the embedding."""
+    """Returns the embedding rows of these tokens that adapters replace. Adapters that replace none
+    of the rows are left out."""
     replaced: list[ReplacedRows] = []
     for index, factors in enumerate(adapters):
         found = [factors.read_rows(EMBEDDING, token, token + 1) for token in sorted({*tokens})]
@@ -149,8 +151,8 @@ def _embedding_rows(adapters: Sequence[Factors], tokens: list[int]) -> tuple[Rep
 def _head_rows(
     adapters: Sequence[Factors], num_tokens: int, first: int, end: int
 ) -> tuple[ReplacedRows, ...]:
-    """Returns the rows that each adapter replaces among the rows first..end - 1 of the output
-    matrix, with ids relative to `first`."""
+    """Returns the rows first..end - 1 of the output matrix that adapters replace, with ids relative
+    to `first`. Adapters that replace none of the rows are left out."""
     replaced: list[ReplacedRows] = []
     for index, factors in enumerate(adapters):
         if (found := factors.read_rows(HEAD, first, end)) is not None:
@@ -160,7 +162,8 @@ def _head_rows(
 
 
 def _sequences(count: int, length: int, layout: KVLayout) -> tuple[AttentionBatch, KVCacheView]:
-    """Returns a batch of `count` prompts of this length, and an arena for their KV pages."""
+    """Returns a batch of `count` prompts of `length` tokens each, and an arena for their KV
+    pages."""
     num_pages = -(-length // PAGE_TOKENS)
     arena = torch.zeros(count * num_pages * layout.page_bytes, dtype=torch.uint8)
     sequences = torch.arange(count, dtype=torch.int32)

@@ -1,5 +1,5 @@
-"""Scores a few tokens with the model's code and attention in transformers, for several adapters in
-one pass.
+"""Scores a few tokens with transformers' code for the model, including its attention, for several
+adapters in one pass.
 
 A module's weights are read when the module is called and dropped afterwards, so that scoring needs
 little memory in addition to a served model.
@@ -31,9 +31,9 @@ def score_with_transformers(
     on_linear: Callable[[], None],
 ) -> Tensor:
     """Computes the log-probability of each token except the first, float32 [len(adapters) + 1,
-    len(tokens) - 1]. The rows are for each adapter, and the last row is for the base model.
+    len(tokens) - 1]. There is one row for each adapter, and a last row for the base model.
 
-    on_linear: called after each linear to which adapters can add.
+    on_linear: function that is called after each linear that adapters can change.
     """
     model = build_model(spec.config, torch.float32, attention=None)
     shape = spec.recorded.shape
@@ -57,7 +57,7 @@ def score_with_transformers(
 
 class _Weights:
     """Tensors of a canonical folder, read as float32. Matrices are first rounded to the serving
-    dtype."""
+    dtype, as in a worker."""
 
     def __init__(self, checkpoint: Checkpoint, spec: TransformersSpec, dtype: torch.dtype) -> None:
         self._checkpoint = checkpoint
@@ -75,8 +75,8 @@ class _Weights:
 
 
 def _add_when_called(module: nn.Module, adapters: Sequence[Factors], at: tuple[int, int]) -> None:
-    """Makes the linear add each adapter's part to the output of the adapter's text. at: layer and
-    projection of the linear."""
+    """Makes the linear add the LoRA products of adapter i to the output of text i. The last text,
+    which has no adapter, is unchanged. at: layer and projection of the linear."""
 
     def add(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         for x, y, factors in zip(inputs[0], output, adapters, strict=False):

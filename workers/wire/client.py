@@ -1,5 +1,5 @@
-"""Gateway's connection to one worker, which sends requests and dispatches outputs to their callers.
-Does not import torch."""
+"""Client through which a gateway sends requests to one worker and receives the results. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -56,16 +56,17 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
 LOOK_S = 0.25
-"""Seconds between liveness checks. A check fails unless the worker has sent a frame since the last
-check and has acknowledged the frames that the gateway had sent by then."""
+"""Seconds between liveness checks. A check succeeds if the worker has sent a frame since the last
+check, and has acknowledged all frames that it had been sent by the last successful check."""
 SILENT_LOOKS = 10
-"""Consecutive failed checks (2.5 s) after which work is routed to other workers."""
+"""Number of consecutive failed liveness checks (2.5 s) after which a worker counts as silent, so
+that work is routed to other workers."""
 LOST_LOOKS = 40
-"""Consecutive failed checks (10 s) after which the connection is closed."""
+"""Number of consecutive failed liveness checks (10 s) after which the connection is closed."""
 WITHDRAW_VERSION = 7
-"""Protocol version from which workers understand `Withdraw`."""
+"""Oldest protocol version whose workers understand `Withdraw`."""
 HUNG_STEP_S = 60.0
-"""Seconds in one step after which a worker's engine counts as hung, even if the worker still sends
+"""Seconds in a single engine step after which a worker counts as hung, even if it still sends
 pulses. The limit is long because a step may have to wait until weights are copied."""
 
 
@@ -80,7 +81,7 @@ class WorkerFailed(Exception):
         pace_s: float = 0.0,
         times: SequenceTimes | None = None,
     ) -> None:
-        """retry_after_s: seconds until there may be room, if the worker was overloaded. pace_s: see
+        """retry_after_s: seconds until an overloaded worker may have room. pace_s: see
         `Failed.pace_s`. times: times of the sequence's stages, if the worker reported them."""
         super().__init__(f"{code}: {message}")
         self.code = code
@@ -91,20 +92,20 @@ class WorkerFailed(Exception):
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """Event of a sequence whose worker is silent or hangs in a step. The caller may abort the
-    sequence and send it to another worker, or wait. The event is repeated at each liveness
-    check."""
+    """Event that reports that a sequence's worker is silent or hangs in a step. The caller may
+    wait, or abort the sequence and send it to another worker. The event is repeated at each
+    liveness check."""
 
 
 SILENCE = Silence()
 SequenceEvent = SequenceOutput | PromptProgress | WorkerFailed | Silence
 Sink = Callable[[SequenceEvent], None]
-"""Function that is called with each event of a sequence as it is read. The last event is a
+"""Function that receives each event of a sequence as soon as it is read. The last event is a
 SequenceOutput with a finish reason, or WorkerFailed. The function must not raise."""
 
 
 class WorkerClient:
-    """Connection to one worker, maintained by `run`. Used in one event loop."""
+    """Connection to one worker, which `run` opens and keeps open. Used in one event loop."""
 
     def __init__(
         self,
@@ -115,33 +116,34 @@ class WorkerClient:
     ) -> None:
         self.address = address
         self.instance_id = ""
-        """Id of the worker process that was connected last; empty before the first connection."""
+        """Id of the worker process of the current connection, or of the last one; empty before the
+        first connection."""
         self.models: dict[str, ModelInfo] = {}
-        """Models by digest; empty while disconnected."""
+        """The worker's models by digest; empty while disconnected."""
         self.version = OLDEST_VERSION
         """Protocol version of the current connection, or of the last one."""
         self.has_answered = False
-        """Whether a worker has ever exchanged Hellos with this client."""
+        """Whether a worker at this address has ever answered with its Hello."""
         self.status: WorkerStatus | None = None
         """Last status that the worker sent; None while disconnected."""
         self.status_at = 0.0
-        """Time of receipt of `status`, by time.monotonic()."""
+        """Time at which `status` was received, by time.monotonic()."""
         self.num_open_then = 0
         """Value of `num_open` when `status` was received."""
         self.num_finished = 0
         """Total number of sequences of this gateway that finished on the worker."""
         self.prefixes = PrefixIndex()
-        """Cached pages of the worker; empty while disconnected."""
+        """Prefixes that the worker has cached; empty while disconnected."""
         self.failure = ""
-        """Reason why there is no connection, or why the last one ended; empty while connected. A
-        repeated reason is logged once."""
+        """Reason why there is no connection, or why the last connection ended; empty while
+        connected. If the same reason occurs again, it is not logged again."""
         self._own_hello = own_hello(instance_id)
         self._security = security
         self._connection: GatewayConnection | None = None
         self._num_looks = 0
-        """Consecutive failed liveness checks."""
+        """Number of consecutive failed liveness checks."""
         self._has_spoken = False
-        """Whether a frame was received since the last check."""
+        """Whether the worker has sent a frame since the last liveness check."""
         self._num_heard = 0
         """Number of this gateway's frames that the worker has acknowledged."""
         self._step_age_s = 0.0
@@ -158,12 +160,13 @@ class WorkerClient:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the connected worker is silent or hung, so that work should go elsewhere."""
+        """Whether the worker is silent or hangs in a step, so that work should go to other
+        workers."""
         return self._num_looks >= SILENT_LOOKS or self._step_age_s > HUNG_STEP_S
 
     def lives(self, instance_id: str) -> bool:
-        """Whether the worker process with this id is connected and its engine does not hang. The
-        process may be silent."""
+        """Whether the worker process with this id is connected and does not hang in a step. It may
+        be silent."""
         is_hung = self._step_age_s > HUNG_STEP_S
         return self._connection is not None and self.instance_id == instance_id and not is_hung
 
@@ -188,26 +191,27 @@ class WorkerClient:
         return sequence_id
 
     def cancel(self, sequence_id: int) -> None:
-        """Aborts a sequence and stops calling its sink. The worker frees it within a step."""
+        """Aborts a sequence and stops calling its sink. The worker frees the sequence's memory
+        within a step."""
         if self._sinks.pop(sequence_id, None) is not None:
             self._tell(Abort(sequence_id))
 
     def abort(self, sequence_id: int) -> bool:
-        """Aborts a sequence, whose sink is still called until the sequence ends. Returns False if
-        it has already ended."""
+        """Aborts a sequence. Its sink is still called until the sequence ends. Returns False if the
+        sequence has already ended."""
         if sequence_id not in self._sinks:
             return False
         self._tell(Abort(sequence_id))
         return True
 
     def prefetch(self, model: str, adapter: AdapterRef) -> None:
-        """Requests the worker to load an adapter to its host tier. Does nothing if the worker is
+        """Asks the worker to load an adapter to its host tier. Does nothing if the worker is
         disconnected."""
         self._tell(Prefetch(model, adapter))
 
     async def probe(self, model: str, adapter: AdapterRef) -> ProbeResult:
-        """Requests the worker to prove the adapter, and returns the result. If the caller is
-        cancelled, the worker drops the probe. Raises WorkerFailed if the connection is lost."""
+        """Asks the worker to prove the adapter, and returns the result. If the caller is cancelled,
+        the worker drops the probe. Raises WorkerFailed if the connection is lost."""
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
         probe_id = next(self._probe_ids)
@@ -225,18 +229,18 @@ class WorkerClient:
             self._probes.pop(probe_id, None)
 
     def want(self, desired: Desired) -> None:
-        """Sends the desired state to the worker, now and after every reconnect."""
+        """Sends the desired state to the worker now, and again after every reconnect."""
         self._desired = desired
         self._tell(desired)
 
     def drain(self, is_on: bool = True) -> None:
-        """Requests the worker to refuse new work, or to accept it again. `status.draining` shows
-        whether it does."""
+        """Asks the worker to refuse new work, or to accept work again if `is_on` is false.
+        `status.draining` shows the worker's current state."""
         self._tell(Drain(is_on))
 
     async def run(self) -> None:
-        """Connects to the worker and dispatches its frames until cancelled. Reconnects after a
-        failure, with growing pauses."""
+        """Connects to the worker and dispatches its frames until cancelled. After a failure,
+        reconnects with pauses of growing length."""
         retry_s = FIRST_RETRY_S
         while True:
             try:
@@ -260,8 +264,9 @@ class WorkerClient:
         """Opens one connection, exchanges Hellos and starts the liveness checks. Yields the task
         that reads from the connection. Closes the connection on exit.
 
-        Raises OSError, or TransportError (ProtocolMismatch if the versions do not match). The task
-        ends when the connection ends, and raises TransportError if the connection broke.
+        Raises OSError or TransportError if no connection can be opened (ProtocolMismatch if the two
+        sides have no version in common). The task ends when the connection ends, and raises
+        TransportError if the connection broke.
         """
         connection = await connect(self.address, self._security)
         tasks: list[asyncio.Task[None]] = []
@@ -295,8 +300,9 @@ class WorkerClient:
             self._disconnected()
 
     async def _watch(self, connection: GatewayConnection) -> None:
-        """Checks the liveness of the worker every `LOOK_S`. Counts failed checks rather than
-        seconds, so that a stall of this gateway's event loop does not look like a silent worker."""
+        """Checks the liveness of the worker every `LOOK_S` seconds. Counts failed checks rather
+        than seconds, so that a stall of this gateway's event loop does not look like a silent
+        worker."""
         num_due = connection.num_sent
         while True:
             await asyncio.sleep(LOOK_S)
@@ -316,8 +322,8 @@ class WorkerClient:
                     self._put(sequence_id, SILENCE, is_last=False)
 
     def _dispatch(self, message: ToGateway) -> None:
-        """Dispatches a message to its sequence, probe or attribute. Drops outputs of sequences that
-        were cancelled."""
+        """Passes a message to the sequence or probe that it belongs to, or stores it in this
+        client's attributes. Drops outputs of sequences that were cancelled."""
         match message:
             case StepFrame(sequences=outputs, progress=progress):
                 for each in progress:

@@ -1,4 +1,4 @@
-"""Sandboxes that compile untrusted grammars before a gateway or worker does."""
+"""Sandboxes that compile untrusted grammars before a gateway or worker compiles them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ BOUNDS = Bounds(
     memory_bytes=48 << 20,
     cpu_s=0.3,
     wall_s=30.0,
-    # Smaller than the smallest stack of a worker's thread (2 MiB), so that a grammar that compiles
-    # in the sandbox does not overflow the stack of a worker.
+    # The sandbox's stack is smaller than the stack of any worker thread (at least 2 MiB), so that a
+    # grammar that compiles in the sandbox does not overflow a worker's stack.
     stack_bytes=1536 << 10,
 )
 REASONS = {
@@ -23,15 +23,16 @@ REASONS = {
 
 
 class GrammarChecks:
-    """Sandboxes that compile grammars, one for each grammar that compiles at once. Thread-safe."""
+    """Pool of sandboxes that compile grammars. There are as many sandboxes as grammars that are
+    compiled at the same time. Thread-safe."""
 
     def __init__(self, *arguments: str) -> None:
         """arguments: command-line arguments of `workers.wire.grammar_sandbox`."""
         self._sandboxes = Sandboxes("workers.wire.grammar_sandbox", *arguments)
 
     def refusal(self, grammar: str) -> str | None:
-        """Returns why the grammar cannot be compiled within the limits, or None if it can. Blocks
-        until the compilation ends. Raises SandboxFailed."""
+        """Returns the reason why the grammar cannot be compiled within the limits, or None if it
+        can. Blocks until the compilation ends. Raises SandboxFailed."""
         outcome = self._sandboxes.task(msgspec.json.encode(grammar), BOUNDS).run()
         if isinstance(outcome, Died):
             return REASONS[outcome.why]

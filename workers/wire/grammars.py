@@ -1,5 +1,6 @@
-"""Grammars in llguidance's format, as sent to a worker. Gateway and worker compile them within the
-same limits: the gateway to refuse bad ones with a reason, the worker to constrain generation.
+"""Grammars in llguidance's format, as sent to a worker. Gateway and worker compile grammars within
+the same limits: the gateway to refuse invalid ones with a reason, the worker to constrain
+generation.
 
 llguidance may crash or use gigabytes on an untrusted grammar, so every grammar is first compiled in
 a sandbox (`grammar_checks`).
@@ -13,14 +14,16 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
-"""Whitespace between JSON tokens, bounded so that a model cannot generate whitespace for ever."""
+"""Regular expression of the whitespace between JSON tokens, bounded so that a model cannot generate
+whitespace for ever."""
 STEP_FUEL = 28_000
-"""Maximum work of the lexer for one token's mask, in llguidance's units. Takes about 2 ms."""
+"""Maximum work of the lexer for the mask of one token, in llguidance's units. This much work takes
+about 2 ms."""
 
 
 def limits() -> LLParserLimits:
     """Returns the limits for compiling a grammar and for computing a mask. The limits count
-    operations, so that the result does not depend on the load of the machine."""
+    operations instead of seconds, so that the result does not depend on the load of the machine."""
     return LLParserLimits(
         max_items_in_row=2_000,
         initial_lexer_fuel=1_000_000,
@@ -33,8 +36,8 @@ def limits() -> LLParserLimits:
 
 
 def of_json_schema(schema: str) -> str:
-    """Returns the grammar of a JSON Schema, which is given as JSON text. Raises ValueError if the
-    schema is not an object or `true`. Overrides any `x-guidance` in the schema."""
+    """Returns the grammar of a JSON Schema, which is given as JSON text. Raises ValueError unless
+    the schema is an object or `true`. Overrides any `x-guidance` options in the schema."""
     given = json.loads(schema)
     if given is False:
         raise ValueError("nothing fits the schema 'false'")
@@ -61,28 +64,29 @@ def of_regex(regex: str) -> str:
 
 
 def of_lark(lark: str) -> str:
-    """Returns the grammar of a text in llguidance's variant of Lark. Raises ValueError for a text
-    in llguidance's JSON format, which can express more than a grammar."""
+    """Returns the grammar that a text in llguidance's variant of Lark describes. Raises ValueError
+    for a text in llguidance's JSON format, because that format can express more than a grammar."""
     if lark.lstrip().startswith("{"):
         raise ValueError("a Lark grammar begins with a rule")
     return LLMatcher.grammar_from_lark(lark)
 
 
 def is_lark(grammar: str) -> bool:
-    """Whether the grammar was given in Lark. One token of a Lark grammar can take up to a second,
-    which is the time of `step_max_items`, if many of its rules may be empty."""
+    """Whether the grammar was given in Lark. If many rules of a Lark grammar may be empty, a single
+    token can take up to a second, which is how long the work allowed by `step_max_items` then
+    takes."""
     return not grammar.startswith("{")
 
 
 def read_tokenizer(path: str, vocab_size: int, end_tokens: Sequence[int]) -> LLTokenizer:
     """Reads a model's tokenizer.json. vocab_size: number of columns of the model's logits. Raises
-    ValueError if grammars cannot be compiled for the tokenizer."""
+    ValueError if the tokenizer cannot be used with grammars."""
     return LLTokenizer(path, n_vocab=vocab_size, eos_token=list(end_tokens) or None)
 
 
 def refusal(grammar: str, tokenizer: LLTokenizer | None = None) -> str | None:
-    """Returns why the grammar cannot be compiled, or None if it can. If a tokenizer is given, this
-    also computes the mask of the first token."""
+    """Returns the reason why the grammar cannot be compiled, or None if it can. If a tokenizer is
+    given, this function also computes the mask of the first token."""
     if tokenizer is None:
         reason = LLMatcher.validate_grammar(grammar, None, limits=limits())
     else:

@@ -1,9 +1,9 @@
 """Gateway's estimate of the prompt tokens that a worker has cached. Does not import torch.
 
-A worker reports the pages added to and removed from its prefix caches, by the first bytes of each
-page's key. Cache domain, adapter and salt are hashed into the key, so a prompt matches only pages
-of its own domain. A wrong estimate does no harm, because a worker reuses a page only if the whole
-key is equal.
+A worker reports the pages that were added to and removed from its prefix caches, by the first bytes
+of each page's key. Cache domain, adapter and salt are hashed into the key, so a prompt matches only
+pages of its own domain. A wrong estimate never changes an answer, because a worker reuses a page
+only if the whole key is equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ MAX_KEYS = 1 << 16
 
 
 class Prefix:
-    """Prompt with all other inputs of its page keys. The keys are computed when first needed."""
+    """Prompt of a request, with all other values that are hashed into its page keys. The keys are
+    computed when first needed."""
 
     def __init__(
         self,
@@ -42,14 +43,15 @@ class Prefix:
         self._first: dict[str, bytes] = {}
 
     def first_key(self, layout: str) -> bytes:
-        """Returns the short key of the first full page, or b"" if there is no full page."""
+        """Returns the shortened key of the prompt's first full page, or b"" if the prompt has no
+        full page."""
         first = self._first.get(layout)
         if first is None:
             first = self._first[layout] = next(self.keys(layout), b"")
         return first
 
     def keys(self, layout: str) -> Iterator[bytes]:
-        """Yields the short keys of the full pages, in order."""
+        """Yields the shortened keys of the prompt's full pages, in order."""
         hasher, known = self._hasher(layout), self._keys[layout]
         for index in range(len(self.tokens) // PAGE_TOKENS):
             if index == len(known):
@@ -73,7 +75,8 @@ class Prefix:
 
 
 class PrefixIndex:
-    """Cached prefixes of one worker. Has at most as many keys as the worker has pages."""
+    """Page keys of the prefixes that one worker has cached. There are at most as many keys as the
+    worker has pages."""
 
     def __init__(self) -> None:
         self._keys: dict[str, set[bytes]] = {}
@@ -86,10 +89,10 @@ class PrefixIndex:
         keys.update(_split(pages.added))
 
     def num_cached(self, prefix: Prefix, layout: str) -> int:
-        """Returns the number of the prompt's leading tokens that the worker has cached. layout:
-        name of the worker's layout of KV pages."""
+        """Returns the number of tokens at the start of the prompt that the worker has cached.
+        layout: name of the worker's layout of KV pages."""
         keys = self._keys.get(prefix.model)
-        # Most workers lack even the first page, and there may be thousands of workers.
+        # Checks the first page alone, because most of possibly thousands of workers lack it.
         if not keys or prefix.first_key(layout) not in keys:
             return 0
         num_pages = 0
@@ -100,7 +103,8 @@ class PrefixIndex:
         return num_pages * PAGE_TOKENS
 
     def whole(self) -> Iterator[CachedPages]:
-        """Yields frames with all cached keys, which a worker sends to a new gateway."""
+        """Yields frames with all cached keys. A worker sends them to a gateway that has just
+        connected."""
         for model, keys in self._keys.items():
             yield from changed_pages(model, keys, (), is_whole=True)
 
@@ -108,8 +112,8 @@ class PrefixIndex:
 def changed_pages(
     model: str, added: Iterable[bytes], removed: Iterable[bytes], *, is_whole: bool = False
 ) -> Iterator[CachedPages]:
-    """Yields frames that report added and removed keys. Each frame has at most `MAX_KEYS` of
-    either."""
+    """Yields frames that report added and removed keys. Each frame has at most `MAX_KEYS` added and
+    at most `MAX_KEYS` removed keys."""
     come, gone = list(added), list(removed)
     for start in range(0, max(len(come), len(gone), is_whole), MAX_KEYS):
         end = start + MAX_KEYS

@@ -1,10 +1,10 @@
 """Protocol between gateways and workers: every frame that they exchange. Does not import torch.
 
-A frame is a 4-byte big-endian length and one msgpack-encoded message, at most `MAX_FRAME_BYTES`.
-Each side first sends its `Hello`. Both sides then use the newest version that both support. A field
-that is added in a new version has a default. If a peer that ignores the field would answer wrongly,
-`version_needed` returns that version for requests that use the field. The gateway chooses the
-sequence ids, which are unique on its connection.
+A frame consists of a 4-byte big-endian length and one msgpack-encoded message of at most
+`MAX_FRAME_BYTES`. Each side first sends its `Hello`. Both sides then use the newest version that
+both support. A field that is added in a new version has a default. If a peer that ignores the field
+would answer wrongly, `version_needed` returns the new version for requests that use the field. The
+gateway chooses the sequence ids, which are unique on its connection.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 PROTOCOL_VERSION = 7
 OLDEST_VERSION = PROTOCOL_VERSION - 1
-"""Oldest version that a peer may use, which is the version of the previous release."""
+"""Oldest version that a peer may use: the version of the previous release."""
 MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
 UNSATISFIABLE = "unsatisfiable"
@@ -25,7 +25,7 @@ UNSATISFIABLE = "unsatisfiable"
 ALL_TOKENS = -1
 """Value of `SamplingParams.logprobs` that requests every token of the vocabulary."""
 MAX_RETRY_S = 60.0
-"""Maximum retry time, in seconds, that is proposed to a refused client."""
+"""Maximum seconds after which a refused client is told to try again."""
 
 
 class ErrorCode(StrEnum):
@@ -45,7 +45,7 @@ class ErrorCode(StrEnum):
 
 
 class ServiceClass(StrEnum):
-    """Urgency of a request. Each class has a guaranteed share of a worker."""
+    """Urgency of a request. Each service class has a guaranteed share of a worker."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"
@@ -53,7 +53,8 @@ class ServiceClass(StrEnum):
 
 
 class OutputKind(StrEnum):
-    """Kind of result: new tokens, log-probabilities of the prompt, or a vector of the prompt."""
+    """Kind of result: generated tokens, log-probabilities of the prompt, or a vector for the
+    prompt."""
 
     GENERATE = "generate"
     SCORE = "score"
@@ -61,12 +62,12 @@ class OutputKind(StrEnum):
 
 
 class Pooling(StrEnum):
-    """Choice of the hidden states, after the final norm, from which a prompt's vector is made."""
+    """Hidden states, after the final norm, from which a prompt's vector is made: the state of the
+    last token, the mean of all states, or the state of the first token."""
 
     LAST = "last"
     MEAN = "mean"
     CLS = "cls"
-    """Hidden state of the first token."""
 
 
 class FinishReason(StrEnum):
@@ -79,7 +80,8 @@ class ThoughtBound(msgspec.Struct, frozen=True):
     """Limit on the length of the thought that a reasoning model generates before its answer."""
 
     max_tokens: int
-    """Maximum number of tokens of the thought. After them, only the token `end` is allowed."""
+    """Maximum number of tokens of the thought. Once the thought has so many tokens, only the token
+    `end` is allowed."""
     begin: int
     """Token id that begins a thought."""
     end: int
@@ -92,14 +94,14 @@ class TokenRules(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rules for the tokens that may be generated, independent of their logits."""
 
     allowed: tuple[int, ...] = ()
-    """Ids of the only allowed tokens; empty if all are. Cannot be combined with a grammar."""
+    """Ids of the tokens that are allowed; empty if all are. Cannot be combined with a grammar."""
     banned: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that are not generated, unless no other token is allowed."""
+    """Token sequences that must not be generated, unless no other token is allowed."""
     thought: ThoughtBound | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Parameters for generating a sequence's tokens. The gateway checks their ranges."""
+    """Parameters for generating the tokens of a sequence. The gateway checks their ranges."""
 
     max_tokens: int
     seed: int
@@ -118,14 +120,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
-    """Number of alternatives that are returned with each generated token's log-probability, or
-    `ALL_TOKENS`. 0 returns no alternatives, and None returns no log-probabilities."""
+    """Number of the likeliest tokens that are returned, with their log-probabilities, for each
+    generated token (`ALL_TOKENS` for all). 0 returns the generated token's log-probability alone,
+    and None returns no log-probabilities."""
     logprob_token_ids: tuple[int, ...] = ()
-    """Ids of the alternatives to return, in this order, instead of the likeliest tokens. Requires
-    `logprobs`."""
+    """Ids of tokens whose log-probabilities are returned, in this order, in place of the likeliest
+    tokens. Requires `logprobs`."""
     prompt_logprobs: int | None = None
-    """Number of alternatives, as in `logprobs`, that are returned for each prompt token except the
-    first. If set, the sequence reuses no cached prefix."""
+    """Number of the likeliest tokens, as in `logprobs`, that are returned for each prompt token
+    except the first. If set, the sequence reuses no cached prefix."""
     rules: TokenRules | None = None
 
 
@@ -137,15 +140,17 @@ class AdapterSignature(msgspec.Struct, frozen=True):
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """Immutable adapter version. `digest` alone identifies it; `name` is for humans."""
+    """Immutable adapter version, which `digest` alone identifies. `name` is for logs and
+    messages."""
 
     digest: str
     name: str = ""
     checksum: str = ""
-    """SHA-256 (hex) of the packed image in the receiving worker's layout, as the adapter's probe
-    reported it. Empty if the adapter has not been proved for this layout."""
+    """SHA-256 (hex) of the packed image in the receiving worker's layout, as an earlier probe of
+    the adapter reported it. Empty if the adapter has not been proved for this layout."""
     is_ephemeral: bool = False
-    """Whether the version is temporary, so that its packed image is not kept in the disk cache."""
+    """Whether the version is temporary. The packed image of a temporary version is not kept in the
+    disk cache."""
     signed: AdapterSignature | None = None
     """Signature that the worker checks when it loads the image. None for an unsigned version."""
 
@@ -167,52 +172,56 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     tokens: list[int]
     params: SamplingParams
     cache_domain: str
-    """Tenant or sharing group. A cached prefix is reused only within the domain that computed
-    it."""
+    """Tenant, or group of tenants that share a cache. A cached prefix is reused only within the
+    domain whose request computed the prefix."""
     adapter: AdapterRef | None = None
     activation: int = 0
-    """First position that the adapter acts on (activated LoRA). The base model alone computes all
-    earlier positions."""
+    """First position on which the adapter acts (activated LoRA). All earlier positions are computed
+    by the base model alone."""
     cache_salt: str = ""
     tenant: str = ""
     weight: int = 1
-    """Weight by which the tenant's share of the worker is computed, relative to other tenants."""
+    """Weight of the tenant relative to other tenants, by which its share of the worker is
+    computed."""
     service_class: ServiceClass = ServiceClass.STANDARD
     priority: int = 0
-    """Priority among the requests of the tenant. Higher priorities run first."""
+    """Priority among the tenant's requests. Requests with a higher priority run first."""
     timeout_s: float | None = None
-    """Seconds after its arrival at the worker at which the request expires, if it is then waiting
-    and has no generated token; None if it never expires."""
+    """Seconds from the request's arrival at the worker until it expires, if it still waits and has
+    no generated token then. None if the request never expires."""
     num_resumed: int = 0
-    """Number of tokens at the end of `tokens` that another worker generated before it was lost.
-    They count as generated tokens, also towards `max_tokens`, and not as prompt tokens."""
+    """Number of tokens at the end of `tokens` that another worker generated before the sequence was
+    moved to this worker. These tokens count as generated tokens, including towards `max_tokens`,
+    and not as prompt tokens."""
     kind: OutputKind = OutputKind.GENERATE
-    """`score` generates nothing: `max_tokens` is 0, and `prompt_logprobs` is set. `embed` generates
-    nothing either; its vector is sent with the end of the sequence."""
+    """Kind of result. `score` and `embed` generate no tokens, so `max_tokens` is 0. `score`
+    requires `prompt_logprobs`. The vector of `embed` is sent with the end of the sequence."""
     stream_interval: int = 1
-    """Minimum number of tokens per output frame, which saves frames for clients that do not need
-    each token at once. The first output and the last are sent without waiting for more tokens."""
+    """Minimum number of tokens per output, which saves frames for clients that do not need each
+    token at once. The first and the last output are sent without waiting for more tokens."""
     traceparent: str | None = None
     """W3C trace context. If set, the worker reports the times of the sequence's stages."""
     grammar: str = ""
-    """Grammar of the generated text, in llguidance's format; empty if the text is free."""
+    """Grammar of the generated text, in llguidance's format; empty if the text is not
+    constrained."""
     pooling: Pooling = Pooling.LAST
-    """Pooling that makes the vector, used only for kind `embed`."""
+    """Pooling that makes the vector. Used only for the kind `embed`."""
     labels: tuple[int, ...] = ()
-    """Token ids, only for kind `embed` with pooling `last`. If there are any, the vector holds the
-    logits of these tokens after the prompt, in this order, instead of the hidden state."""
+    """Token ids. If there are any, the vector has the logits of these tokens after the prompt, in
+    this order, instead of the hidden state. Allowed only for the kind `embed` with the pooling
+    `last`."""
     waited_s: float = 0.0
-    """Seconds that the request has waited at other workers, counted towards the maximum wait."""
+    """Seconds that the request has waited at other workers. They count towards its maximum wait."""
 
     def ends(self, end_tokens: frozenset[int]) -> frozenset[int]:
-        """Returns the tokens that end the sequence. end_tokens: end tokens of the model."""
+        """Returns the tokens that end the sequence. end_tokens: the model's own end tokens."""
         own = frozenset(self.params.stop_token_ids)
         return own | end_tokens if self.grammar or not self.params.ignore_eos else own
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Request to end a sequence. The worker answers with a `SequenceOutput` whose finish reason is
-    `abort`, unless another end of the sequence is already in flight."""
+    `abort`, unless it has already sent another end of the sequence."""
 
     id: int
 
@@ -226,7 +235,8 @@ class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
     """Request to prove that the adapter does what its files say. The worker answers with one
-    `ProbeResult`. The gateway chooses the ids of probes, which may equal ids of sequences."""
+    `ProbeResult`. The gateway chooses the ids of probes. A probe and a sequence may have the same
+    id."""
 
     id: int
     model: str
@@ -234,8 +244,8 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
-    """Request to drop a probe that waits or is in progress. The worker sends no answer. Sent only
-    to workers of version 7 or newer."""
+    """Request to drop a probe that is queued or in progress. The worker sends no answer. Sent only
+    to workers of protocol version 7 or newer."""
 
     id: int
 
@@ -246,8 +256,8 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class DesiredModel(msgspec.Struct, frozen=True):
-    """Base model of the catalog. It must be loaded if `is_pinned`, and must not be loaded if
-    `is_unloaded`."""
+    """Base model of the catalog. A worker must load the model if `is_pinned` is set, and must not
+    load it if `is_unloaded` is set."""
 
     digest: str
     name: str
@@ -256,8 +266,8 @@ class DesiredModel(msgspec.Struct, frozen=True):
 
 
 class Desired(msgspec.Struct, frozen=True, tag="desired"):
-    """Pinned adapters and base models of the catalog. The worker ignores the frame if it has
-    applied a newer generation."""
+    """Pinned adapters and base models of the catalog. `generation` increases with each change of
+    the catalog. The worker ignores the frame if it has applied a newer generation."""
 
     generation: int
     pins: list[Pin]
@@ -265,8 +275,8 @@ class Desired(msgspec.Struct, frozen=True, tag="desired"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Request to refuse new work and finish running sequences, or to accept work again.
-    `WorkerStatus.draining` shows which of the two applies."""
+    """Request to refuse new work and finish running sequences, or to accept work again if `is_on`
+    is false. `WorkerStatus.draining` shows the worker's current state."""
 
     is_on: bool = True
 
@@ -279,14 +289,14 @@ class ModelInfo(msgspec.Struct, frozen=True):
     name: str
     max_model_len: int
     adapter_layout: str = ""
-    """Name of the layout in which this worker packs the images of the model's adapters."""
+    """Name of the layout in which the worker packs the images of the model's adapters."""
     cache_layout: str = ""
-    """Name of the layout of the model's KV pages, which is hashed into the keys of the pages."""
+    """Name of the layout of the model's KV pages. It is hashed into the pages' keys."""
 
 
 class Models(msgspec.Struct, frozen=True, tag="models"):
-    """All models of the worker, which replace the models of its `Hello`. Sent after a model was
-    registered."""
+    """All models of the worker, which replace the models of its `Hello`. Sent after a model has
+    been registered."""
 
     models: list[ModelInfo]
 
@@ -301,9 +311,9 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
-    """Result of a `Probe`. The adapter is proved if `error` is empty. Otherwise `error` is an error
-    code, and `message` says what failed. If `is_final` is false, the adapter may be correct, and
-    another try may succeed."""
+    """Result of a `Probe`. If `error` is empty, the adapter is proved. Otherwise `error` is an
+    error code, and `message` says what failed. If `is_final` is false, the adapter may be correct,
+    so that another try may succeed."""
 
     id: int
     layout: str = ""
@@ -315,80 +325,85 @@ class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
 
 
 class AdapterLoadTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Times of an adapter's load to the device, in seconds since the sequence arrived."""
+    """Times of an adapter's load to the device, in seconds since the arrival of the sequence that
+    needs the adapter."""
 
     tier: str
-    """Tier that the adapter was loaded from: "host", "disk" or "store"."""
+    """Tier from which the adapter was loaded: "host", "disk" or "store"."""
     begun_s: float
-    """Start of the load; 0 if it was before the sequence arrived."""
+    """Start of the load; 0 if the load began before the sequence arrived."""
     ended_s: float
     copy_begun_s: float = 0.0
-    """Start of the copy from the host; 0 if it was before the sequence arrived."""
+    """Start of the copy from the host to the device; 0 if the copy began before the sequence
+    arrived."""
     num_evicted: int = 0
-    """Number of adapters that were evicted from the device for this load."""
+    """Number of adapters that were evicted from the device to make room for this one."""
 
 
 class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Times of the stages of a sequence in a worker, in seconds since the sequence arrived there.
-    Sent with its first output and its end if the request has a `traceparent`."""
+    """Times of a sequence's stages in a worker, in seconds since the sequence arrived there. Sent
+    with the sequence's first output and with its end if the request has a `traceparent`."""
 
     told_s: float
-    """Time of this report; in the last output, time of the sequence's end."""
+    """Time of this report. In the last output, this is the time of the sequence's end."""
     started_s: float | None = None
-    """Time when the sequence's first step began to be scheduled; None before that."""
+    """Time when the sequence's first step began to be scheduled; None if no step has been."""
     first_token_s: float | None = None
-    """Time of the first token that this worker generated; None before that."""
+    """Time of the first token that this worker generated; None if there is none yet."""
     model_wait: tuple[float, float] | None = None
-    """Time when the base model was unloaded (0 if it was not loaded at the sequence's arrival), and
-    time when the model was loaded again. None if the model was loaded all the time."""
+    """Time when the base model was unloaded (0 if it was not loaded when the sequence arrived), and
+    time when it had been loaded again. None if the model was loaded all the time."""
     adapter_load: AdapterLoadTimes | None = None
-    """Times of the adapter's load. None without an adapter, or if it was on the device on
-    arrival."""
+    """Times of the adapter's load. None if the sequence has no adapter, or if the adapter was on
+    the device when the sequence arrived."""
     preempted_s: list[float] = []
     """Times of the sequence's first few preemptions."""
     num_preemptions: int = 0
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Results of one sequence from one step, or from several steps if the `stream_interval` is
-    above 1. A sequence ends with an output that has a `finish_reason`, or with a `Failed`."""
+    """Results of one sequence from one step, or from several steps if `stream_interval` is above 1.
+    The last message of a sequence is an output with a `finish_reason`, or a `Failed`."""
 
     id: int
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Log-probabilities of the prompt's tokens. Sent once, with the first generated token (or with
-    the finish, if none is generated)."""
+    """Log-probabilities of the prompt's tokens. Sent once, with the first generated token. If no
+    token is generated, sent with the end of the sequence."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     num_cached_tokens: int = 0
-    """Number of prompt tokens found in the prefix cache, as in `PromptProgress`. Set on the first
-    output and the last."""
+    """Number of prompt tokens that were found in the prefix cache, as in `PromptProgress`. Set on
+    the first and the last output."""
     times: SequenceTimes | None = None
     """Times of the sequence's stages. Set on the first and the last output if the request has a
     `traceparent`."""
     vector: bytes | None = None
-    """Vector of kind `embed`, sent with the finish: float32, little-endian, not normalised."""
+    """Vector of the kind `embed`, sent with the end of the sequence: float32, little-endian, not
+    normalised."""
 
 
 class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
-    """Progress of a prompt whose sequence has no output yet. Sent after each step that advanced the
-    prompt, and before the end of a sequence that is aborted or fails.
+    """Progress of a prompt whose sequence has no output yet. Sent after each step that has advanced
+    the prompt, and before the end of a sequence that is aborted or fails.
 
-    A preempted sequence restarts its prompt. Its progress is sent again once it exceeds the
-    progress reported before the preemption.
+    A preempted sequence computes its prompt again. Its progress is sent again once it exceeds the
+    progress that was reported before the preemption.
     """
 
     id: int
     num_positions: int
-    """Number of prompt positions computed or found in the prefix cache."""
+    """Number of prompt positions that have been computed or found in the prefix cache."""
     num_cached: int
-    """Number of leading positions found in the prefix cache when the sequence started. Raised if
-    the sequence restarts after a preemption and finds more positions than it had reached."""
+    """Number of leading positions that were found in the prefix cache when the sequence started.
+    Raised if the sequence restarts after a preemption and finds more positions than it had computed
+    before."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
-    """All results of one engine step for this gateway. `progress` is applied before `sequences`."""
+    """All results of one engine step for this gateway. The gateway applies `progress` before
+    `sequences`."""
 
     sequences: list[SequenceOutput]
     progress: list[PromptProgress] = []
@@ -399,19 +414,21 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     code: ErrorCode
     message: str
     retry_after_s: float = 0.0
-    """Seconds until there may be room, set if the code is `overloaded`."""
+    """Seconds after which there may be room for the request. Set if the code is `overloaded`."""
     pace_s: float = 0.0
-    """Seconds until the tenant's next place in the queue becomes free. Set if the code is
-    `overloaded` and the queue had no room for any such request of the tenant, else 0."""
+    """Predicted seconds in which one more place in the tenant's queue becomes free. Set if the code
+    is `overloaded` and any other request of the tenant would have been refused, too; otherwise
+    0."""
     times: SequenceTimes | None = None
-    """Times of the sequence's stages, if it was queued and the request has a `traceparent`."""
+    """Times of the sequence's stages. Set if the sequence was queued and the request has a
+    `traceparent`."""
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):
     digest: str
     tier: str
-    """Place of the adapter: "host", "device" or "loading". "disk" and "store" mean that it is not
-    loaded. Such an adapter is listed only to report its `error`."""
+    """Place of the adapter: "host", "device" or "loading". "disk" or "store" means that the adapter
+    is not loaded and is listed only to report its `error`."""
     num_bytes: int
     leases: int
     pinned: bool
@@ -419,7 +436,7 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     """Error code if the adapter's last load failed, else empty."""
     message: str = ""
     name: str = ""
-    """`name@version` by which the adapter was last requested; empty if it never was."""
+    """`name@version` under which the adapter was last requested; empty if it never was."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -430,62 +447,66 @@ class ModelStatus(msgspec.Struct, frozen=True):
     pages_total: int
     pages_free: int
     pages_cached: int
-    """Cached pages that no sequence uses. They count neither as free nor as used."""
+    """Number of cached pages that no sequence uses. They count neither as free nor as used."""
     num_preemptions: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     num_adapter_evictions: int = 0
     num_integrity_failures: int = 0
-    """Number of failed integrity checks, which run while the worker is idle. Each failure is due to
-    a bug in the worker."""
+    """Number of failed integrity checks, which run while the worker is idle. A failure means that
+    the worker has a bug."""
     tier: str = "device"
     """Place of the weights: "device", "loading" (to the device), "draining" (on the device, and
     unloaded once the model is idle), "host", "cold" (not fetched yet) or "unsatisfiable"."""
     num_bytes: int = 0
-    """Bytes that the weights take on the device, or took when they were last loaded. Planned bytes
-    if they were never loaded."""
+    """Bytes that the weights occupy on the device, or occupied when they were last loaded. If they
+    were never loaded, this is the planned number of bytes."""
     num_swaps: int = 0
     """Number of times that the model was loaded to the device."""
     idle_s: float = 0.0
     """Seconds since the model's last request ended; 0 while it has requests."""
     load_s: float = 0.0
-    """Seconds of the last load to the device. An estimate if the model was never loaded."""
+    """Seconds that the last load to the device took, or an estimate if the model was never
+    loaded."""
     error: str = ""
     """Error message if the model's last load failed, else empty."""
     max_num_seqs: int = 0
     num_waiting_tokens: int = 0
-    """Prompt tokens of running and waiting sequences that are neither computed nor cached."""
+    """Number of prompt tokens of running and waiting sequences that are neither computed nor
+    cached."""
     prefill_tokens_per_s: float = 0.0
-    """Prompt tokens computed per second by recent steps, or by the warm-up before the first
+    """Prompt tokens computed per second in recent steps, or in the warm-up before the first
     request; 0 if unknown."""
     decode_step_s: float = 0.0
-    """Mean seconds of recent steps without prefill; 0 if unknown."""
+    """Mean seconds of recent steps that computed no prompt; 0 if unknown."""
     adapter_loads: dict[str, int] = {}
-    """Number of adapter loads by the tier that they load to, "host" or "device"."""
+    """Number of adapter loads to each tier, "host" or "device"."""
     adapter_load_s: dict[str, float] = {}
-    """Total seconds of adapter loads by the tier that they load to, "host" or "device"."""
+    """Total seconds of adapter loads to each tier, "host" or "device"."""
     num_failed_adapter_loads: int = 0
     num_proof_steps: int = 0
-    """Number of finished steps of adapter proofs. While it grows, waiting probes make progress."""
+    """Number of finished steps of adapter proofs. While the number grows, queued probes make
+    progress."""
     itl: list[tuple[float, int]] = []
-    """Histogram of the inter-token latencies of the last minute. Each entry is an upper bound in
-    seconds, and the number of latencies above the previous bound and up to this one."""
+    """Histogram of the inter-token latencies of the last minute. Each entry is a pair: the upper
+    bound of a bucket in seconds, and the number of latencies in this bucket. The lower bound is the
+    previous entry's bound."""
 
 
 class TenantStatus(msgspec.Struct, frozen=True):
-    """Bytes on the device charged to a tenant."""
+    """Device memory that is charged to a tenant."""
 
     tenant: str
-    """Tenant id; empty for bytes that no tenant requested."""
+    """Tenant id; empty for memory that no tenant requested."""
     kv_bytes: int
-    """Bytes of KV pages that the tenant's sequences computed, in use or cached."""
+    """Bytes of the KV pages that the tenant's sequences computed, whether in use or only cached."""
     adapter_bytes: int
-    """Bytes of adapters that the tenant was the last to request."""
+    """Bytes of the adapters that this tenant was the last to request."""
 
 
 def why_unsatisfiable(models: Sequence[ModelStatus]) -> str | None:
-    """Returns why the worker can serve none of its models, or None if it can serve one later, or
-    has no models."""
+    """Returns the reason why the worker can serve none of its models. Returns None if the worker
+    can serve at least one model, possibly later, or has no models."""
     if not models or any(model.tier != UNSATISFIABLE for model in models):
         return None
     return f"{models[0].name}: {UNSATISFIABLE}: {models[0].error}"
@@ -500,26 +521,27 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     adapters: list[AdapterStatus]
     arena_bytes: int
     extents: str
-    """One character per extent of the arena: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
+    """One character for each extent of the arena: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
     settings: dict[str, str]
     step: int
     tokens_per_s: float
     generation: int = 0
-    """Generation of the last `Desired` that was applied."""
+    """Generation of the last `Desired` that the worker applied."""
     tenants: list[TenantStatus] = []
-    """The tenants with the most device memory."""
+    """Tenants that use the most device memory."""
     num_late_kernels: int = 0
-    """Number of kernels that were compiled, or read from the kernel cache, after the worker was
-    ready."""
+    """Number of kernels that were compiled, or read from the kernel cache, after the worker had
+    become ready."""
     num_cached_adapters: int = 0
-    """Number of adapter images in the disk cache. Their adapters may also be on the host or the
-    device."""
+    """Number of adapter images in the disk cache, including images of adapters that are also on the
+    host or the device."""
     cached_adapter_bytes: int = 0
 
 
 class CachedPages(msgspec.Struct, frozen=True, tag="cached"):
-    """Pages added to and removed from a model's prefix cache: the first 8 bytes of each page's key
-    (`memory.page_key`), concatenated. If `is_whole`, `added` replaces all keys sent before."""
+    """Pages that were added to and removed from a model's prefix cache. `added` and `removed` are
+    concatenations of the first 8 bytes of each page's key (`memory.page_key`). If `is_whole` is
+    set, `added` replaces all keys that were sent before."""
 
     model: str
     added: bytes
@@ -528,14 +550,14 @@ class CachedPages(msgspec.Struct, frozen=True, tag="cached"):
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
-    """Heartbeat sent every `PULSE_PERIOD_S` by the event loop that also carries all other frames. A
-    worker that sends nothing is stopped, stuck or unreachable."""
+    """Heartbeat, sent every `PULSE_PERIOD_S` seconds by the event loop that also sends all other
+    frames. A worker that sends no frame has stopped, is stuck or is unreachable."""
 
     step_age_s: float = 0.0
     """Seconds since the engine's current step began; 0 while the engine waits for work."""
     num_received: int = 0
-    """Number of frames received from this gateway, including its Hello. If this number stays below
-    the number of frames sent, the gateway's frames do not arrive."""
+    """Number of frames that the worker has received from this gateway, including its Hello. If the
+    number stays below the number of frames sent, the gateway's frames do not arrive."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -559,8 +581,8 @@ def common_version(own: Hello, peer: Hello) -> int | None:
 
 
 def version_needed(logprobs: int | None, logprob_token_ids: tuple[int, ...]) -> int:
-    """Returns the oldest version whose workers answer a `Generate` with these parameters as
-    intended. Version 6 supports neither named alternatives nor `ALL_TOKENS`."""
+    """Returns the oldest protocol version whose workers handle a `Generate` with these parameters
+    correctly. Version 6 supports neither `logprob_token_ids` nor `ALL_TOKENS`."""
     return 7 if logprob_token_ids or logprobs == ALL_TOKENS else OLDEST_VERSION
 
 

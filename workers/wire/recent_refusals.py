@@ -1,4 +1,5 @@
-"""Cache of recent refusals, so that a refused grammar is refused again without being compiled."""
+"""Cache of recent refusals, so that a grammar that was refused is refused again without another
+compilation."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ R = TypeVar("R")
 
 
 class RecentRefusals(Generic[R]):
-    """Reasons of recent refusals, by digest of the refused object. Thread-safe."""
+    """Cache of the reasons of recent refusals, by digest of the refused object. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,8 +25,8 @@ class RecentRefusals(Generic[R]):
         """Time and reason of each refusal, the oldest first."""
 
     def find(self, key: bytes) -> R | None:
-        """Returns why the object was refused in the last minute, or None if it was not. key: digest
-        of the object."""
+        """Returns the reason why the object was refused in the last minute, or None if it was not
+        refused. key: digest of the object."""
         with self._lock:
             found = self._reasons.get(key)
         if found is None or self._clock() - found[0] >= REMEMBERED_S:

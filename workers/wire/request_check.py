@@ -17,13 +17,14 @@ from workers.wire.protocol import (
 MAX_NAMED = 128
 """Maximum number of `logprob_token_ids` of a request."""
 MAX_LABELS = 64
-"""Maximum number of labels of a request. The labels' logits are copied to the host."""
+"""Maximum number of labels of a request. It is limited because the labels' logits are copied to the
+host."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits of one model's requests. max_pages: maximum KV pages of one sequence. end_tokens: end
-    tokens of the model."""
+    """Limits of the requests to one model. max_pages: maximum number of KV pages of one sequence.
+    end_tokens: the model's end tokens."""
 
     max_model_len: int
     max_pages: int
@@ -32,8 +33,8 @@ class RequestLimits:
 
 
 def check_request(request: Generate, limits: RequestLimits) -> tuple[ErrorCode, str] | None:
-    """Returns the error code and message of a refused request, or None if the model can run the
-    request. Thread-safe."""
+    """Returns None if the model can run the request, and otherwise the error code and the message
+    of the refusal. Thread-safe."""
     message = _refusal(request, limits)
     if message is not None:
         return ErrorCode.INVALID, message
@@ -52,7 +53,7 @@ def check_request(request: Generate, limits: RequestLimits) -> tuple[ErrorCode, 
 
 
 def _refusal(request: Generate, limits: RequestLimits) -> str | None:
-    """Returns why the request is invalid, or None if it is valid."""
+    """Returns the reason why the request is invalid, or None if it is valid."""
     params, tokens, vocab_size = request.params, request.tokens, limits.vocab_size
     if request.weight < 1:
         return "the weight must be at least 1"
@@ -78,7 +79,7 @@ def _refusal(request: Generate, limits: RequestLimits) -> str | None:
 
 
 def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
-    """Returns why the parameters do not fit the kind of output, or None if they do."""
+    """Returns the reason why the parameters do not fit the kind of output, or None if they fit."""
     if kind is OutputKind.GENERATE and params.max_tokens < 1:
         return "max_tokens must be at least 1"
     if kind is OutputKind.SCORE and params.max_tokens != 0:
@@ -91,7 +92,8 @@ def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
 
 
 def _logprobs_refusal(params: SamplingParams, vocab_size: int) -> str | None:
-    """Returns why the requested log-probabilities cannot be computed, or None if they can."""
+    """Returns the reason why the requested log-probabilities cannot be computed, or None if they
+    can."""
     named = params.logprob_token_ids
     if not named:
         return None
@@ -103,7 +105,7 @@ def _logprobs_refusal(params: SamplingParams, vocab_size: int) -> str | None:
 
 
 def _rules_refusal(request: Generate, vocab_size: int) -> str | None:
-    """Returns why tokens cannot be drawn by the request's rules, or None if they can."""
+    """Returns the reason why the request's token rules are invalid, or None if they are valid."""
     rules = request.params.rules
     if rules is None:
         return None
@@ -118,7 +120,7 @@ def _rules_refusal(request: Generate, vocab_size: int) -> str | None:
 
 
 def _vector_refusal(request: Generate, vocab_size: int) -> str | None:
-    """Returns why the requested vector cannot be computed, or None if it can."""
+    """Returns the reason why the requested vector cannot be computed, or None if it can."""
     labels = request.labels
     if not labels:
         return None
@@ -130,8 +132,9 @@ def _vector_refusal(request: Generate, vocab_size: int) -> str | None:
 
 
 def _resumption_refusal(request: Generate, end_tokens: frozenset[int]) -> str | None:
-    """Returns why a sequence that another worker began cannot be resumed, for example because it
-    has already generated an end token. Returns None if it can be resumed, or is new."""
+    """Returns the reason why a sequence that another worker began cannot be resumed, for example
+    that it has already generated an end token. Returns None if the sequence can be resumed, or is
+    new."""
     if not request.num_resumed:
         return None
     params, resumed = request.params, request.tokens[-request.num_resumed :]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 class TransportError(Exception):
-    """Failure of a connection, or of opening one."""
+    """Error raised if a connection cannot be opened, or fails."""
 
 
 class ConnectionLost(TransportError): ...
@@ -40,8 +40,8 @@ class InsecureTransport(TransportError): ...
 
 @dataclass(frozen=True, slots=True)
 class MutualTLS:
-    """PEM files of a process: its certificate and key, and the certificate authority that signs the
-    peers' certificates."""
+    """Paths of a process's PEM files: its certificate, its key, and the certificate of the
+    authority that signs the peers' certificates."""
 
     certificate: Path
     key: Path
@@ -64,14 +64,15 @@ class MutualTLS:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Protection of TCP connections, which need `tls` unless `insecure` is set. Not used for Unix
-    sockets."""
+    """Protection of TCP connections. They require `tls` unless `insecure` is set. Unix sockets
+    ignore these settings."""
 
     tls: MutualTLS | None = None
     insecure: bool = False
     gateways: tuple[str, ...] = ()
-    """Patterns of certificate names from which a worker accepts TLS connections. If empty, the
-    worker refuses all gateways."""
+    """Patterns of certificate names. A worker accepts TLS connections only from gateways whose
+    certificate has a matching name, and from none if there are no patterns."""
     workers: tuple[str, ...] = ()
-    """Patterns of certificate names, one of which a worker's certificate must match. If empty, a
-    gateway checks only that the certificate is for the worker's address."""
+    """Patterns of certificate names. A gateway connects only to workers whose certificate has a
+    matching name. If there are no patterns, it checks only that the certificate is for the worker's
+    address."""

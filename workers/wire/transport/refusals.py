@@ -10,12 +10,12 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 REPEAT_S = 600.0
-"""Seconds until the same refusal of the same peer is logged again."""
+"""Seconds after which the same refusal of the same peer is logged again."""
 MAX_REMEMBERED = 256
-"""Maximum number of remembered refusals. Each is identified by its peer and its reason."""
+"""Maximum number of remembered refusals. A refusal is identified by its peer and its reason."""
 WINDOW_S = 60.0
 MAX_LINES = 20
-"""Maximum number of log lines in `WINDOW_S`; further refusals are only counted."""
+"""Maximum number of log lines in `WINDOW_S` seconds. Further refusals are only counted."""
 
 UNKNOWN_AUTHORITY = "its certificate is not signed by the authority in transport_authority"
 VERIFY_FAILURES = {
@@ -27,7 +27,8 @@ VERIFY_FAILURES = {
     21: UNKNOWN_AUTHORITY,
     26: "its certificate is not meant for clients (extended key usage)",
 }
-"""Reason of a refusal for each X509_V_ERR code of OpenSSL."""
+"""Explanation, for the log, of each error code with which OpenSSL rejects a peer's certificate
+(X509_V_ERR)."""
 PLAIN_TEXT = "it speaks plain text, and this port speaks TLS"
 SSL_FAILURES = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has shown no certificate",
@@ -36,7 +37,7 @@ SSL_FAILURES = {
     "HTTPS_PROXY_REQUEST": PLAIN_TEXT,
     "WRONG_VERSION_NUMBER": PLAIN_TEXT,
 }
-"""Reason of a refusal for each SSL_R name of OpenSSL."""
+"""Explanation, for the log, of each OpenSSL error that ends a TLS handshake (SSL_R), by name."""
 LEFT = (
     "it closed the connection during the handshake. Perhaps it does not accept this worker's"
     " certificate, for its authority, dates or name; its own log says why"
@@ -44,7 +45,7 @@ LEFT = (
 
 
 def why_no_handshake(error: OSError) -> str:
-    """Returns the reason why a TLS handshake failed, as a text for the log."""
+    """Returns the reason why a TLS handshake failed, as text for the log."""
     match error:
         case ssl.SSLCertVerificationError(verify_code=code, verify_message=detail):
             return f"{VERIFY_FAILURES.get(code, 'its certificate is not accepted')} ({detail})"
@@ -54,13 +55,14 @@ def why_no_handshake(error: OSError) -> str:
                 return f"it does not accept this worker's certificate or TLS ({words})"
             return SSL_FAILURES.get(reason, words)
         case _:
-            # If the peer closes the connection, the error has no text.
+            # The error has no text if the peer has closed the connection.
             return str(error) or LEFT
 
 
 class RefusalLog:
     """Log of refused peers, limited so that no peer can fill it. The same refusal of the same peer
-    is logged again only after `REPEAT_S`, and there are at most `MAX_LINES` lines in `WINDOW_S`."""
+    is logged again only after `REPEAT_S` seconds, and at most `MAX_LINES` lines are logged in
+    `WINDOW_S` seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,8 +74,8 @@ class RefusalLog:
         """Number of refusals in this window that were not logged because of `MAX_LINES`."""
 
     def refuse(self, peer: str, reason: str) -> None:
-        """Logs that the peer is refused, unless the same refusal was logged recently, or there are
-        too many lines in this window."""
+        """Logs that the peer is refused, unless the same refusal was logged recently or the current
+        window already has `MAX_LINES` lines."""
         now, key = self._clock(), (peer, reason)
         if now - self._logged.get(key, -REPEAT_S) < REPEAT_S:
             return

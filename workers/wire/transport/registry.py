@@ -1,4 +1,4 @@
-"""Selection of the transport by address, and the exchange of Hellos."""
+"""Selects the transport by the address, and exchanges Hellos."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ HELLO_TIMEOUT_S = 10.0
 
 
 async def connect(address: str, security: Security = Security()) -> GatewayConnection:  # noqa: B008
-    """Opens a connection. Raises OSError if no peer answers, ConnectionLost after
-    `CONNECT_TIMEOUT_S`, InsecureTransport, PeerRefused, and ValueError for a malformed address."""
+    """Opens a connection. Raises OSError if no peer answers, ConnectionLost if there is no
+    connection after `CONNECT_TIMEOUT_S` seconds, InsecureTransport or PeerRefused if the security
+    settings forbid the connection, and ValueError for a malformed address."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if _is_unix(address):
@@ -39,15 +40,17 @@ async def listen(
     security: Security = Security(),  # noqa: B008
 ) -> Listener:
     """Listens on the address and serves each connection with `accept`. Raises OSError if the
-    address is in use, InsecureTransport, and ValueError for a malformed address."""
+    address is in use, InsecureTransport if TCP is used without the required security, and
+    ValueError for a malformed address."""
     if _is_unix(address):
         return await listen_unix(address, accept)
     return await listen_tcp(address, accept, security)
 
 
 async def exchange_hello(connection: GatewayConnection | WorkerConnection, own: Hello) -> Hello:
-    """Sends this side's Hello and returns the peer's. Raises ProtocolMismatch, PeerRefused if the
-    peer refuses this side, or any other TransportError."""
+    """Sends this side's Hello and returns the peer's Hello. Raises ProtocolMismatch if both sides
+    support no common version, PeerRefused if the peer refuses this side, or any other
+    TransportError."""
     connection.send(own)
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):

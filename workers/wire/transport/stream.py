@@ -1,4 +1,5 @@
-"""Length-prefixed msgpack frames over asyncio streams: Unix sockets and TCP."""
+"""Connections that carry length-prefixed msgpack frames over asyncio streams: Unix sockets and
+TCP."""
 
 from __future__ import annotations
 
@@ -32,17 +33,17 @@ Received = TypeVar("Received")
 
 LENGTH_BYTES = 4
 READ_LIMIT = 1 << 20
-"""Limit in bytes of a stream's read buffer. Reading from the socket pauses while the buffer holds
-more than twice the limit, so that the peer must wait."""
+"""Limit in bytes of a stream's read buffer. While the buffer holds more than twice as many bytes,
+nothing is read from the socket, so that the peer must wait."""
 REFUSAL_S = 5.0
-"""Seconds that a refused peer has to send its first frame before the connection is closed."""
+"""Maximum seconds to wait for the first frame of a refused peer before the connection is closed."""
 TCP_SILENCE_S = 10
-"""Seconds without an acknowledgement after which a TCP peer is considered gone."""
+"""Seconds without an acknowledgement after which a TCP peer counts as unreachable."""
 
 
 class Connection(Generic[Sent, Received]):
-    """Connection that carries ordered messages in both directions. It is used in one event loop,
-    and only one task may receive."""
+    """Connection that carries messages in order, in both directions. Used in one event loop. Only
+    one task may receive."""
 
     def __init__(
         self,
@@ -59,13 +60,13 @@ class Connection(Generic[Sent, Received]):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Bytes accepted by `send` and not yet passed to the operating system. Senders must check
-        it to bound the memory, because `send` never waits."""
+        """Bytes that `send` has accepted and that have not been passed to the operating system.
+        Senders must check this number to limit memory use, because `send` never waits."""
         return self._writer.transport.get_write_buffer_size()
 
     def send(self, message: Sent) -> None:
-        """Queues the message and never waits. Raises FrameTooLarge, which leaves the connection
-        usable, or ConnectionLost."""
+        """Queues the message and never waits. Raises ConnectionLost, or FrameTooLarge. After
+        FrameTooLarge, the connection can still be used."""
         if self._writer.is_closing():
             raise ConnectionLost("the connection is closed")
         payload = self._encoder.encode(message)
@@ -77,8 +78,8 @@ class Connection(Generic[Sent, Received]):
     async def receive(self) -> Received | None:
         """Returns the next message, or None if the peer closed its side between two frames.
 
-        Raises ConnectionLost, MalformedFrame, or FrameTooLarge before it reads the frame. Each of
-        these errors closes the connection.
+        Raises ConnectionLost, MalformedFrame or FrameTooLarge, and closes the connection in each of
+        these cases. A frame that is too large is not read.
         """
         try:
             return await self._receive()
@@ -136,8 +137,8 @@ def _worker_end(reader: StreamReader, writer: StreamWriter) -> WorkerConnection:
 
 
 class StreamListener:
-    """Listener of an asyncio server. `close` also deletes the file of a Unix socket. address:
-    address to connect to, with the actual port if port 0 was requested."""
+    """Listener of an asyncio server. address: address to which peers connect, with the actual port
+    if port 0 was requested. `close` also deletes the file of a Unix socket."""
 
     def __init__(self, server: asyncio.Server, address: str, path: Path | None = None) -> None:
         self.address = address
@@ -159,7 +160,8 @@ async def connect_unix(address: str) -> GatewayConnection:
 
 
 async def listen_unix(address: str, accept: Accept) -> Listener:
-    """Listens on `unix:/path`. Only the socket's owner can connect (mode 0600)."""
+    """Listens on `unix:/path`. Only the socket's owner can connect, because the socket has mode
+    0600."""
 
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         await accept(_worker_end(reader, writer))
@@ -171,7 +173,7 @@ async def listen_unix(address: str, accept: Accept) -> Listener:
 
 def bind_private(path: Path) -> socket.socket:
     """Binds a Unix socket of mode 0600, replacing a stale socket. Raises OSError if the path is
-    another kind of file, or a socket that another process serves.
+    another kind of file, or a socket on which another process listens.
 
     No peer can connect before the mode is set, because the socket does not listen yet.
     """
@@ -192,12 +194,13 @@ def bind_private(path: Path) -> socket.socket:
 def _is_served(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
-        # If the backlog of a listening socket is full, connecting to it fails with EAGAIN.
+        # Connecting to a listening socket whose backlog is full fails with EAGAIN.
         return sock.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
 async def connect_tcp(address: str, security: Security) -> GatewayConnection:
-    """Connects to `tcp://host:port`, with mutual TLS unless `Security.insecure`."""
+    """Connects to `tcp://host:port`, with mutual TLS if `Security.tls` is set. Raises
+    InsecureTransport if it is not set, unless `Security.insecure` permits plain TCP."""
     _require_security(address, security)
     host, port = _host_and_port(address)
     context = security.tls.client_context() if security.tls else None
@@ -213,7 +216,8 @@ async def connect_tcp(address: str, security: Security) -> GatewayConnection:
 
 
 async def listen_tcp(address: str, accept: Accept, security: Security) -> Listener:
-    """Listens on `tcp://host:port`, with mutual TLS unless `Security.insecure`."""
+    """Listens on `tcp://host:port`, with mutual TLS if `Security.tls` is set. Raises
+    InsecureTransport if it is not set, unless `Security.insecure` permits plain TCP."""
 
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         _tune(writer)
@@ -238,8 +242,9 @@ async def listen_tcp(address: str, accept: Accept, security: Security) -> Listen
 
 
 async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None:
-    """Sends the reason of the refusal and closes the connection. First reads the peer's first
-    frame, because closing with unread data would reset the connection and lose the reason."""
+    """Sends the reason of the refusal and closes the connection. Reads the peer's first frame
+    before, because closing a connection with unread data would reset it, and the peer would not
+    receive the reason."""
     with contextlib.suppress(TransportError, TimeoutError):
         async with asyncio.timeout(REFUSAL_S):
             await connection.receive()
@@ -248,7 +253,7 @@ async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None
 
 
 def _tune(writer: StreamWriter) -> None:
-    """Sends small frames without delay, and makes the kernel close the connection if the peer
+    """Makes the kernel send small frames without delay, and close the connection if the peer
     becomes unreachable."""
     sock: socket.socket = writer.get_extra_info("socket")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -21,14 +21,15 @@ HANDSHAKE_S = 10.0
 ACCEPT_AGAIN_S = 0.5
 """Seconds to pause after `accept` fails, for example because no file descriptor is free."""
 KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP"}
-"""Kinds of subject alternative names: Python's name of each kind, and the prefix of patterns."""
+"""Prefix that patterns use for each kind of subject alternative name, by Python's name of the
+kind."""
 
 Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
 
 def check_peer(writer: StreamWriter, patterns: Sequence[str], setting: str) -> None:
     """Raises PeerRefused unless a subject alternative name of the peer's certificate matches a
-    pattern. setting: name of the setting that holds the patterns, for the message."""
+    pattern. setting: name of the setting that has the patterns, for the error message."""
     names = names_of(writer.get_extra_info("peercert"))
     if not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
         shown = ", ".join(names[:8]) or "no name"
@@ -36,14 +37,14 @@ def check_peer(writer: StreamWriter, patterns: Sequence[str], setting: str) -> N
 
 
 def names_of(certificate: dict[str, Any] | None) -> list[str]:
-    """Returns the certificate's subject alternative names in the form that patterns have, such as
+    """Returns the certificate's subject alternative names, written as in patterns, such as
     `DNS:gw-1` and `IP:10.0.0.7`."""
     names = (certificate or {}).get("subjectAltName", ())
     return [f"{KINDS[kind]}:{value}" for kind, value in names if kind in KINDS]
 
 
 class ServerContext:
-    """TLS context of a listener, which is rebuilt when the certificate files change."""
+    """TLS context of a listener. The context is rebuilt when the certificate files have changed."""
 
     def __init__(self, tls: MutualTLS) -> None:
         self._tls = tls
@@ -51,8 +52,8 @@ class ServerContext:
         self._context = tls.server_context()
 
     def current(self) -> ssl.SSLContext:
-        """Returns the context, rebuilt if files have changed. If the files are unusable, such as
-        while they are being replaced, returns the last context."""
+        """Returns the context, rebuilt if the certificate files have changed. If the files cannot
+        be used, for example while they are being replaced, returns the last context."""
         try:
             versions = _versions(self._tls)
             if versions != self._versions:
