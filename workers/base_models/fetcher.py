@@ -1,4 +1,4 @@
-"""Fetches of the catalog's base models to this machine, on a thread."""
+"""Fetches the catalog's base models to this machine on a separate thread."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class ModelFetcher:
         clock: Callable[[], float],
     ) -> None:
         """build: function that fetches the model with a digest from the store and builds it under a
-        name. It may be slow, and leaves nothing behind if it raises. thread: executor of `build`.
-        is_final: whether an error means that this worker's configuration cannot serve the model."""
+        name. It may be slow, and frees all that it has built if it raises. thread: executor of
+        `build`. is_final: function that returns whether an error of `build` means that this
+        worker's configuration cannot serve the model."""
         self._build = build
         self._thread = thread
         self._is_final = is_final
@@ -50,7 +51,7 @@ class ModelFetcher:
 
     @property
     def is_first_try(self) -> bool:
-        """Whether any running fetch has not failed before."""
+        """Whether a model is being fetched whose fetch has not failed before."""
         return any(f.future is not None and not f.error for f in self.fetches.values())
 
     def fetch(self, digest: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Loads and unloads of weights on a thread, while the engines continue."""
+"""Loads and frees weights on a separate thread, while the engines continue to run steps."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class ModelLoader:
         self._thread = thread
 
     def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
-        """Starts to load weights into the image, or to the device if that is None. The extents of
-        the weights must have been allocated."""
+        """Starts to load weights into the image, or to the device if the image is None. The extents
+        of the weights must have been allocated."""
         return Load(self._thread, partial(self.load_here, plan, image))
 
     def load_here(

@@ -1,12 +1,13 @@
-"""Policy that decides which base models are on the device.
+"""Policy that decides which base models are on the device. A model's place changes as follows:
 
     host --> gathering --> loading --> device <--> draining --> host
 
 A model with waiting requests is loaded at once if there is room. Otherwise the model that has been
-idle for the longest time is unloaded. If no model is idle, a busy one is unloaded, but only after
-it has stayed `MIN_LOADS` times its load time, which bounds the time lost to loading, or if the wait
-is too long. A busy model drains first: it admits no sequences, and its running sequences may
-finish. At a deadline they are preempted, and resume after the model's next load.
+idle for the longest time is unloaded. If no model is idle, a busy model is unloaded once it has
+stayed `MIN_LOADS` times its load time, which bounds the time lost to loading, or earlier if
+requests have waited too long. A busy model drains first: it admits no more sequences, and its
+running sequences may finish. Sequences that still run at a deadline are preempted, and resume after
+the model's next load.
 
 The policy only computes with numbers of extents and times. The caller executes its orders.
 """
@@ -25,7 +26,8 @@ MIN_LOADS = 10.0
 """A busy model stays at least this many times its load time, so that at most 1 / (1 + MIN_LOADS) of
 the time is spent on loading, unless another model has waited too long."""
 LEAST_STAY_S = 0.25
-"""Minimum seconds that a model stays before it is unloaded because another has waited too long."""
+"""Minimum seconds that a busy model stays on the device before it is unloaded because requests of
+another model have waited too long."""
 SETTLE_S = 1.0
 """Seconds after the preemption of all other models' sequences until a model that still lacks memory
 is considered unsatisfiable."""
@@ -138,8 +140,9 @@ class ModelResidency:
     """Policy for all models of a worker, with one load at a time. capacity: number of extents for
     weights and KV together.
 
-    A request waits for its model at most max_wait_s plus, for its own model and for each model that
-    has waited longer, the minimum stay of the model unloaded for it, max_drain_s and the load time.
+    A request waits for its model at most max_wait_s plus the time of one swap for its own model and
+    one for each model that has waited longer. A swap takes the minimum stay of the model that is
+    unloaded, max_drain_s, and the load time of the model that is loaded.
     """
 
     def __init__(
@@ -291,7 +294,8 @@ class ModelResidency:
 
     def _press(self, claim: ModelState, now: float, orders: Orders) -> None:
         """Frees KV memory that other models' sequences occupy. After a wait of `patience_s`, the
-        other models admit no sequences. `max_drain_s` later, their sequences are preempted."""
+        other models admit no more sequences. After another `max_drain_s`, their running sequences
+        are preempted."""
         patience_s = self._max_wait_s
         if claim.tier == "gathering":
             patience_s = min(patience_s, MIN_LOADS * claim.load_s)

@@ -41,9 +41,9 @@ class ServedModel(ModelInstance):
     read_s: float = 0.0
     """Seconds of the last load that read the weights from disk."""
     reuse: Reuse = field(default_factory=Reuse)
-    """Recent loads of the model."""
+    """Count of recent loads, from which the expected reuse of the model is estimated."""
     load: Load | None = None
-    """Running load of the model's weights from disk."""
+    """Running load of the model's weights from disk, or None."""
     copy_begun_s: float | None = None
     """Start time of the copy to the device that is in progress, or None."""
     error: str = ""
@@ -62,8 +62,8 @@ class ServedModel(ModelInstance):
 
     @property
     def demand(self) -> Demand:
-        """Work of the engine, and memory that its first waiting sequence needs in total, including
-        pages that its adapter's bytes would take."""
+        """Work of the engine. `num_extents` is the memory that the first waiting sequence needs in
+        total: pages for its tokens, and memory for the part of its adapter that is not loaded."""
         scheduler = self.engine.scheduler
         pages, first, num_pages = scheduler.kv.pool, scheduler.policy.first_waiting, 0
         if first is not None:
@@ -78,7 +78,7 @@ class ServedModel(ModelInstance):
         )
 
     def refusal(self, now: float) -> str | None:
-        """Returns why requests should not wait for the model now, or None."""
+        """Returns why requests should not wait for the model now. Returns None if they may wait."""
         if self.state.is_unloaded:
             return "the base model is unloaded"
         if self.error and now < self.state.retry_s:

@@ -1,4 +1,5 @@
-"""Base models that a worker serves: registers them, and executes the residency policy's orders."""
+"""Registers the base models that a worker serves, and loads and unloads them as the residency
+policy orders."""
 
 from __future__ import annotations
 
@@ -40,12 +41,12 @@ class ServedModels:
         host: Tier[str],
         clock: Callable[[], float],
     ) -> None:
-        """models: registered models by digest. Only this object changes it, with the memory lock
-        held; other threads may look up a model. memory: the memory lock. host: sizes of the packed
-        weights that are kept in host memory, by digest."""
+        """models: registered models by digest. Only this object changes the dict, with the memory
+        lock held; other threads may look up a model. memory: the memory lock. host: sizes of the
+        packed weights that are kept in host memory, by digest."""
         self.models = models
         self.active: dict[str, ServedModel] = {}
-        """Models that are not idle. Idle models cost no time in a step."""
+        """Models that are not idle. Other models are left out of the work for each step."""
         self._residency = residency
         self._weights = weights
         self._memory = memory
@@ -71,7 +72,7 @@ class ServedModels:
         self._apply_catalog(model)
 
     def activate(self, digest: str) -> None:
-        """Called when a registered model receives work."""
+        """Marks a registered model as active. Called when the model receives work."""
         self.active[digest] = self.models[digest]
 
     def load_now(self, digest: str, progress: ByteProgress) -> bool:
@@ -218,8 +219,8 @@ class ServedModels:
 
     def _keep(self, model: ServedModel, runner: ModelRunner) -> None:
         """Keeps the packed weights in host memory. To make room, drops packed weights of models
-        that are not on the device, preferring a low read time per byte, weighted by expected reuse.
-        If there is not enough room, the model's own packed weights are dropped at its unload."""
+        that are not on the device, the lowest read time per byte times expected reuse first. If
+        that makes too little room, this model's packed weights are dropped when it is unloaded."""
         now = self._clock()
 
         def worth(digest: str) -> float:
@@ -261,8 +262,8 @@ class ServedModels:
         self._residency.loaded(model.digest, load_s)
 
     def _leave(self, model: ServedModel) -> list[Event]:
-        """Unloads the model. Its sequences resume after the next load; pages stay in the prefix
-        cache, and adapters on the host."""
+        """Unloads the model. Its sequences resume after the next load. In the meantime, its KV
+        pages stay in the prefix cache, and its adapters stay in host memory."""
         events = model.engine.suspend()
         with self._memory:
             self._verifier.put_back(model.digest)

@@ -17,8 +17,8 @@ class RequestMeter:
         self._num_tokens = 0
         """Number of tokens that the current step has generated."""
         self._intervals: dict[float, int] = {}
-        """Number of sequences that the current step gave a token, by the time of their previous
-        token in seconds."""
+        """Number of sequences that received a token from the current step, by the time of their
+        previous token in seconds."""
         # Adding 0 creates each time series, so that Prometheus's `rate()` counts the first event.
         for counter, values in (
             (engine_metrics.requests, FinishReason),
@@ -50,8 +50,8 @@ class RequestMeter:
         self._intervals.clear()
 
     def on_end(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> None:
-        """Records the end of a request. Aborted and failed requests are only counted, because the
-        durations of aborted ones depend on the client."""
+        """Records the end of a request. Aborted and failed requests are only counted, without their
+        durations. The duration of an aborted request depends on the client."""
         if sequence.connection < 0:
             return
         labels = self._labels

@@ -46,7 +46,7 @@ class EngineReport:
         self._pool = pool
         self._ring = ring
         self._meter = RequestMeter(info.name)
-        # Attributes instead of methods, which saves a call per token.
+        # Set as attributes instead of defined as methods, which saves a call per token.
         self.on_tokens, self.on_end = self._meter.on_tokens, self._meter.on_end
         self._decode_steps = RecentRatio()
         """Mean seconds of recent steps without prefill."""
@@ -116,7 +116,7 @@ class EngineReport:
         )
 
     def adapters(self) -> list[AdapterStatus]:
-        """Returns the adapters that the pool knows, then others whose last load failed."""
+        """Returns the adapters that the pool knows, then other adapters whose last load failed."""
         entries, loads = self._pool.entries, self._pool.loads
         errors = {
             digest: (error.code, str(error)) for digest, error in loads.failures.faults.items()

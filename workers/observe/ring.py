@@ -1,4 +1,4 @@
-"""Ring of a worker's most recent steps, for tests, benchmarks and the live view."""
+"""Ring buffer of a worker's most recent steps, for tests, benchmarks and the live view."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ STEP = np.dtype(
         ("update_us", "i4"),
     ]
 )
-"""Record of one step. The `*_us` fields add up to the step's duration without the emission of its
-output. If the step was launched while the previous one was in flight, they add up to the host's
-time for the step, in which `sample_us` includes the wait for the step's end."""
+"""Record of one step. The sum of the `*_us` fields is the step's duration without the time to send
+its output. If the step was launched while the previous step was in flight, the sum is the host's
+time for the step, and `sample_us` includes the time that the host waits for the step's end."""
 
 
 class StepRing:
-    """Ring of step records, written by the engine thread and read by any thread. A reader may see
-    the newest record half written."""
+    """Ring buffer of step records, written by the engine thread and read by any thread. A reader
+    may see a half-written record."""
 
     def __init__(self) -> None:
         self._records = np.zeros(CAPACITY, STEP)

@@ -1,11 +1,12 @@
-"""Pending sequences in fair order: service classes with guaranteed shares, and in each class
-tenants by weighted virtual token counters (VTC, arXiv:2401.00588). No tensors and no clock.
+"""Keeps pending sequences in fair order. Service classes have guaranteed shares, and the tenants of
+a class are ordered by weighted virtual token counters (VTC, arXiv:2401.00588).
 
-Work is charged to its class, in tokens divided by the class's share, and to its tenant in that
-class, in tokens divided by the tenant's weight. The class with the least charge is next, and in it
-the tenant with the least charge. Unused shares go to the other classes and tenants. When an idle
-tenant has pending sequences again, its counter is raised to the lowest counter of the other tenants
-with pending sequences, so that idleness earns no credit.
+Work is charged to the counter of its class, in tokens divided by the class's share, and to the
+counter of its tenant in that class, in tokens divided by the tenant's weight. The class with the
+lowest counter is next, and in this class the tenant with the lowest counter. Unused shares go to
+the other classes and tenants. When an idle tenant has pending sequences again, its counter is
+raised to the lowest counter of the other tenants with pending sequences, so that idleness earns no
+credit.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from workers.scheduling.tenant_queue import NO_LOAD, TERMS, Load, Turn
 from workers.wire.protocol import ServiceClass
 
 MAX_PASSED = 64
-"""Number of consecutive sequences of one tenant that may get no tokens before the tenant's other
-sequences are left to the next step. Bounds the time that scheduling takes."""
+"""Maximum number of consecutive sequences of one tenant that get no tokens in a step. After them,
+the tenant's other sequences are left to the next step, which bounds the time of scheduling."""
 
 TenantQueue = tenant_queue.TenantQueue[Sequence]
 ClassQueue = tenant_queue.ClassQueue[Sequence]
@@ -40,7 +41,8 @@ class FairQueue:
         self.classes = {service_class: ClassQueue(terms) for service_class, terms in TERMS.items()}
         self.waiting = NO_LOAD
         self._floor = 0.0
-        """Counter of the class that was the last to have pending sequences."""
+        """Counter of the class that was the last to have pending sequences. Used while no class has
+        any."""
         self._of_prompt: dict[bytes, dict[Sequence, None]] = {}
         """Pending sequences by the key of their prompt, in the order in which they were queued. A
         prompt is computed for the first sequence; the others find it in the prefix cache."""
@@ -137,9 +139,10 @@ class FairQueue:
         return min(counters, default=self._floor)
 
     def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
-        """Returns the waiting work, including the tenant's load `own`, that will be done until
-        `own` is done, if no more work is queued. Every other tenant or class has work done until
-        its counter reaches the counter that this tenant or class will have then."""
+        """Returns the waiting load that will be computed until the tenant's load `own` is computed,
+        if no more requests are queued. Includes `own`. The other tenants' part is the load that is
+        computed before their counters reach the counter that this tenant will have in the end. The
+        other classes' part is determined in the same way by the counters of the classes."""
         ours = tenant.class_queue
         counter = tenant.counter if tenant.pending else max(tenant.counter, ours.least)
         end = counter + own.num_tokens / tenant.weight
@@ -222,8 +225,9 @@ class FairQueue:
             self._forget_prompt(key, sequence)
 
     def _forget_prompt(self, key: bytes, sequence: Sequence) -> None:
-        """Removes a sequence that is no longer pending from the sequences with its prompt. If it
-        was the first, the prompt is computed for the next sequence, whose load is counted again."""
+        """Removes a sequence that is no longer pending from the sequences with the same prompt. If
+        it was the first of them, the prompt will be computed for the next one, whose load is
+        therefore counted again."""
         same = self._of_prompt[key]
         was_first = next(iter(same)) is sequence
         del same[sequence]
@@ -253,8 +257,8 @@ class FairQueue:
 
 
 def _prompt_key(sequence: Sequence) -> bytes | None:
-    """Returns the key of the last page that another sequence with this prompt can compute for the
-    sequence. Returns None if the prompt is too short for such a page."""
+    """Returns the key of the last page that the sequence can share with other sequences of the same
+    prompt. Returns None if the prompt is too short for a page to be shared."""
     num_pages = (sequence.num_prompt - 1) // PAGE_TOKENS
     return sequence.page_keys[num_pages - 1] if num_pages else None
 

@@ -1,5 +1,5 @@
-"""Order of sequences in a step, and the limits of each tenant in it. The scheduler decides what
-fits.
+"""Decides in which order sequences get tokens in a step, and limits each tenant. The scheduler
+decides which sequences have enough memory to run.
 
 Three rules are applied:
 
@@ -45,8 +45,8 @@ class FairnessPolicy:
         max_batched_tokens: int,
         max_token_gap_s: float = MAX_TOKEN_GAP_S,
     ) -> None:
-        """max_token_gap_s: maximum seconds of a step that has generating sequences, which is
-        multiplied by the `gap_factor` of their class."""
+        """max_token_gap_s: maximum seconds of a step that has generating sequences. It is
+        multiplied by the `gap_factor` of the class of each sequence."""
         self.queue = queue = FairQueue()
         self.over_share = OverShare(queue, max_num_seqs)
         self.max_batched_tokens = max_batched_tokens

@@ -1,4 +1,4 @@
-"""Tenants over their share: which tenants they are, and the limits on them.
+"""Finds the tenants that use more than their share, and limits them.
 
 A tenant is over its share if it recently used more than its share plus the fraction `LEEWAY` of the
 shares of all other tenants with work. Four rules protect the other tenants:
@@ -18,8 +18,8 @@ from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn
 from workers.scheduling.sequence import Sequence
 
 RECENT_TOKENS = 4096.0
-"""Number of tokens after which earlier work counts 1/e in a tenant's `recent_part`. Tokens charged
-to all tenants are counted."""
+"""Number of tokens charged to all tenants after which earlier charges count 1/e in a tenant's
+`recent_part`."""
 LEEWAY = 0.25
 """Fraction of the other tenants' shares that a tenant may use beyond its own share before it counts
 as over its share."""
@@ -41,7 +41,7 @@ class OverShare:
         """Whether over-share tenants may start no more sequences in this step."""
 
     def record(self, tenant: TenantQueue, cost: float) -> None:
-        """Records work charged to the tenant, in tokens."""
+        """Records a charge to the tenant. cost: charge in tokens."""
         part = self._recent_part(tenant)
         tenant.recent_part = part - (1.0 - part) * math.expm1(-cost / RECENT_TOKENS)
         self._num_charged += cost

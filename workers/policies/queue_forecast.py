@@ -1,11 +1,11 @@
 """Forecast of the time until a waiting sequence has its first token.
 
-The forecast models the scheduler with mean requests and fractions of sequences. While sequences
-wait, each step has one token of every generating sequence and as many prompt tokens as the step
-budget permits. A sequence gets its first token once a slot is free for it, and all prompts before
-it and its own are computed. Measured inputs are the seconds of a step, the length of an answer, the
-fraction of the expected prompt tokens that are computed, and the factor by which a backlogged queue
-takes longer than predicted.
+The forecast is a simple model of the scheduler, in which all waiting requests have the mean length
+and numbers of sequences may be fractions. While sequences wait, each step has one token of every
+generating sequence and as many prompt tokens as the step budget permits. A sequence gets its first
+token once a slot is free for it and its prompt and all prompts before it are computed. Measured
+inputs are the seconds of a step, the length of an answer, the fraction of the expected prompt
+tokens that are computed, and the factor by which a backlogged queue takes longer than predicted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT = 0.97
 """Factor by which each new answer reduces the weight of earlier answers, and each new prompt the
 weight of earlier prompts."""
 SLOWDOWN_MEMORY_S = 10.0
-"""Decay time constant of the slowdown, in seconds."""
+"""Seconds after which earlier measurements of the slowdown count 1/e."""
 ASSUMED_S = 0.25
 """Seconds of backlog without slowdown that are added to the measured seconds, so that a short
 measurement has little effect."""
@@ -140,9 +140,9 @@ class QueueForecast:
         num_generated = [sequence.num_generated for sequence in sequences]
         num_answers = self._num_answers + len(sequences)
         answer = (self._num_answer_tokens + sum(num_generated)) / num_answers
-        # An answer longer than the mean is expected to have half of the mean left.
         answer = max(answer, self._num_answer_tokens / self._num_answers)
         num_left = [sequence.max_len - len(sequence.tokens) for sequence in sequences]
+        # Each running answer is expected to have at least half of a mean answer left.
         expected = [max(answer - number, answer / 2) for number in num_generated]
         tpot_s = min((sequence.terms.tpot_s for sequence in sequences), default=math.inf)
         gap_factor = min((sequence.terms.gap_factor for sequence in sequences), default=math.inf)
@@ -157,9 +157,9 @@ class QueueForecast:
         memory_tokens: float,
     ) -> float:
         """Returns the predicted seconds until a waiting sequence with these terms has its first
-        token, or 0 if no steps were measured. ahead: waiting work that is done until then,
-        including the sequence's own. num_begun: prompt tokens that running sequences have yet to
-        compute. memory_tokens: number of tokens whose KV fits into memory."""
+        token, or 0 if no steps were measured. ahead: load of the waiting sequences that run until
+        then, including the sequence itself. num_begun: prompt tokens that running sequences have
+        yet to compute. memory_tokens: number of tokens whose KV fits into memory."""
         request = self._mean_request(ahead, running.answer)
         num_running = len(running.releases)
         num_fitting = memory_tokens / max(request.length, 1.0)
@@ -199,9 +199,9 @@ class QueueForecast:
         running: RunningWork,
         terms: Terms,
     ) -> _Steps:
-        """Returns the steps with the number of generating sequences at which as many sequences
-        start as end. More generating sequences leave room for fewer prompt tokens in a step, so
-        that fewer sequences start. num_most: upper bound of the number of generating sequences."""
+        """Returns the mean step in the steady state, in which sequences start as fast as they end.
+        With more generating sequences, a step has room for fewer prompt tokens, so that sequences
+        start more slowly. num_most: upper bound of the number of generating sequences."""
         step_time, context = self._step_time, request.prompt / 2
         gap_s = self._max_token_gap_s * min(running.gap_factor, terms.gap_factor)
         tpot_s = min(running.tpot_s, terms.tpot_s, gap_s)

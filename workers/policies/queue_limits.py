@@ -1,10 +1,11 @@
-"""Bounds of a scheduler's queue: which requests it refuses, and when refused clients may retry.
+"""Decides which requests a scheduler's queue refuses, and when refused clients may retry.
 
 The queue is bounded in requests, in prompt tokens and in the time until a request's first token.
-Each tenant may fill its share. When the queue is full, a newcomer of a tenant within its share
-displaces the newest request of a tenant beyond its share. A request that would be late is refused
-when it arrives, or later as soon as it is predicted to be late, because steps take longer than
-predicted or other tenants have arrived. A sequence whose answer has begun is never refused.
+Each tenant may fill its share. When the queue is full, a newcomer displaces the newest request of
+the tenant that fills the largest fraction of its share, if the newcomer's tenant fills less. A
+request is refused when it arrives if its first token is predicted to be late. It is refused later
+if steps take longer than predicted, or requests of other tenants arrive, so that its first token
+will be late. A sequence whose answer has begun is never refused.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from workers.scheduling.tenant_queue import MAX_TENANTS, TERMS, Load
 from workers.wire.protocol import MAX_RETRY_S, ServiceClass
 
 CHECK_S = 0.25
-"""Seconds between checks whether waiting sequences are still in time."""
+"""Seconds between checks for waiting sequences whose first token will be late."""
 MAX_CHECKED = 8
-"""Maximum number of tenants per check. Only tenants with the most waiting tokens are checked."""
+"""Maximum number of tenants per check. The tenants with the most waiting tokens are checked."""
 ADMITTED_PART = 0.85
-"""Fraction of the maximum wait up to which a newcomer is admitted. It is below 1, because forecasts
-are inexact."""
+"""Fraction of the maximum wait. A newcomer whose predicted wait is longer is refused. The fraction
+is below 1, because forecasts are inexact."""
 LATE_PART = 0.95
-"""Fraction of the maximum wait beyond which a waiting sequence is refused."""
+"""Fraction of the maximum wait. A waiting sequence is late if its past wait plus its predicted wait
+is longer. Late sequences are refused, except for `SPARED_PART`."""
 SPARED_PART = 0.05
 """Fraction of the maximum wait. A waiting sequence whose first token is predicted within this time
 is not refused, even if it is late."""
@@ -63,7 +65,7 @@ class QueueLimits:
         self._memory_tokens = memory_tokens
         self._next_check_s = 0.0
         self._held_s = 0.0
-        """Time when no sequence could be admitted for the last time."""
+        """Last time when no sequence could be admitted, because the base model was unavailable."""
         self._next_retry_s: dict[tuple[ClassQueue, str], float] = {}
         """Latest retry time that was proposed to a refused tenant, by class and tenant."""
         self._max_retries = MAX_TENANTS
@@ -168,9 +170,9 @@ class QueueLimits:
         return self._forecast.seconds(ahead, num_begun, work, terms, memory_tokens)
 
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
-        """Returns refusals of waiting requests that make room for the newcomer. They are requests
-        of tenants that fill a larger fraction of their share. If these do not make enough room,
-        returns a refusal of the newcomer."""
+        """Returns refusals of waiting requests, so that there is room for the newcomer. Only
+        requests of tenants that fill a larger fraction of their share than the newcomer's tenant
+        are refused. Returns a refusal of the newcomer if that does not make enough room."""
         num_requests, num_tokens = 1, load_of(newcomer).num_tokens
         own = self._fullness(tenant, num_requests, num_tokens)
         victims: list[Sequence] = []
@@ -207,8 +209,8 @@ class QueueLimits:
         return best
 
     def _fullness(self, tenant: TenantQueue, num_requests: int, num_tokens: float) -> float:
-        """Returns the fraction of its share of the queue that the tenant fills if these numbers of
-        requests and tokens are added."""
+        """Returns the fraction of the tenant's share of the queue that is full after these numbers
+        of requests and tokens are added."""
         requests = (tenant.num_waiting + num_requests) / self._bounds.max_requests
         tokens = (tenant.waiting.num_tokens + num_tokens) / self._bounds.max_tokens
         return max(requests, tokens) / self._share(tenant)
@@ -224,9 +226,9 @@ class QueueLimits:
         is_full: bool = True,
     ) -> Refusal:
         """Returns a refusal of the sequence. Its retry time is the retry time of the tenant's
-        previous refusal, plus the seconds until one place becomes free. wait_s: predicted seconds
-        until one more request has its first token; None if not predicted yet. is_full: whether any
-        other request of the tenant would have been refused, too."""
+        previous refusal, plus the mean seconds until one of the tenant's places becomes free.
+        wait_s: predicted seconds until one more request of the tenant has its first token; None if
+        not predicted yet. is_full: whether the tenant's other requests would be refused, too."""
         wait_s = self._wait_with_s(sequence, tenant) if wait_s is None else wait_s
         pace_s = wait_s / (tenant.num_waiting + 1)
         last_s = self._next_retry_s.get((tenant.class_queue, tenant.tenant), now)

@@ -7,11 +7,12 @@ import math
 from workers.policies.step_cost import StepTime
 
 MIN_TOKENS = 64
+"""Number of prompt tokens that a step may have even if generated tokens are late, because otherwise
+no prompt would be computed under load. The step may have fewer if these prompt tokens would exceed
+both the maximum gap between two tokens and `MIN_PART`."""
 MIN_PART = 0.25
-"""Bounds of the prompt tokens that a step may have even if generated tokens are late, because
-otherwise no prompt would be computed under load. A step may have MIN_TOKENS of them, or fewer if
-they do not fit into the maximum gap between two tokens. It may exceed that gap by prompt tokens
-that take MIN_PART of the time of its generating sequences."""
+"""Fraction of the time of a step's generating sequences that the step may spend on `MIN_TOKENS`
+prompt tokens even if it then exceeds the maximum gap between two tokens."""
 
 
 class StepBudget:
@@ -19,9 +20,9 @@ class StepBudget:
 
     num_tokens: maximum number of prompt tokens. decode_s: predicted seconds of the step with
     generating sequences alone. over_share_s: maximum seconds of the step if it has prompts of
-    over-share tenants. seconds: maximum seconds of the step without a late token. max_gap_s:
-    maximum seconds of the step without too long a gap between two tokens, even if the previous
-    tokens were early.
+    over-share tenants. seconds: maximum seconds of the step so that no generated token is late.
+    max_gap_s: maximum seconds of the step so that no gap between two tokens is too long, even if
+    the earlier tokens were early.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class StepBudget:
         self._floor = int(max(min(MIN_TOKENS, step_time.tokens_within(floor_s, 0)), 1))
 
     def is_spent(self, *, is_over_share: bool) -> bool:
-        """Whether no tokens are left for prompts of tenants over their share, or of tenants within
-        their share if `is_over_share` is false."""
+        """Whether no tokens are left for a prompt. is_over_share: whether the prompt's tenant is
+        over its share."""
         is_late = is_over_share and self._floor <= 0 and self._over_share_s <= 0.0
         return self.num_tokens <= 0 or is_late
 

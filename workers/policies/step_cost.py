@@ -14,8 +14,8 @@ MEMORY = 0.995
 NUM_REMEMBERED = 1 / (1 - MEMORY)
 """Upper bound of the sum of all steps' weights, where the newest step has weight 1."""
 STALE_PART = 1 / 16
-"""Fraction of the remembered steps that must be new before the coefficients are computed again,
-because that takes as long as scheduling a sequence."""
+"""Fraction of the remembered steps that must be new before the coefficients are computed again.
+Computing them takes as long as scheduling a sequence, so it is not done for each step."""
 MIN_STEPS = 8
 """Number of measured steps before the first prediction. Fewer steps do not determine the three
 coefficients."""
@@ -23,9 +23,9 @@ UNITS = np.array([1.0, 1e2, 1e5])
 """Divisor of each feature (steps, tokens, attended positions), so that all features have a similar
 size in the equations."""
 RIDGE = 1e-9
-"""Regularisation of the coefficients towards zero, as a fraction of the largest product. It sets
-coefficients that the measured steps do not determine, and is far above the rounding error of a zero
-pivot."""
+"""Regularisation of the coefficients towards zero, as a fraction of the largest product. It makes
+the solution unique if the measured steps do not determine all coefficients. It is far larger than
+the rounding error of a pivot that should be zero."""
 RIDGE_OF_ONE = RIDGE * np.eye(3)
 
 
@@ -86,8 +86,8 @@ class StepTime:
         self._products = memory * self._products + (weights * features.T) @ features
         self._sums = memory * self._sums + weights @ features
         self._new = []
-        # The largest of the products is a square, because a product of two different features is
-        # not larger than both of their squares.
+        # The largest product is on the diagonal, because the product of two different features is
+        # at most the larger of their squares.
         matrix, sums = self._products + self._products.max() * RIDGE_OF_ONE, self._sums.copy()
         while (values := np.linalg.solve(matrix, sums)).min() < 0.0:
             fixed = int((values < 0.0).argmax())

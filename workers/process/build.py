@@ -1,4 +1,4 @@
-"""Composition of a worker: from a configuration to a loop of engines that share one arena."""
+"""Builds a worker from its configuration: the models, their shared arena, and the engine loop."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from workers.wire.protocol import TenantStatus, WorkerStatus
 log = logging.getLogger(__name__)
 
 ModelProgress = Callable[[str, int, int], None]
-"""Function called with the name of the model that loads, the bytes done and the total bytes."""
+"""Callback for the progress of a load: name of the model, bytes loaded, and total bytes."""
 
 MAX_TENANTS = 100
 """Maximum number of tenants in a `WorkerStatus`."""
@@ -227,8 +227,8 @@ class Worker:
             raise CannotServe(f"a warm-up step failed: {error}") from error
 
     def _virtual_memory(self) -> VirtualMemory | None:
-        """Returns virtual memory, at whose addresses packed weights are copied from the host. None
-        if each load of weights reads files into ordinary memory (CPU)."""
+        """Returns the device's virtual memory, to which packed weights are copied from the host.
+        Returns None on a CPU, where each load of weights reads files into ordinary memory."""
         return CudaVirtualMemory.of(self.ops.device) if self.ops.device.type == "cuda" else None
 
     def status(self, draining: bool, generation: int) -> WorkerStatus:

@@ -16,22 +16,23 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a worker. Sizes in bytes. `models` maps served names to digests in the store.
+    """Settings of a worker. Sizes are in bytes. `models` maps served names to digests in the store.
     `workers.process.machine` fills in settings that depend on the machine."""
 
     models: dict[str, str]
     store: str
-    """Folder, or s3://BUCKET/PREFIX."""
+    """Store of models and adapters: a folder, or s3://BUCKET/PREFIX."""
     cache_dir: Path
     listen: str
-    """`unix:PATH` or `tcp://HOST:PORT`."""
+    """Address for gateways: `unix:PATH` or `tcp://HOST:PORT`."""
     security: Security = Security()
     health: str = "127.0.0.1:0"
-    """HOST:PORT or `unix:PATH` of /livez, /readyz and /metrics."""
+    """Address of /livez, /readyz and /metrics: HOST:PORT or `unix:PATH`."""
     device: Device = "cpu"
-    """auto: a GPU if there is a usable one, else the CPU."""
+    """Device that runs the models. `auto` selects a GPU if one can be used, and otherwise the CPU.
+    """
     ops: str = ""
-    """Op backend. If empty, it depends on the device."""
+    """Name of the op backend. If empty, the backend is chosen by the device."""
     kernel_variant: str = ""
     """Variant of the `cpu` backend's kernels (see `ops.processor`). Empty means the fastest one."""
     kernel_fault: str = ""
@@ -39,12 +40,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType = "bfloat16"
     threads: int | None = None
     memory: int = 0
-    """Bytes for KV pages and resident adapters, in addition to the weights of all models. 0 means 1
-    GiB, or a quarter of the RAM if that is less, on a CPU. On a GPU, 0 sets `device_memory`, if it
-    is not set, to most of the free memory."""
+    """Bytes for KV pages and resident adapters, in addition to the weights of all models. On a CPU,
+    0 means 1 GiB or a quarter of the RAM, whichever is less. On a GPU, 0 means that `device_memory`
+    applies, whose default is then most of the free memory."""
     device_memory: int | None = None
-    """Bytes of device memory for everything, weights included. Used instead of `memory` if set. If
-    not all models fit at once, they are loaded in turn."""
+    """Bytes of device memory for weights, KV pages and adapters together. If set, `memory` is not
+    used. Models that do not fit at the same time are loaded in turn."""
     max_model_wait_s: float = 30.0
     """Seconds that a request waits for its model before a busy model is unloaded for it, even if
     the busy model was loaded only recently."""
@@ -72,7 +73,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_wait: float = 15.0
     """This and the two settings above are the bounds of each model's queue (`QueueBounds`)."""
     max_loaded_adapters: int = 128
-    """Number of adapter slots. A slot is an entry of the device tables, without adapter memory."""
+    """Number of adapter slots, which are entries of the device tables. A slot does not include
+    memory for the adapter."""
     drain_s: float = 120.0
     """Seconds that running requests have to finish after SIGTERM."""
     log_format: LogFormat = "text"

@@ -1,8 +1,9 @@
-"""Scheduling of steps between resident models, which share the device by weighted service.
+"""Chooses the model whose engine runs the next step, so that models share the device by weight.
 
-Each engine has a virtual time: seconds of its steps divided by its weight. The engine with the
-lowest time runs next. An engine that was idle, or whose weights or adapters were not loaded, starts
-at the lowest time of the others, so that it has no credit for the time when it did not run.
+Each engine has a virtual time, which is the seconds of its steps divided by its weight. The engine
+with the lowest virtual time runs next. An engine that was idle, or whose weights or adapters were
+not loaded, continues at the lowest virtual time of the other engines, so that it gets no credit for
+the time when it did not run.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from workers.execution.engine import Engine
 
 
 class DeviceScheduler:
-    """Scheduler that orders engines by their weighted service."""
+    """Scheduler that orders engines by virtual time."""
 
     def __init__(self) -> None:
         self._virtual_s: dict[Engine, float] = {}
-        """Virtual time of the engines that could run at the last call of `order`."""
+        """Virtual time, in seconds, of each engine that could run at the last call of `order`."""
         self._now_s = 0.0
         """Lowest virtual time of the engines that can run."""
 

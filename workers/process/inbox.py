@@ -1,4 +1,4 @@
-"""Hand-over of gateways' messages from the event loop to the engine thread."""
+"""Passes gateways' messages from the event loop to the engine thread."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from workers.wire.protocol import (
 log = logging.getLogger(__name__)
 
 MAX_TENANTS_FULL = 4
-"""Factor from the limits of one tenant's requests in the inbox to the limits of the whole inbox."""
+"""The limits of the whole inbox are the limits of one tenant's requests times this factor."""
 MAX_HINTS = 1024
-"""Maximum number of adapter loads that wait for the thread of hints. Further loads are left to the
-engine thread, or dropped if no request needs the adapter yet."""
+"""Maximum number of adapter loads that wait for the thread of hints. Beyond it, a request's adapter
+is loaded when the engine thread handles the request, and a prefetch is dropped."""
 RETRY_S = 1.0
 """Seconds after which a request that was refused by a full inbox may be sent again."""
 
@@ -53,10 +53,10 @@ class Received(NamedTuple):
 class Inbox:
     """Messages that the event loop has received and the engine thread has not handled yet.
 
-    A request is refused at once if its model can never run it or if the inbox is full. The adapter
-    of any other request starts to load before the engine thread handles the request, because a step
-    may take long. A separate thread starts these loads, so that the event loop never waits for the
-    memory lock.
+    A request is refused at once if its model can never run it or if the inbox is full. Otherwise
+    its adapter starts to load before the engine thread handles the request, because the current
+    step may take long. A separate thread starts these loads, so that the event loop never waits for
+    the memory lock.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Inbox:
         self._deliver = deliver
         self._clock = clock
         self._changed = Condition(Lock())
-        """Guards all attributes below. Its lock is held for microseconds only."""
+        """Condition that guards all attributes below. Its lock is held for microseconds only."""
         self._messages: list[Received] = []
         self._is_woken = False
         self._num_requests = Counter[str | None]()
@@ -181,7 +181,7 @@ class Inbox:
 
     def _expect(self, model: str, number: int, adapter: AdapterRef, tenant: Tenant) -> None:
         """Starts to load the adapter of a request unless the engine thread has taken the request.
-        number: number of the model's requests that were received before it."""
+        number: number of the model's requests that were received before this request."""
         with self._changed:
             num_ahead = number - self._num_taken[model]
         if num_ahead >= 0:

@@ -41,7 +41,8 @@ PAGES_PERIOD_S = 0.1
 INTEGRITY_PERIOD_S = 60.0
 """Seconds between integrity checks of an idle loop."""
 TIMER_S = 0.02
-"""Seconds between checks of deadlines while nothing can run. Finished loads wake the loop."""
+"""Seconds between checks of deadlines while there is work but no step can run. A finished load
+wakes the loop sooner."""
 
 
 class WorkerLoop:
@@ -59,8 +60,8 @@ class WorkerLoop:
         status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
     ) -> None:
-        """memory: lock of the arena that the engines share. status: function that builds the
-        worker's status from whether it drains and from the generation of its desired state."""
+        """memory: lock of the arena that the engines share. status: function that returns the
+        worker's status, given `is_draining` and `generation`."""
         self._inbox = inbox
         self._device_scheduler = DeviceScheduler()
         self._served = served
@@ -77,16 +78,17 @@ class WorkerLoop:
         self._is_leaving = False
         """Whether the process is shutting down, so that no gateway can turn draining off."""
         self.is_ready = False
-        """False while the models of the first `Desired` are being fetched. Otherwise a rolling
-        update would continue, and end with no worker that has these models."""
+        """Whether the loop runs and is not fetching the models of the first `Desired`. A rolling
+        update waits until the new worker is ready. If the worker were ready before the fetch ends,
+        the update could replace all workers that have these models."""
         self._has_settled = False
         """Whether the models of the first `Desired` have been fetched or have failed."""
         self.is_draining = False
         self.generation = 0
         """Generation of the last `Desired` that was applied."""
         self._pinned_generation = 0
-        """Generation whose pins are in force for every registered model. Reset to -1 when a model
-        is registered, so that its pins are accepted from a `Desired` of the same generation."""
+        """Generation whose pins are applied to every registered model. Set to -1 when the set of
+        models changes, so that the next `Desired` of the same generation is applied, too."""
 
     @property
     def step_age_s(self) -> float:
@@ -130,8 +132,8 @@ class WorkerLoop:
         self.is_ready = False
 
     def _step(self) -> list[Event]:
-        """Runs one step of the engine with the lowest virtual time. Before that, engines that found
-        nothing to run at their last step check whether they can run now."""
+        """Runs one step of one engine. Tries engines that found nothing to run at their last step
+        first, and then the engine with the lowest virtual time."""
         events: list[Event] = []
         models = {m.engine: m for m in self._served.active.values() if m.engine.has_work}
         able = [engine for engine in models if not engine.is_stalled]
@@ -158,8 +160,8 @@ class WorkerLoop:
             self.is_ready = self._has_settled = not self._served.is_fetching
 
     def _receive(self) -> bool:
-        """Handles all received messages, waiting only if idle. Reports that an ending process is
-        drained. Returns False after `stop`."""
+        """Handles all received messages, and waits for one only if no step can run. During a
+        shutdown, reports `Drained` if no work is left. Returns False after `stop`."""
         for connection, message, received_s in self._inbox.take(self._idle_s()):
             with self._memory:
                 self._handle(connection, message, received_s)
@@ -198,8 +200,8 @@ class WorkerLoop:
                 assert_never(message)
 
     def _drain(self, is_on: bool, is_leaving: bool) -> None:
-        """Turns draining on or off. Turning it on returns waiting sequences to the gateways, so
-        that other workers can start them."""
+        """Turns draining on or off. When draining is turned on, waiting sequences are returned to
+        the gateways, so that other workers can start them."""
         self._is_leaving |= is_leaving
         self.is_draining = is_on or self._is_leaving
         if self.is_draining:
@@ -221,7 +223,7 @@ class WorkerLoop:
             self._deliver([(0, self._status(self.is_draining, self.generation))])
 
     def _report_pages(self) -> None:
-        """Reports prefix-cache changes every `PAGES_PERIOD_S`, and at once when idle."""
+        """Reports prefix-cache changes every `PAGES_PERIOD_S`, or at once if no engine has work."""
         if self._clock() >= self._next_pages_s or not self.has_work:
             self._next_pages_s = self._clock() + PAGES_PERIOD_S
             models = self._served.models.values()
@@ -244,8 +246,8 @@ class WorkerLoop:
             self._served.activate(probe.model)
 
     def _want(self, desired: Desired) -> None:
-        """Applies the desired state unless it is outdated or already applied. Each gateway sends
-        its own copy."""
+        """Applies the desired state. Ignores a copy that is outdated or was applied before, because
+        each gateway sends one."""
         is_applied = desired.generation <= self._pinned_generation
         if desired.generation < self.generation or is_applied:
             return

@@ -53,7 +53,7 @@ def find_card() -> Card | str:
 
 def settled(config: WorkerConfig, find: Callable[[], Card | str] = find_card) -> WorkerConfig:
     """Returns the configuration completed with the settings of this machine. find: function that
-    finds the GPU. It is called only if a GPU would be used.
+    finds the GPU. It is called only if the configuration permits a GPU.
 
     Raises CannotServe with the reason if a GPU is requested and none can be used.
     """

@@ -1,4 +1,4 @@
-"""Plan of the division of a worker's memory into extents, which only computes numbers."""
+"""Computes the division of a worker's memory into extents, without allocating the memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from workers.process.errors import CannotServe
 
 PAGES_PER_EXTENT = 8
 DEFAULT_PAGE_BYTES = 1 << 20
-"""Assumed page size while no model is known, so that extents can hold pages of large models."""
+"""Page size in bytes that is assumed while no model is known. It is as large as the pages of large
+models, so that extents can hold their pages later."""
 MAX_EXTENTS = 1024
 """Maximum number of extents. More extents would make every transfer of memory slower."""
 
@@ -43,8 +44,8 @@ def plan_memory(
     bytes are available in addition to the weights of all models. Raises CannotServe if there is too
     little memory.
 
-    granularity: an extent's size in bytes is a multiple of it. graph_bytes: bytes of
-    `device_memory` that captured graphs use outside the arena.
+    granularity: number of bytes of which an extent's size is a multiple. graph_bytes: bytes of
+    `device_memory` for the buffers of captured graphs, which are outside the arena.
     """
     outside = graph_bytes if config.device_memory is not None else 0
     given = (config.device_memory or config.memory) - outside
@@ -82,9 +83,9 @@ def setting(config: WorkerConfig) -> str:
 def _cut(
     given: int, config: WorkerConfig, models: Sequence[Footprint], granularity: int
 ) -> tuple[int, int]:
-    """Divides `given` bytes, the value of `device_memory` or else of `memory`. Returns the bytes of
-    an extent and the minimum of that setting: `adapter_memory_min`, one extent for KV and, with
-    `device_memory`, the weights of the largest model."""
+    """Returns the bytes of an extent, and the minimum of `given` in bytes: `adapter_memory_min`,
+    one extent for KV and, with `device_memory`, the weights of the largest model. given: bytes of
+    `device_memory` if it is set, and otherwise of `memory`."""
     is_all = config.device_memory is not None
     total = given if is_all else given + sum(model.weight_bytes for model in models)
     page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)

@@ -1,4 +1,4 @@
-"""Builds what one model needs in a worker, except its weights."""
+"""Builds all parts of a worker that belong to one model, except the model's weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from workers.wire.request_check import RequestLimits
 log = logging.getLogger(__name__)
 
 LOAD_BYTES_PER_S = 1e9
-"""Assumed bytes per second of a model's load until it is measured."""
+"""Assumed speed of a model's load in bytes per second, until the first load is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +80,8 @@ class ModelBuilder:
 
     def build(self, name: str, plan: ModelPlan) -> ServedModel:
         """Builds everything that the model needs except its weights. Called on any thread without
-        the memory lock. If it raises CannotServe, OSError or MemoryError, nothing is left behind.
-        """
+        the memory lock. Before it raises CannotServe, OSError or MemoryError, it closes all parts
+        that it has built."""
         with ExitStack() as closing:
             model = self._build(name, plan, closing)
             model.closing = closing.pop_all()
@@ -96,7 +96,8 @@ class ModelBuilder:
         max_kv_extents = memory.max_kv_extents(num_extents, page_bytes)
         with _sized_by("max_num_seqs", config.max_num_seqs):
             buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
-        # The garbage collector may free the engine, which references the buffer, much later.
+        # Frees the tensor now, because the engine, which references the buffer, may be
+        # garbage-collected much later.
         closing.callback(setattr, buffer, "tokens", buffer.tokens.new_empty(0))
         with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
             device = DeviceTier(
@@ -189,7 +190,8 @@ class ModelBuilder:
             )
 
     def _read_grammars(self, plan: ModelPlan) -> Grammars | None:
-        """Returns the grammar compiler, or None if the model's tokenizer does not support it."""
+        """Returns the grammar compiler. Returns None if the model has no tokenizer.json that the
+        compiler supports."""
         tokenizer, ends = plan.folder / "tokenizer.json", frozenset(plan.spec.eos_token_ids)
         try:
             return Grammars(tokenizer, plan.spec.vocab_size, ends, self.grammar_threads)
@@ -220,7 +222,8 @@ def graph_limits(config: WorkerConfig, plan: ModelPlan) -> Limits:
 
 @contextmanager
 def _sized_by(setting: str, value: int) -> Generator[None]:
-    """Context that raises CannotServe if torch lacks memory for the object made in it."""
+    """Context manager that raises CannotServe, with the setting and its value, if torch lacks
+    memory for an object that is made inside."""
     try:
         yield
     except RuntimeError as error:

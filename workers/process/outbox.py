@@ -1,4 +1,4 @@
-"""Grouping of engines' events into the frames that gateways receive."""
+"""Groups engines' events into the frames that gateways receive."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from workers.wire.protocol import Failed, PromptProgress, SequenceOutput, StepFr
 def frames(
     events: Iterable[Event], take_own: Callable[[SequenceOutput | Failed], None]
 ) -> list[tuple[int, StepFrame | Failed]]:
-    """Returns one frame per connection with all its events except failures, and after the frames
-    the failures, because a failed sequence reports its prompt's progress first. Passes final events
-    of the verifier's sequences to `take_own`."""
+    """Returns one frame per connection with all its events except failures, and then the failures,
+    because a failed sequence reports the progress of its prompt before it fails. Passes the final
+    events of the verifier's own sequences to `take_own`."""
     steps: dict[int, StepFrame] = {}
     failures: list[tuple[int, Failed]] = []
     for connection, event in events:

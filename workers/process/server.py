@@ -60,18 +60,19 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """Message of an ending engine thread: no sequence runs, and the ends of all were delivered."""
+    """Message of the engine thread during a shutdown. It means that no sequence runs, and that the
+    end of each sequence was delivered."""
 
 
 Command = Generate | Abort | Prefetch | Probe | Withdraw | Desired | Drain | Disconnected
 WorkerMessage = StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages | Models
 Delivery = Sequence[tuple[int, WorkerMessage | Drained]]
-"""Messages with the numbers of the connections that they are for. WorkerStatus, CachedPages and
-Models are sent to all connections, and Drained to none."""
+"""Messages, each with the number of the connection to which it is sent. WorkerStatus, CachedPages
+and Models are sent to all connections, and Drained to none."""
 
 
 class EngineLoop(Protocol):
-    """Interface of the engine thread to the server. The engine thread calls `Server.deliver`."""
+    """Engine loop as the server uses it. The engine thread calls `Server.deliver`."""
 
     @property
     def is_ready(self) -> bool: ...
@@ -264,8 +265,8 @@ class Server:
             self._drop(number)
 
     def _send_apart(self, number: int, message: ToGateway, error: FrameTooLarge) -> None:
-        """Splits a step that is too large for one frame, and sends its sequences one by one. Fails
-        a sequence that is itself too large."""
+        """Splits a step that is too large for one frame, and sends the output of each sequence
+        separately. Fails a sequence whose output alone is too large."""
         match message:
             case StepFrame(sequences=[output], progress=[]):
                 if self._engine is not None:
@@ -280,7 +281,7 @@ class Server:
                 self._drop(number)
 
     def _drop(self, number: int) -> None:
-        """Drops the gateway's connection and frees its work. May be called twice."""
+        """Drops the gateway's connection and aborts its sequences. May be called twice."""
         gateway = self._gateways.pop(number, None)
         if gateway is None:
             return

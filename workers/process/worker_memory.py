@@ -17,8 +17,8 @@ from workers.process.memory_plan import Footprint, plan_memory, setting
 class WorkerMemory:
     """Memory that all models of a worker share.
 
-    arena: owner of each extent. device: the bytes behind the extents. adapters: allocations of
-    adapters in the arena. broker: eviction of idle pages and adapters.
+    arena: records the owner of each extent. device: contains the bytes of the extents. adapters:
+    allocates memory for adapters in the arena. broker: evicts idle pages and adapters.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class WorkerMemory:
         virtual: VirtualMemory | None,
         graph_bytes: int,
     ) -> None:
-        """models: models that are known at the start. virtual: virtual memory of the device, or
-        None if weights are ordinary allocations. graph_bytes: see `plan_memory`. Raises
-        CannotServe."""
+        """models: sizes of the models that are known at the start. virtual: virtual memory of the
+        device, or None if weights are ordinary allocations. graph_bytes: bytes for the buffers of
+        captured graphs. Raises CannotServe."""
         granularity = UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity)
         plan = plan_memory(config, models, granularity=granularity, graph_bytes=graph_bytes)
         try:
@@ -77,9 +77,9 @@ class WorkerMemory:
         return most
 
     def extend(self, num_weight_extents: int) -> None:
-        """Extends the memory for weights to `num_weight_extents`, in addition to `memory`, unless
-        it is that large or `device_memory` is set. Raises CannotServeModel if the machine has too
-        little memory."""
+        """Enlarges the memory for weights to `num_weight_extents` extents, on top of the bytes of
+        `memory`. Does nothing if it is already that large, or if `device_memory` is set. Raises
+        CannotServeModel if the machine has too little memory."""
         if self._limit is not None:
             return
         with self.broker.lock:
