@@ -27,8 +27,8 @@ class Catalog:
     """Holder of the newest view of the catalog, which `run` replaces with each snapshot."""
 
     def __init__(self, source: SnapshotSource, stale_s: float = math.inf) -> None:
-        """`stale_s` is the number of seconds for which a view is served that cannot be confirmed to
-        be the newest."""
+        """`stale_s` is the maximum number of seconds for which a view is served while it cannot be
+        confirmed to be the newest."""
         self._source = source
         self._stale_s = stale_s
         self._view: CatalogView | None = None
@@ -69,7 +69,7 @@ class Catalog:
         CatalogStale if there is no usable view.
 
         If the name is unknown, first waits for changes that are not loaded yet, because the model's
-        owner may already have been told that it is ready.
+        owner may already have been notified that the model is ready.
         """
         if not caller.may_use(name):
             raise ModelNotFound(name)

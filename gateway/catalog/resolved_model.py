@@ -43,7 +43,8 @@ class ResolvedModel(msgspec.Struct, frozen=True):
         return f"ephemeral {version.tenant_id}/{version.name}@{version.version}\0"
 
     def adapter_for(self, layout: str) -> AdapterRef | None:
-        """Returns the version's reference for a worker of this layout, or None for a base model."""
+        """Returns the reference to the version that is sent to workers with this adapter layout.
+        Returns None for a base model."""
         version = self.version
         if version is None:
             return None
@@ -56,7 +57,7 @@ class ResolvedModel(msgspec.Struct, frozen=True):
 
     def chat_template(self) -> str | None:
         """Returns the version's own chat template, or None if the base model's template applies.
-        Raises TemplateNotApproved."""
+        Raises TemplateNotApproved if no admin has approved the version's template."""
         template = self.serving.chat_template
         if template is not None and not self.is_template_approved:
             raise TemplateNotApproved(
@@ -68,12 +69,12 @@ class ResolvedModel(msgspec.Struct, frozen=True):
 
 
 def pick_version(alias: Alias, subject: str) -> int:
-    """Returns the version that a caller gets. The versions of a canary are chosen by weight, and
-    `subject`, which identifies the caller, alone decides which.
+    """Returns the version that a caller gets. A canary's versions are chosen in proportion to their
+    weights. The same `subject`, which identifies the caller, gets the same version each time.
 
-    The range of hashes is divided in proportion to the weights. The versions other than the stable
-    one take its beginning, in the order of their numbers, so that a version whose weight is raised
-    keeps its callers.
+    The range of hashes is divided among the versions in proportion to their weights. The new
+    versions come first, ordered by number, and the stable version comes last, so that a new version
+    whose weight is raised keeps its callers.
     """
     if alias.canary is None:
         return alias.version

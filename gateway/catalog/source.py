@@ -84,8 +84,8 @@ class PostgresSource:
                 if snapshot is not None:
                     generation = snapshot.generation
                     yield snapshot
-                # Set only here, because the code after `yield` runs once the consumer has applied
-                # the snapshot.
+                # The snapshot counts as confirmed only now, because the code after `yield` runs
+                # once the consumer has applied the snapshot.
                 self._confirmed_at, self._is_away = looked_at, False
             await asyncio.sleep(LOAD_INTERVAL_S)
             interval_s = RETRY_INTERVAL_S if self._is_away else self._poll_interval_s

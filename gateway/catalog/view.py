@@ -1,9 +1,9 @@
 """Indexes one generation of the catalog: the keys, tenants, models and adapters that it has.
 
 A `CatalogView` is immutable and is replaced as a whole. So a request continues with the version
-that it has resolved, even if another version is promoted later. The view consists of parts, the
-keys and limits of one tenant or the versions and aliases of one adapter, and a new view reuses the
-parts that have not changed.
+that it has resolved, even if another version is promoted later. The view consists of parts: each
+holds the keys and limits of one tenant, or the versions and aliases of one adapter. A new view
+reuses the parts that have not changed.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AdapterPart:
         """Ready versions by number."""
         self.aliases: dict[str, Alias] = {}
         self.newest_ephemeral: int | None = None
-        """Number of the newest ephemeral version. The plain name stands for it if the adapter has
-        no alias `prod`."""
+        """Number of the newest ephemeral version. The adapter's plain name stands for this version
+        if the adapter has no alias `prod`."""
         self._checksums: dict[tuple[str, str], dict[str, str]] = {}
 
     @property
@@ -120,17 +120,17 @@ def adapters_of(snapshot: CatalogSnapshot) -> dict[AdapterPlace, AdapterPart]:
 
 
 NO_TENANT = TenantPart()
-"""Stands for the part of a tenant that does not exist."""
+"""Empty part, used for a tenant that does not exist."""
 NO_ADAPTER = AdapterPart()
-"""Stands for the part of an adapter name that does not exist."""
+"""Empty part, used for an adapter name that does not exist."""
 
 
 class CatalogView:
     """Generation of the catalog, indexed for lookups."""
 
     def __init__(self, snapshot: CatalogSnapshot, before: CatalogView | None = None) -> None:
-        """`before` is the previous view. The unchanged parts are copied from it if the snapshot has
-        only the changed ones."""
+        """`before` is the previous view. If the snapshot contains only changed parts, the other
+        parts are copied from `before`."""
         self.generation = snapshot.generation
         self.models: dict[str, BaseModel] = {model.name: model for model in snapshot.models}
         self.workers = snapshot.workers
@@ -141,7 +141,8 @@ class CatalogView:
         self.keys_by_hash: dict[bytes, ApiKey] = {}
         self._tenants: dict[str | None, TenantPart] = {}
         self._adapters: dict[str, dict[str, AdapterPart]] = {}
-        """Parts by tenant id and adapter name. A tenant's dict is shared between views."""
+        """Parts by tenant id and adapter name. A tenant's dict is shared between views, and copied
+        before it is changed."""
         self._pinned: dict[AdapterPlace, list[Alias]] = {}
         self._judged: dict[AdapterPlace, list[Alias]] = {}
         tenants, adapters = tenants_of(snapshot), adapters_of(snapshot)

@@ -22,8 +22,8 @@ PRUNE_INTERVAL_S = 600.0
 
 
 def judge(alias: Alias, seen: Mapping[int, Tally]) -> str | None:
-    """Returns why the alias's canary must be rolled back, with figures. Returns None if it need not
-    be.
+    """Returns the reason why the alias's canary must be rolled back, with figures. Returns None if
+    the canary may continue.
 
     `seen` has the outcomes of each version within the policy's window.
     """
@@ -58,8 +58,8 @@ def _share(tally: Tally) -> str:
 
 
 class CanaryJudge:
-    """Task that writes this gateway's outcomes to the database, and rolls back canaries by the
-    outcomes of all gateways."""
+    """Task that writes the outcomes of this gateway's requests to the database, and rolls back
+    canaries by the outcomes of all gateways."""
 
     def __init__(
         self, database: Database, gateway_id: str, catalog: Catalog, outcomes: Outcomes

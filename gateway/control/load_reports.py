@@ -17,12 +17,13 @@ from telemetry.tallies import Labels, Recent, Totals
 MAX_MODELS = 64
 MAX_TENANTS = 32
 MAX_REASONS = 32
-"""Maximum numbers of models, tenants and refusal reasons in a report. The ones with the highest
-counts are reported. A report has about 20 KB in all."""
+"""Maximum number of refusal reasons in a report. Models, tenants and refusal reasons with the
+highest counts are reported. A report has at most about 20 KB."""
 
 
 class LoadReports:
-    """Writer of this gateway's row in `gateway_load`, which refers to its row in `gateways`."""
+    """Writer of this gateway's row in the table `gateway_load`. The row has a foreign key to this
+    gateway's row in `gateways`."""
 
     def __init__(
         self, database: Database, gateway_id: str, in_flight_requests: InFlightRequests

@@ -29,7 +29,8 @@ rest."""
 
 
 class ControlTasks:
-    """Background tasks of one gateway. Requests wait only until the first heartbeat is written."""
+    """Background tasks of one gateway. The gateway serves requests once the first heartbeat is
+    written, without waiting for the other tasks."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
 """Lets a worker verify each adapter version before it is served. A control task of the gateway.
 
-A gateway claims a version in Postgres for a minute, and renews the claim while the worker's probe
-of the version is in flight. So several gateways share the work, and others take over the claims of
-a gateway that was killed. A probe is not given up while the worker's proofs advance, even if the
-worker's queue is long. A probe that is given up is cancelled at the worker.
+A gateway claims a version in Postgres for a minute, sends a worker a probe (a request to verify the
+version), and renews the claim while the probe is in flight. So several gateways share the work, and
+others take over the claims of a gateway that was killed. A probe may wait in the worker's queue for
+any time while the worker's verifications (proofs) make progress. If there is no progress for
+`STALL_S`, the gateway gives up the probe and cancels it at the worker.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ class AdapterVerification:
         """Earliest time of the next attempt to verify each version for another layout, by
         `Claim.path`."""
         self._complete: object = None
-        """Catalog generation, layouts and recently attempted versions of the last search in which
-        no proof was missing. The search is repeated only after one of them has changed."""
+        """State of the last search for missing proofs that found none: catalog generation, layouts,
+        and recently attempted versions. The search is repeated only after this state has
+        changed."""
         catalog.watch(lambda _: self._wake.set())
 
     async def run(self) -> None:
@@ -226,8 +228,8 @@ class AdapterVerification:
 
 
 def choose_worker(able: list[WorkerClient], claim: Claim) -> WorkerClient:
-    """Returns the worker for a claim. The choice is the same for every attempt with the same
-    adapter content, because a worker keeps the results it has computed. After every
+    """Returns the worker that verifies the claimed version. Attempts with the same adapter content
+    go to the same worker, because a worker keeps the results that it has computed. After every
     `ATTEMPTS_AT_ONE_WORKER` attempts, the next worker is chosen."""
 
     def rank(client: WorkerClient) -> bytes:

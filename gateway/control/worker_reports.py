@@ -32,8 +32,8 @@ class WorkerReports:
     async def report(self) -> None:
         clients = self._fleet.clients
         said = {c.instance_id: (c.address, c.status) for c in clients if c.status is not None}
-        # Statuses that were already written are skipped. A silent worker's last status is an old
-        # one.
+        # Statuses that were already written are skipped, so the last status of a silent worker is
+        # not written again.
         news = [
             {"id": worker, "address": address, "status": status}
             for worker, (address, status) in said.items()

@@ -25,8 +25,8 @@ from web.body_budget import HeldBody
 
 log = logging.getLogger(__name__)
 AT_ONCE = 1024
-"""Number of completion tokens that a choice reserves at a time. Few enough to leave room for other
-requests, and enough that answers rarely have to wait for a renewal of leases."""
+"""Number of completion tokens that a choice reserves at a time. It is small enough to leave room
+for other requests, and large enough that answers rarely wait for a renewal of leases."""
 
 
 class RequestCharge:
@@ -53,9 +53,9 @@ class RequestCharge:
         """Number of bytes passed to RefusalLimit.begin. None if the request is not open there."""
 
     async def take(self, num_bytes: int, *, on_worker: bool) -> None:
-        """Charges the request to the tenant's limits. With `on_worker`, also takes one of the
-        tenant's concurrent requests, and raises if a limit of tokens or money is used up.
-        `num_bytes` is the size of the body, as far as it is known. Raises TooManyRefusals,
+        """Charges the request to the tenant's limits. With `on_worker`, also counts the request
+        against the limits of concurrent requests, and raises if a limit of tokens or money is used
+        up. `num_bytes` is the size of the body, as far as it is known. Raises TooManyRefusals,
         QuotaExceeded or QuotaUnavailable."""
         self._body.on_unread = partial(self._refusals.add_unread, self._tenant_id)
         self._refusals.begin(self._tenant_id, num_bytes)
@@ -69,14 +69,16 @@ class RequestCharge:
             raise
 
     def settle(self, status: int, *, is_ours: bool) -> None:
-        """Settles the charge of one request per minute. Called when the answer begins, with its
-        `status`. `is_ours` means that the server is at fault. The request is then not charged."""
+        """Settles the charge against the limits of requests per minute. Called when the answer
+        begins, with the answer's HTTP status. If `is_ours`, the server is at fault, and the request
+        is not charged."""
         self._settle_requests(0 if is_ours else 1)
         self._end_refusal(self._body.num_read if status >= 400 else None)
 
     def end(self) -> None:
-        """Releases the concurrent request. Called when the request has ended. If the client
-        disconnected before the answer began, the request per minute stays charged."""
+        """Ends the charge against the limits of concurrent requests. Called when the request has
+        ended. If the client disconnected before the answer began, the request stays charged against
+        the limits of requests per minute."""
         self._settle_requests(1)
         self._end_refusal(None)
         slots, self._slots = self._slots, ()
@@ -144,8 +146,8 @@ class Part(msgspec.Struct, frozen=True):
 
 class Reservation:
     """Amounts that one request has reserved from its limits. Completion tokens are reserved in
-    steps, the next one well before the last one is used up. If the next step is refused, the answer
-    ends when the tokens reserved so far are used up."""
+    steps, and each step is requested well before the previous step is used up. If a step is
+    refused, the answer ends when the tokens reserved so far are used up."""
 
     def __init__(
         self,
@@ -312,6 +314,6 @@ class Admission:
         return limits
 
     def settle(self, reservation: Reservation, usage: Usage) -> None:
-        """Settles a reservation. Must be called exactly once for each."""
+        """Settles a reservation. Must be called exactly once for each reservation."""
         self.num_open -= 1
         reservation.settle(usage)

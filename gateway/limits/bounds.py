@@ -18,8 +18,8 @@ MAX_REQUEST_TOKENS = 1 << 18
 prompt's token ids with every choice. A single prompt may be longer if the model's context is
 longer."""
 MAX_TOKEN_IDS = 1 << 20
-"""Maximum token ids of one prompt. More than any context has. Checking ten times as many would
-block the event loop."""
+"""Maximum number of token ids in one prompt. No model has a longer context. Checking ten times this
+number would block the event loop."""
 MAX_LOGPROBS = 1 << 17
 """Maximum log-probabilities of one answer, including the alternatives of each token. They take
 about 10 MB of JSON. A worker sends all log-probabilities of a prompt in one frame, which takes 25
@@ -37,7 +37,7 @@ MAX_TEMPLATE_BYTES = 64 << 10
 """Maximum bytes, as JSON, of a caller's own variables for the chat template."""
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 NESTING = np.zeros(256, np.int8)
-"""Change of depth for each byte of JSON outside strings."""
+"""Change of the nesting depth at each byte value, for JSON bytes outside strings."""
 NESTING[list(b"[{")], NESTING[list(b"]}")] = 1, -1
 VARIABLE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}")
 TEMPLATE_VARIABLES = frozenset(
@@ -51,7 +51,7 @@ MAX_VECTOR_NUMBERS = 1 << 21
 
 def completion_tokens(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:
     """Returns the maximum number of completion tokens after a prompt of `prompt` tokens: `asked`,
-    or `default` if that is None, but at most the room left in the context. Raises
+    or `default` if `asked` is None, but at most the room left in the context. Raises
     ContextLengthExceeded if no room is left, or if `asked` exceeds the whole context."""
     room = max_model_len - prompt
     wanted = default if asked is None else asked
@@ -103,8 +103,8 @@ def check_tools(
     tools: Sequence[Tool], choice: ToolChoice = "auto", dropped: Sequence[str] = ()
 ) -> None:
     """Raises InvalidRequest if there are too many tools, they are too large, two have the same
-    name, or `choice` names a tool that is not among them. `dropped` are the names of ignored
-    fields. The error message lists the tools of other types among them."""
+    name, or `choice` names a tool that is not among them. `dropped` are the names of request fields
+    that were ignored. The error message lists the ignored tools of other types."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(
             f"A request may have {MAX_TOOLS} tools; yours has {len(tools)}.", param="tools"

@@ -46,8 +46,9 @@ class DatabaseClock:
         return self._machine() - self()
 
     def note_exchange(self, sent_at: float, database_at: float, received_at: float) -> None:
-        """Corrects the clock by a query that returned the database's time `database_at`. `sent_at`
-        and `received_at` are times of time.monotonic() before and after the query."""
+        """Corrects the clock with the result of a query that read the database's time.
+        `database_at` is the result in seconds since 1970. `sent_at` and `received_at` are the
+        values of time.monotonic() before and after the query."""
         latest, earliest = database_at - sent_at, database_at - received_at
         self._offset_s = min(max(self._offset_s, earliest), latest)
         differs = abs(self.difference_s) > MAX_DIFFERENCE_S

@@ -1,7 +1,7 @@
 """Keeps this gateway's leases: how much of each limit the gateway may still use, and what it
 requests in the next renewal.
 
-`leases.py` sends the requests to the database. Tests send them to a model of the database.
+`leases.py` sends the requests to the database. In tests, a simulated database answers them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     answered: int = 0
     """Id of the newest recall that this gateway has followed, or 0."""
     need: int = 0
-    """Smallest amount that helps this gateway. If less is left, the database grants nothing, and
-    recalls the leases of other gateways."""
+    """Amount that the first waiting request still lacks. If less is left, the database grants
+    nothing, and recalls the leases of other gateways."""
     want: int = 0
     call: int = 0
     """Id of this gateway's recall that not all other gateways have followed yet, or 0."""
@@ -94,7 +94,8 @@ class LeaseBook:
         self._due: dict[QuotaWindow, None] = {}
         """Windows that the next renewal must consider, in order. The values are unused."""
         self._recalls: list[LeaseRecall] = []
-        """Recalls of limits of which this gateway has no lease. They only have to be answered."""
+        """Recalls of limits of which this gateway has no lease. The next renewal only confirms
+        them."""
         self._requested: list[QuotaWindow | None] = []
         """Window of each request in the renewal in flight. None for a request that only answers a
         recall."""
@@ -139,7 +140,7 @@ class LeaseBook:
         hold.quota.used += used
 
     def wait(self, holds: Sequence[Hold]) -> Waiter:
-        """Queues a request whose holds do not fit."""
+        """Queues a request for which `take` has returned False."""
         waiter = Waiter(holds)
         self.waiters.append(waiter)
         for quota in waiter.quotas:
@@ -157,8 +158,9 @@ class LeaseBook:
                 quota.recall = 0
 
     def serve(self, now: float) -> list[Waiter]:
-        """Reserves the holds of waiters that now fit, in the order of arrival. Removes and returns
-        the waiters that are served or refused, or whose window has ended."""
+        """Reserves, in the order of arrival, the holds of waiters that this gateway's leases now
+        cover. Removes and returns the waiters that are served or refused, or whose window has
+        ended."""
         done: list[Waiter] = []
         blocked: set[QuotaWindow] = set()
         for waiter in list(self.waiters):
@@ -189,8 +191,9 @@ class LeaseBook:
             self._due[quota] = None
 
     def share(self) -> None:
-        """Grants this gateway a share of each limit for which requests wait, in proportion to its
-        lease of the previous window. Called while the database is unavailable."""
+        """Lets this gateway use, without a grant, a share of each limit for which requests wait.
+        The share is the part of the limit that the gateway had leased in the previous window.
+        Called while the database is unavailable."""
         for quota in {quota for waiter in self.waiters for quota in waiter.quotas}:
             part = int(quota.limit * quota.may_share)
             quota.granted += part
@@ -309,8 +312,8 @@ class LeaseBook:
             quota = hold.quota
             quota.reserved += hold.amount
             if quota.is_void and quota.spare < 0:
-                # The limit may be set again. The database then deducts the usage from the lease
-                # when it loads it.
+                # The deleted limit may be set again. When the database then loads this usage, it
+                # deducts the usage from the lease, so the amount must count as leased.
                 quota.taken -= quota.spare
                 quota.granted -= quota.spare
             if quota.is_low:

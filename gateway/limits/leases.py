@@ -32,7 +32,7 @@ from store.queries import sql
 log = logging.getLogger(__name__)
 
 CHANNEL = "loraplex_quota"
-"""Channel of NOTIFY for recalls."""
+"""Name of the PostgreSQL NOTIFY channel on which gateways receive recalls of leases."""
 SWEEP_INTERVAL_S = 1.0
 """Maximum seconds between two renewals. Renewals also show other gateways that this one is
 alive."""
@@ -40,12 +40,13 @@ PACE_S = 0.01
 """Seconds between two renewals while requests wait, so that one renewal serves many requests."""
 RENEWAL_TIMEOUT_S = 2.0
 REQUESTS_AT_ONCE = 1000
-"""Maximum lease requests in one renewal. The database handles a few thousand per second, and other
-gateways wait while it handles this gateway's."""
+"""Maximum number of lease requests in one renewal. The database handles a few thousand lease
+requests per second, and the renewals of other gateways wait while it handles one of this
+gateway."""
 RETRY_S = 0.25
 REFUSED_S = 0.5
-"""Seconds for which a refusal also applies, without another renewal, to other requests that need at
-least the refused amount."""
+"""Seconds for which a refusal is remembered. During this time, other requests that need at least
+the refused amount are refused without another renewal."""
 UPKEEP_INTERVAL_S = 30.0
 
 Wanted = Sequence[tuple[Limit, int]]
@@ -66,7 +67,7 @@ class LeaseRenewal(Protocol):
 
     async def release(self, holders: Sequence[str]) -> None:
         """Removes from the database the gateways that have ended and whose usage is loaded. Their
-        leases of the current minute stay counted until the minute ends. Raises ApiError."""
+        leases of the current minute count as used until the minute ends. Raises ApiError."""
         ...
 
 
@@ -97,8 +98,9 @@ class PostgresLeaseRenewal:
 
     async def listen(self, hear: Callable[[LeaseRecall], None]) -> None:
         def heard(payload: str) -> None:
-            # An empty payload means that the connection is new. Recalls that it has missed are not
-            # requested here, because the gateways that still need them send them again.
+            # An empty payload means that the connection is new. Recalls that were sent before it
+            # was open need no handling here, because the gateways that still need the leases repeat
+            # their recalls.
             if payload:
                 hear(msgspec.json.decode(payload, type=LeaseRecall))
 
@@ -130,12 +132,12 @@ class Leases:
         clock: Callable[[], float] = time.time,
         wait_s: float = 1.0,
     ) -> None:
-        """`clock` returns the time that determines the windows of limits. `wait_s` is the maximum
-        number of seconds that a request waits for the database, or for other gateways to return
-        leases."""
+        """`clock` returns the time, in seconds since 1970, from which the windows of limits are
+        computed. `wait_s` is the maximum number of seconds that a request waits for the database,
+        or for other gateways to return leases."""
         self.holder = gateway_id
-        """Id under which the leases are held. It changes when all leases are lost, so that earlier
-        reservations are not settled from new leases."""
+        """Id under which the database stores this gateway's leases. It changes when all leases are
+        lost, so that earlier reservations are not settled from new leases."""
         self._gateway_id = gateway_id
         self._renewal = renewal
         self._lifetime_s = lifetime_s
@@ -253,8 +255,8 @@ class Leases:
 
     async def leave(self) -> None:
         """Returns the unused leases to the database. Called after `run` has ended, when no request
-        is in flight and all usage is loaded. If cancelled, leases of the current minute stay
-        counted until the minute ends. Raises ApiError."""
+        is in flight and all usage is loaded. If it is cancelled, the gateway's leases of the
+        current minute count as used until the minute ends. Raises ApiError."""
         try:
             if self._delivery is not None:
                 await self._delivery

@@ -3,8 +3,8 @@
 The leases of all gateways together never exceed the limit. Before a client's request runs, an
 amount is reserved from its gateway's lease. When the request ends, the amount is replaced by the
 actual usage. The database deducts the usage from the lease when it loads the usage record. The
-gateway continues to count it as used, so that both agree on the unused part of the lease: granted -
-used - reserved.
+gateway continues to count this usage as used, so that the gateway and the database agree on the
+unused part of the lease, which is granted - used - reserved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ IDLE_S = 10.0
 ENDLESS = 1 << 62
 
 Key = tuple[str, str, str]
-"""Names in the database of a limit's subject (tenant or key), its kind and its window."""
+"""Key of a limit's window in the database: id of the subject (tenant or key), name of the kind, and
+name of the window."""
 
 
 class QuotaWindow:
@@ -39,7 +40,7 @@ class QuotaWindow:
         self.reserved = 0
         """Amount reserved for requests in flight."""
         self.remaining = 0
-        """Amount of the limit that was neither used nor leased at the last renewal."""
+        """Amount of the limit that no gateway had used or leased at the last renewal."""
         self.used_at = max(0.0, window.start)
         self.last_grant = 0
         """Amount of the last grant. A further grant is requested as soon as less than a quarter of
@@ -67,7 +68,8 @@ class QuotaWindow:
         self.returning = 0
         """Amount that the next renewal returns."""
         self.is_void = False
-        """Whether the limit was deleted from the database. The next catalog will reflect this."""
+        """Whether the limit was deleted from the database. This gateway's catalog may still contain
+        it."""
 
     @property
     def ready(self) -> int:
@@ -87,7 +89,8 @@ class QuotaWindow:
 
     @property
     def is_low(self) -> bool:
-        """Whether to request a further grant before a request needs it."""
+        """Whether so little is left that a further grant should be requested before a request needs
+        it."""
         return self.ready * 4 < self.last_grant and self.remaining > 0
 
     def is_past(self, now: float) -> bool:

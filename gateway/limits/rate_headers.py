@@ -1,5 +1,5 @@
-"""Shows limits to clients: creates the rate limit headers of every answer, and the errors of
-refused requests with the time to retry."""
+"""Creates the rate limit headers of answers, and the errors of requests that exceed a limit. An
+error contains the seconds after which the client should retry."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def rate_limit_headers(quotas: Sequence[QuotaWindow], now: float) -> dict[str, s
 
 
 def exceeded(hold: Hold, now: float) -> QuotaExceeded:
-    """Returns the error for a request whose `hold` is not covered by the lease."""
+    """Returns the error for a request that is refused because the limit of `hold` has less left
+    than the request needs."""
     quota = hold.quota
     is_budget = quota.kind in BUDGETS
     frees_in_s = SLOT_FREES_S

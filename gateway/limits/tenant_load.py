@@ -10,18 +10,18 @@ from gateway import telemetry
 from gateway.exceptions import TooManyRefusals
 
 LARGE = 64 << 10
-"""Minimum size in bytes of a body that may wait."""
+"""Minimum size in bytes of a large body. A smaller body never waits."""
 BYTES_PER_S = 8 << 20
-"""Bytes of a tenant's large bodies that are processed per second. That is about two million prompt
-tokens, and occupies the event loop for at most half of the time."""
+"""Maximum bytes of a tenant's large bodies that are processed per second. They contain about two
+million prompt tokens, and occupy the event loop for at most half of the time."""
 MAX_TENANTS = 10_000
 """Maximum number of tenants remembered. If there are more, tenants without waiting bodies, or whose
 whole limit is available, are forgotten."""
 UNIT_BYTES = 16 << 10
-"""A refused request counts as one, plus one for each UNIT_BYTES of its body."""
+"""Number of bytes of a refused request's body that count like one more refused request."""
 BURST_S = 60.0
-"""Part of the limit that may be used at once, as the seconds in which that part becomes
-available."""
+"""Part of the limit that may be used at once, as the number of seconds in which this part becomes
+available again."""
 MAX_DEBT_S = 60.0
 """Maximum seconds that a tenant must wait after it has exceeded its limit. A tenant can exceed it,
 because a body is counted after it was read."""

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 AT_ONCE = 1000
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
-"""First and maximum seconds until segments are read again whose bad records could not be set aside.
-The time doubles with each failure."""
+"""Maximum seconds until segments whose bad records could not be set aside are read again. The first
+attempt follows after FIRST_PAUSE_S, and the time doubles with each failure."""
 
 MAX_NAMED = 100
 """Maximum number of request ids in one log line."""
@@ -61,7 +61,7 @@ class UsageLoader:
         self._again_at = 0.0
 
     async def load(self) -> None:
-        """Loads all records written so far. Raises ApiError; the next call loads the rest."""
+        """Loads all records written so far. If it raises ApiError, the next call loads the rest."""
         wal, refused = self._wal, dict[Path, bytes]()
         is_due = time.monotonic() >= self._again_at
         for segment in await wal.on_thread(wal.files.seal):

@@ -65,7 +65,7 @@ class ChatTemplate:
     """Compiled chat template. Constructing it takes long if the template is long."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        """Raises jinja2.TemplateSyntaxError."""
+        """Raises jinja2.TemplateSyntaxError if the syntax of `source` is invalid."""
         names = ENVIRONMENT.parse(source).find_all(nodes.Name)
         self.shows_tools = any(name.name == "tools" for name in names)
         """Whether the template itself renders tools. It then also renders calls and their

@@ -1,8 +1,8 @@
 """Decodes token ids to text incrementally, exactly and in linear time. Never returns a part of a
 character.
 
-Two kinds of decoders are supported. Any other is refused with an error that names it. With a
-byte-level decoder (GPT-2, Llama 3, Qwen, SmolLM), each token stands for bytes, and all bytes
+Two kinds of decoders are supported. Any other decoder is refused with an error that names it. With
+a byte-level decoder (GPT-2, Llama 3, Qwen, SmolLM), each token stands for bytes, and all bytes
 together are decoded as UTF-8. With a byte-fallback decoder (Gemma, Mistral, Llama 2), each token
 stands for text in which U+2581 is a space, except for `<0xNN>` tokens, each of which stands for one
 byte. A run of byte tokens is decoded as UTF-8 if the whole run is valid, and otherwise becomes
@@ -26,8 +26,8 @@ class UnsupportedDecoder(ValueError):
 
 
 class TokenBytes(dict[int, bytes]):
-    """Table of the bytes for which each token id stands, computed at first use. Unknown ids have no
-    bytes."""
+    """Table of the bytes for which each token id stands, computed at first use. Unknown ids have
+    empty bytes."""
 
     def __init__(self, tokenizer: Tokenizer, spell: Callable[[str], bytes]) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class TokenBytes(dict[int, bytes]):
 
 
 class ByteLevelDetokenizer:
-    """Decoder of tokens that stand for bytes. `spelled` must map the special tokens that are not
-    shown to no bytes."""
+    """Decoder of tokens that stand for bytes. `spelled` must have empty bytes for the special
+    tokens that are not shown."""
 
     def __init__(self, spelled: TokenBytes) -> None:
         self._spelled = spelled
@@ -113,14 +113,15 @@ class Spelling:
 
     def detokenizer(self, shown: frozenset[str] | None = frozenset()) -> Detokenizer:
         """Returns a new detokenizer that shows the special tokens `shown`. If `shown` is None, it
-        shows all."""
+        shows all special tokens."""
         spelled = self.all if shown is None else self._showing(shown & self.special)
         if self._is_byte_level:
             return ByteLevelDetokenizer(spelled)
         return ByteFallbackDetokenizer(spelled, self._byte_tokens)
 
     def _showing(self, shown: frozenset[str]) -> TokenBytes:
-        """Returns the table of bytes in which special tokens other than `shown` have no bytes."""
+        """Returns the table of bytes in which special tokens other than `shown` have empty
+        bytes."""
         if shown not in self._shown:
             hidden, spell = self.special - shown, self._spell
             self._shown[shown] = TokenBytes(

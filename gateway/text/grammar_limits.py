@@ -34,7 +34,8 @@ brackets on one path through a grammar."""
 MAX_EXPRESSION_BYTES = 16 << 10
 MAX_PATTERN_BYTES = 4 << 10
 """Maximum bytes of a regular expression in a schema. It is smaller than `MAX_EXPRESSION_BYTES`,
-because the compiler defers the work on such an expression to the first token that needs it."""
+because the compiler postpones the work on an expression of a schema until the first generated token
+that needs it."""
 
 
 @dataclass(slots=True)

@@ -75,7 +75,8 @@ class Grammars:
             return held
 
         def compile_once() -> HeldGrammar:
-            # An earlier request of the tenant may have compiled it while this one waited.
+            # An earlier request of the tenant may have compiled the grammar while this request
+            # waited.
             if (held := self._known(key)) is not None:
                 return held
             try:

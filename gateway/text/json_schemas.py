@@ -38,7 +38,7 @@ UNSUPPORTED_PATTERN = re.compile(
     r"(\\[1-9bBck]|\(\?<?[=!])|\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)", re.DOTALL
 )
 """Matches the next escape, lookaround or character class of a regular expression. Group 1 matches
-only if it cannot be enforced: a back reference, word boundary, lookahead or lookbehind."""
+only a part that cannot be enforced: a back reference, word boundary, lookahead or lookbehind."""
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMAS_IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 SCHEMAS = ("items", "additionalItems", "additionalProperties")
@@ -60,9 +60,9 @@ class HeldSchema(NamedTuple):
 
 
 def held_schema(schema: str, *, is_strict: bool) -> HeldSchema:
-    """Returns a JSON Schema without the keywords that cannot be enforced. Raises ValueError, which
-    names a keyword, if `is_strict` is set and removing that keyword changes which values the schema
-    accepts."""
+    """Returns a JSON Schema without the keywords that cannot be enforced. If `is_strict` is set,
+    and removing a keyword other than `format` changes which values the schema accepts, raises
+    ValueError with the name of the keyword."""
     reader = SchemaReader(json.loads(schema))
     if is_strict and (unenforced := sorted(reader.dropped - {"format"})):
         raise ValueError(
@@ -91,7 +91,8 @@ class SchemaReader:
         return self._root["schema"]
 
     def _nodes(self) -> Iterator[Node]:
-        """Yields every schema object once, including objects that only a reference leads to."""
+        """Yields every schema object once, including objects that are reached only through a
+        `$ref`."""
         seen: set[int] = set()
         places: list[tuple[Any, Any]] = [(self._root, "schema")]
         while places:
@@ -131,8 +132,8 @@ class SchemaReader:
             self.dropped.add(keyword)
 
     def _change_union(self, node: Node) -> None:
-        """Replaces `oneOf` by `anyOf` if no value matches two branches, because both then accept
-        the same values."""
+        """Replaces `oneOf` by `anyOf` if no value matches two branches, because `oneOf` and `anyOf`
+        then accept the same values."""
         branches = _list(node["oneOf"])
         discriminator = _object(node.get("discriminator")) or {}
         if not self._differ(branches, discriminator.get("propertyName")):
@@ -143,12 +144,12 @@ class SchemaReader:
         elif isinstance(members, list):
             node["allOf"] = [*cast(list[Any], members), {"anyOf": branches}]
         else:
-            return  # the compiler refuses it
+            return  # the compiler refuses the schema
         del node["oneOf"]
 
     def _differ(self, branches: list[Any], tag: Any) -> bool:
         """Returns whether no value matches two branches. If the discriminator property `tag`
-        separates the branches, makes it required in each."""
+        separates the branches, makes `tag` required in each branch."""
         if _are_apart(self._values(branch) for branch in branches):
             return True
         types = [self._types(branch) for branch in branches]
@@ -186,8 +187,8 @@ class SchemaReader:
             yield node
 
     def _merged(self, leaf: Node, depth: int = 0) -> Iterator[Node]:
-        """Yields a schema and the schemas that its `allOf` includes, up to MAX_NESTED and
-        MAX_STEPS."""
+        """Yields a schema and the schemas that its `allOf` includes, up to the limits MAX_NESTED
+        and MAX_STEPS."""
         self._num_steps += 1
         if depth > MAX_NESTED or self._num_steps > MAX_STEPS:
             return
@@ -350,7 +351,8 @@ def _whole(value: Any) -> Any:
 
 
 def _are_apart(sets: Iterable[frozenset[str] | None]) -> bool:
-    """Returns whether all sets are known and no two share an element."""
+    """Returns whether no two of the sets share an element. A set that is None is unknown, and may
+    share an element with any other set."""
     found: set[str] = set()
     for each in sets:
         if each is None or not found.isdisjoint(each):

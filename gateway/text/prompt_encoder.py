@@ -20,8 +20,8 @@ from gateway.exceptions import ContextLengthExceeded
 from gateway.text.long_texts import LongTexts
 
 MAX_CHARS = 8 << 20
-"""Maximum characters of all cached pieces, including PIECE_CHARS for each. A character takes two to
-eight bytes of memory, including its token ids."""
+"""Maximum number of characters of all cached pieces, including PIECE_CHARS for each piece. A
+character and its token ids take two to eight bytes of memory."""
 PIECE_CHARS = 256
 """Memory overhead of a cached piece, expressed in characters."""
 LONGEST_SHARE = 16
@@ -60,7 +60,8 @@ class PromptEncoder:
         max_chars: int = MAX_CHARS,
     ) -> None:
         """`template` is the model's chat template. Texts are split only at special tokens that
-        occur in it, because every text is searched for them and a vocabulary may have thousands."""
+        occur in the template, because every text is searched for each of these tokens, and a
+        vocabulary may have thousands of special tokens."""
         self._tokenizer = tokenizer
         self._ids = _parting_tokens(file, template)
         self._parts = re.compile(f"({'|'.join(map(re.escape, self._ids))})")
@@ -75,7 +76,7 @@ class PromptEncoder:
         return self._num_chars
 
     async def encode(self, text: str, domain: str, max_tokens: int | None = None) -> list[int]:
-        """Returns the token ids of a text, which are the same as without the cache. Adds no special
+        """Returns the token ids of a text. The cache does not change the result. Adds no special
         tokens. A piece that only another `domain` has encoded is encoded again, so that timing does
         not reveal other tenants' prompts. Raises ContextLengthExceeded if a piece has more than
         `max_tokens` tokens."""
@@ -123,8 +124,8 @@ class PromptEncoder:
         max_tokens: int | None = None,
     ) -> list[list[int]]:
         """Encodes texts without the cache. Long texts of one `domain` are encoded one after the
-        other. Raises ContextLengthExceeded if a text has more than `max_tokens` tokens, before
-        their ids are copied."""
+        other. Raises ContextLengthExceeded if a text has more than `max_tokens` tokens. Checks this
+        before it copies the token ids."""
 
         def encode() -> list[list[int]]:
             # `encode_batch_fast` does not compute the offsets of tokens, which are not needed.

@@ -1,8 +1,9 @@
 """Limits the work that one rendering of a chat template may do. Work is counted in steps.
 
-A step takes about 0.1 µs. It is one node of the template's syntax tree, 16 characters read or
-written, or one item of a list. Steps are spent before the work is done if its cost is known by
-then, so that no single operation can exceed the remaining budget by much.
+A step takes about 0.1 µs. It is the work for one node of the template's syntax tree, for 16
+characters that are read or written, or for one item of a list. If the cost of an operation is known
+before it runs, its steps are spent first, so that no single operation can exceed the remaining
+budget by much.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from jinja2.exceptions import SecurityError, TemplateRuntimeError
 
 CHARS_PER_STEP = 16
 SEARCHED_PER_STEP = 256
-"""A search costs one step for each SEARCHED_PER_STEP of the product of the lengths of the two
-texts, because some searches compare every pair of characters."""
+"""Number of pairs of characters whose comparison costs one step. A search for a text in another one
+is charged for all pairs of their characters, because some searches compare every pair."""
 SHORT = 128
-"""Maximum number of characters of a text that costs nothing in addition to the step of the
-expression."""
+"""Maximum number of characters of a short text. Reading or writing a short text costs only the step
+of its expression."""
 BASE_STEPS = 1 << 19
 STEPS_PER_MESSAGE = 2048
-"""Steps allowed for each message of a conversation. Several times the number that the longest
-published template takes."""
+"""Steps allowed for each message of a conversation. The longest published template needs several
+times fewer steps for a message."""
 STEPS_PER_CHAR = 1
-"""Steps allowed for each character of a conversation. Enough to read each character 16 times."""
+"""Steps allowed for each character of a conversation. They suffice to read each character 16
+times."""
 MAX_INTEGER = 1 << 63
-"""Bound of the absolute value of integers. Computing with larger ones costs more than a step, and
-their hashes can be made to collide."""
+"""Bound of the absolute value of integers. Computing with larger integers costs more than a step,
+and their hashes can be made to collide."""
 MAX_WIDTH = 4096
 """Maximum value of integer arguments, such as widths, of methods and filters that pad, indent or
 group."""
@@ -254,7 +256,7 @@ def spend_format(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _spend_values(num_fields: int, values: Any) -> None:
-    """Spends the steps that it takes if each field of a format shows all values."""
+    """Spends the steps of the worst case, in which each field of a format shows all values."""
     budget = _budget.get()
     before = budget.steps
     weighed(values)

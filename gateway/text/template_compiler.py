@@ -32,13 +32,13 @@ UNSUPPORTED: dict[type[nodes.Node], str] = {
 text is never escaped."""
 
 BOOLEANS = (nodes.Const, nodes.Compare, nodes.Not, nodes.Test)
-"""Operands that cost nothing to compare. Constants are among them, because a constant is at most as
-long as the template."""
+"""Kinds of operands whose comparison costs no steps. Constants are included, because a constant is
+at most as long as the template."""
 
 
 class CountingCodeGenerator(CodeGenerator):
     """Code generator whose code spends steps. It does not evaluate constant expressions, so that
-    all computation is paid for during rendering."""
+    the steps of all computation are spent during rendering."""
 
     def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
         for found in node.find_all(tuple(UNSUPPORTED)):
@@ -160,21 +160,22 @@ def _count_bodies(template: nodes.Template) -> None:
 
 
 def _spend(steps: int) -> nodes.Expr:
-    # Jinja reserves this node for names of the compiler, and lets only its own parser construct it.
+    # The constructor of InternalName is bypassed, because Jinja lets only its own parser call it.
     node: Any = object.__new__(nodes.InternalName)
     nodes.Node.__init__(node, f"spend({steps})", lineno=1)
     return node
 
 
 def _weight(node: nodes.Node) -> int:
-    """Returns the steps of one evaluation of a node, without nested bodies that spend their own
-    steps."""
+    """Returns the number of steps of one evaluation of a node. Excludes nested bodies, because they
+    spend their own steps."""
     weight = 1
     match node:
         case nodes.TemplateData(data=str(data)) | nodes.Const(value=str(data)):
             return 1 + len(data) // CHARS_PER_STEP
         case nodes.Dict(items=items):
-            # Numeric keys can be chosen so that many of them collide in the dict.
+            # The cost is quadratic, because numeric keys can be chosen so that they collide in the
+            # dict.
             weight += len(items) * len(items) // 16
         case _:
             pass

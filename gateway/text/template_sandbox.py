@@ -1,4 +1,4 @@
-"""Creates the sandboxed Jinja environment of chat templates, which spends steps of their budget.
+"""Creates the sandboxed Jinja environment in which chat templates spend the steps of their budget.
 
 A template may use only the functions, methods, filters and tests listed here.
 """
@@ -70,7 +70,7 @@ SHALLOW = frozenset((
     "attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map",
     "reject", "rejectattr", "select", "selectattr", "slice"
 ))
-"""Filters that do not read the contents of their value's items."""
+"""Names of filters that do not read the contents of the items that they filter."""
 DEEP = frozenset((
     "abs", "capitalize", "center", "dictsort", "e", "escape", "float", "format", "groupby",
     "indent", "int", "join", "lower", "max", "min", "replace", "reverse", "round", "safe",
@@ -87,8 +87,8 @@ CHEAP_TESTS = frozenset((
 
 
 class Generation(Extension):
-    """Extension for the block `{% generation %}`, which marks answers for training. Renders the
-    block's body."""
+    """Extension for the block `{% generation %}`, which marks answers for training. Renders only
+    the block's body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -229,7 +229,8 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         kind = type(obj)  # pyright: ignore[reportUnknownVariableType]
         if kind in (Macro, BlockReference, LoopContext) or isinstance(obj, Undefined):
             return context.call(obj, *args, **kwargs)
-        # Jinja passes these two arguments to functions that take a context.
+        # Jinja adds these two arguments for functions that take a context. The functions that are
+        # allowed below take no context.
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
         if kind is BuiltinMethodType or kind is MethodType:
@@ -253,8 +254,8 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _counting_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a Jinja filter that spends the steps that `function` takes. The first argument of
-    `function` may be a context."""
+    """Returns a Jinja filter that calls `function` and spends the steps that the call takes. The
+    first argument of `function` may be a context."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
     is_deep = name in DEEP
     guard = GUARDS.get(name)

@@ -48,8 +48,8 @@ SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 MANY_MESSAGES = 256
 STEPS_ON_LOOP = 1 << 16
-"""Maximum steps of a rendering on the event loop, about 10 ms. A rendering that takes more is
-repeated in a thread."""
+"""Maximum number of steps (see `template_budget`) of a rendering on the event loop. They take about
+10 ms. A rendering that needs more steps is repeated in a thread."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class ModelTokenizer:
         )
         self.pooling = msgspec.convert(_read_json(folder / "pooling.json"), _PoolingFile).pooling
         """Pooling of the last hidden states to an embedding, from the model's pooling.json. None if
-        the model has none."""
+        the model has no such file, or the file names no pooling."""
         template = _template_source(folder, config)
         self._prompts = PromptEncoder(self._tokenizer, file, template or "", long_texts)
         self._long_texts = long_texts
@@ -129,10 +129,11 @@ class ModelTokenizer:
         add_special_tokens: bool = False,
     ) -> ChatTokens:
         """Renders a conversation and returns its token ids. The tokenizer adds special tokens only
-        if `add_special_tokens` is set, because the template writes its own. Token ids of pieces
-        that the same `domain` has encoded before come from a cache. Raises InvalidRequest if the
-        template refuses the conversation, and ContextLengthExceeded if the text must have, or a
-        piece of it has, more than `max_tokens` tokens."""
+        if `add_special_tokens` is set, because chat templates usually write the special tokens
+        themselves. Token ids of pieces that the same `domain` has encoded before come from a cache.
+        Raises InvalidRequest if the template refuses the conversation, and ContextLengthExceeded if
+        the length of the text shows that it has more than `max_tokens` tokens, or if one of its
+        pieces has more."""
         text, is_folded = await self.render(conversation, domain=domain, template=template)
         self.check_chars(len(text), max_tokens)
         if add_special_tokens:
@@ -163,8 +164,9 @@ class ModelTokenizer:
         return await self._long_texts.run(domain, partial(render, steps))
 
     async def answer_form(self, template: str | None = None) -> AnswerForm:
-        """Returns the form in which a model with this chat template writes its answers. None stands
-        for the model's own template. Raises InvalidRequest if there is no valid template."""
+        """Returns the form in which a model with this chat template writes its answers. If
+        `template` is None, uses the model's own template. Raises InvalidRequest if there is no
+        valid template."""
         return (await self._chosen(template)).answer_form
 
     async def _chosen(self, template: str | None) -> ChatTemplate:
@@ -233,8 +235,8 @@ class ModelTokenizer:
         return None if begin is None or end is None else (begin, end)
 
     async def work_on(self, prompts: Sequence[list[int]], domain: str, work: Callable[[], A]) -> A:
-        """Runs `work`, whose time grows with the number of tokens in `prompts`. If they are many,
-        runs it in a thread, one call at a time for each `domain`."""
+        """Runs `work`, whose time grows with the number of tokens in `prompts`. If the prompts have
+        many tokens, runs `work` in a thread, one call at a time for each `domain`."""
         size = sum([len(prompt) for prompt in prompts]) * TOKEN_CHARS
         return await self._long_texts.do(domain, size, work)
 
