@@ -1,1 +1,1 @@
-"""One process per device: engines, scheduler, models."""
+"""Worker processes, one per device, with their engines, schedulers and models."""

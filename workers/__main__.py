@@ -1,7 +1,9 @@
-"""`python -m workers CONFIG.json [ID]`: one worker process, from its config to its last drained
-sequence. Without an id it names itself. Started so it has no /metrics: nothing collects them.
+"""Command `python -m workers CONFIG.json [ID]`, which runs one worker process until it is drained.
 
-Exit codes: 0 drained, 1 failed, 2 its config cannot be served."""
+Without an ID, the worker generates one. A worker that is started by this command has no /metrics;
+`loraplex.roles.worker_process` starts it with them.
+
+Exit codes: 0 after a drain, 1 after a failure, 2 if the configuration cannot be served."""
 
 from __future__ import annotations
 
@@ -29,12 +31,13 @@ from workers.process.health import HealthServer
 from workers.process.server import Server
 
 SWEEP_S = 600.0
-"""Seconds between two looks for packed images of deleted adapters: each costs a question to the
-store for every image."""
+"""Seconds between two removals of packed images of deleted adapters. Each removal sends one request
+to the store for every image."""
 
 
 def main(worker: type[Worker] = Worker, metrics: Callable[[], bytes] | None = None) -> None:
-    """metrics: makes the page of /metrics, on any thread."""
+    """Runs the worker. metrics: thread-safe function that returns the page of /metrics, or None for
+    a worker without that page."""
     config = WorkerConfig.read(Path(sys.argv[1]))
     set_up_logging(config.log_format, config.log_level)
     instance_id = sys.argv[2] if len(sys.argv) > 2 else f"worker-{uuid.uuid4().hex[:12]}"
@@ -54,12 +57,13 @@ def main(worker: type[Worker] = Worker, metrics: Callable[[], bytes] | None = No
 
 
 class CannotListen(Exception):
-    """Another has the address, or there is no such place."""
+    """Raised if the worker cannot listen on an address of its configuration, for example because
+    another process uses it."""
 
 
 @contextmanager
 def _listening(address: str) -> Generator[None]:
-    """Raises CannotListen."""
+    """Context that raises CannotListen instead of OSError."""
     try:
         yield
     except OSError as error:
@@ -69,8 +73,8 @@ def _listening(address: str) -> Generator[None]:
 async def _serve(
     worker: Worker, engine: ThreadPoolExecutor, metrics: Callable[[], bytes] | None
 ) -> None:
-    """Serves until SIGTERM or SIGINT, and then drains. A second signal ends the process at once.
-    `engine` is the thread that built the worker."""
+    """Serves until SIGTERM or SIGINT, and then drains the worker. A second signal ends the process
+    at once. engine: executor of the thread that built the worker."""
     config = worker.config
     server = Server(config.listen, instance_id=worker.instance_id, security=config.security)
     loop = worker.make_loop(server.deliver)
@@ -111,7 +115,7 @@ async def _serve(
 
 
 async def _sweep(worker: Worker) -> None:
-    """Removes packed images of deleted adapters, until cancelled."""
+    """Removes packed images of deleted adapters every `SWEEP_S` seconds until cancelled."""
     while True:
         await asyncio.sleep(SWEEP_S)
         try:
@@ -122,13 +126,14 @@ async def _sweep(worker: Worker) -> None:
 
 def _stop(stopping: asyncio.Event) -> None:
     if stopping.is_set():
-        # Nothing else ends the engine's thread in the midst of a step.
+        # Only the end of the process can stop the engine's thread during a step.
         os._exit(1)
     stopping.set()
 
 
 def _report(name: str, done: int, total: int) -> None:
-    """One line a tenth: the supervisor draws the bar."""
+    """Logs one line for each tenth of a model that is loaded. The supervisor of the process shows
+    these lines as a progress bar."""
     if done * 10 // total != (done - 1) * 10 // total:
         logging.info("loading %s: %d %%", name, 100 * done // total)
 

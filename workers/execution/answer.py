@@ -1,4 +1,4 @@
-"""Answer of one sequence, which collects results and builds the messages that report them."""
+"""Answer of one sequence: collects its results, and builds the messages that report them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Answer:
         self._num_reported = 0
         """Number of prompt positions that were reported as computed."""
         self._vector: NDArray[np.float32] | None = None
-        """Sum of the finished steps' vectors (kind `embed`), or None before the first one."""
+        """Sum of the vectors of finished steps (kind `embed`), or None before the first vector."""
 
     def add(self, start: int, result: SequenceResult) -> None:
-        """Adds prompt scores and vector of a step whose first token is at position `start`. They
-        replace earlier results if a preempted sequence is computed again from its start."""
+        """Adds the prompt scores and the vector of a step whose first token is at position `start`.
+        Replaces earlier results if a preempted sequence is computed again from its start."""
         if result.prompt_logprobs is not None:
             self._prompt_logprobs[start:] = result.prompt_logprobs
         if result.vector is not None:
@@ -40,8 +40,8 @@ class Answer:
             self._vector = result.vector if is_first else self._vector + result.vector
 
     def progress(self, num_computed: int) -> PromptProgress | None:
-        """Returns a report that `num_computed` tokens are computed, or None if that adds no prompt
-        tokens to the previous report."""
+        """Returns a report that `num_computed` tokens are computed, or None if the previous report
+        already counted these prompt tokens."""
         sequence = self.sequence
         num_positions = min(num_computed, sequence.num_prompt)
         if num_positions <= self._num_reported:
@@ -56,8 +56,8 @@ class Answer:
         logprobs: list[TokenLogprobs] | None,
         now: float,
     ) -> SequenceOutput | None:
-        """Appends tokens generated at `now` to the sequence, which ends if `finish_reason` is set.
-        Returns the output to send, or None if the tokens are sent later."""
+        """Appends tokens to the sequence, generated at `now`; it ends if `finish_reason` is set.
+        Returns the output to send, or None if the tokens are sent with a later output."""
         sequence, request = self.sequence, self.sequence.request
         is_first = not sequence.is_begun
         if is_first:
@@ -85,7 +85,7 @@ class Answer:
         return output
 
     def finish_prompt(self, now: float) -> SequenceOutput:
-        """Returns the final output of a sequence that only scores its prompt or embeds it."""
+        """Returns the final output of a sequence whose prompt is only scored or embedded."""
         sequence, request = self.sequence, self.sequence.request
         if self._vector is None:
             scores, reason = self._prompt_logprobs, FinishReason.LENGTH

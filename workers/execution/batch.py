@@ -17,7 +17,7 @@ A = TypeVar("A", Array, Tensor)
 
 RANK_BOUNDS = (16, 64, 256)
 """Upper bounds of adapter ranks, for which kernels are compiled and graphs captured. A step uses
-the smallest that fits. The device reads the actual ranks, and only these determine the cost."""
+the smallest bound that fits. Only the actual ranks, which the device reads, determine the cost."""
 
 
 class TokenBuffer:
@@ -53,10 +53,10 @@ class BatchInputs(NamedTuple, Generic[A]):
     buffer_positions int64 [T]  position of each token in its slot
     query_start int32 [S + 1], token_seq int32 [T], positions int32 [T], context_lens int32 [S],
     block_tables int64 [S, P]  as in `AttentionBatch`
-    last_tokens int64 [N]      index in the T tokens of each sampled sequence's last token
+    last_tokens int64 [N]      for each sampled sequence, index of its last token in the T tokens
     segment_start int32 [G + 1], segment_slot int32 [G]   as in `LoRABatch`; G is 0 without adapters
     sampled_start int32 [G + 1]   like `segment_start`, but counts sampled sequences, because the
-                               output matrix computes one row for each of these, not each token
+                               output matrix computes one row per sampled sequence
     """
 
     buffer_slots: A
@@ -82,7 +82,7 @@ class StepShape:
 
 
 def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
-    """Builds the kernel inputs, with tokens in the order of the step's sequences."""
+    """Builds the kernel inputs of a step, with tokens in the order of the step's sequences."""
     counts, starts = step.counts, step.starts
     num_sequences = len(counts)
     query_start = np.zeros(num_sequences + 1, np.int32)

@@ -54,8 +54,8 @@ Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 
 
 class NewTokens(NamedTuple):
-    """New tokens of a sequence: `num_drawn` tokens of the step, then tokens that its constraint
-    forces. finish_reason: why the sequence ends with these tokens, or None if it continues."""
+    """New tokens of a sequence: first `num_drawn` tokens that the step drew, then tokens that its
+    constraint forces. finish_reason: why the sequence ends with them, or None if it continues."""
 
     tokens: list[int]
     num_drawn: int
@@ -66,9 +66,9 @@ NOTHING_NEW = NewTokens([], 0, None)
 
 
 def advance_constraints(schedule: Schedule, output: StepOutput) -> list[NewTokens]:
-    """Advances the sequences' constraints by their new tokens. Returns each sequence's new and
-    forced tokens up to its end, or no tokens if it ended in the meantime. Called without the memory
-    lock, because constraints may take long."""
+    """Advances the sequences' constraints by the tokens that the step drew. Returns each sequence's
+    drawn and forced tokens up to its end, or no tokens if it ended in the meantime. Called without
+    the memory lock, because constraints may take long."""
     new: list[NewTokens] = []
     following: list[tuple[int, Sequence]] = []
     for item, result in zip(schedule.items, output.sequences, strict=True):
@@ -96,7 +96,7 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """Launched step whose result has not been collected. Times in seconds of the engine's clock."""
+    """Launched step whose result is not collected yet. Times in seconds of the engine's clock."""
 
     schedule: Schedule
     step: PendingStep
@@ -193,8 +193,8 @@ class Engine:
 
     def offer(self, connection: int, request: Generate, arrival_s: float) -> list[Event]:
         """Queues the request if the queue has room or can make room. `refusal` must have returned
-        None for it. Returns refusals: of this request, or of queued requests that make room for it
-        because their tenants fill more than their share."""
+        None for it. Returns the refusal of this request, or refusals of queued requests that make
+        room for it because their tenants fill more than their share of the queue."""
         if (connection, request.id) in self._answers:
             message = f"sequence id {request.id} is in use"
             return [(connection, Failed(request.id, ErrorCode.INVALID, message))]
@@ -217,7 +217,7 @@ class Engine:
 
     def abort(self, connection: int, sequence_id: int) -> list[Event]:
         """Removes the sequence at once. Returns its last prompt progress, which includes steps in
-        flight, and its final output. Returns nothing if the id is unknown (the sequence ended)."""
+        flight, and its final output, or no events if the sequence has already ended."""
         answer = self._answers.get((connection, sequence_id))
         if answer is None:
             return []
@@ -232,8 +232,8 @@ class Engine:
             self.abort(*key)
 
     def set_runner(self, runner: Runner | None) -> None:
-        """Called with a runner when the weights have been loaded, and with None before they are
-        unloaded, when no step may be in flight. Sequences wait until the next runner is set."""
+        """Sets the runner once the weights are loaded, or None before they are unloaded. No step
+        may be in flight. Without a runner, sequences wait until the next one is set."""
         assert not self._in_flight, "a step is in flight"
         self.runner = runner
         self.is_stalled &= runner is None
@@ -251,17 +251,17 @@ class Engine:
 
     def step(self, *, is_alone: bool = True, is_held: bool = False) -> list[Event]:
         """Launches a step if there is work, and collects earlier steps. Leaves the new step in
-        flight only if the engine runs ahead and no other engine uses the device (`is_alone`);
-        otherwise the step's time would be counted in another engine's step. A failed step fails
-        only its sequences. is_held: if True, admits no waiting sequences."""
+        flight only if the engine runs ahead and no other engine uses the device (`is_alone`),
+        because another engine's step would otherwise be charged for the time of this one. A failed
+        step fails only its own sequences. is_held: if True, no waiting sequence is admitted."""
         events = self._collect() if self.last_schedule.needs_drain else []
         is_launched = self._launch(is_held or self.runner is None, events)
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
         return events + self._collect(num_ahead)
 
     def _launch(self, is_held: bool, events: list[Event]) -> bool:
-        """Launches a step if it can, and returns whether it did. Adds the failures of sequences to
-        the events."""
+        """Launches a step if there is work. Returns whether it was launched. Appends the failures
+        of sequences to `events`."""
         begin, start_s = perf_counter_ns(), self._clock()
         scheduler = self.scheduler
         with scheduler.kv.lock:
@@ -394,7 +394,7 @@ class Engine:
         return sequence.connection, failed
 
     def _end(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> None:
-        """Removes a sequence that has ended, if it was queued."""
+        """Reports that a sequence has ended, and removes it if it was queued."""
         if self._answers.pop(sequence.key, None) is not None:
             self.scheduler.remove(sequence)
         self._observer.on_end(sequence, end, now)

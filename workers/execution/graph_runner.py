@@ -1,14 +1,15 @@
-"""Steps as captured graphs (CUDA graphs). Each graph serves steps up to certain numbers of tokens,
-sequences and adapters and up to a rank bound.
+"""Runner of steps as captured graphs (CUDA graphs). Each graph serves steps up to certain numbers
+of tokens, sequences and adapters, and up to a rank bound.
 
 A graph reads its inputs at fixed addresses. A step is padded to the sizes of the smallest graph
 that fits. If every sequence has one token, each padding token is a sequence of its own. In a step
-with prompts, all padding tokens form one sequence. Padding tokens are on a scratch page, after all
-real tokens and in no segment, so they have no adapter. A padding segment is empty. The lengths of
-the sequences and the adapters of the tokens are read on the device.
+with prompts, all padding tokens form one sequence. Padding tokens use a scratch page. They come
+after all real tokens and are in no segment, so they have no adapter. A padding segment is empty.
+The lengths of the sequences and the adapters of the tokens are read on the device.
 
-The device computes a step of few prompt tokens in less time than the host needs to launch its
-kernels one by one. Such steps have graphs, too, but larger steps with prompts have none.
+Graphs are also captured for steps with few prompt tokens, because the host needs longer to launch
+the kernels of such a step one by one than the device needs to compute it. Larger steps with prompts
+have no graph.
 
 All graphs share their inputs, block tables and logits, because they run one after the other. They
 are captured before the first request. The largest is captured first, so that the others reuse its
@@ -43,22 +44,23 @@ NUM_TOKENS_WITH_PROMPTS = (128, 256, 512)
 """Token counts for which a graph of a step with prompts is captured. Larger steps are computed op
 by op."""
 FEW_SEQUENCES = 16
-"""Maximum number of sequences in the smaller of the two graphs that each size with prompts has."""
+"""Number of sequences of the smaller graphs. For each entry of `NUM_TOKENS_WITH_PROMPTS`, there are
+graphs for steps of at most this many sequences, and graphs for the maximum number of sequences."""
 NUM_SEGMENTS = (4, 16, 64)
-"""Adapter counts for which graphs are captured (see `segment_sizes`). Each padding segment costs
-kernel programs, which end at once."""
+"""Adapter counts for which graphs are captured (see `segment_sizes`). There are several because
+each padding segment launches kernel programs, although these end at once."""
 NUM_PAUSED = 256
-"""Number of steps after a failed capture that run without a graph. Then a capture is tried again.
-Doubles with each consecutive failure, up to MAX_PAUSED, because a capture takes longer than a
-step."""
+"""Number of steps without a graph that are computed op by op after a failed capture, before a
+capture is tried again. The number doubles with each consecutive failure, up to MAX_PAUSED, because
+a capture takes longer than a step."""
 MAX_PAUSED = 1 << 16
 SCRATCH_PAGE = 0
-"""Byte offset of the page of padding tokens. It is before the arena, so no sequence uses it."""
+"""Byte offset in the arena of the page that padding tokens use. No sequence uses this page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes that a model's graphs are captured for.
+    """Maximum sizes of the steps for which a model's graphs are captured.
 
     num_sequences: maximum number of sequences in a step. num_tokens: maximum number of tokens in a
     step with prompts. max_context: maximum number of tokens in a sequence. num_slots: number of
@@ -76,7 +78,7 @@ class Limits:
         cls, max_num_seqs: int, max_tokens: int, max_context: int, num_slots: int, vocab_size: int
     ) -> Limits:
         """Returns limits for steps of up to `max_num_seqs` sequences and `max_tokens` tokens. Both
-        are rounded up to the size of a graph, or down to the largest one."""
+        numbers are rounded up to the size of a graph, or down to the size of the largest graph."""
         num_sequences = _least(NUM_TOKENS, max_num_seqs)
         num_tokens = _least(NUM_TOKENS_WITH_PROMPTS, max_tokens)
         return cls(num_sequences, num_tokens, max_context, num_slots, vocab_size)
@@ -93,7 +95,7 @@ class Limits:
 
     @property
     def input_bytes(self) -> int:
-        """Number of bytes uploaded for the largest step: its inputs, then its block tables."""
+        """Number of bytes that are uploaded for the largest step, with its block tables."""
         num_segments = min(self.num_rows, self.num_slots)
         inputs = Packing(_inputs(self.num_tokens, self.num_rows, num_segments))
         return inputs.num_bytes + 8 * self.num_rows * self.num_pages + ALIGNMENT
@@ -147,8 +149,8 @@ class GraphInputs:
         )
 
     def fill(self, inputs: BatchInputs[Array]) -> None:
-        """Replaces all inputs by `inputs` and padding, after the work already submitted to the
-        device."""
+        """Replaces all inputs with `inputs` and padding, without waiting. The device does so after
+        the work that was already submitted to it."""
         count, num_pages = inputs.block_tables.shape
         num_tokens, has_prompts, num_sequences, *_ = self._key
         wide = Packing([np.zeros((num_sequences, num_pages), np.int64)])
@@ -184,7 +186,7 @@ class StepGraph:
     def __init__(
         self, key: GraphKey, limits: Limits, buffers: GraphBuffers, ops: Ops, compute: Compute
     ) -> None:
-        """Captures the graph. Raises what the backend raises."""
+        """Captures the graph. Raises any error of the backend."""
         self._inputs = GraphInputs(key, buffers)
         # `capture` first runs the work once, which computes only padding with these inputs.
         self._inputs.fill(_inputs(0, 0, 0)._replace(block_tables=np.zeros((0, 1), np.int64)))
@@ -275,7 +277,8 @@ class GraphRunner:
         return graph
 
     def _key(self, inputs: BatchInputs[Array], shape: StepShape) -> GraphKey | None:
-        """Returns the key of the smallest graph that serves the step, or None."""
+        """Returns the key of the smallest graph that serves the step, or None if the step is larger
+        than every graph."""
         num_tokens, num_segments = len(inputs.positions), len(inputs.segment_slot)
         num_sequences, bounds = len(inputs.context_lens), [shape.max_rank] if num_segments else []
         if shape.max_query == 1 and len(inputs.last_tokens) == num_tokens:
@@ -316,7 +319,7 @@ class GraphRunner:
             ):
                 num_sequences = min(most, num_tokens)
                 yield GraphKey(num_tokens, True, num_sequences, 0, 0)
-                # The largest number with which LoRA kernels work by adapter (see `segment_sizes`).
+                # With more adapters, LoRA kernels would work token by token (see `segment_sizes`).
                 num_segments = min(num_sequences, self._limits.num_slots, (num_tokens - 1) // 2)
                 for bound in bounds:
                     yield GraphKey(num_tokens, True, num_sequences, num_segments, bound)
@@ -326,9 +329,10 @@ def segment_sizes(num_tokens: int, num_slots: int) -> list[int]:
     """Returns the numbers of adapters that graphs of `num_tokens` tokens are captured for, in
     ascending order.
 
-    The second largest number is the largest with which LoRA kernels work adapter by adapter. If a
-    graph has at least half as many adapters as tokens, they work token by token
-    (`ops.triton_table.reads_by_row`), and padding must not switch a step of few adapters to that.
+    If a graph has at least half as many adapters as tokens, LoRA kernels work token by token
+    (`ops.triton_table.reads_by_row`), otherwise adapter by adapter. Padding must not make a step of
+    few adapters work token by token. Therefore the second largest number is the largest number of
+    adapters for which the kernels work adapter by adapter.
     """
     most = min(num_tokens, num_slots)
     by_adapter = (num_tokens - 1) // 2

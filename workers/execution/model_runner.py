@@ -24,7 +24,7 @@ from workers.layers.table_rows import with_replaced, with_rows
 from workers.models.loading import LoadedModel
 
 Reader = Callable[[list[SequenceResult]], None]
-"""Function that adds results to those of a step's sequences, once they are on the host."""
+"""Function that adds results, once they are on the host, to the `SequenceResult`s of a step."""
 
 
 class ModelRunner:
@@ -105,8 +105,8 @@ class ModelRunner:
         targets: list[Tensor],
         readers: list[Reader],
     ) -> Tensor | None:
-        """Returns the logits [N, V] of the samples, or None without samples. Adds readers of the
-        scores of prompts, and of pooled vectors. targets: targets of each `ScoreInput`."""
+        """Returns the logits [N, V] of the samples, or None without samples. Appends to `readers`
+        for prompt scores and pooled vectors. targets: target tokens of each `ScoreInput`."""
         batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
         starts = on_host.segment_start, on_host.sampled_start
         batch = with_rows(batch, *starts, on_host.segment_slot)
@@ -122,7 +122,7 @@ class ModelRunner:
         return logits
 
     def _logits(self, max_rank: int, hidden: Tensor, slots: Array) -> Tensor:
-        """Computes logits, as a `Head`. max_rank: upper bound of the adapters' ranks."""
+        """Computes logits, as `Head` requires. max_rank: upper bound of the adapters' ranks."""
         segments = build_segments([(slot, 1) for slot in slots.tolist()])
         if not len(segments[1]):
             return self.model.logits(hidden)
@@ -134,7 +134,7 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """Submitted step. The readers complete the output when the event is done."""
+    """Submitted step. `readers` complete `output` once the device has reached `event`."""
 
     output: StepOutput
     readers: list[Reader]
@@ -152,7 +152,7 @@ class LaunchedStep:
 
 @contextmanager
 def _waiting() -> Generator[None]:
-    """Context that raises DeviceFailed if waiting for the device in it fails."""
+    """Context for waiting for the device. Raises DeviceFailed if the wait fails."""
     try:
         yield
     except Exception as error:

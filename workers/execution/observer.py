@@ -1,4 +1,4 @@
-"""Observer of an engine's steps and sequences."""
+"""Interface that receives the steps of an engine, and the tokens and ends of its sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from workers.wire.protocol import ErrorCode, FinishReason
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """Step whose results were applied. `start_s` is in seconds of the engine's clock."""
+    """Step whose results were applied. start_s: time when the step was scheduled, in seconds of the
+    engine's clock."""
 
     schedule: Schedule
     output: StepOutput
@@ -22,8 +23,8 @@ class FinishedStep:
     """Seconds from the step's launch, or from the previous step's end if that was later, to the
     step's end."""
     host_us: dict[str, int]
-    """Microseconds of host work by part: schedule, build and update. `output` has the times of the
-    forward pass and of sampling."""
+    """Microseconds of host work by part, which is `schedule`, `build` or `update`. The times of the
+    forward pass and of sampling are in `output`."""
 
 
 class StepObserver(Protocol):
@@ -35,7 +36,7 @@ class StepObserver(Protocol):
         ...
 
     def on_end(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> None:
-        """Called when the sequence has ended, or was refused."""
+        """Called when the sequence has ended or was refused. end: reason of the end."""
         ...
 
     def on_step(self, step: FinishedStep, now: float) -> None:
@@ -44,7 +45,7 @@ class StepObserver(Protocol):
 
 
 class NoObserver:
-    """`StepObserver` that ignores everything."""
+    """Implementation of `StepObserver` that does nothing."""
 
     def on_tokens(self, sequence: Sequence, num_tokens: int, now: float) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Pooling of hidden states into the vectors of prompts."""
+"""Pooling of hidden states into one vector for each prompt."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from workers.wire.protocol import ErrorCode
 
 
 class Pooled(NamedTuple):
-    """Vectors of a step's `PoolInput`s: for the P inputs without labels, sums of hidden states,
-    float32 [P, K]; for the Q inputs with labels, logits, float32 [Q, largest number of labels]."""
+    """Vectors of a step's `PoolInput`s. sums: sums of hidden states for the P inputs without
+    labels, float32 [P, K]. logits: logits of the labels for the Q inputs with labels, float32 [Q,
+    largest number of labels]."""
 
     inputs: list[PoolInput]
     sums: Tensor
     logits: Tensor
 
     def read_into(self, results: list[SequenceResult]) -> None:
-        """Adds the vectors to the sequences' results, when they have been copied to the host."""
+        """Adds the vectors to the sequences' results. Called once the device has copied the vectors
+        to the host."""
         sums, logits = iter(self.sums.numpy()), iter(self.logits.numpy())
         for pool in self.inputs:
             vector = next(logits)[: len(pool.labels)] if pool.labels else next(sums)
@@ -64,7 +66,8 @@ def pool(step: StepInput, hidden: Tensor, head: Head) -> Pooled:
 
 
 def _tokens(pools: list[PoolInput], firsts: Array) -> Array:
-    """Returns the indices of the pooled tokens among the step's tokens, int64."""
+    """Returns the indices of the pooled tokens among the step's tokens, int64. firsts: index of
+    each sequence's first token."""
     ranges = [
         np.arange(pool.first, pool.end, dtype=np.int64) + firsts[pool.sequence] for pool in pools
     ]

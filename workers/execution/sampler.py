@@ -16,7 +16,7 @@ from workers.execution.step_input import Array, SampleInput, SequenceResult, Ste
 from workers.wire.protocol import ErrorCode
 
 MIN_TEMPERATURE = 1e-6
-"""Temperature below which the likeliest token is drawn, because dividing by less may overflow."""
+"""Temperature below which the likeliest token is drawn, because the division may overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class SamplerInputs:
     """Inputs for the samples and scores of a step, on the device.
 
     scored int64 [M]     indices of the samples whose log-probabilities are requested
-    named_rows, named int64   index below M and token id, for each token that those samples name
+    named_rows, named int64   for each token that a scored sample names: index in `scored`, token id
     masked int64 [K], masks int32 [K, ceil(V / 32)]   indices of the samples with masks, and masks
     targets              int32, the targets of each `ScoreInput`
     """
@@ -41,15 +41,15 @@ class SamplerInputs:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Drawn tokens int32 [N], -1 for a row with a NaN logit. scores: of the samples that request
-    log-probabilities."""
+    """Drawn tokens int32 [N], -1 for a row with a NaN logit. scores: log-probabilities for the
+    samples that request them, or None if no sample does."""
 
     samples: list[SampleInput]
     tokens: Tensor
     scores: SampleScores | None
 
     def read_into(self, results: list[SequenceResult]) -> None:
-        """Adds the tokens to the sequences' results, when they have been copied to the host."""
+        """Adds the tokens to the sequences' results. Called once the tokens are on the host."""
         logprobs = iter([] if self.scores is None else self.scores.read())
         for sample, token in zip(self.samples, self.tokens.tolist(), strict=True):
             result = results[sample.sequence]
@@ -96,16 +96,16 @@ class Sampler:
         return SamplerInputs(samples, batch, **tensors, targets=uploaded[len(arrays) :])
 
     def draw(self, logits: Tensor, inputs: SamplerInputs) -> Drawn:
-        """Draws tokens, and scores the tokens of the samples in `inputs.scored`.
+        """Draws a token for each sample, and scores the tokens of the samples in `inputs.scored`.
 
-        logits: float32 [N, V], a row for each sample. They may be overwritten.
+        logits: float32 [N, V], one row per sample. May be overwritten.
         """
         batch = inputs.batch
         raw = logits[inputs.scored] if len(inputs.scored) else None
         if len(inputs.masked):
             logits[inputs.masked] = _masked(logits[inputs.masked], inputs.masks)
         drawn = self._ops.sample(logits, batch)
-        # The next step may read the tokens before the host sees that one is -1, not a token id.
+        # The next step may read a token before the host sees that it is -1, which is no token id.
         tokens = drawn.clamp_min(0)
         self._buffer.tokens[batch.buffer_slot, batch.position] = tokens
         scores = None

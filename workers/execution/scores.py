@@ -1,4 +1,4 @@
-"""Log-probabilities computed by a step, and their conversion to messages."""
+"""Log-probabilities that a step computes, and their conversion to messages."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from workers.layers.lm_head import Head
 from workers.wire.protocol import ALL_TOKENS, SamplingParams, TokenLogprobs
 
 MAX_SCORED_ROWS = 256
-"""Maximum number of rows of logits in memory while prompts are scored. With a vocabulary of 128k
-they take 200 MB. A chunk of 2,048 tokens would take 1.6 GB, which may not be free if the device is
-full of pages."""
+"""Maximum number of rows of logits in memory while prompts are scored. With a vocabulary of 128k,
+256 rows take 200 MB. All rows of a chunk of 2,048 tokens would take 1.6 GB, which may not be free
+if the device is full of pages."""
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of tokens and of the likeliest alternatives.
+    """Log-probabilities of tokens, and of the likeliest tokens at the same positions.
 
-    tokens, chosen [N]: token ids and their log-probabilities. top_ids, top_values [N, num_top]: ids
-    and log-probabilities of the likeliest tokens.
+    tokens [N]: token ids. chosen [N]: their log-probabilities. top_ids [N, num_top]: ids of the
+    likeliest tokens. top_values [N, num_top]: log-probabilities of the likeliest tokens.
     """
 
     tokens: Tensor
@@ -49,18 +49,19 @@ class PromptScores(NamedTuple):
     scores: list[Scores]
 
     def read_into(self, results: list[SequenceResult]) -> None:
-        """Adds the scores to the sequences' results, when they have been copied to the host."""
+        """Adds the scores to the sequences' results. Called once the scores are on the host."""
         for score, scores in zip(self.inputs, self.scores, strict=True):
             results[score.sequence].prompt_logprobs = scores.read()
 
 
 class SampleScores(NamedTuple):
-    """Scores of drawn tokens, one row per sample, and of other tokens that each sample requests."""
+    """Scores of drawn tokens, one row per sample, and scores of other tokens that the samples
+    request."""
 
     scores: Scores
     params: Sequence[SamplingParams]
     named: Tensor
-    """float32, log-probabilities of the tokens that the samples name, concatenated."""
+    """Log-probabilities of the tokens that the samples name, float32, concatenated by sample."""
     whole: Sequence[Tensor]
     """Log-probabilities of all tokens, float32 [V], for each sample that requests them."""
 
@@ -95,12 +96,12 @@ def score_samples(
 ) -> SampleScores:
     """Scores drawn tokens, and starts the copy of the scores to the host.
 
-    logits: raw logits, float32 [M, V]. tokens: drawn tokens, int32 [M]. named: rows and token ids
-    of the tokens that `params` name, int64.
+    logits: raw logits, float32 [M, V]. tokens: drawn tokens, int32 [M]. named: row and token id,
+    both int64, of each token that `params` name.
     """
     num_top = max(0, *(each.logprobs or 0 for each in params))
     chosen, *top = ops.log_softmax_top(logits, tokens, num_top)
-    # Computes log(sum(exp(row))) without a second pass over the row.
+    # A token's logit minus its log-probability is log(sum(exp(row))), without a second pass.
     sums = logits.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - chosen
     rows, ids = named
     return SampleScores(

@@ -13,28 +13,28 @@ from workers.scheduling.constraint import NO_TOKENS
 from workers.wire.protocol import SamplingParams
 
 ENOUGH_S = 0.25
-"""Seconds from which a step counts as long. A long step is not repeated, and no longer prompt is
-timed after it."""
+"""Minimum seconds of a step that is timed only once. Prompts longer than the first prompt that
+takes this time are not timed."""
 FIRST_CHUNK, GROWTH = 64, 4
-"""Tokens of the shortest timed prompt, and the factor from one prompt length to the next."""
+"""Number of tokens of the shortest timed prompt, and factor from one prompt length to the next."""
 FAR = 1024
 """Position of the first token in steps with a long context."""
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
 def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
-    """Times typical steps (decoding sequences, prompts of several lengths, short and long contexts)
-    and lets the scheduler forget earlier times, which may be from a cold start. Called while no
-    sequence runs. The steps use only the first page and the first slot of the token buffer. Errors
-    of a step are raised."""
+    """Replaces the scheduler's record of step times, which may be from a cold start, by times of
+    typical steps: decoding sequences, prompts of several lengths, short and long contexts. Called
+    while no sequence runs. The steps use only the first page and the first slot of the token
+    buffer. Raises the error of a step that fails."""
     runner, scheduler = engine.runner, engine.scheduler
     assert runner is not None
     max_len, max_tokens = engine.info.max_model_len, scheduler.policy.max_batched_tokens
 
     def time(num_sequences: int, num_tokens: int, start: int) -> float:
-        """Runs the step three times. Records and returns the seconds of the shorter of the last two
-        runs, because other work on the machine can only lengthen a run. A first run that takes
-        `ENOUGH_S` or more is used alone."""
+        """Runs a step three times. Records and returns the seconds of the shorter of the last two
+        runs, because other work on the machine can only lengthen a run. If the first run takes
+        `ENOUGH_S` or more, it is not repeated, and its time is used."""
         start = min(start, max_len - 1 - num_tokens)
         step = _step(num_sequences, num_tokens, start)
         times_s: list[float] = []

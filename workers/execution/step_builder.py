@@ -21,11 +21,11 @@ class BlockTables:
         self._pool = pool
         self._offsets = np.zeros((0, 0), np.int64)
         self._written: dict[int, tuple[list[int], int]] = {}
-        """List of pages of each slot, and how many of them are already in the array."""
+        """List of pages of each slot, and number of these pages that the array already has."""
 
     def rows(self, slots: Array, lists: list[list[int]], width: int) -> NDArray[np.int64]:
-        """Returns byte offsets of pages, int64 [S, width], of the sequences in these slots. lists:
-        each sequence's pages. Entries past a sequence's last page are undefined."""
+        """Returns the byte offsets of the pages of the sequences in these slots, int64 [S, width].
+        lists: pages of each sequence. Entries past a sequence's last page are undefined."""
         num_slots, num_pages = int(slots.max()) + 1, max(width, max(map(len, lists)))
         rows, columns = self._offsets.shape
         if num_slots > rows or num_pages > columns:
@@ -71,8 +71,8 @@ def build_step_input(schedule: Schedule, tables: BlockTables) -> StepInput:
 
 
 def _sample(index: int, item: ScheduledSequence) -> SampleInput:
-    """Returns the parameters for the sequence's next token. Until `min_tokens` are generated,
-    tokens that end the sequence are banned. Bans are dropped if they would leave no token."""
+    """Returns the parameters for drawing the sequence's next token. Until `min_tokens` tokens are
+    generated, end tokens are banned. Bans are dropped if they would leave no allowed token."""
     sequence, params = item.sequence, item.sequence.request.params
     banned, mask = sequence.constraint.banned, sequence.constraint.mask
     if item.end - sequence.num_prompt < params.min_tokens:
@@ -83,8 +83,8 @@ def _sample(index: int, item: ScheduledSequence) -> SampleInput:
 
 
 def _scores(index: int, item: ScheduledSequence, num_top: int) -> list[ScoreInput]:
-    """Returns the request to score prompt tokens that follow tokens of this step, if there are
-    any."""
+    """Returns the request to score the prompt tokens that follow this step's tokens, or an empty
+    list if no prompt token does."""
     first = item.start + 1
     last = min(first + item.num_tokens, item.sequence.num_prompt)
     targets = item.sequence.tokens[first:last]
@@ -92,7 +92,7 @@ def _scores(index: int, item: ScheduledSequence, num_top: int) -> list[ScoreInpu
 
 
 def _pools(index: int, item: ScheduledSequence) -> list[PoolInput]:
-    """Returns the request for this step's tokens that the sequence's vector needs, if any."""
+    """Returns the request to pool tokens of this step, or an empty list if none is needed."""
     request, num_tokens = item.sequence.request, item.num_tokens
     match request.pooling:
         case Pooling.MEAN:

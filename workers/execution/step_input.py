@@ -17,8 +17,8 @@ Array = NDArray[Any]
 
 
 class SampleInput(NamedTuple):
-    """Parameters for drawing the next token of a sequence whose last token is computed in this
-    step.
+    """Parameters for drawing a sequence's next token, in a step that computes the sequence's last
+    token.
 
     sequence: index of the sequence in the step.
     position: position of the token to draw. All tokens before it are in the token buffer.
@@ -41,7 +41,7 @@ class ScoreInput(NamedTuple):
 
     sequence: index of the sequence in the step.
     targets: prompt tokens to score. targets[i] follows token i of the sequence in this step.
-    num_top: number of likeliest tokens returned with each target.
+    num_top: number of likeliest tokens to return with each target.
     """
 
     sequence: int
@@ -53,7 +53,7 @@ class PoolInput(NamedTuple):
     """Request for the sum of hidden states (after the final norm) of some tokens of a sequence.
 
     sequence: index of the sequence in the step.
-    first, end: range of tokens, counted from the sequence's first one in this step; end excluded.
+    first, end: range of tokens, end excluded, counted from the sequence's first token in the step.
     labels: token ids. If there are any, their logits after token `first` are requested instead.
     """
 
@@ -67,19 +67,19 @@ class PoolInput(NamedTuple):
 class StepInput:
     """Work of one step.
 
-    The S sequences are grouped by adapter, base-only sequences last. Sequence s computes the tokens
+    The S sequences are grouped by adapter, sequences without one last. Sequence s computes tokens
     at positions starts[s]..starts[s] + counts[s] - 1, which are in its slot of the token buffer.
 
     sequence_slots int64 [S]      slot of each sequence in the token buffer
-    adapter_slots  int32 [S]      slot of the adapter used for the tokens, -1 if base only
+    adapter_slots  int32 [S]      slot of the adapter used for the tokens, -1 without an adapter
     starts, counts int32 [S]
     block_tables   int64 [S, P]   byte offset in the arena of each page; entries past a sequence's
                                   last page are undefined
-    max_rank       int            largest rank of the adapters, 0 without any
+    max_rank       int            largest rank of the adapters, 0 without adapters
 
-    Entries with a sequence's index request its results: in `samples` (kind *generate*, if the step
-    computes its last token), in `scores` (log-probabilities of its prompt), and in `pools` (kind
-    *embed*, tokens that its vector needs). A sequence may have no entry.
+    A sequence has an entry in `samples` if the step draws its next token, an entry in `scores` if
+    its prompt tokens are scored in this step, and an entry in `pools` if its vector (kind *embed*)
+    needs tokens of this step. A sequence may have no entry.
     """
 
     sequence_slots: Array
@@ -97,12 +97,12 @@ class StepInput:
 class SequenceResult:
     """Results of a step for one sequence.
 
-    tokens: zero or more new tokens. Exactly one if the sequence is already in a later step, because
-    that step reads the token on the device.
+    tokens: zero or more new tokens. A sequence that is already in a later step gets exactly one,
+    because that step reads the token on the device.
     logprobs: one entry per token, if requested.
     prompt_logprobs: one entry per target of its `ScoreInput`.
-    vector: float32, result of its `PoolInput`, with the hidden size or with one entry per label.
-    error: reason that no token was drawn or no vector computed, or None.
+    vector: result of its `PoolInput`, float32 [hidden size], or one entry per label.
+    error: reason why no token was drawn or no vector was computed, or None.
     """
 
     tokens: list[int] = field(default_factory=list[int])
@@ -123,15 +123,15 @@ class StepOutput:
 
 
 class DeviceFailed(Exception):
-    """Raised when waiting for the device fails, for example after an illegal access on a GPU. It
-    is then unknown which memory the device still reads and writes."""
+    """Raised if waiting for the device fails, for example after an illegal access on a GPU. The
+    device may then still read or write the memory of any step in flight."""
 
 
 class PendingStep(Protocol):
-    """Launched step."""
+    """Step that was launched on the device."""
 
     def result(self) -> StepOutput:
-        """Waits for the step. Raises DeviceFailed, or another error if a failed step has ended."""
+        """Waits for the step. Raises DeviceFailed, or another error if only this step failed."""
         ...
 
 
@@ -141,5 +141,5 @@ class Runner(Protocol):
     def launch(self, step: StepInput) -> PendingStep:
         """Submits a step. Steps are computed in the order of their launch. The pages, sequence
         slots and adapter slots of a step must not change until `result` returns. If `launch` raises
-        any error but DeviceFailed, the device has ended the work submitted for the step."""
+        an error other than DeviceFailed, the device no longer uses the memory of the step."""
         ...

@@ -1,8 +1,8 @@
-"""Warm-up of a runner by steps that use every form of every kernel, so that no kernel is compiled
-during a request.
+"""Warm-up of a runner, so that no kernel is compiled during a request.
 
-The form of a kernel depends on what a step contains (sequences that decode or prefill, contexts of
-one part or several, adapters of few or many tokens), not on exact numbers.
+A kernel is compiled in several forms. The form that a step uses depends on the kind of its
+sequences (decode or prefill, a context of one part or several, adapters of few or many tokens), not
+on exact numbers. The warm-up runs steps that use every form of every kernel.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from workers.wire.protocol import SamplingParams
 log = logging.getLogger(__name__)
 
 FAR = 300
-"""Context length in tokens that attention splits into parts, because it is more than
+"""Length in tokens of a context that attention splits into parts, because it is longer than
 `ops.triton_table.PART_TOKENS`."""
 SHORT_CHUNK, LONG_CHUNK = 32, 80
-"""Prompt lengths in tokens. A short chunk fits one tile of a LoRA kernel, a long one needs several
-tiles."""
+"""Lengths in tokens of two prompts. The short prompt fits one tile of a LoRA kernel, and the long
+prompt needs several tiles."""
 
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 EVERYTHING = SamplingParams(
@@ -50,7 +50,7 @@ EVERYTHING = SamplingParams(
 def warm_up_runner(runner: ModelRunner, max_rank: int, max_tokens: int) -> int:
     """Compiles every form of the kernels that steps of up to `max_tokens` tokens use, with adapters
     up to `max_rank`, and captures the steps' graphs. Returns the number of graphs. Called while no
-    sequence runs. Errors of a step are raised."""
+    sequence runs. Raises the error of a step that fails."""
     begin = perf_counter_ns()
     model, ops, graphs = runner.model, runner.ops, runner.graphs
     model.arrival.synchronize()
@@ -82,8 +82,9 @@ def every_form(max_len: int, max_tokens: int, max_rank: int) -> Iterator[StepInp
 def _step(
     starts: list[int], counts: list[int], rank: int, params: SamplingParams | None = None
 ) -> StepInput:
-    """Returns a step. If `params` is set, its first sequence draws a token. If `params` is
-    `EVERYTHING` and the last sequence has several tokens, these are scored, too."""
+    """Returns a step of sequences with these first positions and numbers of tokens. If `params` is
+    set, the first sequence draws a token. If `params` is `EVERYTHING` and the last sequence has
+    several tokens, its tokens are also scored."""
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
     scores: list[ScoreInput] = []
     if params is EVERYTHING and counts[-1] > 1:

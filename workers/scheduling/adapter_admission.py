@@ -1,5 +1,5 @@
-"""Admission of waiting sequences by their adapters: which adapter is loaded, and which is drained
-to make room for it.
+"""Admission of waiting sequences by their adapters: decides which adapter is loaded, and which
+adapter admits no sequences until it can be evicted.
 
     no room --(patience ends)--> starving: its victim starts no sequences
             --(the victim's last sequence ends)--> loaded
@@ -8,9 +8,9 @@ An adapter that finds no room is skipped until the promised time to first token 
 passed, which is its patience. Then the adapter starves and gets a victim: the adapter in use whose
 sequences end soonest. An adapter of a tenant that was charged less than the starving adapter's
 tenant becomes a victim only if there is no other. No sequence starts on a victim, and while an
-adapter starves, no adapter that does not starve may load. So an adapter waits for room at most its
-patience and, for each victim that it needs, the time until the victim's last sequence ends. The
-adapter that has starved longest gets its victim first.
+adapter starves, no adapter that does not starve may load. So the longest wait of an adapter for
+room is its patience plus, for each victim that it needs, the time until the victim's last sequence
+ends. The adapter that has starved longest gets its victim first.
 
 If no adapter in use can be a victim, the memory is full of the pages of running sequences. Then
 only sequences of starving adapters start, until enough running sequences have ended to make room.
@@ -30,11 +30,12 @@ from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import ErrorCode
 
 MAX_ASKED = 32
-"""Maximum number of adapters not on the device that are requested from the pool in one step."""
+"""Maximum number of adapters that are requested from the pool in one step while they are not on the
+device."""
 
 
 LATER = Blocked(BlockReason.ADAPTER)
-"""The adapter is loading, or must wait for another adapter."""
+"""Decision that a sequence waits, because its adapter is loading or must wait for others."""
 NO_MEMORY = Blocked(
     BlockReason.ADAPTER,
     (
@@ -43,22 +44,23 @@ NO_MEMORY = Blocked(
     ),
     lacks_memory=True,
 )
-"""The adapter was requested from the source, and the device has too little memory for it."""
+"""Decision about a sequence whose adapter was requested from the pool, which found no room for it
+on the device."""
 
 
 class AdapterAdmission:
-    """Leases of adapters for sequences, and the victims of starving adapters. Adapters are
-    identified by digest."""
+    """Acquires the adapters' leases for sequences, and chooses victims for starving adapters.
+    Adapters are identified by digest."""
 
     def __init__(self, pool: AdapterSource, charged: Callable[[Sequence], Charge]) -> None:
-        """charged: the policy's method `SchedulingPolicy.charged`."""
+        """charged: method `SchedulingPolicy.charged` of the scheduler's policy."""
         self._pool = pool
         self._charged = charged
         self._now = 0.0
         self._asked: set[str] = set()
-        """Adapters requested in this step that are not on the device."""
+        """Adapters that were requested in this step and are not on the device."""
         self._starves_at_s: dict[str, float] = {}
-        """Time from which each adapter that lacks room starves."""
+        """Time at which each adapter that lacks room begins to starve, by digest."""
         self._victims: dict[str, str] = {}
         """Victim of each starving adapter. No sequence may start on a victim."""
         self._lacks_pages = False
@@ -67,7 +69,7 @@ class AdapterAdmission:
         """Waiting sequences of each adapter, in the order of arrival."""
 
     def load(self, ref: AdapterRef, tenant: Tenant) -> None:
-        """Starts to load the adapter before the next step, unless another adapter starves."""
+        """Starts to load the adapter to the device at once, unless another adapter starves."""
         if not self._victims and not self._lacks_pages:
             self._pool.load(ref, tenant)
 
@@ -151,8 +153,8 @@ class AdapterAdmission:
         return digest not in self._victims.values()
 
     def _forget(self, digest: str) -> None:
-        """Ends the adapter's starvation, because it is on the device or no sequence waits for
-        it."""
+        """Ends the adapter's starvation. Called when the adapter is leased, or when no sequence
+        waits for it."""
         self._starves_at_s.pop(digest, None)
         self._victims.pop(digest, None)
 

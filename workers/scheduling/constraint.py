@@ -1,5 +1,5 @@
-"""Interface of the constraints on the tokens that a sequence may draw, for scheduler, engine and
-sampler."""
+"""Interface of the constraints on the tokens that a sequence may draw, as scheduler, engine and
+sampler use them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NO_TOKENS: frozenset[int] = frozenset()
 
 
 class Constraint(Protocol):
-    """Constraint on one sequence's next token, positioned after the last token. Used on the engine
+    """Constraint on one sequence's next token, given all tokens before it. Used only on the engine
     thread.
 
-    As long as a constraint `needs_host_token`, the engine calls `advance` with the tokens that the
-    sequence has drawn, and then `forced`. Between the two calls, the constraint may work on other
-    threads. Once it does not need host tokens, its mask and bans do not change.
+    While `needs_host_token` is true, the engine calls `advance` with the tokens that the sequence
+    has drawn, and then `forced`. Between the two calls, the constraint may work on other threads.
+    Once `needs_host_token` is false, `mask` and `banned` no longer change.
     """
 
     @property
@@ -48,24 +48,25 @@ class Constraint(Protocol):
 
     @property
     def needs_host_token(self) -> bool:
-        """Whether mask and bans depend on the sequence's tokens. If so, the host must know the last
-        token before the next one is drawn, and the sequence is left out of a step that is scheduled
-        while the step that draws the last token is in flight."""
+        """Whether `mask` and `banned` depend on the sequence's tokens. If they do, the host must
+        know the last token before the next one is drawn. While the step that draws the last token
+        is in flight, the sequence is then left out of the next step."""
         ...
 
     def advance(self, tokens: list[int]) -> None:
-        """Starts to advance the constraint by generated tokens. Not called if the sequence ends
-        with these tokens."""
+        """Starts to advance the constraint by the tokens that the sequence has drawn. Not called if
+        the sequence ends with these tokens."""
         ...
 
     def forced(self) -> list[int]:
-        """Returns tokens that are the only possible continuation. The constraint has advanced by
-        them already. Waits only briefly; tokens that are not found in time are drawn instead.
-        Called without the memory lock."""
+        """Returns the next tokens if the constraint allows only these. It has already advanced by
+        them. Waits only briefly: a forced token that is not found in time is drawn like any other
+        token. Called without the memory lock."""
         ...
 
     def close(self) -> None:
-        """Called when the sequence has ended, even if the constraint is not ready."""
+        """Releases the constraint. Called when the sequence has ended, even if the constraint is
+        not ready."""
         ...
 
 
@@ -100,7 +101,7 @@ class ConstraintSource(Protocol):
 
     def open(self, request: Generate, generated: Sequence[int]) -> Constraint:
         """Returns the constraint of a request that was not refused. generated: tokens that another
-        worker generated for it."""
+        worker has generated for the request."""
         ...
 
 

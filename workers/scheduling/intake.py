@@ -1,4 +1,4 @@
-"""Interface by which the scheduler asks which requests its queue refuses."""
+"""Interface that decides which requests are refused because the scheduler's queue is too long."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from workers.scheduling.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Refusal of a sequence. retry_after_s: seconds until there may be room for it. pace_s: seconds
-    until the tenant's next place becomes free, or 0 if there is room for other requests."""
+    """Refusal of a sequence. retry_after_s: seconds until the queue may have room for the sequence.
+    pace_s: seconds until the tenant's next place in the queue becomes free, or 0 if the queue has
+    room for other requests of the tenant."""
 
     sequence: Sequence
     message: str
@@ -20,27 +21,27 @@ class Refusal:
 
 
 class Intake(Protocol):
-    """Bounds of a scheduler's queue. The scheduler reports the starts and ends of sequences and
-    steps, so that the intake can predict how long requests wait."""
+    """Limits of a scheduler's queue. The scheduler reports the starts and ends of sequences and
+    steps, from which the intake predicts how long requests wait."""
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Prompt tokens that are computed per second; 0 if unknown."""
+        """Number of prompt tokens that are computed per second; 0 if unknown."""
         ...
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
-        """Returns the sequences to refuse so that the newcomer can be queued, or the newcomer alone
-        if it is to be refused."""
+        """Returns refusals of waiting sequences, so that the newcomer can be queued, or a refusal
+        of the newcomer alone. Returns an empty list if the newcomer can be queued at once."""
         ...
 
     def refuse_late(self, now: float) -> list[Refusal]:
-        """Returns the waiting sequences whose first token is predicted to be late. Called after a
-        step is scheduled, if sequences wait for slots, pages or time."""
+        """Returns refusals of the waiting sequences whose first token is predicted to be late.
+        Called after a step is scheduled, if `SchedulingPolicy.is_backlogged`."""
         ...
 
     def hold(self, now: float) -> None:
         """Called when no sequence may be admitted at `now`, because the base model is unavailable.
-        Waiting before that time does not count as late."""
+        Time that a sequence waited before `now` does not make it late."""
         ...
 
     def on_start(self, sequence: Sequence) -> None: ...
@@ -54,13 +55,13 @@ class Intake(Protocol):
     def on_step(
         self, num_tokens: int, num_attended: int, ended_s: float, *, is_backlogged: bool
     ) -> None:
-        """Called when a step has ended. num_attended: `Schedule.num_attended`. is_backlogged:
-        whether sequences wait for slots, pages or time."""
+        """Called when a step has ended. ended_s: time of its end. num_attended:
+        `Schedule.num_attended`. is_backlogged: `SchedulingPolicy.is_backlogged`."""
         ...
 
     def pause(self) -> None:
         """Called when no step is in flight, so that the time until the next step begins does not
-        count as time of the step."""
+        count as time of that step."""
         ...
 
     def forget_speed(self) -> None:

@@ -16,11 +16,11 @@ Charge = tuple[float, float]
 class SchedulingPolicy(Protocol):
     """Queue of pending sequences (whose prompt is not fully computed), and the budget of a step.
 
-    A sequence is added, starts, may be put back, and leaves once its prompt is computed. It is
-    removed at its end, in any state. In each step the scheduler calls `begin_step`, `begin_prompts`
-    and `in_turn`. During `in_turn` it calls `block` for each sequence that lacks a resource, and
-    `charge_prefill` for each sequence that gets tokens. It changes a sequence's status before it
-    calls a method.
+    The scheduler calls `add` for a new sequence, `start` when the sequence runs, `put_back` when it
+    is preempted, `leave` once its prompt is computed, and `remove` when it ends, in any state. In
+    each step the scheduler calls `begin_step`, `begin_prompts` and `in_turn`. While it iterates
+    over `in_turn`, it calls `block` for each sequence that lacks a resource, and `charge_prefill`
+    for each sequence that gets tokens. It changes a sequence's status before it calls a method.
     """
 
     @property
@@ -33,7 +33,7 @@ class SchedulingPolicy(Protocol):
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens of waiting sequences that are not known to be cached."""
+        """Number of tokens of waiting sequences, without tokens that are known to be cached."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class SchedulingPolicy(Protocol):
 
     @property
     def first_waiting(self) -> Sequence | None:
-        """Next waiting sequence in turn, or None if no sequence waits."""
+        """Waiting sequence whose turn is next, or None if no sequence waits."""
         ...
 
     @property
@@ -97,8 +97,9 @@ class SchedulingPolicy(Protocol):
         ...
 
     def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
-        """Records which resource the sequence lacks, so that the policy can keep later sequences
-        from starting. If the sequence is None, no sequence may start in this step."""
+        """Records which resource the sequence lacks. The policy may then keep later sequences from
+        starting, so that they do not take the resource first. If the sequence is None, no sequence
+        may start in this step."""
         ...
 
     def room(self, sequence: Sequence) -> int:
@@ -110,7 +111,8 @@ class SchedulingPolicy(Protocol):
     ) -> bool: ...
 
     def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the running sequence that must give up its slot to `sequence`, or None."""
+        """Returns the running sequence that must give up its slot to `sequence`, or None if no
+        sequence must."""
         ...
 
     def last_in_turn(self, sequences: Iterable[Sequence]) -> Sequence:
@@ -118,7 +120,8 @@ class SchedulingPolicy(Protocol):
         ...
 
     def charged(self, sequence: Sequence) -> Charge:
-        """Returns the charges of the sequence's class and tenant, to compare with other tenants."""
+        """Returns the charges of the sequence's class and tenant, for comparison with the charges
+        of other sequences."""
         ...
 
     def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
@@ -127,7 +130,7 @@ class SchedulingPolicy(Protocol):
         ...
 
     def charge_cached(self, sequence: Sequence) -> None:
-        """Charges the prompt tokens found in the prefix cache."""
+        """Charges the sequence's prompt tokens that were found in the prefix cache."""
         ...
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:

@@ -12,25 +12,25 @@ Failure = tuple[ErrorCode, str]
 
 
 class BlockReason(Enum):
-    """Resource that a sequence lacks in this step."""
+    """Reason why a sequence cannot start or continue in this step."""
 
     BUDGET = "budget"
-    """Tokens or time left in the step."""
+    """No tokens or no time are left in the step."""
     SLOT = "slot"
     ADAPTER = "adapter"
     PREFIX = "prefix"
-    """Page of its prompt that another sequence is computing."""
+    """A page of the sequence's prompt is being computed for another sequence."""
     PAGES = "pages"
     CONSTRAINT = "constraint"
-    """Constraint that is ready and allows a token."""
+    """The sequence's constraint is not ready, or allows no token."""
     MODEL = "model"
-    """Base model, which admits no sequence in this step."""
+    """No sequence of the base model may start in this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Decision that a sequence waits and holds no resources. failure: why it can never run.
-    lacks_memory: whether the failure applies only if no memory can be freed."""
+    """Reason why a sequence cannot start. failure: error to end the sequence with, or None if it
+    waits. lacks_memory: whether the failure applies only if no memory can be freed."""
 
     reason: BlockReason
     failure: Failure | None = None
@@ -38,12 +38,12 @@ class Blocked:
 
 
 class ScheduledSequence:
-    """Next `num_tokens` tokens of a sequence. Either all of them use the adapter or none does. Does
-    not change during the step, even if the sequence ends.
+    """Next `num_tokens` tokens of a sequence, all with its adapter or all without it. The object
+    does not change during the step, even if the sequence ends.
 
-    start, end: positions of the first token and after the last one. is_sampled: whether the step
-    computes the sequence's last token, so that the next one is drawn. adapter_slot, max_rank: slot
-    of the adapter and largest rank of its projections, or -1 and 0 if the tokens use no adapter.
+    start: position of the first token. end: position after the last token. is_sampled: whether the
+    step draws the token at `end`. adapter_slot: slot of the adapter, or -1 if the tokens use none.
+    max_rank: largest rank of the adapter's projections, or 0 without an adapter.
     """
 
     def __init__(self, sequence: Sequence, num_tokens: int) -> None:
@@ -61,8 +61,8 @@ class ScheduledSequence:
 
 @dataclass(slots=True, eq=False)
 class Schedule:
-    """Work of a step. items: sorted by adapter slot, with items that use no adapter last. failed:
-    sequences that were removed, with error code and message."""
+    """Work of a step. items: scheduled tokens, sorted by adapter slot, items without an adapter
+    last. failed: sequences that were removed, with error code and message."""
 
     items: list[ScheduledSequence] = field(default_factory=list)
     failed: list[tuple[Sequence, ErrorCode, str]] = field(default_factory=list)
@@ -86,5 +86,5 @@ class Schedule:
 
     @property
     def num_attended(self) -> int:
-        """Earlier positions that the step's tokens read, summed over the tokens."""
+        """Number of positions before the step that a token attends to, summed over all tokens."""
         return sum([item.num_tokens * item.start for item in self.items])

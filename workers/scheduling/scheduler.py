@@ -1,7 +1,7 @@
 """Scheduler that decides which sequences run in the next step, and with how many tokens.
 
-A `SchedulingPolicy` orders the sequences. Only this module decides whether they fit, by sequence
-slots, KV pages and adapter leases. It uses no tensors.
+A `SchedulingPolicy` orders the sequences. The scheduler decides whether they fit: each needs a
+sequence slot, KV pages, and a lease of its adapter. This module uses no tensors.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Scheduler:
         return self.max_num_seqs - len(self.running) - len(self.leaving)
 
     def load_adapter(self, ref: AdapterRef | None, tenant: Tenant, num_ahead: int = 0) -> None:
-        """Starts to load the adapter of a sequence that will be added, if a slot will be free.
-        num_ahead: number of sequences that will be added before it."""
+        """Starts to load the adapter of a sequence that will be added soon, if a slot will be free
+        for that sequence. num_ahead: number of sequences that will be added before it."""
         if ref is not None and self.policy.num_waiting + num_ahead < self._num_free_slots:
             self._admission.load(ref, tenant)
 
@@ -120,7 +120,7 @@ class Scheduler:
 
     def schedule(self, now: float, *, is_held: bool = False) -> Schedule:
         """Returns the next step: the next tokens of each generating sequence, then tokens of
-        started and newly admitted prompts in turn. is_held: whether no sequence is admitted."""
+        started and newly admitted prompts in turn. is_held: if True, no sequence is admitted."""
         self._now = now
         self._adapters.poll()
         in_flight_s = (each.begin_s + self.policy.predict_s(each) for each in self._in_flight)
@@ -164,8 +164,8 @@ class Scheduler:
         """Charges the computed tokens, and puts full pages into the prefix cache. Frees the
         resources of sequences that ended while the step was in flight.
 
-        num_new: number of new tokens of each sequence of the schedule. A sequence that got no token
-        although one was expected computes its last token again.
+        num_new: number of tokens that the step drew for each sequence of the schedule. If a sampled
+        sequence got none, its last token is computed again.
         """
         self._in_flight.remove(schedule)
         for item, num_tokens in zip(schedule.items, num_new, strict=True):
@@ -313,12 +313,12 @@ class Scheduler:
         return Blocked(BlockReason.SLOT)
 
     def _lack_memory(self, sequence: Sequence, schedule: Schedule, blocked: Blocked) -> Blocked:
-        """Returns the decision for a sequence that finds too little memory. The sequence fails only
-        if this model will free none, no idle adapter can be evicted, and no other model has any."""
+        """Returns the decision for a sequence that finds too little memory. It fails only if this
+        model will free no memory, no idle adapter can be evicted, and no other model has memory."""
         if self.running or self._in_flight or self._adapters.is_busy:
             return Blocked(blocked.reason)
         if sequence.adapter is not None and self._adapters.evict_all_idle(sequence.adapter):
-            # The source grants no lease before the next step.
+            # The adapter can be requested again in the next step.
             return Blocked(BlockReason.MODEL)
         schedule.is_short = self.kv.source.is_shared
         return Blocked(blocked.reason) if schedule.is_short else blocked
@@ -328,7 +328,7 @@ class Scheduler:
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
         if not sequence.num_reached or sequence.num_computed > sequence.num_reached:
-            # Cached positions up to `num_reached` may have been computed for this sequence.
+            # Cached positions up to `num_reached` may have been computed by this sequence itself.
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         times, lease = sequence.times, sequence.lease
         if times.started_s is None:
@@ -392,6 +392,6 @@ class Scheduler:
 
 
 def _num_missing(sequence: Sequence) -> int:
-    """Returns the number of pages that the sequence's tokens still need. It is 0 if the sequence
-    already has a further page, for the token that a step in flight draws."""
+    """Returns the number of pages that the sequence's tokens still need, or 0 if it has enough. It
+    may already have a page for the token that a step in flight draws."""
     return max(-(-len(sequence.tokens) // PAGE_TOKENS) - len(sequence.block_table.pages), 0)

@@ -39,9 +39,9 @@ class Sequence:
     in `length`, because the next step is built before the host has seen that token.
 
     A preempted sequence returns to `num_computed = 0` and keeps its generated tokens. When it
-    restarts, `num_cached` rises only if more positions are cached than it had reached, because
-    positions up to there may be cached only because it computed them. A resumed sequence starts
-    like a preempted one, with tokens that another worker generated.
+    restarts, `num_cached` changes only if more than `num_reached` positions are cached, because
+    this sequence itself may have computed the positions before. A resumed sequence starts like a
+    preempted one, with tokens that another worker generated.
 
     The engine appends tokens, the policy changes `place`, and the scheduler changes the rest. Each
     of the three records some of the `times`.
@@ -73,7 +73,7 @@ class Sequence:
         """Number of tokens that steps in flight will draw, which are not in `tokens` yet."""
         self.num_cached = 0
         self.num_reached = 0
-        """Prompt positions that finished steps computed or found, also before a preemption."""
+        """Largest number of prompt positions that were computed or cached after a finished step."""
         self.status = SequenceStatus.WAITING
         self.block_table = block_table
         self.lease: AdapterLease | None = None
@@ -95,7 +95,7 @@ class Sequence:
 
     @property
     def key(self) -> tuple[int, int]:
-        """(connection, id), unique in a worker."""
+        """Pair of connection number and request id, unique in a worker."""
         return self.connection, self.request.id
 
     @property
@@ -121,8 +121,8 @@ class Sequence:
 
     @property
     def is_generating(self) -> bool:
-        """Whether the next step may generate a token: the prompt is computed, the tokens in flight
-        do not reach `max_len`, and the constraint need not know them first."""
+        """Whether the next step may generate a token: the prompt is computed, `max_len` is not
+        reached, and the constraint does not depend on a token that is still in flight."""
         if self.num_inflight_tokens and self.constraint.needs_host_token:
             return False
         return not self.is_prefilling and self.length < self.max_len
@@ -167,7 +167,7 @@ class Sequence:
 
     @property
     def expires_s(self) -> float:
-        """Deadline for the first token; infinity without a timeout."""
+        """Deadline for the first token, in seconds of the worker's clock; infinity if none."""
         timeout_s = self.request.timeout_s
         return math.inf if timeout_s is None else self.times.arrival_s + timeout_s
 
@@ -182,8 +182,8 @@ class Sequence:
         return self.block_table.num_found(self._keys_to_find())
 
     def _keys_to_find(self) -> Iterator[bytes]:
-        """Yields the keys of the pages that may be skipped if they are cached. A key is computed
-        when it is requested, so that an uncached prompt of any length costs one key."""
+        """Yields the keys of the pages that need not be computed if they are cached. Each key is
+        computed when it is requested, so a prompt whose first page is uncached costs one key."""
         num_pages = (len(self.tokens) - 1) // PAGE_TOKENS if self.may_skip_cached else 0
         for index in range(num_pages):
             if index == len(self._page_keys):
@@ -202,7 +202,7 @@ class Sequence:
         return None if self.request.traceparent is None else self.times.to_wire(now)
 
     def end_within(self, tokens: list[int]) -> tuple[int, FinishReason | None]:
-        """Returns how many of the tokens belong to the sequence, and why it ends, if it does."""
+        """Returns how many of the tokens the sequence accepts, and its finish reason if it ends."""
         num_left = self.request.params.max_tokens - self.num_generated
         for number, token in enumerate(tokens[:num_left], start=1):
             if token in self.end_tokens:

@@ -8,7 +8,7 @@ from adapters.pool.source import Load
 from workers.wire.protocol import AdapterLoadTimes, SequenceTimes
 
 MAX_PREEMPTIONS = 8
-"""Maximum number of preemptions of a sequence whose times are kept; later ones are only counted."""
+"""Number of preemptions of a sequence whose times are kept. Later preemptions are only counted."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class StageTimes:
     num_preemptions: int = 0
 
     def record_model(self, now: float, *, is_loaded: bool) -> None:
-        """Records that the base model was loaded, or is unloaded."""
+        """Records that the base model was loaded at `now`, or that it is not loaded any longer."""
         if is_loaded:
             self.model_back_s = now
         else:

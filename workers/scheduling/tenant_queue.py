@@ -1,5 +1,5 @@
-"""Queues of a service class and of a tenant in it, with the charges of each. They are plain data,
-which `FairQueue` keeps in order."""
+"""Queues of service classes and of the tenants in each class, with their charges. The queues are
+plain data, which `FairQueue` keeps in order."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Load(NamedTuple):
         )
 
     def with_parts(self, parts: Iterable[tuple[Load, float]]) -> Load:
-        """Returns the load with a part of each other load added. Each part has at most the number
-        of tokens that is given with the load."""
+        """Returns this load plus a fraction of each load in `parts`. The number given with a load
+        is the maximum number of tokens that its fraction may have."""
         requests, tokens, output = self
         for (more_requests, more_tokens, more_output), most in parts:
             if most >= more_tokens:
@@ -93,7 +93,8 @@ class TenantQueue(Generic[Item]):
     waiting: Load = NO_LOAD
     """Load of the pending sequences that wait."""
     since: int = 0
-    """Serial number, in the order in which tenants began to have pending sequences."""
+    """Serial number of the tenant's last activation, counted over all tenants. A tenant becomes
+    active when it gets a pending sequence and had none."""
     recent_part: float = 0.0
     """Fraction of the recently charged tokens that was charged to the tenant, as of `recent_at`.
     `OverShare` sets both attributes."""
@@ -124,8 +125,8 @@ class Place(Generic[Item]):
     is_pending: bool = False
     """Whether the sequence is queued and some of its tokens are not computed."""
     num_charged: int = 0
-    """Number of leading tokens that were charged. If the sequence is preempted, computing them
-    again is not charged."""
+    """Number of tokens, from the first one, that were charged. They are not charged again if they
+    are recomputed after a preemption."""
     num_shared: int | None = None
     """Number of tokens that were in the prefix cache when the sequence was last queued, or that are
     computed for an earlier pending sequence. None until the cache is searched."""
@@ -139,21 +140,21 @@ class ClassQueue(Generic[Item]):
     counter: float = 0.0
     tenants: dict[str, TenantQueue[Item]] = field(default_factory=dict[str, Any])
     active: dict[str, TenantQueue[Item]] = field(default_factory=dict[str, Any])
-    """Tenants with pending sequences."""
+    """Tenants with pending sequences, by name."""
     floor: float = 0.0
-    """Counter of the tenant that was the last to have pending sequences."""
+    """Value of `least` while no tenant is active: counter of the tenant that was active last."""
     weight: int = 0
     """Sum of the weights of the tenants with work."""
     max_tenants: int = MAX_TENANTS
 
     @property
     def least(self) -> float:
-        """Counter to which a tenant is raised when it has pending sequences again."""
+        """Lowest counter of the active tenants. A tenant that becomes active is raised to it."""
         return min((tenant.counter for tenant in self.active.values()), default=self.floor)
 
     def forget_idle(self) -> None:
         """Removes idle tenants if there are many. Keeps idle tenants whose counter is above
-        `least`, because it would not be raised when they have work again."""
+        `least`, because a removed tenant starts again at `least`."""
         if len(self.tenants) <= self.max_tenants:
             return
         least = self.least
