@@ -1,1 +1,1 @@
-"""Speed, measured from outside: nothing here is a test."""
+"""Benchmarks of the product and its parts. None of them is a test."""

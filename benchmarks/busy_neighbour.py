@@ -1,8 +1,10 @@
-"""`python -m benchmarks.busy_neighbour`: decode beside processes that keep cores busy.
+"""`python -m benchmarks.busy_neighbour`: measures decode steps while other processes keep cores
+busy.
 
-The engine's steps without HTTP, with a fixed number of kernel threads and with one that follows the
-machine, in turns: alone, and beside busy processes of equal priority. Rates are medians of the
-rounds; the 99th percentile of a step's time is that of all rounds, over the median of its kind.
+Runs the engine's steps without HTTP, alternately with a fixed number of kernel threads and with a
+number that adapts to the load of the machine. Both are measured alone, and next to busy processes
+of equal priority. Rates are medians of the rounds. The column p99 / p50 is the 99th percentile of
+the step times of all rounds, divided by their median.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from workers.models.plan import ModelPlan
 
 ROWS = (1, 8, 32)
 CONTEXT = 256
-"""Tokens after which the sequences begin again."""
+"""Number of tokens after which the sequences are replaced by new ones."""
 
 
 class FixedCount(ThreadCount):
@@ -64,7 +66,7 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def steps(model: PagedModel, rows: int, seconds: float) -> list[float]:
-    """Returns the seconds of each decode step of that many rows."""
+    """Runs decode steps of `rows` sequences for `seconds`. Returns the duration of each step."""
     end, taken, streams = time.perf_counter() + seconds, list[float](), list[Stream]()
     while time.perf_counter() < end:
         if not streams or streams[0].length >= CONTEXT:

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.compare CHECKOUT`: another checkout's speed beside this one's.
+"""`python -m benchmarks.compare CHECKOUT`: compares the speed of another checkout with this one's.
 
-Both are served at once, as `loraplex serve` starts them, from one Python environment. Each round
-sends the same load to the one and then to the other, and the next round begins with the other, so
-that a machine whose speed drifts slows both alike. Ratios are taken round by round: above 1, this
-checkout is faster. Prompts are new in every round, so that no prefix cache answers for the model.
+Both checkouts are served at the same time, as `loraplex serve` starts them, from one Python
+environment. Each round sends the same load to both, one after the other, and the order alternates
+between rounds, so that changes of the machine's speed affect both. Each round gives one ratio, and
+above 1, this checkout is faster. Every round has new prompts, so that prefix caches have no effect.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ console = Console()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a round sends: requests of random token ids, all at a time."""
+    """Load of a round: `num_requests` requests with random token ids, `concurrency` at a time."""
 
     name: str
     has_adapters: bool
@@ -75,14 +75,14 @@ LOADS = (
     Load("prefill, 4 prompts of 512", False, 512, 1, 4, 4),
 )
 REQUESTS = Load("requests", True, 16, 1, 96, 8)
-"""Small ones, for the gateway's CPU time a request."""
+"""Load of small requests, for the gateway's CPU time per request."""
 
 
 class Side:
-    """One checkout, served with the demo model and eight adapters."""
+    """Checkout that is served with the demo model and eight adapters."""
 
     def __init__(self, checkout: Path, folder: Path, model: Path, unset: list[str]) -> None:
-        """unset: variables of `Stack` that this checkout does not know."""
+        """`unset`: environment variables that `Stack` sets and that this checkout does not know."""
         without = [part for name in unset for part in ("-u", name)]
         self.stack = Stack(
             folder,
@@ -106,7 +106,7 @@ class Side:
         return figures_of(outcomes).total_per_s
 
     def requests_per_cpu_s(self, load: Load, jobs: list[Job]) -> float:
-        """By the CPU time of the gateway's process."""
+        """Sends the jobs. Returns the number of requests per second of the gateway's CPU time."""
         gateway = self._gateway()
         before = sum(gateway.cpu_times()[:2])
         asyncio.run(run_load(self.stack.url, self._key, jobs, load.concurrency))
@@ -157,7 +157,7 @@ def main() -> None:
                     Side.requests_per_cpu_s if load is REQUESTS else Side.tokens_per_s
                 )
                 rates = {side: measure(side, load, jobs) for side in order}
-                if round_number >= 0:  # the first warms both up
+                if round_number >= 0:  # the first round is a warm-up
                     ratios[load.name].append(rates[sides[0]] / rates[sides[1]])
     show(ratios)
     if arguments.json is not None:

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.fairness`: what scheduling costs, and what it is worth.
+"""`python -m benchmarks.fairness`: measures the cost of scheduling, and how fair it is.
 
-Four parts: the scheduler's own time, and how soon answers begin beside a heavy tenant, both on a
-simulated device and clock; the whole product at 0.5 to 5 times its capacity; three ordinary tenants
-beside one that asks for ten times as much, with 50 adapters and giant prompts. The whole product
-computes a tiny model, and its steps take as long as on a large GPU (tests/e2e/paced_worker.py).
-`--small` only shows that everything works.
+Two parts use a simulated device: the scheduler's CPU time, and the time to first token of ordinary
+tenants next to a heavy tenant. Two parts run the whole product: its behaviour at 0.5 to 5 times its
+capacity, and three ordinary tenants next to one that requests ten times as much, with 50 adapters
+and giant prompts. The whole product serves a tiny model, whose steps are slowed down to take as
+long as on a large GPU (tests/e2e/paced_worker.py). `--small` only checks that everything runs.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ console = Console()
 
 
 def scheduling_cost(*, is_blocked: bool) -> float:
-    """Milliseconds of a step's schedule: 256 sequences generate and 1,000 wait, for a row or for
-    adapters that do not come."""
+    """Returns the milliseconds in which the scheduler plans a step, while 256 sequences generate
+    and 1,000 wait. If `is_blocked` is set, the latter wait for adapters that never finish loading,
+    otherwise for a free row."""
     rng = random.Random(0)
     market = Market(
         num_pages=60_000,
@@ -85,21 +86,21 @@ def scheduling_cost(*, is_blocked: bool) -> float:
 
 NUM_OUTPUT = 48
 ROW_S, PER_S = 1e-4, 2.5
-"""Of the simulated device: its steps take 10 ms and this for each row. Requests of an ordinary
-tenant a second, about a sixteenth of what it can do."""
+"""ROW_S: seconds that each row adds to the 10 ms of a step on the simulated device. PER_S: requests
+per second of an ordinary tenant, about a sixteenth of the device's capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heavy:
-    """Asks ten times as often as an ordinary tenant."""
+    """Tenant that sends ten times as many requests as an ordinary tenant."""
 
     share_of_giants: float
     num_adapters: int
 
 
 def first_tokens(heavy: Heavy | None, seconds: float) -> list[float]:
-    """Milliseconds of the ordinary tenants' requests until their first tokens, on the simulated
-    device with 32 rows, chunks of 512 and room for 8 adapters."""
+    """Returns the milliseconds to the first token of each request of the ordinary tenants. The
+    simulated device has 32 rows, chunks of 512 tokens and room for 8 adapters."""
     rng = random.Random(1)
     market = Market(
         num_pages=40_000,
@@ -166,7 +167,8 @@ async def overload(url: str, key: str, seconds: float) -> None:
 
 
 def shares(alone: list[Beside], beside: list[Beside], part: int) -> Table:
-    """The heavy tenant comes last and was never alone."""
+    """Returns a table of the ordinary tenants, which `alone` has without a heavy tenant. The last
+    entry of `beside` is the heavy tenant."""
     *beside, heavy = beside
     title = f"ordinary tenants, 1/{part} of the capacity each, beside a heavy one"
     table = Table(title=title, title_justify="left")

@@ -1,8 +1,9 @@
-"""A fleet of workers without tensors or wall clock, for what routes requests among them.
+"""Simulation of a fleet of workers without tensors or wall clock, to compare routing policies.
 
-Coarser than the engine: no steps, but prompts computed one after the other, answers that take their
-tokens' time, rows that are taken or free, and what must come to the device first: base models,
-adapters, prefixes. Times are those of an 8B model in bfloat16 on a large GPU.
+The simulation is coarser than the engine. It has no steps. Prompts are computed one after the
+other, each answer takes a time that is proportional to its tokens, a worker has a limited number of
+rows, and base models and adapters must be loaded to the device first. Times are those of an 8B
+model in bfloat16 on a large GPU.
 """
 
 from __future__ import annotations
@@ -24,32 +25,33 @@ LOAD_OVERHEAD_S = 1e-3
 COPY_BYTES_PER_S = 2.5e9
 FETCH_BYTES_PER_S = 4e8
 MIN_RESIDENCY = 2.0
-"""Of a base model, in loads."""
+"""Minimum time that a base model stays on the device, as a multiple of its load time."""
 STATUS_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What each worker has room for, and how fast it is."""
+    """Capacity and speed of each worker."""
 
     num_rows: int = 64
     num_slots: int = 32
-    """Adapters on the device."""
+    """Maximum number of adapters on the device."""
     num_images: int = 128
-    """Adapters on the host."""
+    """Maximum number of adapters in host memory."""
     num_models: int = 1
-    """On the device at a time."""
+    """Maximum number of base models on the device at a time."""
     num_registered: int = 1
-    """Models in all."""
+    """Number of base models that the worker serves."""
     cache_tokens: int = 300_000
     load_s: float = 2.0
-    """A base model's, from the host."""
+    """Seconds to load a base model from host memory to the device."""
     speed: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """segments: of the prompt, (what identifies all up to there, tokens up to there)."""
+    """Simulated request. `segments` divide the prompt. Each is a pair: a key that identifies the
+    prompt up to the segment's end, and the number of tokens up to there."""
 
     arrival_s: float
     model: int
@@ -73,7 +75,7 @@ class Request:
 
 
 class Clock:
-    """Calls what is due in order of time."""
+    """Simulated clock, which calls scheduled functions in order of time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -95,7 +97,8 @@ class Worker:
     machine: Machine
     number: int
     holders: dict[object, dict[int, int]]
-    """What all workers have cached: segment -> worker -> tokens."""
+    """Cached segments of all workers, by segment and worker, with the tokens up to the segment's
+    end."""
     report: Callable[[int, WorkerStatus], None]
     num_swaps: int = 0
     waiting: deque[Request] = field(default_factory=deque[Request])
@@ -104,25 +107,26 @@ class Worker:
     _leases: dict[int, int] = field(default_factory=dict[int, int])
     _bytes: dict[int, int] = field(default_factory=dict[int, int])
     _device: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
-    """Adapters, the longest unused first; so are what follows."""
+    """Adapters on the device, the least recently used first. The next three dictionaries have the
+    same order."""
     _host: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
     _models: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
-    """Since when each is on the device."""
+    """Time at which each base model was loaded to the device."""
     _cached: OrderedDict[object, int] = field(default_factory=OrderedDict[object, int])
     _num_cached: int = 0
     _loading: set[int] = field(default_factory=set[int])
     _loader_free_s: float = 0.0
     _coming: int | None = None
-    """The base model that is loaded."""
+    """Base model that is being loaded."""
     _draining: int | None = None
     _wakes_at: float = 0.0
     _prefill_free_s: float = 0.0
     _prefilled: tuple[float, float] = 0.0, 0.0
-    """Tokens and seconds of late."""
+    """Recently computed prompt tokens, and the seconds that they took. Both decay."""
     _uncomputed: int = 0
 
     def __post_init__(self) -> None:
-        """It begins with some base models, others elsewhere."""
+        """Loads the first base models, which differ between workers."""
         machine = self.machine
         for index in range(min(machine.num_models, machine.num_registered)):
             model = (self.number * machine.num_models + index) % machine.num_registered
@@ -138,12 +142,12 @@ class Worker:
         self._advance()
 
     def tell(self) -> None:
-        """Once a second, for ever."""
+        """Reports the worker's status, now and then every second."""
         self.report(self.number, self.status())
         self.clock.at(self.clock.now + STATUS_PERIOD_S, self.tell)
 
     def _advance(self) -> None:
-        """Starts all that can start, in order, passing over what waits for a load."""
+        """Starts waiting requests in order. Skips requests that wait for a load."""
         passed: deque[Request] = deque()
         while self.waiting and self.num_running < self.machine.num_rows:
             request = self.waiting.popleft()
@@ -168,8 +172,8 @@ class Worker:
         return False
 
     def _gave_way(self) -> bool:
-        """The model longest unused is gone: after its minimum residency, and when what runs in it
-        has ended."""
+        """Unloads the least recently used model if its minimum residency has passed and no request
+        runs on it. Returns whether it was unloaded."""
         victim = next(iter(self._models))
         stays_until = self._models[victim] + MIN_RESIDENCY * self.machine.load_s
         if self.clock.now < stays_until:
@@ -242,7 +246,7 @@ class Worker:
         self.clock.at(self.clock.now + request.num_output * self._step_s(), self._ended, request)
 
     def _step_s(self) -> float:
-        """Weights and the adapters in use are read in each."""
+        """Returns the seconds of a decode step, which reads the weights and the adapters in use."""
         num_bytes = sum(self._bytes[adapter] for adapter in self._leases)
         return STEP_S * (1 + num_bytes / MODEL_BYTES) / self.machine.speed
 

@@ -1,4 +1,5 @@
-"""Requests straight to a worker's socket: what a gateway is compared with."""
+"""Load generator that sends requests directly to a worker's socket, as the baseline for requests
+through a gateway."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _decoder = msgspec.msgpack.Decoder[Any](ToGateway)
 
 
 class FrameLink(asyncio.Protocol):
-    """One connection to a worker, for all streams."""
+    """Connection to a worker, which all streams share."""
 
     def __init__(self) -> None:
         self._frames = Frames()
@@ -57,7 +58,7 @@ class FrameLink(asyncio.Protocol):
 
 
 class FrameStream:
-    """A `Sender` over a link."""
+    """`Sender` that sends its request over a `FrameLink`."""
 
     def __init__(self, link: FrameLink, request: Generate) -> None:
         self._link = link

@@ -1,7 +1,8 @@
-"""A worker that costs next to nothing: real frames over a Unix socket, made-up tokens at a pace.
+"""Stub worker that needs almost no CPU time. It sends real frames over a Unix socket, with fixed
+tokens at a fixed rate.
 
-The first token of a sequence goes out as soon as its `Generate` is read, in a frame of its own; the
-next ones with those of all other sequences, in one frame a step.
+The first token of a sequence is sent in its own frame as soon as the `Generate` is read. Later
+tokens are sent in one frame per step, together with the tokens of all other sequences.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ class Frames:
 
 
 class FrameWorker:
-    """All sequences of all connections advance by one token each `step_s`, which may be changed."""
+    """Worker whose sequences all advance by one token every `step_s` seconds. `step_s` may be
+    changed at any time."""
 
     def __init__(self, model: ModelInfo, words: Sequence[int]) -> None:
-        """`words`: the tokens of every answer, again and again."""
+        """`words`: tokens of every answer, repeated as often as necessary."""
         self.model = model
         self.step_s = 0.01
         self.num_open = 0
@@ -77,7 +79,7 @@ class FrameWorker:
 
     @asynccontextmanager
     async def listening(self, path: Path) -> AsyncGenerator[str]:
-        """The address to connect to."""
+        """Listens on a Unix socket. Yields the address for gateways."""
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(lambda: _Gateway(self), sock=bind_private(path))
         try:
@@ -86,7 +88,8 @@ class FrameWorker:
             server.close()
 
     def output(self, request: Generate, num_sent: int, num_tokens: int) -> SequenceOutput | None:
-        """What is sent of a sequence that has come to so many tokens, if anything is."""
+        """Returns the next message of a sequence with `num_tokens` tokens, of which `num_sent` are
+        already sent. Returns None if the request's stream interval is not reached yet."""
         is_last = num_tokens >= request.params.max_tokens
         if num_sent and not is_last and num_tokens - num_sent < request.stream_interval:
             return None
@@ -98,14 +101,14 @@ class FrameWorker:
 
 
 class _Gateway(asyncio.Protocol):
-    """One connection."""
+    """Connection to a gateway."""
 
     def __init__(self, worker: FrameWorker) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._frames = Frames()
         self._running: dict[int, tuple[Generate, int, int]] = {}
-        """Requests with how many tokens were sent, and generated."""
+        """Running requests by id, each with its numbers of sent and of generated tokens."""
         self._adapters: dict[str, AdapterStatus] = {}
         self._generation = 0
         self._num_received = 0
@@ -155,7 +158,7 @@ class _Gateway(asyncio.Protocol):
                 self._step = self._loop.call_later(self._worker.step_s, self._advance)
 
     def _advance(self) -> None:
-        # The next step is due a step after this one was, not after its outputs are made.
+        # The next step is scheduled first, so that the time to send outputs does not delay it.
         self._step = self._loop.call_later(self._worker.step_s, self._advance)
         outputs: list[SequenceOutput] = []
         for request, num_sent, num_tokens in list(self._running.values()):

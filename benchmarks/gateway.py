@@ -1,9 +1,10 @@
-"""`python -m benchmarks.gateway`: what the gateway costs a request, a first token and a stream.
+"""`python -m benchmarks.gateway`: measures the time that the gateway adds to requests, first tokens
+and streams.
 
-The gateway is `loraplex gateway` in a process of its own on the first core: API keys, quotas, the
-usage ledger with its write-ahead log on the disk and a real Postgres. On the second core are the
-load generator, a stub worker that speaks real frames, and Postgres. Prompts are rendered and
-tokenised for an adapter of the demo model; every answer is checked for its number of tokens."""
+`loraplex gateway` runs in its own process on the first core, with API keys, quotas, and a usage
+ledger with a write-ahead log on disk. The load generator, a stub worker that sends real frames, and
+Postgres run on the second core. Prompts are rendered and tokenised for an adapter of the demo
+model. The number of tokens of every answer is checked."""
 
 from __future__ import annotations
 
@@ -72,22 +73,23 @@ LIMITS = QuotaDetails(
     concurrent_requests=10**4,
     spend_per_month=10**18,
 )
-"""Far away, and counted for each request all the same."""
+"""Limits that are never reached. The gateway still counts every request against them."""
 LIMITS_OF_KEY = QuotaDetails("", tokens_per_day=10**12)
 MESSAGES = [
     {"role": "system", "content": "You answer questions of customers, briefly."},
     {"role": "user", "content": "Hello! My order %d has not come yet. Where is it, and when?"},
 ]
-"""No two users say the same."""
+"""Messages of each request. `%d` is replaced by a new number in every request."""
 ANSWER = "Thank you for asking. Your order has left our house and comes within three days."
 NUM_CONNECTIONS = 64
 NUM_ROUNDS = 3
 FIRST_TOKENS = {"first token": (16, 250.0), "... of longer answers": (64, 62.5)}
-"""Tokens of an answer and requests a second while first tokens are timed: 40 of the connections are
-in use on average."""
+"""Tokens per answer, and requests per second, of the measurements of first tokens. On average, 40
+connections are in use."""
 NUM_STREAMS = 240
 TOKENS_PER_S = 50
-"""Of each stream, so a fifth more in all than a gateway is to carry."""
+"""Tokens per second of each stream. All streams together have a fifth more than the gateway's goal
+of 10,000 per second."""
 FLOORS = {"raw": "raw socket", "asgi": "bare uvicorn", "litestar": "bare Litestar"}
 START_TIMEOUT_S = 60.0
 
@@ -99,7 +101,7 @@ console = Console()
 
 @dataclass
 class Busy:
-    """Shares of their cores."""
+    """Shares of their cores that the server and the load generator use, from 0 to 1."""
 
     server: float
     generator: float
@@ -107,7 +109,8 @@ class Busy:
 
 @dataclass
 class Requests:
-    """Whole answers of 16 tokens, 64 connections that never pause; p50 and p99."""
+    """Measurement of unstreamed answers of 16 tokens, on 64 connections that never pause. Pairs of
+    times are p50 and p99."""
 
     per_s: float
     latency_ms: tuple[float, float]
@@ -115,23 +118,23 @@ class Requests:
 
     @property
     def cpu_us(self) -> float:
-        """Of the server, for one."""
+        """Microseconds of the server's CPU time per request."""
         return self.busy.server / self.per_s * 1e6
 
 
 @dataclass
 class Added:
-    """A time of streams through the gateway and straight from the worker; p50 and p99."""
+    """Times of streams through the gateway, and directly from the worker. Pairs are p50 and p99."""
 
     per_s: float
-    """Requests, or chunks."""
+    """Requests or chunks per second."""
     gateway_ms: tuple[float, float]
     direct_ms: tuple[float, float]
     busy: Busy
 
     @property
     def cpu_us(self) -> float:
-        """Of the server, for one."""
+        """Microseconds of the server's CPU time per request or chunk."""
         return self.busy.server / self.per_s * 1e6
 
     @property
@@ -143,7 +146,7 @@ class Added:
 
 
 class Cores:
-    """Which cores are whose. With one alone everything shares it."""
+    """Cores of the server and of the load generator. On a machine with one core, both share it."""
 
     def __init__(self) -> None:
         available = sorted(os.sched_getaffinity(0))
@@ -151,12 +154,13 @@ class Cores:
         self.load = set(available[1:2]) or self.server
 
     def take(self) -> None:
-        """For the load generator and all that it starts from now on."""
+        """Binds this process, and the processes that it starts later, to the load generator's
+        core."""
         os.sched_setaffinity(0, self.load)
 
     @contextmanager
     def lent(self) -> Generator[None]:
-        """What is started meanwhile runs on the server's."""
+        """Binds processes that are started in this context to the server's core."""
         os.sched_setaffinity(0, self.server)
         try:
             yield
@@ -175,7 +179,8 @@ while True:
 
 @contextmanager
 def awake() -> Generator[None]:
-    """No core halts meanwhile. One that does comes back slow, on a virtual machine above all."""
+    """Keeps all cores from halting in this context, with idle-priority processes. A halted core
+    resumes slowly, especially on a virtual machine."""
     spinning = [
         subprocess.Popen([sys.executable, "-c", SPIN, str(core)])
         for core in os.sched_getaffinity(0)
@@ -189,7 +194,8 @@ def awake() -> Generator[None]:
 
 
 class Shares:
-    """What of their cores the server and this process used since this was made."""
+    """Shares of their cores that the server and this process have used since this object was
+    created."""
 
     def __init__(self, server: psutil.Process) -> None:
         self._server = server
@@ -205,7 +211,7 @@ class Shares:
 
 
 class Bench:
-    """A data directory with the demo model, a database with a tenant and its adapter."""
+    """Data directory with the demo model, and a database with a tenant and its adapter."""
 
     def __init__(self, folder: Path, dsn: str) -> None:
         self.folder = folder
@@ -256,7 +262,7 @@ class Bench:
         return Request((head + body).encode(), num_tokens)
 
     def generate(self, num_tokens: int) -> Generate:
-        """What the gateway makes of `chat`, nearly."""
+        """Returns nearly the same worker request that the gateway makes of `chat`."""
         text = "\n".join(message["content"] for message in MESSAGES)
         return Generate(
             id=0,
@@ -270,7 +276,7 @@ class Bench:
 
 
 def new_version(tenant_id: str, base_digest: str) -> NewVersion:
-    """Its weights are nowhere: the stub worker proves and serves it all the same."""
+    """Returns a version without weights, because the stub worker does not read weights."""
     manifest = AdapterManifest(
         digest="a" * 64,
         base_digest=base_digest,
@@ -286,7 +292,7 @@ def new_version(tenant_id: str, base_digest: str) -> NewVersion:
 
 
 class Server:
-    """A process on the server's core that listens on a socket of ours."""
+    """Process on the server's core that listens on an inherited socket."""
 
     def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self.port = port
@@ -297,7 +303,8 @@ class Server:
 def started(
     command: Sequence[str], cores: Cores, log: Path, environment: dict[str, str] | None = None
 ) -> Generator[Server]:
-    """`{fd}` in the command is the number of the listening socket."""
+    """Starts a server. `{fd}` in the command is replaced by the descriptor of the listening
+    socket."""
     with bind("127.0.0.1", 0) as listener, log.open("wb") as output:
         fd = listener.fileno()
         with cores.lent():
@@ -318,7 +325,7 @@ def started(
 
 @asynccontextmanager
 async def gateway(bench: Bench, worker: str, cores: Cores) -> AsyncGenerator[Server]:
-    """Once it serves the adapter."""
+    """Starts a gateway, and yields it as soon as it serves the adapter."""
     environment = {
         "LORAPLEX_DATA_DIR": str(bench.folder),
         "LORAPLEX_DATABASE_URL": bench.dsn,
@@ -359,7 +366,8 @@ async def measure_requests(request: Request, server: Server, seconds: float) -> 
 async def measure_first_tokens(
     bench: Bench, server: Server, worker: str, num_tokens: int, rate: float, seconds: float
 ) -> Added:
-    """Rounds by turns through the gateway and straight to the worker, by the same draw."""
+    """Measures times to the first token in rounds, alternately through the gateway and directly at
+    the worker, with the same random arrival times."""
     request = bench.chat(num_tokens, stream=True)
     through: list[Exchange] = []
     direct: list[Exchange] = []
@@ -370,7 +378,8 @@ async def measure_first_tokens(
 
     async with frame_streams(worker, bench.generate(num_tokens), NUM_CONNECTIONS) as streams:
         for number in range(1, NUM_ROUNDS + 1):
-            # Anew: the gateway closes what is idle for a round of the worker's.
+            # Each round reconnects, because the gateway may close connections that are idle during
+            # a round of direct requests.
             async with connected(connection, server.port, NUM_CONNECTIONS) as senders:
                 await paced(senders, rate, 1.0, seed=0)
                 taken = Shares(server.process)
@@ -385,7 +394,8 @@ async def measure_first_tokens(
 
 
 async def measure_chunks(bench: Bench, server: Server, worker: str, seconds: float) -> Added:
-    """All streams begin together and take their steps together: the worst that a gateway meets."""
+    """Measures times between chunks. All streams begin and advance at the same time, which is the
+    worst case for a gateway."""
     num_tokens = round(TOKENS_PER_S * seconds)
     request = bench.chat(num_tokens, stream=True)
     async with connected(lambda: StreamConnection(request), server.port, NUM_STREAMS) as senders:
@@ -402,7 +412,7 @@ async def measure_chunks(bench: Bench, server: Server, worker: str, seconds: flo
 async def measure_floors(
     bench: Bench, cores: Cores, body: str, seconds: float
 ) -> dict[str, Requests]:
-    """The same load on servers that answer it all alike."""
+    """Measures the same load on servers that send a fixed answer, as a lower bound."""
     floors: dict[str, Requests] = {}
     for kind, name in FLOORS.items():
         command = ["benchmarks.http_floors", kind, "{fd}", body]
@@ -424,7 +434,7 @@ def first_tokens(exchanges: Sequence[Exchange]) -> list[float]:
 
 
 def gaps(exchanges: Sequence[Exchange]) -> np.ndarray:
-    """Without the first second, when all streams begin."""
+    """Returns the times between tokens, without the first second, in which all streams begin."""
     begin = min(exchange.started_at for exchange in exchanges) + 1.0
     arrivals = [np.asarray(exchange.arrivals) for exchange in exchanges]
     return np.concatenate([np.diff(each[each > begin]) for each in arrivals])
@@ -440,7 +450,8 @@ async def run(bench: Bench, cores: Cores, seconds: float) -> tuple[Rates, Times]
     worker = bench.worker
     path = bench.folder / "worker.sock"
     async with worker.listening(path) as address, gateway(bench, address, cores) as server:
-        # Looking for garbage would hold the load up, and count as time of the gateway.
+        # Garbage collection would delay the load generator, and the delay would be counted as time
+        # of the gateway.
         gc.disable()
         answer = await an_answer(bench, server)
         worker.step_s = 0.001

@@ -1,4 +1,4 @@
-"""An adapter's way from the host to the device, as the pool has it copied."""
+"""Measures copies of adapters from host memory to the device, as the adapter pool makes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ops.base import Ops
 
 
 def adapter_rows(bench: Bench, ops: Ops, shape: Shape) -> Iterator[dict[str, Any]]:
-    """bytes_ms: at the rate of a pinned transfer. copied_ms: as the pool copies it."""
+    """Yields a row for each rank. `copied_ms` is the measured time of a copy, and `bytes_ms` the
+    time of its bytes at the rate of a pinned transfer."""
     for rank in (2,) if bench.tiny else (8, 16, 64):
         num_bytes = 2 * rank * shape.rank_elements
         payload = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
@@ -38,7 +39,8 @@ def adapter_rows(bench: Bench, ops: Ops, shape: Shape) -> Iterator[dict[str, Any
 
 
 def timed(work: Callable[[], object], count: int) -> float:
-    """Median seconds of one, by the host's clock: it waits for its stream."""
+    """Returns the median seconds of one call on the host's clock. The call must wait for the
+    device."""
     work()
     times: list[float] = []
     for _ in range(count):

@@ -1,5 +1,5 @@
-"""Steps of the engine that only generate, on random weights and adapters, run as graphs: with the
-next step launched ahead and not."""
+"""Measures the engine's steps with random weights and adapters, run as CUDA graphs. Decode steps
+are measured with and without launching the next step before the previous one has ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HOST_PARTS = ("schedule_us", "build_us", "forward_us", "update_us")
 
 
 class Shaped:
-    """A `ShapedModel` as the runner knows models."""
+    """`ShapedModel` with the interface of the runner's models."""
 
     def __init__(self, model: ShapedModel, max_model_len: int) -> None:
         self._model = model
@@ -54,11 +54,15 @@ class Shaped:
 
 
 def engine_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, Any]]:
-    """Decode steps of so many sequences through the engine. gap_us: of a step's time what the
-    captured forward of the base model alone does not take: adapters, sampling, transfers, and the
-    host where the device waits for it. host_us: what the host does, waiting for nothing. of_base:
-    tokens a second, as a share of those without adapters. of_bytes: the time that the weights, KV
-    and factors take at the rate of a copy, as a share of the step's."""
+    """Yields rows for decode steps of `rows` sequences through the engine.
+
+    - gap_us: time of a step beyond the captured forward pass of the base model alone. It consists
+      of adapters, sampling, transfers, and the time in which the device waits for the host.
+    - host_us: time in which the host works for a step, without waiting.
+    - of_base: tokens per second as a share of the rate without adapters.
+    - of_bytes: share of the step's time that reading the weights, KV and adapters would take at the
+      rate of a copy.
+    """
     num_steps = 2 if bench.tiny else 48
     mixes: tuple[tuple[int, ...], ...] = ((), (16,), (16,) * 8, (16,) * 32)
     if bench.tiny:
@@ -106,8 +110,9 @@ def _measured(
     ranks: tuple[int, ...],
     num_steps: int,
 ) -> tuple[float, float]:
-    """Times an engine as `timed` does, and drops it afterwards."""
-    # Twice the sequences, because some places are kept for tenants that have none yet.
+    """Creates an engine, measures it with `timed`, and drops it."""
+    # Twice as many rows as sequences, because the scheduler reserves rows for tenants without a
+    # running sequence.
     engine, ring = make_engine(
         model, 2 * rows, context + 4 * num_steps, runs_ahead, model.shape is not TINY, ranks
     )
@@ -115,13 +120,14 @@ def _measured(
 
 
 def mixed_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """Steps of 32 streams, and the same steps with a prompt of 200 tokens in each: how much later a
-    stream's next token comes where prompts arrive."""
+    """Yields rows for steps of 32 streams, with and without a prompt of 200 tokens in each step.
+    The difference is the delay that arriving prompts cause for running streams."""
     rows, prompt, num_steps = (2, 9, 2) if bench.tiny else (32, 200, 32)
     context = 20 if bench.tiny else CONTEXT
     max_len = context + 6 * num_steps
     for ranks in ((), (4, 2) if bench.tiny else (16,) * 8):
-        # Twice the sequences, because some places are kept for tenants that have none yet.
+        # Twice as many rows as sequences, because the scheduler reserves rows for tenants without a
+        # running sequence.
         engine, ring = make_engine(model, 2 * rows, max_len, True, not bench.tiny, ranks)
         decode_s, _ = timed(engine, ring, rows, context, num_steps, len(ranks), 6 * num_steps)
         # The first prompt's kernels may have to be loaded.
@@ -168,8 +174,9 @@ def make_engine(
     graphs: bool,
     ranks: tuple[int, ...] = (),
 ) -> tuple[Engine, StepRing]:
-    """graphs: not for the tiny model, because the interpreter would compute all their padding.
-    ranks: of the adapters, which lie behind the KV pages."""
+    """Creates an engine. `graphs` must be false for the tiny model, because Triton's interpreter
+    would compute all padding of the graphs. `ranks`: ranks of the adapters, which are stored after
+    the KV pages."""
     device, page_bytes = model.ops.device, model.layout.page_bytes
     num_pages = rows * -(-max_len // PAGE_TOKENS) + rows
     extent_bytes = 8 * page_bytes
@@ -212,8 +219,9 @@ def timed(
     num_adapters: int = 0,
     num_tokens: int = 0,
 ) -> tuple[float, float]:
-    """Returns the seconds of a step, and the microseconds in which the host works for it.
-    num_tokens: that each sequence may generate; by default four times the number of steps."""
+    """Returns the mean seconds of a decode step, and the mean microseconds of the host's work for a
+    step. `num_tokens`: maximum number of tokens that each sequence generates. The default 0 allows
+    four times `num_steps`."""
     max_tokens = num_tokens or 4 * num_steps
     params = SamplingParams(max_tokens, seed=0, temperature=0.0, ignore_eos=True)
     for number in range(rows):

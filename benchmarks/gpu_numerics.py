@@ -1,7 +1,8 @@
-"""Checks of the `cuda` backend at a served model's shapes, against float32 torch on that device.
+"""Compares the `cuda` backend at the shapes of a served model with float32 torch on the same
+device.
 
-Every case computes one op, or a few together, on random inputs and compares the result row by row,
-so that one wrong row in thousands is found.
+Every case computes one op, or a few together, on random inputs, and compares the results row by
+row, so that a single wrong row among thousands is found.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ Results = tuple[Tensor, ...]
 Compare = Callable[[Tensor, Tensor], float]
 
 MAX_ERRORS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
-"""Largest error of a row, relative to its norm, by the dtype of activations. bfloat16 rounds a
-value by 0.002, and an op rounds a few values one after the other."""
+"""Maximum error of a row relative to its norm, by the dtype of activations. bfloat16 rounds with a
+relative error of 0.002, and an op rounds several times."""
 MAX_DIFFERENT = 0.02
-"""Largest share of rows with another token. Where two tokens are equally likely but for rounding,
-the backend may draw the other."""
+"""Maximum share of rows whose sampled token differs from the reference's. If two tokens are almost
+equally likely, a rounding difference may change which one is sampled."""
 LAYER = 1
 
 
 class Case(NamedTuple):
-    """run is called before expected, which may overwrite what run has read. Both return the same
-    number of tensors with the same shapes."""
+    """Comparison of `run` with `expected`. Both return the same number of tensors with the same
+    shapes. `run` is called first, because `expected` may overwrite its inputs."""
 
     name: str
     run: Callable[[], Results]
@@ -61,9 +62,11 @@ class Heads(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """shape: of a model with two layers. decode: (sequences, tokens of each); prefill: (tokens of a
-    chunk, where it ends). mixed: (new tokens, tokens before them) of the sequences of one step.
-    lora: (rows, adapters, their ranks). far_bytes: size of the memory whose end is used."""
+    """Sizes of the cases. `shape` has two layers. `decode` has pairs of the number of sequences and
+    the tokens of each. `prefill` has pairs of the tokens of a chunk and the position after it.
+    `mixed` has, for each sequence of one step, the number of new tokens and of tokens before them.
+    `lora` has rows, adapters and their ranks. `far_bytes` is the size of a memory of which only the
+    end is used."""
 
     shape: Shape
     dtype: torch.dtype
@@ -109,13 +112,13 @@ SMALL = Sizes(
     num_rows=4,
     far_bytes=1 << 20,
 )
-"""For Triton's interpreter."""
+"""Sizes for Triton's interpreter, which is slow."""
 
 
 def rows(case: Case) -> Iterator[dict[str, Any]]:
     pairs = zip(case.run(), case.expected(), strict=True)
     errors = [case.compare(result, expected) for result, expected in pairs]
-    # A NaN passes no comparison.
+    # A comparison with NaN is false, so NaN counts as failed.
     passed = all(error <= case.max_error for error in errors)
     yield {"case": case.name, "errors": errors, "max_error": case.max_error, "passed": passed}
 
@@ -128,7 +131,7 @@ def worst_row(result: Tensor, expected: Tensor) -> float:
 
 
 def share_different(result: Tensor, expected: Tensor) -> float:
-    """Returns the share of rows that are not the same."""
+    """Returns the share of rows that differ."""
     same = (result == expected).reshape(len(result), -1).all(dim=1)
     return 1.0 - float(same.float().mean())
 
@@ -192,8 +195,8 @@ class Cases:
         )
 
     def attention(self, heads: Heads) -> Iterator[Case]:
-        """Rope with the write of K and V, then attention: what is compared is the rotated queries,
-        the keys and values in their pages, and the result."""
+        """Yields cases that rotate queries and keys, write K and V, and compute attention. They
+        compare the rotated queries, the keys and values in their pages, and the result."""
         sizes = self.sizes
         for num_seqs, length in sizes.decode:
             step = [(1, length - 1)] * num_seqs
@@ -215,8 +218,9 @@ class Cases:
         is_plain: bool = True,
         memory: Tensor | None = None,
     ) -> Case:
-        """step: (new tokens, tokens before them) of each sequence. memory: uint8, whose end the
-        pages take; memory of their own by default."""
+        """Returns a case for one step. `step` has the number of new tokens of each sequence, and of
+        tokens before them. The pages are placed at the end of `memory` (uint8), or in new memory if
+        it is None."""
         sizes, device = self.sizes, self.ops.device
         layout = KVLayout(LAYER + 1, heads.kv, heads.dim, sizes.dtype)
         lengths = [new + before for new, before in step]
@@ -252,7 +256,8 @@ class Cases:
         )
 
     def lora(self) -> Iterator[Case]:
-        """Checks LoRA by row and by tiles of 16 and 64 rows; the last rows have no adapter."""
+        """Yields cases of LoRA by row, and by tiles of 16 and 64 rows. The last rows have no
+        adapter."""
         model = ShapedModel(self.ops, replace(self.sizes.shape, vocab=1), self.sizes.dtype, 1)
         for num_rows, count, ranks in self.sizes.lora:
             lora = model.assign(model.adapters(count, ranks), num_rows, count)
@@ -270,7 +275,7 @@ class Cases:
         exact: Callable[[], LoRABatch],
     ) -> Case:
         x, y = self._random(num_rows, fused.in_features), self._random(num_rows, sum(fused.widths))
-        # As small as what is added, so that an error of either shows.
+        # Scaled to the size of the added values, so that an error in either part is visible.
         y *= 0.1
 
         def add(ops: Ops, y: Tensor, x: Tensor, lora: LoRABatch) -> Results:
@@ -284,8 +289,8 @@ class Cases:
         )
 
     def sampling(self) -> Iterator[Case]:
-        """Tokens are the same as the reference's, because the noise is; a row that is not a number
-        has none."""
+        """Yields cases of sampling. The backend must sample the reference's tokens, because both
+        use the same noise. The last row contains a NaN."""
         count, vocab, device = self.sizes.num_rows, self.sizes.shape.vocab, self.ops.device
         logits = torch.randn(count, vocab, device=device) * 3
         for name, changes in SAMPLERS.items():
@@ -314,7 +319,7 @@ class Cases:
         )
 
     def far(self) -> Iterator[Case]:
-        """Pages and factors of which every offset is beyond 2^31 elements."""
+        """Yields cases whose KV pages and LoRA factors all have offsets above 2^31 elements."""
         sizes, device = self.sizes, self.ops.device
         memory = torch.empty(sizes.far_bytes, dtype=torch.uint8, device=device)
         heads = sizes.heads[0]
@@ -332,8 +337,9 @@ class Cases:
         yield self._add_lora("add_lora", fused, sizes.num_rows, lora, exact)
 
     def layers(self) -> Iterator[Case]:
-        """All of a decode step with adapters: against the reference, and replayed from a graph with
-        other inputs than it was captured with, which must give the bits of the eager step."""
+        """Yields cases of a whole decode step with adapters. The first compares it with the
+        reference. The second replays a graph with other inputs than at its capture, and the result
+        must equal the eager step bit by bit."""
         sizes, device = self.sizes, self.ops.device
         num_seqs, length = sizes.decode[-1 if sizes is SMALL else 1]
         model = ShapedModel(self.ops, sizes.shape, sizes.dtype, length + 1)
@@ -373,7 +379,8 @@ SAMPLERS: dict[str, dict[str, float]] = {
 def sampling_batch(
     count: int, vocab: int, device: torch.device, changes: dict[str, float]
 ) -> SamplingBatch:
-    """All rows are drawn alike but for their seeds. bias: added to three tokens of each row."""
+    """Returns a batch whose rows differ only in their seeds and histories. `changes` has values of
+    the parameters by name. Its `bias` is added to three tokens of each row."""
 
     def full(name: str, default: float, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.full((count,), changes.get(name, default), dtype=dtype, device=device)
@@ -408,7 +415,8 @@ def sampling_batch(
 def attention_batch(
     step: list[tuple[int, int]], tables: Tensor, device: torch.device
 ) -> AttentionBatch:
-    """step: (new tokens, tokens before them) of each sequence."""
+    """Returns the batch of a step. `step` has the number of new tokens of each sequence, and of
+    tokens before them."""
     counts, before = (torch.tensor(column) for column in zip(*step, strict=True))
     starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
     token_seq = torch.arange(len(step)).repeat_interleave(counts)
@@ -444,7 +452,7 @@ def written(kv: KVCacheView, batch: AttentionBatch) -> Tensor:
 
 
 def rank_major(lora: LoRABatch, shape: Shape) -> LoRABatch:
-    """Returns the batch with every B as [rank, N], as the reference reads it."""
+    """Returns the batch with every B factor as [rank, N], the layout that the reference reads."""
     arena, itemsize = lora.arena.clone(), lora.dtype.itemsize
     offsets, ranks = lora.tables.b_offset.tolist(), lora.tables.rank.tolist()
     for slot in range(len(ranks)):

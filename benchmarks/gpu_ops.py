@@ -1,4 +1,5 @@
-"""Single ops of the `cuda` backend at a served model's shapes: bytes and FLOP a second."""
+"""Measures single ops of the `cuda` backend at a served model's shapes, in bytes and FLOP per
+second."""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ CONTEXT = 1024
 
 
 def op_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, Any]]:
-    """Each op alone at a model's shapes, its bytes over its time as a share of the copy's.
+    """Yields a row for each op, with its bytes per second as a share of a copy's rate.
 
-    A run goes through all layers, or through as many copies of its input, so that little of it is
-    still in the L2 from the run before.
+    A run calls the op for all layers, or for 32 copies of its input, so that little of the input is
+    still in the L2 cache from the previous run.
     """
     ops, shape, device = model.ops, model.shape, bench.device
     copies = 1 if bench.tiny else 32
@@ -95,7 +96,8 @@ def op_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, A
 
 
 def long_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """One long context among short ones: attention of a layer waits for it."""
+    """Yields a row for attention of one layer with a long context among short ones, which the whole
+    layer waits for."""
     ops, shape = model.ops, model.shape
     rows, short, long = (2, 16, 48) if bench.tiny else (32, 256, 32_768)
     attention, kv = model.cache(rows, short)(1, short)
@@ -130,8 +132,8 @@ def long_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
 
 
 def product_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """The linears of all layers by cuBLAS: bytes of weights and activations over their time, as a
-    share of a copy's rate."""
+    """Yields rows for the linears of all layers by cuBLAS, with the bytes of weights and
+    activations per second as a share of a copy's rate."""
     shape, copy = model.shape, bench.results["copy_bytes_per_second"]
     for rows in (2,) if bench.tiny else (1, 16, 32, 64, 128, 256):
         num_bytes = seconds = 0.0
@@ -153,7 +155,8 @@ def product_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
 
 
 def prefill_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """A chunk of one prompt, eager, the head on every row: FLOP of linears and attention."""
+    """Yields rows for the eager forward pass of a chunk of one prompt. The head is computed for
+    every token. The FLOP of linears and of attention are counted."""
     shape = model.shape
     for rows in (18,) if bench.tiny else (512, 2048, 8192):
         attention, kv = model.cache(1, rows)(rows, rows)

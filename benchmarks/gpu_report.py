@@ -1,15 +1,15 @@
-"""`python -m benchmarks.gpu_report --out DIR`: whether the `cuda` backend is right and how fast it
-is, measured on one card in less than nine minutes.
+"""`python -m benchmarks.gpu_report --out DIR`: checks the results of the `cuda` backend and
+measures its speed, on one GPU in less than nine minutes.
 
-The report is a list of stages (`benchmarks.gpu_stages`), first those about correctness. Each is a
-process group with a time limit, so that a stage that crashes or hangs costs only its own rows, and
-none of its processes outlives it. DIR/gpu-report.tgz holds all rows and logs; it is replaced after
-each stage. A table of at most 60 lines is printed last.
+The report runs the stages of `benchmarks.gpu_stages`, stages about correctness first. Each stage is
+a process group with a time limit, so that a crash or a hang loses only the rows of that stage, and
+no process is left behind. DIR/gpu-report.tgz contains all rows and logs, and is replaced after each
+stage. At the end, a table of at most 60 lines is printed.
 
-It needs Python 3.11 or later, torch, Triton, numpy, pytest, pytest-timeout, hypothesis, safetensors
-and a C compiler, and no network. `make gpu-kit` puts the other packages and a cache of compiled
-kernels into the folder `.gpu`, to be copied with the checkout. `--tiny` runs the stages at toy
-sizes on the CPU, in Triton's interpreter.
+The machine needs Python 3.11 or later, torch, Triton, numpy, pytest, pytest-timeout, hypothesis,
+safetensors and a C compiler, but no network. `make gpu-kit` puts the other packages and a cache of
+compiled kernels into the folder `.gpu`, which must be copied with the checkout. `--tiny` runs the
+stages at toy sizes on the CPU, in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ROOT = Path(__file__).parents[1]
 KIT = ROOT / ".gpu"
 ARCHIVE = "gpu-report.tgz"
 MAX_LOG_BYTES = 1 << 20
-"""Bytes that the archive keeps of a log."""
+"""Maximum bytes of each log in the archive. The end of a longer log is kept."""
 
 
 class Limits(NamedTuple):
-    """seconds: after which the stage is ended. least_s: the stage is skipped if less time is left.
-    gib: GPU memory without which it is skipped."""
+    """Limits of a stage. The stage is killed after `seconds`. It is skipped if less than `least_s`
+    seconds of the report's time, or less than `gib` GiB of GPU memory, are left."""
 
     seconds: float
     least_s: float
@@ -58,9 +58,9 @@ STAGES = {
     "served": Limits(60, 20, 50),
     "sanitizer": Limits(70, 30, 8),
 }
-"""Order and limits: 8.5 minutes if every stage takes all of its time."""
+"""Limits by stage, in the order of the stages. All time limits together are 8.5 minutes."""
 INTERPRETED = 10
-"""Times as long a stage may take that Triton interprets."""
+"""Factor of all time limits when kernels run in Triton's interpreter."""
 
 
 def run(
@@ -71,7 +71,7 @@ def run(
     environment: dict[str, str],
     tiny: bool,
 ) -> dict[str, Any]:
-    """Runs a stage. Returns how it ended."""
+    """Runs a stage. Returns a row with its exit code or error, or the reason why it was skipped."""
     if left_s < limits.least_s:
         return {"stage": name, "skipped": f"{left_s:.0f} s are left, {limits.least_s:.0f} needed"}
     free_gib = float("inf") if tiny else torch.cuda.mem_get_info()[0] / (1 << 30)
@@ -97,7 +97,7 @@ def run(
 def process_group(
     command: list[str], environment: dict[str, str], output: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts the command in a process group of its own and ends all of the group at the end."""
+    """Starts the command in its own process group, and kills the whole group at the end."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -115,8 +115,8 @@ def process_group(
 
 
 def prepare(kit: Path, scratch: Path, tiny: bool) -> dict[str, str]:
-    """Installs the kit's wheels and kernels in the scratch folder. Returns the environment of the
-    stages, in which they are found."""
+    """Installs the kit's wheels and kernels in the scratch folder. Returns environment variables
+    with which the stages find them."""
     path, kernels = [str(ROOT)], scratch / "kernels"
     if wheels := sorted(kit.glob("wheels/*.whl")):
         site = scratch / "site"
@@ -138,7 +138,7 @@ def prepare(kit: Path, scratch: Path, tiny: bool) -> dict[str, str]:
 
 
 def archive(scratch: Path, out: Path) -> None:
-    """Replaces the archive by one of all rows and of the end of each log."""
+    """Replaces the archive by a new one with all rows and the end of each log."""
     for log in scratch.glob("*.log"):
         if log.stat().st_size > MAX_LOG_BYTES:
             log.write_bytes(log.read_bytes()[-MAX_LOG_BYTES:])
@@ -167,7 +167,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     slowness = INTERPRETED if options.tiny else 1
     deadline = time.monotonic() + 60 * options.minutes * slowness
-    # Ended from outside, it still ends its stage and leaves the archive.
+    # Exits normally on SIGTERM, so that the running stage is killed and the archive written.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="loraplex-gpu-") as folder:
         scratch = Path(folder)

@@ -1,4 +1,5 @@
-"""Measures the start of a worker: kernels, graphs, and the memory that they need."""
+"""Measures the warm-up of a worker: the time to compile kernels and capture graphs, and the memory
+that the graphs need."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from workers.execution.warm_up import warm_up_runner
 
 
 def warm_up_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """A model that serves 64 sequences and 32 adapters up to rank 64. graph_MB: what the device has
-    less after all graphs are captured, their pool and executables included. late_kernels: compiled
-    or read in steps after that."""
+    """Yields a row for a model that serves 64 sequences and 32 adapters of up to rank 64.
+    `graph_MB` is the device memory that all graphs take, including their pool and executables.
+    `late_kernels` is the number of kernels that were compiled or read after the warm-up."""
     rows, max_len, max_tokens = (2, 40, 32) if bench.tiny else (64, 2048, 2048)
     ranks = (4, 2) if bench.tiny else (8, 16, 32, 64) * 8
     engine, ring = make_engine(model, rows, max_len, True, not bench.tiny, ranks)

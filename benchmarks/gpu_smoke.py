@@ -1,6 +1,8 @@
-"""Stage `smoke`: what the card does at best, and whether the driver's calls work as they are used.
+"""Stage `smoke`: measures the maximum rates of the GPU, and checks that the driver's calls for
+memory and streams work.
 
-Other stages give their figures as shares of the copy, the product and the transfer.
+Other stages report their figures as shares of these rates of a copy, a matrix product and a
+transfer.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ Rows = Iterator[dict[str, Any]]
 
 EXTENT_BYTES = 64 << 20
 NUM_PRODUCTS = 400
-"""Products of 8192 x 8192 in bfloat16, half a second: the device is busy with them while memory is
-mapped."""
+"""Number of 8192 x 8192 products in bfloat16, which take half a second. They keep the device busy
+while memory is mapped."""
 
 
 @triton.jit
@@ -64,7 +66,7 @@ def ceilings(bench: Bench) -> Rows:
     size = 1 << (12 if bench.tiny else 31)
     source = torch.zeros(size // 2, dtype=torch.bfloat16, device=bench.device)
     target = torch.empty_like(source)
-    # By a kernel: in a graph, the driver's own copy reached two thirds of the memory's rate.
+    # Copies with a kernel, because the driver's copy in a graph reached only 2/3 of the rate.
     copy = 2 * size / bench.seconds(lambda: torch.neg(source, out=target))
     a, b = _factors(bench)
     product = 2 * len(a) ** 3 / bench.seconds(lambda: a @ b)
@@ -81,8 +83,8 @@ def ceilings(bench: Bench) -> Rows:
 
 
 def transfers(bench: Bench) -> Rows:
-    """From pinned memory: a page, an adapter of rank 16, and 1 GiB, the rate that swaps are set
-    against."""
+    """Yields rows for transfers from pinned memory: a page, an adapter of rank 16, and 1 GiB of
+    weights. The rate of the last is the reference for swaps."""
     sizes = {"page": 2 << 20, "adapter r16": 84 << 20, "1 GiB of weights": 1 << 30}
     pinned = bench.device.type == "cuda"
     for name, size in {"tiny": 4096}.items() if bench.tiny else sizes.items():
@@ -100,7 +102,8 @@ def transfers(bench: Bench) -> Rows:
 
 
 def first_launch(ops: CudaOps, compiler: dict[str, int], tiny: bool) -> Rows:
-    """An attention step, whose kernels the kit's cache should have: compiled is 0 then."""
+    """Yields a row with the times of the first two launches of an attention step. If the kit's
+    cache has the kernels, `compiled` is 0."""
     cases = Cases(ops, SMALL if tiny else FULL)
     case = next(cases.parts[f"attention, head size {cases.sizes.heads[0].dim}"]())
 
@@ -114,9 +117,9 @@ def first_launch(ops: CudaOps, compiler: dict[str, int], tiny: bool) -> Rows:
 
 
 def driver_rows(bench: Bench) -> Rows:
-    """The calls behind swaps, one extent of 64 MiB each, on an idle device and while kernels run;
-    then a kernel over a reserved range whose second extent is not mapped, and a capture while
-    another stream copies."""
+    """Yields rows for the driver's calls that swaps use, with one extent of 64 MiB each, on an idle
+    device and while kernels run. Then checks that a kernel can use a reserved range whose second
+    extent is not mapped, and that a graph can be captured while another stream copies."""
     device = bench.device
     virtual, size = CudaVirtualMemory.of(device), EXTENT_BYTES
     yield {"what": "granularity", "bytes": virtual.granularity}

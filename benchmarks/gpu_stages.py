@@ -1,9 +1,9 @@
-"""The stages of `benchmarks.gpu_report`, each in a process of its own:
-`python -m benchmarks.gpu_stages STAGE FOLDER DEADLINE [--tiny]`, the deadline by
-`time.monotonic()`, which is the same for all processes.
+"""`python -m benchmarks.gpu_stages STAGE FOLDER DEADLINE [--tiny]`: runs one stage of
+`benchmarks.gpu_report`. DEADLINE is a time of `time.monotonic()`, which is the same in all
+processes of a machine.
 
-A row is written as it is measured. A part that raises leaves a row with the error, and the next
-part goes on. `--tiny` runs every part at toy sizes on the CPU.
+Each row is written to FOLDER as soon as it is measured. If a part of the stage raises, a row with
+the error is written, and the next part runs. `--tiny` runs every part at toy sizes on the CPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ SANITIZER = ("compute-sanitizer", "--target-processes", "all", "--error-exitcode
 
 
 class Stage:
-    """Shared by the parts of a stage: the device, rates measured before, and the file of rows."""
+    """State that the parts of a stage share: the device, earlier measured rates, and the file of
+    rows."""
 
     def __init__(self, folder: Path, name: str, deadline: float, tiny: bool) -> None:
         self.folder, self.name, self.tiny = folder, name, tiny
@@ -48,7 +49,8 @@ class Stage:
         self.shape = TINY if tiny else LLAMA_8B
         self.failed = False
         self.compiler = {"read": 0, "compiled": 0}
-        """Kernels that were read from the cache folder, and those that were not in it."""
+        """Numbers of kernels that were read from the cache folder, and of kernels that were not in
+        the folder and were compiled."""
         knobs.compilation.listener = self._count  # pyright: ignore[reportAttributeAccessIssue]
         self._rows = folder / f"{name}.jsonl"
 
@@ -59,7 +61,7 @@ class Stage:
         return ShapedModel(self.ops(), self.shape, torch.bfloat16, 64 if self.tiny else 32_769)
 
     def read_rates(self) -> None:
-        """Reads the rates that stage `smoke` measured; measures them here if it left none."""
+        """Reads the rates that stage `smoke` measured. Measures them if that stage wrote none."""
         for row in _read(self.folder / "smoke.jsonl"):
             if "copy_TB_s" in row:
                 self.bench.results["copy_bytes_per_second"] = 1e12 * row["copy_TB_s"]
@@ -77,7 +79,7 @@ class Stage:
         except Exception as error:
             self.failed = True
             trace = traceback.format_exc().splitlines()[-8:]
-            # Frames of a part that failed hold its tensors.
+            # The frames of the failed part would keep its tensors in memory.
             traceback.clear_frames(error.__traceback__)
             self._write({"part": name, "error": f"{type(error).__name__}: {error}", "trace": trace})
         self.bench.free_memory()
@@ -111,9 +113,9 @@ def smoke(stage: Stage) -> None:
 
 
 def numerics(stage: Stage) -> None:
-    """Before anything is timed: whether it is right."""
+    """Compares the ops' results with the reference, before other stages measure times."""
     torch.manual_seed(0)
-    # Memory that is read before it is written is NaN.
+    # This setting fills new memory with NaN, so that reads of unwritten memory are detected.
     torch.use_deterministic_algorithms(True, warn_only=True)
     cases = Cases(stage.ops(), SMALL if stage.tiny else FULL)
     for name, make_cases in cases.parts.items():
@@ -125,7 +127,8 @@ def tests(stage: Stage) -> None:
 
 
 def kernels(stage: Stage) -> None:
-    """Single ops: their share of a copy, and the choices that `ops.triton_table` makes."""
+    """Measures single ops, as a share of a copy's rate, and alternatives to the choices of
+    `ops.triton_table`."""
     stage.read_rates()
     model = stage.model()
     stage.part("attention blocks", partial(attention_rows, stage.bench, model))
@@ -140,7 +143,7 @@ def kernels(stage: Stage) -> None:
 
 
 def engine(stage: Stage) -> None:
-    """What is served: graphs, adapters by their buckets, sampling, the host."""
+    """Measures the engine's steps, with graphs, adapters, sampling and the host's work."""
     from benchmarks.gpu_engine import engine_rows, mixed_rows
 
     stage.read_rates()
@@ -151,7 +154,7 @@ def engine(stage: Stage) -> None:
 
 
 def served(stage: Stage) -> None:
-    """What an operator waits for: the warm-up, adapters and models on their way to the device."""
+    """Measures the warm-up, and loads of adapters and models to the device."""
     from benchmarks.gpu_adapters import adapter_rows
     from benchmarks.gpu_served import warm_up_rows
     from benchmarks.gpu_swap import swap_rows
@@ -164,7 +167,8 @@ def served(stage: Stage) -> None:
 
 
 def sanitizer(stage: Stage) -> None:
-    """The worker's test with graphs and steps ahead, under the memory checker."""
+    """Runs the worker's test with graphs and steps that are launched ahead, under
+    compute-sanitizer's memory checker."""
 
     def run() -> Rows:
         command = [*SANITIZER, *pytest_command("-m", "gpu", "-k", "graphs-ahead", WORKER)]

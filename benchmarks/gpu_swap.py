@@ -1,4 +1,5 @@
-"""A model that leaves the device and comes back, to the same addresses, while it computes."""
+"""Measures swaps: a model is unloaded from the device and loaded to the same addresses again, and
+computes its first layers while later ones are copied."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ from workers.device.weight_image import WeightImage
 MAX_EXTENTS = 512
 PROMPT = 32
 PART_PADDING = 1 << 16
-"""More than is lost to the alignment of tensors and parts."""
+"""Bytes that are added for each part. They are more than the alignment of its tensors takes."""
 
 
 def swap_rows(bench: Bench, ops: Ops, shape: Shape) -> Iterator[dict[str, Any]]:
-    """bytes_ms: one copy of the weights at the rate of a pinned transfer. first_token_ms: from the
-    order to come to the logits of a prompt. same: a step that was captured at the first time gives
-    the same logits out of the same graph."""
+    """Yields a row with the median times of swaps. `bytes_ms` is the time of the weights' bytes at
+    the rate of a pinned transfer. `first_token_ms` is the time from the start of the load to the
+    logits of a prompt. `same` tells whether a graph that was captured before the first swap returns
+    equal logits after each swap."""
     swap = Swap(bench, ops, shape)
     swap.come()
     swap.prompt()
@@ -81,7 +83,7 @@ class Swap:
         self.arrive = self.image.arrival.synchronize
 
     def come(self) -> None:
-        """The copy is on its way then."""
+        """Maps the memory and starts the copy of the weights. Does not wait for the copy."""
         for extent in range(self.num_extents):
             self.memory.lend(extent)
         self.image.bring()
@@ -90,7 +92,8 @@ class Swap:
         self.model.forward(self._prompt)
 
     def come_and_prompt(self) -> None:
-        """The first layers are computed while the last ones are copied."""
+        """Starts the copy, and computes a prompt whose first layers overlap with the copy of later
+        ones."""
         self.come()
         self.prompt()
 
@@ -101,7 +104,8 @@ class Swap:
 
 
 def timed(bench: Bench, work: Callable[[], object]) -> float:
-    """Seconds until all is done that the device has to compute; copies may still go on."""
+    """Returns the seconds until the device has completed the work on its current stream. Copies on
+    other streams may still run."""
     begin = time.perf_counter()
     work()
     if bench.device.type == "cuda":

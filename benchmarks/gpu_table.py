@@ -1,4 +1,4 @@
-"""The printed summary of a GPU report, from the rows that its stages wrote."""
+"""Makes the printed summary of a GPU report from the rows that its stages wrote."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ A_LINE_EACH = {
     "adapters": ("rank", "MB", "bytes_ms", "copied_ms"),
     "swap": ("swap_in_ms", "of_bytes", "swap_out_ms", "first_token_ms", "prompt_ms", "same"),
 }
-"""Columns of the parts whose rows have a line each."""
+"""Columns of the parts for which each row is printed on its own line."""
 
 ONE_LINE = {
     "transfers": ("what", "GB_s"),
     "products": ("rows", "share_of_copy"),
     "prefill": ("rows", "ms", "TFLOP_s"),
 }
-"""Columns of the parts that have one line for all rows."""
+"""Columns of the parts whose rows are all printed on one line."""
 
 
 def table(folder: Path) -> list[str]:
@@ -85,7 +85,7 @@ def _failures(stage: Row, rows: list[Row]) -> list[str]:
             figures = {k: v for k, v in row.items() if k not in ("part", "passed", "tail")}
             tail = row.get("tail", [])[-1:]
             texts.append(" ".join([f"{row['part']}: {_joined(figures, tuple(figures))}", *tail]))
-    # A stage that crashed before its first row leaves only its log.
+    # A stage that crashed before its first row has only a log.
     if not texts and stage.get("tail"):
         texts.append(stage["tail"][-1])
     return texts

@@ -1,4 +1,4 @@
-"""Stage `tests`: the suite's tests that are marked `gpu`, a process for each file."""
+"""Stage `tests`: runs the tests that are marked `gpu`, with one process for each file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ FILES = (
     *("tests/ops/test_sampling.py", "tests/ops/test_pointwise.py", "tests/ops/test_linear.py"),
 )
 PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")
-"""Those that pyproject.toml has settings for. What else a machine has installed is not loaded."""
+"""Plugins of pytest for which pyproject.toml has settings. Other installed plugins are not
+loaded."""
 MARGIN_S = 3
-"""Before the stage is ended, it writes what has not ended by then."""
+"""Seconds before the deadline at which running tests are killed, so that their rows can still be
+written."""
 POLL_S = 0.1
 
 
@@ -34,8 +36,9 @@ def pytest_environment() -> dict[str, str]:
 
 
 def test_rows(folder: Path, deadline: float, tiny: bool) -> Iterator[dict[str, Any]]:
-    """All files at once, a row for each as it ends. deadline: by time.monotonic(). tiny: runs one
-    test of the worker, which uses a double of the driver without a GPU, and collects the others."""
+    """Runs all files concurrently, and yields a row for each file when it ends. `deadline` is a
+    time of time.monotonic(). `tiny` runs one test of the worker, which uses a stub of the driver
+    if there is no GPU, and only collects the other tests."""
     begin = time.monotonic()
     running: dict[str, subprocess.Popen[bytes]] = {}
     words = {file: ("-m", "gpu", file) for file in FILES}

@@ -1,4 +1,4 @@
-"""Time on a device, taken by its own clock and without the cost of launches."""
+"""Measures time on a device with the device's clock, without the cost of launches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 
 @dataclass
 class Bench:
-    """Times work on the device: by replaying it out of a graph, so that no launch is counted."""
+    """Timer of work on a device. It captures the work in a graph and times replays, so that the
+    cost of launches does not count."""
 
     device: torch.device
     tiny: bool
@@ -23,7 +24,8 @@ class Bench:
     def seconds(
         self, work: Callable[[], object], *, captured: bool = True, most: int = 50
     ) -> float:
-        """The median of several runs, each long enough to time."""
+        """Returns the median seconds of the work over several runs. A run repeats the work, at most
+        `most` times, to be long enough for the clock. Without `captured`, launches count too."""
         work()
         if self.device.type == "cpu":
             return _clock(work)
@@ -34,7 +36,7 @@ class Bench:
         return statistics.median(_events(run, count) for _ in range(5))
 
     def free_memory(self) -> None:
-        """Returns to the device what no tensor holds, so that the next measurement finds it."""
+        """Releases unused memory of PyTorch's cache to the device."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,4 +1,5 @@
-"""Choices that `ops.triton_table` makes by arithmetic, measured against their alternatives."""
+"""Measures alternatives to the block sizes and kernels that `ops.triton_table` chooses by
+arithmetic."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ from ops.cuda import CudaOps
 from ops.triton_table import Blocks
 
 CONTEXTS = ((1, 1024), (1, 32_768), (32, 1024), (256, 1024))
-"""Sequences that decode, and the tokens of each."""
+"""Pairs of the number of decoding sequences and the context tokens of each."""
 
 
 def attention_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """Attention of a layer by the pipeline's stages (s) and the tokens of a tile (t): of sequences
-    that decode, then of the last 2,048 tokens of a prompt."""
+    """Yields rows for attention of a layer, by the number of pipeline stages (s) and tokens of a
+    tile (t). The first rows are of decoding sequences, the last ones of the last 2,048 tokens of a
+    prompt."""
     shape = model.shape
     group = shape.heads // shape.kv_heads
     itemsize = model.dtype.itemsize
@@ -51,7 +53,8 @@ def _attention_row(
     context: int,
     blocks: dict[str, tuple[triton_table.AttentionBlocks, triton_table.AttentionBlocks]],
 ) -> dict[str, Any]:
-    """tokens: of each sequence."""
+    """Returns a row with the microseconds of each of `blocks`. `tokens`: new tokens of each
+    sequence."""
     shape = model.shape
     attention, kv = model.cache(num_seqs, context)(tokens, context)
     width = (shape.heads + 2 * shape.kv_heads) * shape.dim
@@ -71,7 +74,8 @@ def _attention_row(
 
 
 def sampling_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """A draw with top-k 50 at temperatures from plain to sharp, and one without a filter."""
+    """Yields rows for sampling without a filter, with top-k 50 at several temperatures, and with
+    top-k and top-p."""
     vocab = model.shape.vocab
     samplers: dict[str, dict[str, float]] = {
         "plain": {},
@@ -88,8 +92,8 @@ def sampling_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
 
 
 def form_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """LoRA of a layer by row and by adapter, at the numbers of adapters that graphs are made for:
-    `triton_table.reads_by_row` chooses between the two."""
+    """Yields rows for LoRA of a layer with the kernels by row and by adapter, at the numbers of
+    adapters for which graphs are captured. `triton_table.reads_by_row` chooses between the two."""
     shape, layers = model.shape, range(model.shape.layers)
     overlaps = cuda_ops(model).overlaps
     for rows, count in ((2, 2),) if bench.tiny else ((32, 8), (32, 16), (128, 8), (256, 32)):
@@ -121,8 +125,8 @@ def form_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
 
 
 def beside_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """A linear with its LoRA at 32 rows, whose shrink runs after the base product, as in a step, or
-    on a stream of its own alongside it: both read the same input."""
+    """Yields rows for a linear with its LoRA at 32 rows. The shrink runs either after the base
+    product, as in a step, or concurrently with it on another stream. Both read the same input."""
     rows = 2 if bench.tiny else 32
     ops, shape, layers = model.ops, model.shape, range(model.shape.layers)
     side = torch.cuda.Stream(bench.device) if bench.device.type == "cuda" else None
@@ -170,8 +174,8 @@ def beside_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
 
 
 def _forked(side: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    """What is submitted within goes to that stream, behind what the current one has by now. None:
-    to the current one."""
+    """Submits work of this context to the stream `side`, after the present work of the current
+    stream. If `side` is None, work goes to the current stream."""
     if side is None:
         return nullcontext()
     side.wait_stream(torch.cuda.current_stream())

@@ -1,8 +1,9 @@
-"""What the hot route saves: CPU time of a request beside the framework's own route, in turns.
+"""Compares the CPU time of a request on a HotRoute with the framework's own route, alternately.
 
 python -m benchmarks.hot_route [REQUESTS] [TURNS]
 
-Both decode the same chat request and answer alike; nothing is tokenised or generated.
+Both routes decode the same chat request and send the same answer. Nothing is tokenised or
+generated.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def make_apps() -> dict[str, Any]:
 
 
 async def call(app: Any, budget: BodyBudget, query: bytes) -> int:
-    """Status of the answer to one request."""
+    """Sends a request to the application. Returns the status of its answer."""
     statuses: list[int] = []
 
     async def receive() -> Any:
@@ -108,7 +109,7 @@ async def main() -> None:
                 began = time.process_time()
                 for _ in range(num_requests):
                     assert await call(apps[name], budget, query) == status
-                if turn:  # the first warms up
+                if turn:  # the first turn is a warm-up
                     spent[name].append((time.process_time() - began) / num_requests * 1e6)
         for name, times in spent.items():
             low, mid, high = statistics.quantiles(times, n=4)

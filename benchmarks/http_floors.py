@@ -1,5 +1,6 @@
-"""Servers that answer every request alike, each with one layer more of what a gateway stands on:
-python -m benchmarks.http_floors raw|asgi|litestar FD BODY"""
+"""`python -m benchmarks.http_floors raw|asgi|litestar FD BODY`: runs a server that answers every
+request with BODY, as a lower bound for the gateway's costs. The kinds are a raw socket, a bare ASGI
+application on uvicorn, and Litestar on uvicorn."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ HEADERS = [
 
 
 class Raw(asyncio.Protocol):
-    """Takes what it reads for a whole request: the load generator's own limit."""
+    """Server that treats each piece of received data as a whole request. Its rate is the maximum of
+    the load generator."""
 
     def __init__(self, body: bytes) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n" % len(body)
@@ -37,7 +39,7 @@ class Raw(asyncio.Protocol):
 
 
 class Canned:
-    """An answer as an ASGI application."""
+    """ASGI application that sends a fixed answer."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

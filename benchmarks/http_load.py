@@ -1,5 +1,5 @@
-"""A load generator for one core beside the server's: keep-alive connections, requests built before,
-answers recognised by their ends and counted, not parsed."""
+"""Load generator that runs on one core, next to the server's core. It uses keep-alive connections
+and prepared requests. It does not parse answers, but detects their ends and counts their tokens."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PATIENCE_S = 30.0
 
 
 class Exchange(msgspec.Struct):
-    """One request and its answer. Times in seconds of time.perf_counter()."""
+    """Request and its answer. Times are seconds of time.perf_counter()."""
 
     started_at: float
     arrivals: list[float] = []
-    """Of each token of a stream; of a whole answer its end."""
+    """Arrival time of each token of a stream, or the end of an answer that is not streamed."""
     ended_at: float = 0.0
     error: str | None = None
 
@@ -42,20 +42,21 @@ numbers = itertools.count(10_000_000)
 
 
 class Sender(Protocol):
-    """Sends one and the same request again and again, each after the answer to the last."""
+    """Sender of one request. It may send the request again after each answer."""
 
     def send(self, on_end: OnEnd) -> None: ...
 
 
 class Request(msgspec.Struct, frozen=True):
     data: bytes
-    """With one place for a number of eight digits, `%d`: another each time it is sent."""
+    """Bytes of the request with one `%d`, which is replaced by a new number of eight digits each
+    time the request is sent."""
     num_tokens: int
-    """Of the answer, which is broken if it has others."""
+    """Expected number of tokens of the answer. Another number is an error."""
 
 
 class Connection(asyncio.Protocol):
-    """A keep-alive connection to a server of chats."""
+    """Keep-alive connection to a chat server."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -82,7 +83,7 @@ class Connection(asyncio.Protocol):
 
 
 class WholeConnection(Connection):
-    """Its answers are one body with a length."""
+    """Connection whose answers are bodies with a Content-Length."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
@@ -105,7 +106,7 @@ class WholeConnection(Connection):
 
 
 class StreamConnection(Connection):
-    """Its answers are server-sent events."""
+    """Connection whose answers are server-sent events."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
@@ -143,8 +144,8 @@ async def connected(
 
 
 async def closed_loop(senders: Sequence[Sender], seconds: float) -> list[Exchange]:
-    """Each sends again when it is answered, until so long after the beginning; all are waited
-    for. Raises RuntimeError for an answer that is not right."""
+    """Lets each sender repeat its request after each answer, for `seconds`, then waits for the last
+    answers. Raises RuntimeError for a wrong answer."""
     ended: list[Exchange] = []
     stop_at = time.perf_counter() + seconds
     num_open = len(senders)
@@ -172,9 +173,9 @@ async def closed_loop(senders: Sequence[Sender], seconds: float) -> list[Exchang
 async def paced(
     senders: Sequence[Sender], rate: float, seconds: float, seed: int
 ) -> list[Exchange]:
-    """Requests come at random moments (Poisson), `rate` a second on average, whatever is still
-    open; one that finds all senders busy waits for one and counts from then. Raises as
-    `closed_loop`."""
+    """Sends requests at random times (Poisson), `rate` per second on average, without waiting for
+    answers. If all senders are busy, the request waits for one, and its time counts from then.
+    Raises RuntimeError for a wrong answer."""
     loop = asyncio.get_running_loop()
     draw = random.Random(seed)
     idle = deque(senders)

@@ -1,4 +1,4 @@
-"""Completions of token ids in a closed loop, sent by the generator of `loraplex bench`."""
+"""Sends completions of token ids in a closed loop, with the load generator of `loraplex bench`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: token ids in, `num_output` tokens out, greedy, end token ignored."""
+    """Request for `num_output` tokens after the token ids `prompt`. Sampling is greedy and ignores
+    end tokens."""
 
     model: str
     prompt: list[int]
     num_output: int
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the body beside those that every server takes."""
+    """Additional fields of the body, which not every server accepts."""
 
     def call(self, key: str) -> Call:
         body = {
@@ -34,7 +35,7 @@ class Job:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
-            # A token may have no text, and comes all the same.
+            # With token ids, tokens without text are also counted.
             "return_token_ids": True,
             **self.extra,
         }
@@ -42,7 +43,7 @@ class Job:
 
 
 async def run_load(url: str, key: str, jobs: Sequence[Job], concurrency: int) -> list[Outcome]:
-    """Sends all jobs, at most `concurrency` at a time. Raises RuntimeError where one fails."""
+    """Sends all jobs, at most `concurrency` at a time. Raises RuntimeError if one fails."""
     outcomes: list[Outcome] = []
 
     def note(outcome: Outcome) -> None:

@@ -1,5 +1,5 @@
-"""One worker process as `loraplex serve` starts it, without a gateway: its store, and requests over
-its socket."""
+"""Runs one worker process as `loraplex serve` starts it, but without a gateway. Requests are sent
+over the worker's socket."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RANK = 8
 
 @dataclass
 class Stream:
-    """Seconds on the client's clock."""
+    """Times of one answer, in seconds of the client's clock."""
 
     start_s: float
     arrivals_s: list[float] = field(default_factory=list)
@@ -49,7 +49,8 @@ class Stream:
 
 
 class House:
-    """A store with the demo model and rank 8 adapters, all packed in the disk cache."""
+    """Store with the demo model and adapters of rank 8. All adapters are packed in the disk
+    cache."""
 
     def __init__(self, folder: Path, num_adapters: int, threads: int | None) -> None:
         self.folder = folder
@@ -78,8 +79,8 @@ class House:
 
     @contextlib.asynccontextmanager
     async def worker(self, *, room: int, host: int) -> AsyncIterator[Worker]:
-        """One with room for so many adapters on the device and on the host, besides 512 MiB of
-        KV."""
+        """Starts a worker with room for `room` adapters on the device, `host` adapters in host
+        memory, and 512 MiB of KV cache."""
         config = WorkerConfig(
             models={"demo": self.model},
             store=str(self.folder / "store"),
@@ -114,7 +115,7 @@ class House:
 
 
 class Worker:
-    """Requests to one worker."""
+    """Client of one worker."""
 
     def __init__(self, house: House, client: WorkerClient) -> None:
         self.house = house
@@ -124,8 +125,8 @@ class Worker:
     async def ask(
         self, ref: AdapterRef, num_prompt: int, num_output: int, grammar: str = ""
     ) -> Stream:
-        """A prompt that was never asked before, so that no prefix is reused. grammar: what the
-        answer is held to, as it travels to a worker."""
+        """Sends a request with a new random prompt, so that no cached prefix is used, and waits for
+        its answer. `grammar` constrains the answer, in the form of the wire protocol."""
         vocab_size = self.house.shape.vocab_size
         prompt = [self.rng.randrange(100, vocab_size) for _ in range(num_prompt)]
         params = SamplingParams(num_output, 0, temperature=0.0, ignore_eos=True)
@@ -147,7 +148,8 @@ class Worker:
     async def closed_loop(
         self, choose: Callable[[], AdapterRef], count: int, concurrency: int, num_output: int
     ) -> float:
-        """Output tokens a second of prompts of 32 tokens."""
+        """Sends `count` requests with prompts of 32 tokens, `concurrency` at a time. Returns the
+        output tokens per second."""
         left = iter(range(count))
         begin = time.perf_counter()
 
@@ -170,7 +172,7 @@ class Worker:
         return {a.digest: a.tier for a in status.adapters} if status else {}
 
     def steps(self) -> np.ndarray:
-        """Microseconds of each of the last steps."""
+        """Returns the microseconds of each of the worker's last steps."""
         transport = httpx.HTTPTransport(uds=str(self.house.folder / "health.sock"))
         with httpx.Client(transport=transport) as client:
             columns = client.get("http://worker/steps").json()
@@ -178,7 +180,7 @@ class Worker:
 
 
 def _copy_seconds(image: AdapterImage) -> float:
-    """Median of copies into memory that is in use."""
+    """Returns the median seconds to copy an image into memory that is already mapped."""
     target = torch.zeros(image.num_bytes, dtype=torch.uint8)
     times: list[float] = []
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""What the machine can do, measured in the same run as everything else."""
+"""Describes the machine and measures its memory bandwidth, for the reports of benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 
 def describe() -> str:
-    """CPU model, instruction sets that matter, cores, and the versions in use."""
+    """Returns a line with the CPU model, number of threads, relevant instruction sets, and the
+    versions of Python and PyTorch."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     name = next(
         (line.split(":")[1].strip() for line in info.splitlines() if "model name" in line), ""
@@ -23,7 +24,8 @@ def describe() -> str:
 
 
 def read_bandwidth(num_bytes: int = 512 << 20) -> float:
-    """Bytes a second that all threads read together: the best sum of a large array."""
+    """Returns the bytes per second that all threads together read: the fastest of several sums over
+    a large array."""
     data = torch.ones(num_bytes // 4, dtype=torch.float32)
     data.sum()
     best = min(_seconds(lambda: data.sum()) for _ in range(7))

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.ops`: each op at SmolLM2-135M's shapes, against what the machine could do.
+"""`python -m benchmarks.ops`: measures each op at SmolLM2-135M's shapes, and compares it with a
+bound for this machine.
 
-The bound of a row is the larger of its bytes at the measured read bandwidth and its flops at the
-measured multiply-add peak. Times are the best of many, in one thread or as many as asked.
+The bound of a row is the larger of two times: its bytes at the measured read bandwidth, and its
+floating-point operations at the measured peak rate. Times are the shortest of many runs with
+`--threads` threads.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ FUSED_LINEARS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement: `run` does the work of `calls` calls; others, by name, do the same work."""
+    """Measurement of an op. `run` calls the op `calls` times. `others` are other implementations of
+    the same work, by name."""
 
     name: str
     run: Callable[[], object]
@@ -67,14 +70,14 @@ def best_seconds(run: Callable[[], object], budget: float = 0.25) -> float:
 
 
 def read_bandwidth() -> float:
-    """Bytes a second of a sum over 256 MiB."""
+    """Returns the bytes per second of a sum over 256 MiB."""
     data = torch.ones(1 << 26)
     return data.nbytes / best_seconds(data.sum, 1.0)
 
 
 def multiply_add_peak(dtype: torch.dtype) -> float:
-    """Flops a second of a matrix product that stays in the cache: the faster of float32 and the
-    dtype."""
+    """Returns the floating-point operations per second of a matrix product that fits in the cache.
+    Takes the faster of float32 and `dtype`."""
     times: list[float] = []
     for kind in {torch.float32, dtype}:
         a, b = torch.randn(768, 768).to(kind), torch.randn(768, 768).to(kind)
@@ -83,7 +86,8 @@ def multiply_add_peak(dtype: torch.dtype) -> float:
 
 
 def linear_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
-    """Thirty different weights a call, so that each comes from memory."""
+    """Yields rows for linears. Each run uses thirty different weights, so that every weight is read
+    from memory and not from the cache."""
     shapes = (
         (HIDDEN, QKV),
         (HIDDEN, HIDDEN),
@@ -160,7 +164,7 @@ def attention_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
 
 
 def lora_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
-    """All four linears of all layers: one row of the table is a whole step's LoRA."""
+    """Yields rows for the LoRA of a whole step, with all four linears of all layers."""
     ranks = (8, 8, 16, 16, 32, 32, 64, 64)
     cases = {
         "E, 8 rows": (ranks, [1] * 8),
@@ -230,7 +234,8 @@ def other_rows(ops: Ops) -> Iterator[Row]:
 
 
 def step_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
-    """All calls of a kind in a step: decode with a context of 256 tokens, and a prompt's chunk."""
+    """Yields rows for all linears of a step together, and for its output head, by the number of the
+    step's tokens."""
     shapes = ((HIDDEN, QKV), (HIDDEN, HIDDEN), (HIDDEN, 2 * INNER), (INNER, HIDDEN))
     for format in (None, WeightFormat.Q8_0, WeightFormat.Q4_0):
         name = "" if format is None else f" in {format.name}"
@@ -267,7 +272,7 @@ def packed_copies(
     format: WeightFormat | None,
     count: int = LAYERS,
 ) -> tuple[list[PackedLinear], int]:
-    """Returns copies of a packed matrix, which lie apart in memory, and the bytes of one."""
+    """Returns `count` separate copies of a packed matrix, and the bytes of one."""
     weight = torch.randn(columns, depth)
     if format is None:
         return [ops.pack_linear(weight.to(dtype)) for _ in range(count)], 2 * weight.numel()

@@ -1,10 +1,11 @@
-"""`python -m benchmarks.peers FOLDER [PEER=URL ...]`: other servers beside loraplex, in turns.
+"""`python -m benchmarks.peers FOLDER [PEER=URL ...]`: compares loraplex with other servers.
 
-PEER is `vllm` or a format of llama.cpp's server: `BF16`, `Q8_0` or `Q4_0`. Without one, the demo
-model's files and the adapters of `benchmarks.serving` are written into FOLDER, and the commands are
-printed that make the peers' files and start them. All servers get the same token ids from the same
-client, in turns, so that a machine whose speed changes changes it for all. Each round has prompts
-of its own, which no prefix cache has seen.
+PEER is `vllm`, or a format of llama.cpp's server: `BF16`, `Q8_0` or `Q4_0`. Without a PEER, the
+demo model's files and the adapters of `benchmarks.serving` are written to FOLDER, and the commands
+that convert the files for the other servers and start the servers are printed. All servers get the
+same token ids from the same client, one server after the other in each round, so that changes of
+the machine's speed affect all of them. Every round has new prompts, so that prefix caches have no
+effect.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ console = Console(width=150)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server with one format of the base model."""
+    """Server with one format of the base model."""
 
     name: str
     url: str
@@ -61,7 +62,8 @@ class Server:
         return [job if job.model in adapters else replace(job, model=base) for job in jobs]
 
     def _with_scales(self, job: Job, adapters: list[str]) -> Job:
-        """llama.cpp applies every adapter of its command line whose scale is not given as 0."""
+        """Returns the job with a scale for each adapter: 1 for the job's adapter and 0 for others.
+        llama.cpp applies every adapter of its command line that has no scale of 0."""
         scales = [
             {"id": number, "scale": float(name == job.model)}
             for number, name in enumerate(adapters)
@@ -102,7 +104,8 @@ def measure(server: Server, jobs: list[Job], adapters: list[str], concurrency: i
 
 
 def compare(bench: Bench, servers: list[Server], rounds: int) -> None:
-    """Prints tokens/s of each case and server: total tokens in prefill, otherwise output tokens."""
+    """Prints the tokens per second of each case and server. Prefill cases count prompt and output
+    tokens, other cases only output tokens."""
     adapters = list(bench.folders["E"])
     table = Table(title=f"tokens/s through HTTP, medians of {rounds} rounds in turns")
     for column in ("case", "adapters", "streams", *(server.name for server in servers)):

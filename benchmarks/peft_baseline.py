@@ -1,4 +1,5 @@
-"""transformers + peft on the same workload: static batches, rows of different adapters mixed."""
+"""Runs a workload with transformers and peft, in static batches whose rows may use different
+adapters."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from benchmarks.load import Job
 
 
 def run_peft(model: Path, adapters: dict[str, Path], jobs: Sequence[Job], batch_size: int) -> float:
-    """Output tokens a second over all jobs, in batches of `batch_size`, greedy."""
+    """Runs all jobs with greedy sampling, in batches of `batch_size`. Returns the output tokens per
+    second."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
     for name, folder in adapters.items():
         if isinstance(base, PeftModel):

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.proofs`: seconds until pushed adapters are proved, alone or beside streams.
+"""`python -m benchmarks.proofs`: measures the time until pushed adapters are verified.
 
-A box serves SmolLM2-135M. Adapters of all projections are pushed in one command, which ends when
-the last one is proved. `--streams` keeps that many streams of the base model going meanwhile.
-`--adapters 1000` is the goal's number: it takes 30 GB of the disk for temporary files.
+`loraplex serve` serves SmolLM2-135M. Adapters on all projections are pushed with one command, which
+ends when the last adapter is verified. `--streams N` runs N streams of the base model at the same
+time. The goal is for `--adapters 1000`, which needs 30 GB of disk for temporary files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.stack import Stack, running
 from workers.importer import import_model
 
 GOAL_S = 0.6
-"""Seconds for each adapter: 1,000 in ten minutes on two idle cores."""
+"""Goal for the seconds per adapter, which is 1,000 adapters in ten minutes on two idle cores."""
 BYTES_ON_DISK = 30 << 20
 """Bytes of an adapter of rank 16: its folder, its copy in the store and its packed image."""
 
@@ -36,7 +36,8 @@ console = Console()
 
 
 def cpu_s(stack: Stack) -> tuple[float, float]:
-    """CPU seconds since their start, of the whole machine and of the box's processes."""
+    """Returns the CPU seconds that the whole machine and the product's processes have used since
+    their start."""
     times, box_s = psutil.cpu_times(), 0.0
     root = psutil.Process(stack.pid)
     for process in (root, *root.children(recursive=True)):
@@ -46,7 +47,8 @@ def cpu_s(stack: Stack) -> tuple[float, float]:
 
 
 def keep_streaming(stack: Stack, key: str, stopped: threading.Event, tokens: list[int]) -> None:
-    """Streams one answer after the other until `stopped`; adds the tokens of each to `tokens`."""
+    """Streams one answer after the other until `stopped` is set. Adds the number of received tokens
+    to `tokens[0]`."""
     headers = {"authorization": f"Bearer {key}"}
     asked = {"model": MODEL, "prompt": [100, 101, 102], "max_tokens": 256, "stream": True}
     with httpx.Client(base_url=f"{stack.url}/v1", headers=headers, timeout=300) as client:

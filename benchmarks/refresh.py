@@ -1,10 +1,12 @@
-"""`python -m benchmarks.refresh`: seconds from the push of an ephemeral version to its first token.
+"""`python -m benchmarks.refresh`: measures the time from the upload of an ephemeral version to its
+first token.
 
-A box serves SmolLM2-135M. Each round makes new weights of about 100 MB, sends them inline under one
-name, and streams a completion of that name. `--path` names a folder in place of sending the files.
+`loraplex serve` serves SmolLM2-135M. Each round makes new weights of about 100 MB, uploads them
+under the same name, and streams a completion of this adapter. With `--path`, the request names a
+folder on the server instead of uploading files.
 
-500 refreshes under traffic, with memory and disk watched and every answer compared with peft's:
-`make soak ARGS="tests/e2e/test_training_loop.py -s"`.
+`make soak ARGS="tests/e2e/test_training_loop.py -s"` tests 500 refreshes under traffic. It also
+checks memory and disk, and compares every answer with peft's.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from workers.models.plan import ModelPlan
 MODEL, NAME, TENANT = "smollm2-135m", "policy", "trainer"
 PROMPT = list(range(100, 132))
 STAGES = ("upload", "check", "publish", "pack", "copy", "compute", "rest")
-"""compute: of a first token of the same version once it is on the device."""
+"""Stages of a refresh. `compute` is the time to first token of a version that is already on the
+device."""
 
 console = Console()
 
@@ -47,13 +50,13 @@ def shape_of(store: Path, digest: str) -> BaseModelShape:
 
 
 def load_seconds(stack: Stack) -> dict[str, float]:
-    """Seconds that all loads of adapters took so far, by tier."""
+    """Returns the total seconds of all adapter loads since the worker started, by tier."""
     pattern = r'^loraplex_adapter_load_seconds_total\{[^}]*tier="(\w+)"[^}]*\} (\S+)$'
     return {m[1]: float(m[2]) for m in re.finditer(pattern, worker_page(stack), re.MULTILINE)}
 
 
 def refresh(stack: Stack, client: httpx.Client, folder: Path, *, by_path: bool) -> dict[str, float]:
-    """Seconds of each stage and of all."""
+    """Loads a new version and requests tokens. Returns the seconds of each stage and in total."""
     before = load_seconds(stack)
     form = {"lora_name": NAME, "load_inplace": "true"}
     began = time.perf_counter()
@@ -67,7 +70,7 @@ def refresh(stack: Stack, client: httpx.Client, folder: Path, *, by_path: bool) 
     loaded = time.perf_counter()
     waited_s = first_token_s(client, PROMPT)
     ended = loaded + waited_s
-    # Another prompt, so that no page of it is cached.
+    # Uses another prompt, of which no page is cached.
     compute_s = first_token_s(client, PROMPT[::-1])
     found = re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"])
     on_server = {name: float(text) / 1000 for name, text in found}

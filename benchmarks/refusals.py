@@ -1,10 +1,12 @@
-"""`python -m benchmarks.refusals`: the cost of refused requests, and of a flood of them for others.
+"""`python -m benchmarks.refusals`: measures the cost of refused requests, and their effect on other
+tenants.
 
-Three parts: the gateway's CPU time of a refusal before the body is read, over 10,000 of each kind;
-the first tokens and gaps of another tenant, alone and beside a flood of requests of 1 MB; prompts
-of 4,000 tokens that 32 clients finish if they wait as their refusals say, and if they ask again at
-once. The gateway, Postgres and the worker are processes of their own. The worker computes a tiny
-model on a paced device (tests/e2e/paced_worker.py). `--small` only shows that everything works.
+There are three parts. The first measures the gateway's CPU time for a refusal before the body is
+read, over 10,000 requests of each kind. The second measures first tokens and gaps between tokens of
+another tenant, alone and during a flood of 1 MB requests. The third counts the prompts of 4,000
+tokens that 32 clients finish if they wait for `retry-after`, and if they retry at once. Gateway,
+Postgres and worker are separate processes. The worker serves a tiny model with the step times of a
+large GPU (tests/e2e/paced_worker.py). `--small` only checks that everything runs.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ from tests.e2e.tiny import NAME
 
 NUM_CONNECTIONS = 8
 SMALL_BODY = msgspec.json.encode({"model": NAME, "prompt": [NO_TOKEN] * 16, "max_tokens": 64})
-"""Wrong, so that one that is let in when some of the limit of refused requests has come back is
-refused too."""
+"""Invalid request. If the limit of refusals has refilled a little, so that the body is read, the
+request is still refused."""
 BODIES = {"100 B": SMALL_BODY, "20 KB": SMALL_BODY.ljust(20_000)}
 TOO_MANY = "too_many_refusals"
 
@@ -53,8 +55,8 @@ console = Console()
 
 
 async def refusal_cost(cluster: Cluster, body: bytes, count: int) -> tuple[float, float, Answers]:
-    """Milliseconds: the gateway's CPU time of a refusal, and the median time of one of a client
-    that asks alone. With all answers."""
+    """Returns the gateway's CPU time per refusal in milliseconds, the median milliseconds of a
+    refusal if there is only one client, and all answers."""
     gateway, answers = cluster.gateways["gateway-0"], Answers()
     process = psutil.Process(gateway.pid)
     clients = [
@@ -80,7 +82,7 @@ async def refusal_cost(cluster: Cluster, body: bytes, count: int) -> tuple[float
 
 @asynccontextmanager
 async def running_request(cluster: Cluster) -> AsyncIterator[None]:
-    """A request of the tenant that takes a minute and a half."""
+    """Keeps a request of the tenant running in this context. It would take 90 seconds."""
     async with AsyncOpenAI(
         base_url=f"{cluster.gateways['gateway-0'].url}/v1", api_key=cluster.keys[HEAVY]
     ) as client:
@@ -93,7 +95,8 @@ async def running_request(cluster: Cluster) -> AsyncIterator[None]:
 
 
 async def use_up_refusals(cluster: Cluster) -> None:
-    """Uses up the tenant's limit, with requests that are refused once they are read."""
+    """Exhausts the tenant's limit of refusals, with requests that are refused after their bodies
+    are read."""
     answers = Answers()
     client = FloodClient(cluster.gateways["gateway-0"].url, cluster.keys[HEAVY], answers)
     body = large_request(random.Random(0), NO_TOKEN)

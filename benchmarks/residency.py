@@ -1,7 +1,9 @@
-"""`python -m benchmarks.residency`: what adapters that come and go cost those that stay.
+"""`python -m benchmarks.residency`: measures how loads of adapters slow down requests of loaded
+adapters.
 
-One worker without the gateway (lone_worker.py). Each comparison alternates its two sides in one
-run, so that whatever else the machine does meets both. `--small` only shows that everything works.
+Uses one worker without a gateway (lone_worker.py). Each comparison alternates between its two sides
+in one run, so that other load on the machine affects both. `--small` only checks that everything
+runs.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ console = Console()
 
 @dataclass(frozen=True)
 class Sizes:
-    """num_registered against num_few; rounds of each side; requests in each."""
+    """Sizes of the comparisons. The first compares `num_registered` adapters with `num_few`, with
+    `rounds` rounds of `requests` requests for each."""
 
     num_registered: int
     num_few: int = 8
@@ -56,7 +59,8 @@ def zipf(rng: random.Random, refs: list[AdapterRef]) -> Callable[[], AdapterRef]
 
 
 async def many_registered(house: House, sizes: Sizes) -> dict[str, Any]:
-    """(a) Zipf(1) over all adapters against Zipf(1) over a few; all of them on the host."""
+    """(a) Requests whose adapters are chosen by Zipf(1) among all adapters, compared with a choice
+    among a few. All adapters are in host memory."""
     rates: dict[int, list[float]] = {sizes.num_few: [], sizes.num_registered: []}
     async with house.worker(room=sizes.room, host=sizes.num_registered) as worker:
         await worker.bring_to_host(house.refs[: sizes.num_registered])
@@ -66,7 +70,7 @@ async def many_registered(house: House, sizes: Sizes) -> dict[str, Any]:
                 rate = await worker.closed_loop(
                     choose, sizes.requests, sizes.concurrency, sizes.num_output
                 )
-                if round_ > 0:  # the first warms up
+                if round_ > 0:  # the first round is a warm-up
                     seen.append(rate)
         assert worker.client.status is not None
         evictions = worker.client.status.models[0].num_adapter_evictions
@@ -81,8 +85,8 @@ async def many_registered(house: House, sizes: Sizes) -> dict[str, Any]:
 
 
 async def cold_beside_warm(house: House, sizes: Sizes) -> dict[str, Any]:
-    """(b) Eight warm streams, and ten short requests a second for adapters that are warm too, or
-    for ones that come from the disk cache."""
+    """(b) Eight streams of loaded adapters, while ten short requests per second use either the same
+    adapters, or adapters that must be loaded from the disk cache."""
     gaps: dict[str, list[float]] = {"warm": [], "cold": []}
     warm, cold = house.refs[:8], house.refs[8:]
     turns = {"warm": _in_turn(warm), "cold": _in_turn(cold)}
@@ -111,7 +115,8 @@ def _in_turn(refs: list[AdapterRef]) -> Iterator[AdapterRef]:
 async def _gaps_beside(
     worker: Worker, warm: list[AdapterRef], others: Iterator[AdapterRef], seconds: float
 ) -> list[float]:
-    """Inter-token gaps of the warm streams while others come, ten a second."""
+    """Returns the inter-token gaps of streams of the `warm` adapters, while ten requests per second
+    use `others`."""
     until = time.perf_counter() + seconds
     short: list[asyncio.Task[Stream]] = []
 
@@ -133,8 +138,8 @@ async def _gaps_beside(
 
 
 async def cold_first_token(house: House, sizes: Sizes) -> dict[str, Any]:
-    """(c) The first token of an adapter that is on the host only, and of one on the device, beside
-    four running streams."""
+    """(c) Time to the first token of an adapter that is only in host memory, and of an adapter on
+    the device, while four streams run."""
     ttft: dict[str, list[float]] = {"device": [], "host": []}
     background, rest = house.refs[:4], house.refs[4:]
     warm, cold = rest[0], _in_turn(rest[1:50])

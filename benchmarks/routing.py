@@ -1,7 +1,9 @@
-"""`python -m benchmarks.routing`: the gateway's choice of a worker against simpler ones, simulated.
+"""`python -m benchmarks.routing`: compares the gateway's routing policy with simpler policies, in a
+simulation.
 
-Several gateways, none of which knows what the others send, and workers that tell of themselves once
-a second (fleet_simulator.py). Every choice meets the same requests. Seeded; no wall clock.
+There are several gateways, none of which knows the requests of the others, and workers that report
+their status once a second (fleet_simulator.py). Every policy gets the same requests. The simulation
+is seeded and has no wall clock.
 """
 
 from __future__ import annotations
@@ -23,32 +25,32 @@ from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import WorkerStatus
 
 ADAPTER_SIZES = [20 << 20, 40 << 20, 80 << 20, 160 << 20]
-"""Ranks 8 to 64."""
+"""Bytes of adapters of ranks 8 to 64."""
 NUM_GATEWAYS = 4
 WARM = 0.5
-"""The first requests, which only fill caches."""
+"""Share of the requests that come first, which only fill caches and are not measured."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """requests_per_s: to each worker on the average."""
+    """Workload of the simulation. `requests_per_s` is the mean rate per worker."""
 
     name: str
     requests_per_s: float
     machine: Machine = field(default_factory=Machine)
     num_adapters: int = 0
-    """For each worker."""
+    """Number of adapters per worker."""
     zipf: float = 1.0
     hot: float = 0.0
-    """Share of the first adapter."""
+    """Share of the requests that use the first adapter."""
     models: float = 0.0
-    """For each worker; one at least."""
+    """Number of base models per worker. There is at least one base model in total."""
     shared_tokens: int = 0
-    """Of each adapter's prompts."""
+    """Tokens of the prefix that all prompts of an adapter share."""
     is_chat: bool = False
-    """Prompts go on where a conversation was."""
+    """Whether prompts continue earlier conversations."""
     slow_share: float = 0.0
-    """Of workers that have a third of the speed."""
+    """Share of the workers that have a third of the speed."""
 
     def num_models(self, num_workers: int) -> int:
         return max(int(self.models * num_workers), 1)
@@ -66,7 +68,8 @@ WORKLOADS = [
 
 
 def draw(workload: Workload, num_workers: int, num_requests: int, seed: int) -> list[Request]:
-    """Poisson arrivals; adapters and base models by Zipf."""
+    """Returns random requests with Poisson arrivals. Adapters and base models have Zipf
+    popularity."""
     rng = random.Random(seed)
     num_adapters = workload.num_adapters * num_workers
     sizes = [rng.choice(ADAPTER_SIZES) for _ in range(num_adapters)]
@@ -101,7 +104,8 @@ def draw(workload: Workload, num_workers: int, num_requests: int, seed: int) -> 
 
 
 class Fleet:
-    """What the gateways know: one standing a gateway and worker, and what is cached where."""
+    """Knowledge of the gateways: a standing for each gateway and worker, and the workers that cache
+    each prompt segment."""
 
     def __init__(self, num_workers: int, clock: Clock) -> None:
         self.clock = clock
@@ -117,11 +121,12 @@ class Fleet:
 
 
 Choice = Callable[[Fleet, int, Request], int]
-"""Of a worker, by a gateway."""
+"""Routing policy: a function of the fleet, the gateway's number and the request that returns the
+number of a worker."""
 
 
 def ours(fleet: Fleet, gateway: int, request: Request) -> int:
-    """gateway/dispatch/routing.py."""
+    """Returns the worker that gateway/dispatch/routing.py chooses."""
     workers, work = fleet.gateways[gateway], _work(request)
     cached: dict[int, int] = {}
     for segment, _ in request.segments:
@@ -142,12 +147,14 @@ def round_robin() -> Choice:
 
 
 def least_loaded(fleet: Fleet, gateway: int, request: Request) -> int:
-    """By sequences that run and wait, those included that this gateway has sent since."""
+    """Returns the worker with the fewest running and waiting sequences, including sequences that
+    this gateway has sent since the worker's report."""
     return _least(fleet, gateway, request, range(fleet.num_workers))
 
 
 def affinity(fleet: Fleet, gateway: int, request: Request) -> int:
-    """The least loaded of those that hold the adapter, or else the base model; any, if none."""
+    """Returns the least loaded worker among workers that hold the adapter, or the base model if the
+    request has no adapter. If there are none, returns the least loaded of all workers."""
     workers = fleet.gateways[gateway]
     if request.adapter is not None:
         near = workers.near(str(request.adapter))
@@ -185,14 +192,16 @@ CHOICES: dict[str, Callable[[], Choice]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of the requests after the warm ones. Seconds; shares of requests and of prompt tokens."""
+    """Measurements of the requests after the first ones, which only fill caches. `mean`, `p50` and
+    `p99` are seconds to the first token. `on_device` and `near` are shares of the requests, and
+    `cached` is a share of the prompt tokens."""
 
     mean: float
     p50: float
     p99: float
     on_device: float
     near: float
-    """On the device or the host."""
+    """Share of the requests whose adapter was on the device or in host memory."""
     cached: float
     swaps: int
     requests_per_s: float

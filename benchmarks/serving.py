@@ -1,8 +1,8 @@
-"""`python -m benchmarks.serving`: the demo model under load, through HTTP, on this machine.
+"""`python -m benchmarks.serving`: measures the demo model under load, through HTTP, on this
+machine.
 
-Every case goes through the whole product as `loraplex serve` starts it: gateway, Postgres and
-worker in processes of their own, streamed answers, the load generator beside them on the same
-cores.
+Every case runs on the whole product as `loraplex serve` starts it: gateway, Postgres and worker are
+separate processes, and answers are streamed. The load generator runs on the same cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ console = Console()
 
 @dataclass
 class Case:
-    """One workload: which adapters, how long, how many at a time."""
+    """Workload. `ranks` names the set of adapters in `RANKS`, `num_prompt` and `num_output` are
+    tokens per request, and `concurrency` is the number of requests at a time."""
 
     name: str
     ranks: str
@@ -82,7 +83,8 @@ CASES = [
 
 
 def make_jobs(case: Case, models: list[str], vocab_size: int, seed: int = 0) -> list[Job]:
-    """Random token ids; with a shared prefix, one for each adapter. Adapters take turns."""
+    """Returns requests with random token ids, whose models take turns. If the case has a shared
+    prefix, all prompts of a model begin with the same random tokens."""
     rng = random.Random(f"{case.name} {case.ranks} {case.concurrency} {seed}")
 
     def tokens(count: int) -> list[int]:
@@ -98,8 +100,8 @@ def make_jobs(case: Case, models: list[str], vocab_size: int, seed: int = 0) -> 
 
 
 class Bench:
-    """The stack with all adapter sets registered. kept: .gguf files served in their own format,
-    by name."""
+    """Stack that serves the demo model with the adapters of all sets. `kept` has .gguf files by
+    name, which are served as additional models in their own weight format."""
 
     def __init__(
         self,
@@ -156,7 +158,8 @@ class Bench:
         return Result(case, figures_of(outcomes), means, adapters, self.memory_bytes())
 
     def memory_bytes(self) -> int:
-        """Proportional set size of every process of the product, Postgres included."""
+        """Returns the total proportional set size of the product's processes, including
+        Postgres."""
         root = psutil.Process(self.stack.pid)
         processes = [root, *root.children(recursive=True)]
         return sum(process.memory_full_info().pss for process in processes)
@@ -203,7 +206,8 @@ def show_steps(results: list[Result]) -> None:
 
 
 def show_lora_cost(results: list[Result], shape: BaseModelShape, bandwidth: float) -> None:
-    """LoRA's added time a step beside the time its bytes take to be read."""
+    """Prints the time that LoRA adds to a decode step, and the time to read the adapters' bytes at
+    the machine's bandwidth."""
     table = Table(title="what adapters add to a decode step")
     for column in (
         "adapters",
@@ -233,13 +237,14 @@ def show_lora_cost(results: list[Result], shape: BaseModelShape, bandwidth: floa
 
 
 def adapter_bytes(shape: BaseModelShape, rank: int) -> int:
-    """Bytes of one such adapter in bfloat16 on the device."""
+    """Returns the bytes of an adapter of this rank on all projections, in bfloat16."""
     widths = sum(sum(shape.projection_shape(0, projection)) for projection in PROJECTIONS)
     return 2 * rank * widths * shape.num_layers
 
 
 def compare_with_peft(bench: Bench) -> dict[str, float]:
-    """Output tokens/s of static batches of 8 and 32 in the same process conditions."""
+    """Runs static batches of 8 and 32 with transformers and peft. Returns the output tokens per
+    second of each."""
     rates: dict[str, float] = {}
     for ranks, batch_size in (("base", 8), ("E", 8), ("E", 32)):
         models = list(bench.folders[ranks]) or [NAME]

@@ -1,6 +1,7 @@
-"""A decoder of a given shape with random weights on the op seam: no checkpoint and no engine.
+"""Decoder of a given shape with random weights, which calls `Ops` directly, without a checkpoint or
+the engine.
 
-It needs torch and a plain checkout alone, so that it runs on any GPU machine.
+It needs only torch and a checkout, so that it runs on any GPU machine.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class Shape:
 
     @property
     def linear_parameters(self) -> int:
-        """Read once a decode step, the head included."""
+        """Number of weights that a decode step reads, including the head."""
         fused_linears = self.fused_linears.values()
         a_layer = sum(fused.in_features * sum(fused.widths) for fused in fused_linears)
         return self.layers * a_layer + self.hidden * self.vocab
 
     @property
     def rank_elements(self) -> int:
-        """Of an adapter on all seven projections, for each unit of rank."""
+        """Number of elements that an adapter on all seven projections has for each unit of rank."""
         fused_linears = self.fused_linears.values()
         return self.layers * sum(
             len(fused.widths) * fused.in_features + sum(fused.widths) for fused in fused_linears
@@ -79,7 +80,8 @@ class Batch:
 
 
 class ShapedModel:
-    """Random weights: small enough that activations stay finite through all layers."""
+    """Decoder with random weights, which are small enough to keep activations finite through all
+    layers."""
 
     def __init__(
         self,
@@ -89,8 +91,9 @@ class ShapedModel:
         positions: int,
         image: WeightImage | None = None,
     ) -> None:
-        """image: what the weights become, for it to bring them. Seeds torch's random numbers, so
-        that two models of one shape on one device have the same weights."""
+        """Creates the weights, and places them in `image` if it is given, so that they can be
+        swapped. Seeds torch's random numbers, so that two models of the same shape on the same
+        device have the same weights."""
         self.ops, self.shape, self.dtype = ops, shape, dtype
         self.arrival = Arrival() if image is None else image.arrival
         device = ops.device
@@ -133,7 +136,7 @@ class ShapedModel:
         self.layout = KVLayout(shape.layers, shape.kv_heads, shape.dim, dtype)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float32 [T, V]."""
+        """Returns the logits of all tokens, float32 [T, V]."""
         return self.logits(self.hidden(batch), lora=batch.lora)
 
     def logits(
@@ -147,7 +150,7 @@ class ShapedModel:
         return logits.float() if out is None else out.copy_(logits)
 
     def hidden(self, batch: Batch) -> Tensor:
-        """[T, K], the last norm applied."""
+        """Returns the hidden states after the last norm, [T, K]."""
         ops, fused_linears = self.ops, self.shape.fused_linears
         self.arrival.wait(0)
         residual = ops.embed(batch.ids, self.table)
@@ -176,7 +179,9 @@ class ShapedModel:
     def cache(
         self, seqs: int, context: int
     ) -> Callable[[int, int], tuple[AttentionBatch, KVCacheView]]:
-        """Filled pages for so many sequences: call with (rows of each, tokens of each)."""
+        """Returns a function that makes attention batches over filled KV pages of `seqs` sequences
+        with `context` tokens each. Its arguments are the rows of each sequence, and the length of
+        each sequence with these rows."""
         pages = -(-context // PAGE_TOKENS)
         device, size = self.ops.device, self.layout.page_bytes
         arena = torch.empty(seqs * pages * size, dtype=torch.uint8, device=device)
@@ -201,8 +206,8 @@ class ShapedModel:
         return batch
 
     def adapters(self, count: int, ranks: tuple[int, ...]) -> LoRABatch:
-        """`count` adapters on all projections of the layers, of the given ranks in turn; no rows
-        yet."""
+        """Returns a LoRA batch of `count` adapters on all projections of the layers, whose ranks
+        repeat `ranks`. No rows are assigned to them yet; call `assign` for that."""
         shape, itemsize = self.shape, self.dtype.itemsize
         size = (count, shape.layers + 1, 7)
         a, b = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
@@ -225,7 +230,7 @@ class ShapedModel:
         return LoRABatch(arena, self.dtype, tables, nothing, nothing[:0], max(ranks))
 
     def assign(self, lora: LoRABatch, rows: int, count: int) -> LoRABatch:
-        """`rows` rows, divided among the first `count` adapters."""
+        """Returns the batch with `rows` rows, divided among the first `count` adapters."""
         device = self.ops.device
         starts = (torch.arange(count + 1) * rows // count).to(torch.int32).to(device)
         slots = torch.arange(count, dtype=torch.int32, device=device)

@@ -1,9 +1,10 @@
-"""`python -m benchmarks.structured_output`: throughput with all answers held to grammars, and none.
+"""`python -m benchmarks.structured_output`: compares the throughput with and without grammars.
 
-One worker with the demo model and eight adapters; all sequences at a time, random prompts of 32
-tokens, greedy. Free answers, answers by an expression that allows any text, and answers by eight
-JSON Schemas take turns. Any text costs what masks cost: each token is drawn by a mask, and answers
-are as long as free ones. By a schema, tokens that alone can follow are not drawn.
+One worker serves the demo model with eight adapters. All sequences run at the same time, with
+random prompts of 32 tokens and greedy sampling. Three kinds of answers take turns: free answers,
+answers with a regular expression that allows any text, and answers with eight JSON Schemas. The
+second kind shows the cost of masks, because each token is sampled with a mask and the answers are
+as long as free ones. With a schema, a token that is the only possible one is not sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ console = Console()
 
 
 def schema(number: int) -> str:
-    """The grammar of an object with texts, numbers and a choice."""
+    """Returns the grammar of a JSON object with strings, a number, an enum and a list."""
     properties = {
         f"name_{number}": {"type": "string", "minLength": 20, "maxLength": 60},
         "count": {"type": "integer", "minimum": 0, "maximum": 10 ** (number + 1)},
@@ -57,7 +58,7 @@ FORMS = {
 
 
 async def turn(worker: Worker, form: str, num_sequences: int, num_output: int) -> float:
-    """Tokens a second."""
+    """Runs `num_sequences` requests at the same time. Returns the output tokens per second."""
     refs, held = worker.house.refs, FORMS[form]
     begin = time.perf_counter()
     streams = await asyncio.gather(

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.swap`: what it costs to bring a base model to the device where another must
-leave, against what its bytes cost to read and write, and against a process of its own.
+"""`python -m benchmarks.swap`: measures the time to load a base model that replaces another one on
+the device. Compares it with the time to read and write the model's bytes, and with the start of a
+new process.
 
-SmolLM2-135M and Gemma-3-270M on one worker without the gateway, with room for one of them; requests
-in turn. `--store FOLDER` keeps the imported models for the next run.
+One worker without a gateway serves SmolLM2-135M and Gemma-3-270M, and has room for one of them.
+Requests alternate between the two. `--store FOLDER` keeps the imported models for the next run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ console = Console()
 
 @dataclass
 class Model:
-    """Seconds to the first token, and those that the worker says its load took."""
+    """Model with its measurements. `cold_s` and `warm_s` are seconds to the first token when the
+    model is loaded for it, and when it is already on the device. `load_s` are the seconds of loads
+    that the worker reports."""
 
     name: str
     digest: str
@@ -52,9 +55,9 @@ class Model:
     warm_s: list[float] = field(default_factory=list[float])
     load_s: list[float] = field(default_factory=list[float])
     start_s: list[float] = field(default_factory=list[float])
-    """From the start of a process that has this model alone."""
+    """Seconds from the start of a process that serves only this model to its first token."""
     num_bytes: int = 0
-    """Of its weights, as packed."""
+    """Bytes of the packed weights."""
 
     @property
     def file_bytes(self) -> int:
@@ -79,7 +82,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def worker(self, models: list[Model]) -> AsyncIterator[WorkerClient]:
-        """A process with room for the largest of the models."""
+        """Starts a worker process with room for the largest of the models. Yields a client."""
         largest = max(model.plan.max_bytes(select("cpu")) for model in models)
         config = WorkerConfig(
             models={model.name: model.digest for model in models},
@@ -120,7 +123,7 @@ class Bench:
         async with self.worker(self.models) as client:
             for _ in range(rounds):
                 for model in self.models:
-                    # An idle model stays for as long as its load takes: that is not measured here.
+                    # Waits until the idle model may be unloaded, so that this time is not measured.
                     await asyncio.sleep(2.5)
                     model.cold_s.append(await first_token_s(client, model))
                     model.warm_s.append(await first_token_s(client, model))
@@ -130,7 +133,7 @@ class Bench:
 
 
 async def first_token_s(client: WorkerClient, model: Model) -> float:
-    """Nothing of the prompt is cached."""
+    """Returns the seconds to the first token of a request whose prompt is not cached."""
     params = SamplingParams(1, 0, temperature=0.0, ignore_eos=True)
     salt = str(time.perf_counter())
     request = Generate(0, "", model.digest, PROMPT, params, cache_domain="bench", cache_salt=salt)
@@ -141,7 +144,7 @@ async def first_token_s(client: WorkerClient, model: Model) -> float:
 
 
 async def status_of(client: WorkerClient, model: Model) -> ModelStatus:
-    """The next one."""
+    """Returns the model's status from the worker's next report."""
     before = client.status
     while client.status is before or client.status is None:
         await asyncio.sleep(0.01)
@@ -149,7 +152,8 @@ async def status_of(client: WorkerClient, model: Model) -> ModelStatus:
 
 
 def copy_bandwidth(num_bytes: int = 256 << 20) -> float:
-    """Bytes a second that one thread reads and writes, into memory that is new to the process."""
+    """Returns the bytes per second that one thread reads and writes when it copies to newly
+    allocated memory."""
     torch.set_num_threads(1)
     source = torch.ones(num_bytes // 4, dtype=torch.float32)
     best = float("inf")

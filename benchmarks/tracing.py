@@ -1,9 +1,10 @@
-"""What tracing costs a gateway: CPU of one process a request, off and at a share of 10 %, in turns.
+"""Compares a gateway's CPU time per request without tracing and with 10 % of the requests traced.
 
-    python -m benchmarks.tracing [requests a turn] [turns]
+    python -m benchmarks.tracing [requests per turn] [turns]
 
-Gateway, a scripted worker and the client are one process, the receiver is another. With a real
-worker the share of the gateway, and so of its traces, in the cost of a request is smaller.
+Both alternate. Gateway, a scripted worker and the client are one process, and the receiver of
+traces is another. With a real worker, the gateway and its traces have a smaller share of the cost
+of a request.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SHARE = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER
 
 @contextmanager
 def receiver_apart() -> Iterator[str]:
-    """The URL of a receiver in a process of its own."""
+    """Starts a receiver of traces in another process. Yields its URL."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_receive, args=(theirs,))
@@ -55,7 +56,7 @@ def start(store: Path, tracing: Tracing) -> Service:
 
 
 def cpu_us(service: Service, count: int) -> float:
-    """Microseconds of this process's CPU a request."""
+    """Sends `count` requests. Returns this process's CPU time per request, in microseconds."""
     headers = {"authorization": f"Bearer {service.keys.acme}"}
     body = {"model": "support-bot", "prompt": "Where is it?", "max_tokens": 40, "stream": True}
     with httpx.Client(base_url=service.url, headers=headers) as client:
@@ -77,7 +78,7 @@ def main() -> None:
         for turn in range(-1, num_turns):
             order = list(services)[:: 1 if turn % 2 else -1]
             taken = {name: cpu_us(services[name], num_requests) for name in order}
-            if turn >= 0:  # the first warms up
+            if turn >= 0:  # the first turn is a warm-up
                 ratios.append(taken["10 %"] / taken["off"])
                 print({name: round(us) for name, us in taken.items()}, f"{ratios[-1]:.3f}")
         low, middle, high = statistics.quantiles(ratios, n=4)

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.transformers_speed [FILE.gguf]`: a native model beside itself as the code
-of transformers computes it, in the engine's steps, without HTTP.
+"""`python -m benchmarks.transformers_speed [FILE.gguf]`: compares the speed of the native
+implementation of a model with the code of transformers, in the engine's steps, without HTTP.
 
-The private switch is here alone: the importer is made to know no native family. Both take turns.
+Steps of the two alternate. For the second, this file removes the native families from the importer,
+so that it falls back to transformers. The product has no setting for this.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CONTEXT = 64
 
 
 class Steps:
-    """Decode steps of some rows, a token each."""
+    """Decode steps of `rows` sequences, with one token of each."""
 
     def __init__(self, model: LoadedModel, ops_name: str, rows: int) -> None:
         self._model = PagedModel(model, select(ops_name), rows * 16)

@@ -1,9 +1,10 @@
-"""`python -m benchmarks.weight_formats [FILE.gguf]`: the formats of a base model's matrices beside
-each other, in the engine, without HTTP.
+"""`python -m benchmarks.weight_formats [FILE.gguf]`: compares weight formats of a base model, in
+the engine, without HTTP.
 
-Size, step time at 1, 8 and 32 rows, perplexity of a fixed text, and how often the most likely token
-is that of the bfloat16 form, for the base model and on greedy answers of the example adapters.
-Formats take turns. One thread is timed by its CPU time, several by the clock.
+For each format, prints the size, the step time at 1, 8 and 32 rows, the perplexity of a fixed text,
+and the share of positions at which the most likely token is the same as in bfloat16. The share is
+measured for the base model, and on greedy answers of the example adapters. Steps of the formats
+alternate. With one thread, its CPU time is measured, otherwise wall-clock time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 class Model:
-    """The base model in one format."""
+    """Base model in one weight format."""
 
     def __init__(self, source: Path, weight_format: ImportFormat, folder: Path, threads: int):
         self.ops = select("cpu", threads=threads)
@@ -69,7 +70,8 @@ class Model:
 
 
 class Steps:
-    """Decode steps of some rows, a token each, at contexts from 64 tokens on."""
+    """Decode steps of `rows` sequences, with one token of each. The first step follows a prompt of
+    64 tokens."""
 
     def __init__(self, model: Model, rows: int) -> None:
         self._model = model.paged(rows * 16)
@@ -130,7 +132,8 @@ def speed_cells(
 
 
 def quality_cells(models: dict[str, Model], *, is_demo: bool) -> dict[str, list[str]]:
-    """Returns perplexity and agreements of each format."""
+    """Returns the cells of each format with its perplexity, its agreement with bfloat16, and for
+    the demo model its agreement with adapters."""
     tokenizer = Tokenizer.from_file(str(models["bfloat16"].folder / "tokenizer.json"))
     ids = tokenizer.encode("\n\n".join(topics[name] for name in TOPICS)).ids
     windows = [ids[start : start + WINDOW] for start in range(0, WINDOW * NUM_WINDOWS, WINDOW)]
