@@ -1,4 +1,4 @@
-"""Grammars of one model's constrained sequences, compiled on threads."""
+"""Compiles the grammars of one model's constrained sequences on separate threads."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ log = logging.getLogger(__name__)
 
 MAX_CACHED = 256
 MAX_CACHED_BYTES = 16 << 20
-"""Maximum total length in characters of the texts of cached compiled grammars."""
+"""Maximum total length, in characters, of the texts of all grammars whose compiled form is
+cached."""
 
 
 class Grammars:
     """Compiler and cache of one base model's grammars.
 
-    Each grammar is compiled in a sandbox first, then in this process, and cached. Copying it for a
-    sequence takes microseconds. Tenants take turns, with one compilation per tenant at a time.
+    Each grammar is compiled in a sandbox first, then in this process, and cached. Copying a cached
+    grammar for a sequence takes microseconds. Tenants take turns, and at most one grammar of a
+    tenant is compiled at a time.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Grammars:
         threads: GrammarThreads,
     ) -> None:
         """tokenizer: path of the model's tokenizer.json. vocab_size: number of columns of the
-        model's logits. Raises ValueError if grammars cannot be compiled for the tokenizer."""
+        model's logits. Raises ValueError if the tokenizer cannot be used with grammars."""
         ends = sorted(end_tokens)
         self._tokenizer = grammars.read_tokenizer(str(tokenizer), vocab_size, ends)
         self._checks = GrammarChecks(str(tokenizer.absolute()), str(vocab_size), *map(str, ends))
@@ -52,11 +54,12 @@ class Grammars:
         self._lock = Lock()
         """Guards all attributes below."""
         self._waiting: OrderedDict[str, dict[SequenceGrammar, str]] = OrderedDict()
-        """Queued grammars with their request ids, by tenant. The tenant to serve next is first."""
+        """Request id of each queued grammar, by tenant and grammar. The tenant to serve next is
+        first."""
         self._compiling: set[str] = set()
         """Tenants for which a thread is compiling a grammar."""
         self._num_submitted = 0
-        """Number of calls of `_prepare_next` that were submitted and have not finished."""
+        """Number of calls of `_prepare_next` that have been submitted and have not finished."""
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
         """Compiled grammars by digest, the least recently used first."""
         self._sizes: dict[bytes, int] = {}
@@ -71,7 +74,7 @@ class Grammars:
         forces: bool = True,
     ) -> SequenceGrammar:
         """Queues a sequence's grammar for compilation and returns it. The grammar becomes ready
-        later, unless it is closed before."""
+        later, unless it is closed first."""
         opened = SequenceGrammar(
             *(grammar, generated, self._tokenizer, self._threads),
             forces=forces,
@@ -93,7 +96,8 @@ class Grammars:
             return sum(map(len, self._waiting.values()))
 
     def _withdraw(self, tenant: str, opened: SequenceGrammar) -> None:
-        """Removes a grammar that is no longer needed, if it is still queued."""
+        """Removes a grammar from the queue, if it is still queued, because its sequence has
+        ended."""
         with self._lock:
             queue = self._waiting.get(tenant, {})
             queue.pop(opened, None)
@@ -125,7 +129,7 @@ class Grammars:
             with self._lock:
                 self._compiling.remove(tenant)
                 self._num_submitted -= 1
-                # The other thread may have skipped this tenant's next grammar in the meantime.
+                # In the meantime, the other thread may have skipped this tenant's next grammar.
                 if self._waiting:
                     self._submit()
 
@@ -155,7 +159,7 @@ class Grammars:
         return compiled
 
     def _compile(self, key: bytes, grammar: str) -> CompiledGrammar | str:
-        """Returns the compiled grammar, or the reason if it is refused."""
+        """Returns the compiled grammar, or the reason why the grammar is refused."""
         if (reason := self._checks.refusal(grammar)) is not None:
             self._refusals.remember(key, reason)
             return reason

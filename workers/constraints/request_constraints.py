@@ -1,4 +1,4 @@
-"""Constraints of a model's requests, made from the requests' grammars and token rules."""
+"""Builds the constraints of a model's requests from the requests' grammars and token rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class RequestConstraints:
     """Implementation of `ConstraintSource` for grammars and token rules."""
 
     def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
-        """grammars: compiler of the model's grammars; None refuses requests with a grammar."""
+        """grammars: compiler of the model's grammars. If it is None, requests with a grammar are
+        refused."""
         self._vocab_size = vocab_size
         self._grammars = grammars
 
@@ -43,9 +44,10 @@ class RequestConstraints:
 
 
 class LimitedGrammar:
-    """Implementation of `Constraint` for a grammar and token rules, which ban tokens and end a
-    thought. When the thought must end, the mask of the rules replaces the grammar's mask. Every
-    grammar of an answer with a thought allows the token that ends it."""
+    """Implementation of `Constraint` for a grammar together with token rules. The rules ban tokens
+    and limit the length of a thought. When the thought must end, the mask of the rules replaces the
+    grammar's mask. The grammar allows the token that ends the thought, because every grammar of an
+    answer with a thought does."""
 
     needs_host_token = True
 

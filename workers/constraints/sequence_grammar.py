@@ -1,5 +1,5 @@
-"""Grammar of one sequence, which follows the sequence's tokens on separate threads, never on the
-engine thread."""
+"""Grammar of one sequence. It is advanced by the sequence's tokens on separate threads, never on
+the engine thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from workers.scheduling.constraint import NO_TOKENS
 log = logging.getLogger(__name__)
 
 MAX_FORCED = 64
-"""Maximum number of forced tokens appended at a time. A token is forced if no other may follow."""
+"""Maximum number of forced tokens that are appended at a time. A token is forced if it is the only
+token that may follow."""
 QUICK_WAIT_S = 0.05
 """Maximum seconds that a step waits for grammars that are not slow."""
 SLOW_WAIT_S = 0.004
@@ -28,21 +29,23 @@ NUM_COMPILING = 2
 """Number of threads that compile grammars. While one thread compiles a slow grammar, the other
 serves other tenants."""
 SLOW_S = 0.004
-"""CPU seconds for one token from which a grammar is slow. Slow grammars have their own thread."""
+"""CPU seconds for one token from which a grammar counts as slow. Slow grammars are advanced on a
+thread of their own."""
 
 
 class CompiledGrammar:
-    """Compiled grammar, whose matcher is copied for each sequence."""
+    """Compiled grammar. Its matcher is copied for each sequence that uses the grammar."""
 
     def __init__(self, matcher: LLMatcher, *, is_slow: bool) -> None:
-        """is_slow: whether one token may take long, or has taken long."""
+        """is_slow: whether one token of the grammar may take long, or has taken long."""
         self.matcher = matcher
         self.is_slow = is_slow
 
 
 class GrammarThreads:
-    """Threads of a worker for grammars. One advances grammars whose tokens take microseconds, one
-    advances slow grammars, and `NUM_COMPILING` threads compile grammars."""
+    """Threads of a worker that work on grammars. One thread advances grammars whose tokens take
+    microseconds, one thread advances slow grammars, and `NUM_COMPILING` threads compile
+    grammars."""
 
     def __init__(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """on_ready: function that is called on these threads when a grammar has become ready."""
@@ -57,8 +60,8 @@ class GrammarThreads:
         self._due.append(grammar)
 
     def follow(self) -> None:
-        """Advances the added grammars by their tokens, and waits briefly. Grammars that need longer
-        continue during later steps."""
+        """Starts to advance the added grammars by their tokens, and waits briefly. Grammars that
+        are not done then continue during later steps."""
         due, self._due = self._due, []
         quick = [grammar for grammar in due if not grammar.is_slow]
         slow = [self.slow.submit(grammar.go_on) for grammar in due if grammar.is_slow]
@@ -75,8 +78,8 @@ class GrammarThreads:
 class SequenceGrammar:
     """Implementation of `Constraint` for a grammar, positioned after the sequence's last token.
 
-    Until the constraint is ready, only a grammar thread changes its mask and failure. Afterwards,
-    only the engine thread uses it.
+    Until the constraint is ready, only a grammar thread changes its mask and failure. Once it is
+    ready, only the engine thread uses it.
     """
 
     banned = NO_TOKENS
@@ -92,20 +95,20 @@ class SequenceGrammar:
         forces: bool,
         on_close: Callable[[SequenceGrammar], object],
     ) -> None:
-        """generated: tokens of the sequence that another worker generated. forces: whether tokens
-        that are the only continuation are appended without being drawn."""
+        """generated: tokens of the sequence that another worker generated. forces: whether a token
+        that is the only possible continuation is appended without being drawn."""
         self.grammar = grammar
         self.is_ready = False
         self.failure: str | None = None
         self.mask: NDArray[Any] | None = None
         self._tokens = generated
-        """Tokens by which the grammar thread advances the grammar next."""
+        """Tokens by which the grammar thread will advance the grammar next."""
         self._may_force = forces
         self._forces = False
         self._forced: list[int] = []
         self._lock = Lock()
-        """Guards `_forces` and `_forced`. Tokens that are found after `forced` has returned are not
-        forced, but drawn."""
+        """Guards `_forces` and `_forced`. If the grammar thread finds forced tokens after `forced`
+        has returned, they are not forced, but drawn."""
         self._end = tokenizer.eos_token
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._threads = threads
@@ -118,8 +121,8 @@ class SequenceGrammar:
         return self._compiled is not None and self._compiled.is_slow
 
     def advance(self, tokens: list[int]) -> None:
-        """Adds generated tokens. The first call of `forced` after a step advances all grammars that
-        have new tokens. Until a grammar has advanced, it is not ready."""
+        """Adds generated tokens. The constraint is not ready until the grammar has advanced by
+        them. The first call of `forced` after a step advances all grammars that have new tokens."""
         self.is_ready, self._tokens, self._forces = False, tokens, self._may_force
         self._threads.add(self)
 
@@ -133,13 +136,14 @@ class SequenceGrammar:
     def close(self) -> None:
         self._on_close(self)
 
-    # Methods called on a grammar thread
+    # The methods below are called on a grammar thread.
 
     def begin(self, compiled: CompiledGrammar) -> None:
-        """Starts with a copy of the compiled grammar. Called once."""
+        """Starts from a copy of the compiled grammar and advances it by the tokens so far. Called
+        once."""
         self._compiled, self._matcher = compiled, compiled.matcher.deep_copy()
-        # A mask is computed before any token is followed, because the work for a mask is limited.
-        # A bad grammar then does not hold up other threads.
+        # A mask is computed before the tokens are followed. The work for a mask is limited, so that
+        # a bad grammar fails here and does not hold up other threads by following tokens.
         self._fill_mask()
         for token in self._tokens:
             if not self._advance([token]):
@@ -193,7 +197,7 @@ class SequenceGrammar:
 
     def _fill_mask(self) -> None:
         assert self._matcher is not None
-        # The matcher's mask may have more words than the vocabulary needs.
+        # The matcher's mask may have more 32-bit words than the vocabulary needs.
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         self.mask = mask[: self._num_words]
         if self._matcher.is_error():

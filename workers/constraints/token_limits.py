@@ -1,4 +1,4 @@
-"""Limits on the tokens that a sequence may draw, by the `TokenRules` of its request."""
+"""Limits on the tokens that a sequence may draw, according to its request's `TokenRules`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 MAX_BEFORE_THOUGHT = 4
-"""Number of generated tokens within which the thought must begin. If it does not, for example
-because these tokens are white space, the answer counts as having no thought."""
+"""A thought must begin within this many generated tokens. Otherwise, for example if these tokens
+are white space, the answer counts as having no thought."""
 
 
 class TokenLimits:
@@ -28,15 +28,15 @@ class TokenLimits:
         self._allowed = self._mask(rules.allowed) if rules.allowed else None
         self._always = frozenset(banned[0] for banned in rules.banned if len(banned) == 1)
         self._endings: dict[int, list[list[int]]] = defaultdict(list)
-        """Banned sequences of two or more tokens, by their second-to-last token."""
+        """Banned sequences of two or more tokens, by the token before their last token."""
         for banned in rules.banned:
             if len(banned) > 1:
                 self._endings[banned[-2]].append(list(banned))
         self._num_kept = max(map(len, rules.banned), default=0) - 1
         self._last: list[int] = []
-        """Last generated tokens. Keeps one token less than the longest banned sequence has."""
+        """Last generated tokens, one fewer than the longest banned sequence has."""
         self._thought: ThoughtBound | None = rules.thought
-        """None if the answer has no thought, or the thought has ended."""
+        """Limit of the thought. None if the answer has no thought, or its thought has ended."""
         self._is_thinking = rules.thought is not None and rules.thought.is_begun
         self._num_before = 0
         self._num_thought = 0
@@ -48,8 +48,8 @@ class TokenLimits:
 
     @property
     def mask(self) -> NDArray[Any] | None:
-        """Mask of the allowed tokens; None allows all. Once a thought has its maximum length, the
-        mask allows only the token that ends the thought."""
+        """Mask of the allowed tokens; None allows all. Once a thought has reached its maximum
+        length, the mask allows only the token that ends the thought."""
         thought = self._thought
         if thought is None or not self._is_thinking or self._num_thought < thought.max_tokens:
             return self._allowed

@@ -1,4 +1,4 @@
-"""`VirtualMemory` of a GPU, implemented with the CUDA driver API."""
+"""Implementation of `VirtualMemory` for a GPU, with the CUDA driver API."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 PINNED, ON_DEVICE, READ_WRITE, MINIMUM = 1, 1, 3, 0
-"""CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-CU_MEM_ALLOC_GRANULARITY_MINIMUM."""
+"""Values of CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE,
+CU_MEM_ACCESS_FLAGS_PROT_READWRITE and CU_MEM_ALLOC_GRANULARITY_MINIMUM."""
 OUT_OF_MEMORY = 2
 
 
@@ -61,10 +61,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class CudaDriver:
-    """Functions of libcuda, whose errors are raised as exceptions. Thread-safe."""
+    """Functions of libcuda. Errors of the driver are raised as exceptions. Thread-safe."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Uses the CUDA context of the calling thread, which must have one, for all calls."""
+        """Makes all calls in the current CUDA context of the calling thread, which must have
+        one."""
         self._library = library
         for name, arguments in SIGNATURES.items():
             function = getattr(library, name)
@@ -87,11 +88,11 @@ class CudaDriver:
 
 
 class CudaVirtualMemory:
-    """Address space of one GPU. A piece of memory is identified by its handle in the driver."""
+    """Address space of one GPU. The id of a piece of memory is the piece's handle in the driver."""
 
     def __init__(self, driver: CudaDriver, index: int, view: Callable[[Addresses], Tensor]) -> None:
-        """index: index of the GPU. view: returns a tensor that views the addresses and keeps the
-        `Addresses` object alive."""
+        """index: index of the GPU. view: function that returns a tensor that views the addresses
+        and keeps the `Addresses` object alive."""
         self._driver = driver
         self._view = view
         self._location = Location(ON_DEVICE, index)
@@ -101,7 +102,7 @@ class CudaVirtualMemory:
         self._driver.call("cuMemGetAllocationGranularity", *arguments)
         self.granularity = granularity.value
         self._mapped: dict[int, int] = {}
-        """Number of bytes of each mapped piece, by start address."""
+        """Number of bytes of each mapped piece, by the piece's start address."""
         self._pieces: list[int] = []
         weakref.finalize(self, _release, self._driver, self._pieces).atexit = False
 
@@ -129,7 +130,7 @@ class CudaVirtualMemory:
         owner = Addresses(address.value, num_bytes)
         arguments = (self._driver, self._mapped, address.value, num_bytes)
         weakref.finalize(owner, _free, *arguments).atexit = False
-        # torch asks the driver which device owns the memory, so some memory must be mapped.
+        # Some memory must be mapped while torch asks the driver which device owns the addresses.
         piece = self.create(self.granularity)
         try:
             self.map(address.value, [piece], self.granularity)
@@ -147,7 +148,7 @@ class CudaVirtualMemory:
                 self._driver.call("cuMemMap", end, piece_bytes, 0, piece, 0)
                 self._mapped[end] = piece_bytes
                 end += piece_bytes
-            # One access call for all pieces, because its time does not depend on the length.
+            # A single call for all pieces, because its time does not depend on the number of bytes.
             self._driver.call("cuMemSetAccess", address, end - address, byref(access), 1)
         except Exception:
             for start in range(address, end, piece_bytes):
@@ -165,7 +166,7 @@ class CudaVirtualMemory:
 
 
 class Addresses:
-    """Address range that torch can view as a tensor. Lives as long as such a tensor."""
+    """Address range that torch can view as a tensor. The object lives as long as such a tensor."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -184,6 +185,7 @@ def _free(driver: CudaDriver, mapped: dict[int, int], address: int, num_bytes: i
 
 
 def _release(driver: CudaDriver, pieces: list[int]) -> None:
-    """Releases all pieces. The driver keeps the memory of a mapped piece until it is unmapped."""
+    """Releases all pieces. The driver frees the memory of a mapped piece once the piece is
+    unmapped."""
     for piece in pieces:
         driver.call("cuMemRelease", piece)

@@ -1,4 +1,5 @@
-"""Memory behind the arena's extents, and its reuse while weights own the extents."""
+"""Memory of the arena's extents. While weights own an extent, its memory is used for the weights,
+or released."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class DeviceMemory(Protocol):
     """Memory of the arena's extents, preceded by one extent that is not part of the arena.
 
     Kernels receive the start address of the whole memory, and Triton refuses an address that is not
-    mapped. So the first extent is never lent. It also contains the page of padding tokens.
+    mapped. Therefore the first extent is never lent to weights. It also has the KV page of padding
+    tokens.
 
     tensor: uint8, all extents one after the other.
     """
@@ -25,13 +27,13 @@ class DeviceMemory(Protocol):
     tensor: Tensor
 
     def lend(self, extent: int) -> None:
-        """Called when weights have become the owner of the extent, which must not be in use. The
-        weights are stored at other addresses, so the extent's memory may be released and its
+        """Called when weights have become the owner of the extent, which must no longer be in use.
+        Weights are stored at other addresses, so the extent's memory may be released, and its
         contents are lost."""
         ...
 
     def restore(self, extent: int) -> None:
-        """Called before weights release the extent. Makes the extent's memory usable again, with
+        """Called before weights give up the extent. Makes the extent's memory usable again, with
         arbitrary contents."""
         ...
 
@@ -40,14 +42,14 @@ class DeviceMemory(Protocol):
         ...
 
     def extend(self, num_extents: int) -> None:
-        """Provides memory for `num_extents` more extents of weights, outside the arena. If there is
-        too little, raises a MemoryError that names the available memory."""
+        """Provides memory for `num_extents` more extents, which are outside the arena and can hold
+        only weights. Raises MemoryError, naming the available memory, if there is too little."""
         ...
 
 
 class HostMemory:
-    """Memory of a CPU worker. Weights are ordinary allocations, so the pages of an extent that is
-    lent to weights are released to the OS, and memory is not used twice."""
+    """Memory of a CPU worker. Weights are ordinary allocations. The pages of an extent that is lent
+    to weights are therefore released to the OS, so that no memory is used twice."""
 
     def __init__(self, num_extents: int, extent_bytes: int) -> None:
         """num_extents: number of the arena's extents. extent_bytes: a multiple of the page size."""
@@ -61,22 +63,23 @@ class HostMemory:
         self._pages.madvise(mmap.MADV_DONTNEED, (1 + extent) * size, size)
 
     def restore(self, extent: int) -> None:
-        """No-op, because the OS maps pages again at the first write."""
+        """Does nothing, because the OS maps pages again when they are first written."""
 
     def reserve(self, num_extents: int) -> None:
         return None
 
     def extend(self, num_extents: int) -> None:
-        """Checks that enough memory is available. torch allocates it when weights are loaded."""
+        """Checks that enough memory is available. torch allocates the memory when weights are
+        loaded."""
         available = available_bytes()
         if num_extents * self._extent_bytes > available:
             raise MemoryError(f"this machine has {gib(available)}")
 
 
 class MappedMemory:
-    """Memory of a GPU worker, allocated as one piece for each extent. A piece is mapped either to
-    an extent of the arena or into the address range of a model's weights. An extent that is lent to
-    weights has no piece, so that no memory is used twice, and access to the extent faults."""
+    """Memory of a GPU worker. It is allocated in pieces of the size of an extent. Each piece is
+    mapped to an extent of the arena, mapped into the address range of a model's weights, or spare.
+    No piece is mapped to an extent that is lent to weights, so access to this extent faults."""
 
     def __init__(self, virtual: VirtualMemory, num_extents: int, extent_bytes: int) -> None:
         """num_extents: number of the arena's extents. extent_bytes: a multiple of the virtual
@@ -104,7 +107,7 @@ class MappedMemory:
                 self._virtual.release(piece)
             num_bytes = len(pieces) * self._extent_bytes
             raise MemoryError(f"the device has {gib(num_bytes)}") from error
-        # Inserted at the front, because another thread may be mapping pieces from the end.
+        # New pieces go to the front, because another thread may be mapping pieces from the end.
         self._spare[:0] = pieces
 
     def reserve(self, num_extents: int) -> AddressRange:
@@ -113,7 +116,8 @@ class MappedMemory:
 
 
 def available_bytes() -> int:
-    """Returns the bytes of host memory available without swapping, within any cgroup v2 limit."""
+    """Returns the bytes of host memory that are available without swapping. If the process has a
+    cgroup v2 memory limit, returns at most the bytes left within the limit."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) << 10
     group = Path("/sys/fs/cgroup")
@@ -131,8 +135,8 @@ def gib(num_bytes: int) -> str:
 
 
 class AddressRange:
-    """Reserved addresses that stay valid whether or not memory is mapped to them. Newly mapped
-    memory has undefined contents.
+    """Range of reserved addresses, which stay valid whether or not memory is mapped to them. Newly
+    mapped memory has undefined contents.
 
     tensor: uint8 tensor of the whole range.
     """
@@ -140,21 +144,23 @@ class AddressRange:
     def __init__(
         self, virtual: VirtualMemory, num_parts: int, part_bytes: int, spare: list[int]
     ) -> None:
-        """spare: unmapped pieces, a list that the range shares with its `MappedMemory`."""
+        """spare: list of unmapped pieces, which the range shares with the `MappedMemory` that
+        created it."""
         self.tensor = virtual.reserve(num_parts * part_bytes)
         self.virtual = virtual
         self._num_parts = num_parts
         self._part_bytes = part_bytes
         self._spare = spare
         self._pieces: dict[int, int] = {}
-        """Piece of each mapped part."""
+        """Piece that is mapped to each part, by index of the part."""
 
     def back(self) -> None:
-        """Maps spare pieces to the whole range, or none of them if it raises an error."""
+        """Maps spare pieces to the whole range. If this fails, no piece is mapped."""
         self._back(range(self._num_parts))
 
     def unback(self) -> None:
-        """Unmaps all pieces, which become spare. The device must no longer use the range."""
+        """Unmaps all pieces and adds them to the spare pieces. The device must no longer use the
+        range."""
         for part in list(self._pieces):
             self.unback_part(part)
 

@@ -1,4 +1,4 @@
-"""Address ranges without memory, and physical memory that can be mapped into them."""
+"""Interface to address ranges without memory, and to memory that can be mapped into them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from torch import Tensor
 
 class VirtualMemory(Protocol):
     """Address space of a device. All sizes and addresses are multiples of `granularity`. Methods
-    may raise OSError, or MemoryError if memory is exhausted, with the system's error name."""
+    may raise MemoryError if memory is exhausted, or OSError. Both have the system's name of the
+    error."""
 
     granularity: int
 
     def create(self, num_bytes: int) -> int:
-        """Allocates a piece of memory, which is not mapped yet, and returns its id. Unless it is
-        released earlier, it is freed with this object."""
+        """Allocates a piece of memory, which is not mapped yet, and returns its id. Unless the
+        piece is released earlier, it is freed together with this object."""
         ...
 
     def release(self, piece: int) -> None:
@@ -24,18 +25,19 @@ class VirtualMemory(Protocol):
 
     def reserve(self, num_bytes: int) -> Tensor:
         """Reserves addresses without memory and returns a tensor of them, uint8 [num_bytes]. Access
-        to them faults. The addresses are freed with the last tensor that views them."""
+        to the tensor faults. The addresses are freed with the last tensor that views them."""
         ...
 
     def map(self, address: int, pieces: list[int], piece_bytes: int) -> None:
-        """Maps whole pieces to adjacent reserved addresses. Keeps the pieces' contents. Maps none
-        of them if it raises an error."""
+        """Maps whole pieces to adjacent reserved addresses. The pieces keep their contents. If this
+        fails, no piece is mapped."""
         ...
 
     def unmap(self, address: int, num_bytes: int) -> None:
-        """Unmaps the piece that begins at the address. The device must no longer use it."""
+        """Unmaps the piece that begins at the address. The device must no longer use the piece."""
         ...
 
     def pin(self, tensor: Tensor) -> None:
-        """Pins whole pages of host memory, for asynchronous copies, until the memory is freed."""
+        """Pins the tensor's pages of host memory, for asynchronous copies, until the memory is
+        freed. The tensor must consist of whole pages."""
         ...

@@ -1,4 +1,4 @@
-"""Packed weights of a model on the host, in the order in which a forward pass needs them."""
+"""Packed weights of a model in host memory, in the order in which a forward pass needs them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from ops.base import DeviceEvent, Ops
 from workers.device.device_memory import AddressRange
 
 ALIGNMENT = 256
-"""Alignment of each tensor in bytes, the same as in GPU allocators."""
+"""Alignment of each tensor in bytes, which is the same as in GPU allocators."""
 
 
 class Arrival:
-    """Progress of a copy of weights to the device, so that computation can start before the copy
-    ends. The parts of a copy are the embedding, each layer, and the head."""
+    """Progress of a copy of weights to the device. Computation can start before the whole copy is
+    done, because it waits for one part at a time. The parts are the embedding, each layer, and the
+    head."""
 
     def __init__(self) -> None:
         self._events: Sequence[DeviceEvent] = ()
 
     def begin(self, events: Sequence[DeviceEvent]) -> None:
-        """Starts tracking a copy. events: one event per part, recorded after the part's copy."""
+        """Starts tracking a copy. events: one event per part, which is recorded after the part's
+        copy."""
         self._events = events
 
     @property
@@ -34,8 +36,8 @@ class Arrival:
         return not self._events
 
     def wait(self, part: int) -> None:
-        """Makes the device delay later work of this thread until the part is copied. Does not
-        block."""
+        """Makes the device delay work that this thread submits later until the part has been
+        copied. Does not block the thread."""
         if self._events:
             self._events[part].wait()
 
@@ -47,8 +49,8 @@ class Arrival:
 
 
 class WeightImage:
-    """Packed weights on the host, and their fixed addresses on the device. Created once on any
-    thread, then used on the engine thread."""
+    """Packed weights on the host, and their fixed addresses on the device. A loading thread fills
+    the image, and otherwise the engine thread uses it."""
 
     def __init__(self, addresses: AddressRange, ops: Ops) -> None:
         self.arrival = Arrival()
@@ -69,13 +71,14 @@ class WeightImage:
         self.parts = []
 
     def drop(self) -> Tensor:
-        """Removes the weights from the image. Returns the tensor that keeps their memory alive."""
+        """Removes the weights from the image. Returns the tensor that owns their host memory, which
+        is freed with the tensor."""
         host, self._host = self._host, torch.empty(0, dtype=torch.uint8)
         return host
 
     def place(self, tensor: Tensor) -> Tensor:
-        """Copies a host tensor into the image. Returns its view on the device. Raises MemoryError
-        if the address range is too small."""
+        """Copies a host tensor into the image. Returns a view of its future place on the device.
+        Raises MemoryError if the address range is too small."""
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         place = slice(start, start + tensor.nbytes)
         if place.stop > len(self._host):
@@ -85,8 +88,9 @@ class WeightImage:
         return self._addresses.tensor[place].view(tensor.dtype).view(tensor.shape)
 
     def end_part(self) -> None:
-        """Closes the current part (all tensors placed since the last call) and pins its pages. The
-        parts are pinned one by one, because other driver calls may wait while pages are pinned."""
+        """Ends the current part, which has all tensors placed since the last call, and pins its
+        pages. Parts are pinned one by one, because other driver calls may wait while pages are
+        pinned."""
         self._end = -(-self._end // mmap.PAGESIZE) * mmap.PAGESIZE
         part = slice(self.parts[-1].stop if self.parts else 0, self._end)
         if part.start < part.stop:
@@ -94,8 +98,8 @@ class WeightImage:
         self.parts.append(part)
 
     def bring(self) -> None:
-        """Maps memory to the addresses and starts the copy to the device, which runs concurrently
-        with the steps in flight. There must be enough spare memory."""
+        """Maps memory to the device addresses and starts the copy of the weights to the device. The
+        copy runs concurrently with the steps in flight. There must be enough spare memory."""
         self._addresses.back()
         try:
             self.arrival.begin(self._copy())
@@ -112,6 +116,7 @@ class WeightImage:
         return events
 
     def leave(self) -> None:
-        """Unmaps the weights' memory, which becomes spare. No step in flight may use it."""
+        """Unmaps the memory of the weights on the device, which becomes spare. No step in flight
+        may use the weights."""
         self.arrival.synchronize()
         self._addresses.unback()

@@ -1,4 +1,4 @@
-"""Extents of the device's memory that base models' weights own."""
+"""Allocates extents of the device's memory to the weights of base models."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from workers.device.device_memory import DeviceMemory
 
 
 class WeightMemory:
-    """Extents of the weights of all models, and the memory behind them. Used on the engine thread.
-    Callers must not hold the memory lock, because no thread may hold it during driver calls."""
+    """Extents that the weights of all models own, and the memory of these extents. Used on the
+    engine thread. Callers must not hold the memory lock, because the methods make driver calls,
+    during which no thread may hold it."""
 
     def __init__(self, arena: Arena, broker: MemoryBroker, device: DeviceMemory) -> None:
         self._arena = arena
@@ -18,12 +19,13 @@ class WeightMemory:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of extents for weights and KV together."""
+        """Maximum number of extents that weights and KV pages together can use."""
         return self._arena.num_kv_extents + self._arena.num_beside
 
     def allocate(self, owner: str, num_extents: int) -> bool:
         """Allocates extents until the owner has `num_extents`, evicting idle items. Returns False
-        if there were too few. The owner keeps what it got, and a later call may get more."""
+        if too few extents could be allocated. The owner then keeps the extents that it has, and a
+        later call may allocate the rest."""
         with self._broker.lock:
             before = self._arena.weight_extents(owner)
             missing = num_extents - self._arena.num_weight_extents(owner)
@@ -34,7 +36,7 @@ class WeightMemory:
         return is_enough
 
     def free(self, owner: str) -> None:
-        """Frees all extents of the owner, whose weights must no longer be on the device."""
+        """Frees all extents of the owner. The owner's weights must no longer be on the device."""
         for extent in sorted(self._arena.weight_extents(owner)):
             self._device.restore(extent)
         with self._broker.lock:

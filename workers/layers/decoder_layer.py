@@ -1,4 +1,4 @@
-"""Decoder layer as a sequence of ops."""
+"""Computes decoder layers as sequences of ops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from workers.device.weight_image import Arrival
 
 
 def bind_layers(ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> LayerStack:
-    """Returns the backend's own layer stack if it has one and each block reads the residual through
-    a norm. Returns `OpByOp` otherwise."""
+    """Returns the backend's own layer stack if the backend has one, and if the input of every block
+    is a norm of the residual. Returns `OpByOp` otherwise."""
     reads_norms = all(layer.mlp_norm and layer.following_norm for layer in layers)
     if isinstance(ops, StacksLayers) and reads_norms:
         return ops.bind_layers(layers)
@@ -28,8 +28,8 @@ def bind_layers(ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> Layer
 
 
 class OpByOp:
-    """`LayerStack` for any backend, which calls single ops. Each layer waits only for its own
-    weights, so that it is computed while weights of later layers are still being copied."""
+    """`LayerStack` for any backend, which calls single ops. Each layer waits only for the copy of
+    its own weights, so that it is computed while the weights of later layers are being copied."""
 
     def __init__(self, ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> None:
         self._ops = ops
@@ -48,7 +48,8 @@ def run_layer(
 ) -> Tensor:
     """Computes attention and MLP of a layer and adds both to the residual [T, K], in place.
 
-    x [T, K] is the norm of the residual, or the residual itself. Returns x for the next layer.
+    x: input of the layer [T, K], which is the norm of the residual, or the residual itself if the
+    layer has no norm before attention. Returns the input of the next layer.
     """
 
     def linear(x: Tensor, linear: AdaptedLinear) -> Tensor:
@@ -83,7 +84,8 @@ def run_layer(
 
 
 def _norm_wide(ops: Ops, qkv: Tensor, norm: QKNorm) -> None:
-    """Applies the RMS norm over all heads of q, and over all heads of k, in place."""
+    """Applies one RMS norm over all heads of q together, and another over all heads of k together,
+    in place."""
     start = 0
     for weight in (norm.q_weight, norm.k_weight):
         part = qkv[:, start : start + len(weight)]

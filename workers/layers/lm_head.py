@@ -13,12 +13,13 @@ from ops.base import HEAD, FusedLinear, LoRABatch, Ops, PackedLinear
 from workers.layers.table_rows import replace_logits
 
 Head = Callable[[Tensor, NDArray[Any]], Tensor]
-"""Function that takes hidden states [n, K] and the adapter slot of each row, int32 [n], with
-base-only rows (-1) last. Returns logits, float32 [n, V]."""
+"""Function that computes logits, float32 [n, V]. Its arguments are the hidden states [n, K] and the
+adapter slot of each row, int32 [n]. Rows without an adapter (-1) are last."""
 
 
 class LMHead:
-    """Output matrix, and the factor (Granite) or soft cap (Gemma 2) that a family has on logits."""
+    """Output matrix of a model, with the factor (Granite) or the soft cap (Gemma 2) that the model
+    family applies to logits."""
 
     def __init__(self, ops: Ops, weight: PackedLinear, scale: float, softcap: float | None) -> None:
         self._ops = ops
@@ -30,8 +31,8 @@ class LMHead:
     def forward(
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
-        """Computes logits: hidden [N, K] -> float32 [N, V], in `out` if given. lora: segments of
-        these rows, not of the step's tokens."""
+        """Computes logits: hidden [N, K] -> float32 [N, V], in `out` if given. lora: adapter
+        segments of the rows of `hidden`, not of all tokens of the step."""
         logits = self._ops.linear(hidden, self._weight)
         if lora is not None:
             replace_logits(self._ops, logits, hidden, lora)

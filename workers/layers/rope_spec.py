@@ -1,4 +1,5 @@
-"""Parameters of a rotary embedding. Does not import torch, for modules that only read configs."""
+"""Parameters of a rotary embedding. Does not import torch, because modules that only read configs
+use it."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ class RopeSpec:
     """Parameters of one rotary table.
 
     rope_type: "none" leaves queries and keys unchanged, "default" rotates them with unscaled
-    frequencies, and the other types scale the frequencies. rotary_dim: number of leading dimensions
-    of a head that are rotated; 0 = all. factor: factor by which positions are stretched.
-    low_freq_factor, high_freq_factor: bounds of Llama 3's smoothing. beta_slow, beta_fast: numbers
-    of turns over the original positions between which YaRN blends. attention_factor: factor on
-    cosine and sine (YaRN, LongRoPE). short_factors, long_factors: LongRoPE's divisor of each
-    frequency, for texts up to the original length and for longer texts.
+    frequencies, and the other types scale the frequencies. rotary_dim: number of dimensions at the
+    start of a head that are rotated; 0 rotates all. factor: factor by which positions are
+    stretched. low_freq_factor, high_freq_factor: bounds of Llama 3's smoothing, in turns over the
+    original positions. beta_slow, beta_fast: bounds of YaRN's blending, in turns over the original
+    positions. attention_factor: factor on cosine and sine (YaRN, LongRoPE). short_factors,
+    long_factors: LongRoPE's divisor of each frequency, for texts up to the original length and for
+    longer texts.
     """
 
     theta: float
@@ -37,8 +39,8 @@ class RopeSpec:
     def served(self, max_model_len: int) -> RopeSpec:
         """Returns the parameters for texts of at most this length.
 
-        For LongRoPE, short and long texts then use the same factors, because the cached keys of a
-        growing text cannot be changed.
+        With LongRoPE, short and long texts then use the same factors, because keys that are already
+        cached cannot be changed when a text grows beyond the original length.
         """
         is_long = max_model_len > self.original_max_positions
         factors = self.long_factors if is_long else self.short_factors

@@ -1,5 +1,5 @@
-"""Computes rotary embedding tables (Su et al. 2021). Frequencies can be scaled linearly, by the
-smoothing of Llama 3, by YaRN (Peng et al. 2023) or by LongRoPE (Ding et al. 2024)."""
+"""Computes rotary embedding tables (Su et al. 2021). Frequencies can be scaled linearly, with the
+smoothing of Llama 3, with YaRN (Peng et al. 2023) or with LongRoPE (Ding et al. 2024)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from workers.layers.rope_spec import RopeSpec
 
 
 def rope_table(spec: RopeSpec, head_dim: int, num_positions: int) -> Tensor:
-    """Computes the table float32 [num_positions, head_dim]. A row has the cosines of all pairs'
-    angles, then their sines.
+    """Computes the table, float32 [num_positions, head_dim]. Each row has the cosines of the angles
+    of all pairs of dimensions, followed by their sines.
 
     Pairs of dimensions that are not rotated have angle 0.
     """
@@ -26,7 +26,8 @@ def rope_table(spec: RopeSpec, head_dim: int, num_positions: int) -> Tensor:
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Returns the frequencies float32 [head_dim / 2], in radians per position."""
+    """Returns the frequency of each pair of dimensions, float32 [head_dim / 2], in radians per
+    position."""
     rotary_dim = spec.rotary_dim or head_dim
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
     scaled = _scale(1.0 / spec.theta**exponents, spec)
@@ -50,7 +51,8 @@ def _scale(frequencies: Tensor, spec: RopeSpec) -> Tensor:
 
 
 def _smooth_llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
-    """Divides low frequencies by `factor`, keeps high ones, and blends both in between."""
+    """Divides low frequencies by `factor`, keeps high frequencies, and blends both results for
+    frequencies in between."""
     turns = spec.original_max_positions * frequencies / (2 * math.pi)
     blend = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
@@ -58,8 +60,8 @@ def _smooth_llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
 
 
 def _blend_yarn(frequencies: Tensor, spec: RopeSpec) -> Tensor:
-    """Divides low frequencies by `factor` and keeps high ones. In between, blends both by the index
-    of the pair (YaRN)."""
+    """Divides low frequencies by `factor` and keeps high frequencies. In between, blends both
+    results, weighted by the index of the pair (YaRN)."""
     rotary_dim = 2 * len(frequencies)
 
     def pair(turns: float) -> float:

@@ -1,4 +1,5 @@
-"""Segments of a step: neighbouring rows that share an adapter."""
+"""Builds the adapter segments of a step. A segment is a range of adjacent rows that share an
+adapter."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ Array = NDArray[Any]
 def build_segments(
     groups: Sequence[tuple[int, int]],
 ) -> tuple[Array, Array]:
-    """Returns the first rows int32 [N + 1] and adapter slots int32 [N] of N segments, as in
-    `ops.base.LoRABatch`.
+    """Returns the first row of each segment, followed by the end of the last one, int32 [N + 1],
+    and the adapter slot of each segment, int32 [N], as in `ops.base.LoRABatch`.
 
-    groups: (slot, number of rows) of each sequence in row order, with base-only sequences (-1)
-    last. Adjacent groups of one slot become one segment.
+    groups: adapter slot and number of rows of each sequence, in row order. Sequences without an
+    adapter (-1) are last. Adjacent groups of the same slot become one segment.
     """
     starts, slots = [0], list[int]()
     for slot, num_rows in groups:

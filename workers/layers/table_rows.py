@@ -1,7 +1,7 @@
-"""Applies the rows of the embedding and of the output matrix that adapters replace.
+"""Applies adapters that replace rows of the embedding or of the output matrix.
 
-The host decides in each step which ops to call, so steps with such adapters do not run as CUDA
-graphs.
+The host decides in each step which ops to call, so a step with such an adapter does not run as a
+CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Array = NDArray[Any]
 def with_rows(
     batch: ForwardBatch, segment_start: Array, sampled_start: Array, segment_slot: Array
 ) -> ForwardBatch:
-    """Returns the batch with the rows of both tables that its adapters replace.
+    """Returns the batch with the rows of the embedding and of the output matrix that its adapters
+    replace.
 
     segment_start, segment_slot: segments of `batch.lora`, on the host. sampled_start: first rows of
     the segments of `batch.sample_lora`, which have the same slots.
@@ -37,7 +38,8 @@ def with_rows(
 def with_replaced(
     lora: LoRABatch, module: int, segment_start: Array, segment_slot: Array
 ) -> LoRABatch:
-    """Returns the batch with the rows of one table that its adapters replace.
+    """Returns the batch with the rows of one table (embedding or output matrix) that its adapters
+    replace.
 
     module: EMBEDDING or HEAD. segment_start, segment_slot: segments of the batch, on the host.
     """
@@ -55,7 +57,7 @@ def with_replaced(
 
 
 def replace_embeddings(ops: Ops, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
-    """Replaces in y, in place, the embeddings of tokens whose embedding row an adapter replaces.
+    """Replaces in y, in place, the embeddings of tokens for which an adapter has its own row.
 
     Shape: y [T, K]; ids int32 [T]. scale: factor on embeddings, as in `Ops.embed`.
     """
@@ -68,7 +70,8 @@ def replace_embeddings(ops: Ops, y: Tensor, ids: Tensor, lora: LoRABatch, scale:
 
 
 def replace_logits(ops: Ops, logits: Tensor, hidden: Tensor, lora: LoRABatch) -> None:
-    """Replaces, in place, the logits of tokens whose row of the output matrix an adapter replaces.
+    """Replaces, in place, the logits of tokens for which an adapter has its own row of the output
+    matrix.
 
     Shape: logits [N, V]; hidden [N, K].
     """

@@ -1,4 +1,4 @@
-"""Reads config.json of each native model family, chosen by `model_type`."""
+"""Reads the config.json of native model families. `model_type` selects the family."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def read_any_spec(
 ) -> ModelSpec | TransformersSpec:
     """Reads the spec of a canonical config.json. Raises UnsupportedModel, naming the field.
 
-    generation: content of generation_config.json. Its end tokens, if any, replace the config's.
+    generation: content of generation_config.json. If it has end tokens, they replace the end tokens
+    of config.json.
     """
     if generation.get("eos_token_id") is not None:
         config = {**config, "eos_token_id": generation["eos_token_id"]}
@@ -46,7 +47,7 @@ def read_any_spec(
 
 
 def read_spec(config: dict[str, Any]) -> ModelSpec:
-    """Reads the spec of a config.json of a native family. Raises UnsupportedModel, naming the
+    """Reads the spec of a native family's config.json. Raises UnsupportedModel, naming the
     field."""
     model_type = config.get("model_type")
     if model_type not in FAMILIES:

@@ -22,16 +22,16 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = ("F32", "F16", "BF16")
 BLOCK_FORMATS = {format.name for format in BLOCK_SIZES}
-"""Suffixes of the names of uint8 tensors in block formats."""
+"""Suffixes of the names under which matrices in block formats are stored as uint8 tensors."""
 BACKBONE = "model."
 """Prefix of the canonical names of all tensors except the output matrix."""
 ROOTS = ("model.language_model.", "language_model.model.", "language_model.", BACKBONE)
 """Prefixes of tensor names in files of language models, with or without image and audio parts.
-transformers' AutoModel, which has no output matrix, saves names without a prefix."""
+Files that transformers' AutoModel saved have names without a prefix."""
 
 
 class CheckpointError(ValueError):
-    """The weights cannot be read, or they do not match config.json."""
+    """Error raised if the weights cannot be read, or do not match config.json."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -50,7 +50,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields name and shape of every tensor of the model, as transformers names them."""
+    """Yields name and shape of every tensor of the model. The names are the names in
+    transformers."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q, kv = spec.q_width, spec.kv_width
     yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
@@ -83,7 +84,7 @@ def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 class Checkpoint:
-    """Open weight files. Tensors are memory-mapped views."""
+    """Open weight files of a model. Tensors are memory-mapped views of the files."""
 
     def __init__(self, folder: Path, framework: Literal["pt", "np"] = "pt") -> None:
         """framework: "pt" reads torch tensors; "np" suffices for checks and does not load torch."""
@@ -91,7 +92,8 @@ class Checkpoint:
         self._stored: dict[str, tuple[Any, str]] = {}
         """Open file of each tensor and the tensor's name in that file, by canonical name."""
         self.formats: dict[str, WeightFormat] = {}
-        """Formats of the tensors stored in blocks, see `ops.block_matrix`."""
+        """Format of each tensor that is stored in blocks (see `ops.block_matrix`), by canonical
+        name."""
         for path in weight_files(folder):
             try:
                 handle = self._stack.enter_context(safe_open(path, framework=framework))
@@ -126,8 +128,9 @@ class Checkpoint:
         return {name: stored for name, (_, stored) in self._stored.items()}
 
     def check(self, spec: ModelSpec, others: tuple[str, ...] = ()) -> None:
-        """Raises CheckpointError if a tensor of the spec is missing or wrong, or if there is an
-        additional tensor whose canonical name does not begin with one of `others`."""
+        """Raises CheckpointError if a tensor of the spec is missing or has another shape or an
+        unsupported type, or if there is an additional tensor whose canonical name does not begin
+        with one of `others`."""
         expected = dict(expected_tensors(spec))
         stray = {
             name for name in self._stored.keys() - expected.keys() if not name.startswith(others)
@@ -160,7 +163,8 @@ class Checkpoint:
 
 
 def canonical_name(stored: str) -> str:
-    """Returns the name that a stored tensor has in a checkpoint of only a language model."""
+    """Returns the canonical name of a stored tensor: its name in a checkpoint that has only a
+    language model."""
     for root in ROOTS:
         if stored.startswith(root):
             stored = stored.removeprefix(root)
@@ -169,7 +173,7 @@ def canonical_name(stored: str) -> str:
 
 
 def _block_shape(name: str, shape: tuple[int, ...], format: WeightFormat) -> tuple[int, ...]:
-    """Returns the shape in bytes [N, bytes per row] of a matrix [N, K] in blocks."""
+    """Returns the shape of a matrix [N, K] when it is stored in blocks: [N, bytes of a row]."""
     sizes = BLOCK_SIZES[format]
     if len(shape) != 2 or shape[1] % sizes.block:
         raise CheckpointError(f"tensor {name} of shape {shape} cannot be in {format.name} blocks")

@@ -1,4 +1,4 @@
-"""Decoder for all native families. Their differences are data in the spec."""
+"""Decoder for all native families. The differences between families are data in the spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from workers.models.spec import ModelSpec
 
 
 class Decoder:
-    """Loaded base model. Immutable, because a step's state is in its batch and its pages."""
+    """Loaded base model. Immutable, because the state of a step is in the step's batch and KV
+    pages."""
 
     def __init__(self, plan: ModelPlan, loader: WeightLoader) -> None:
         assert isinstance(plan.spec, ModelSpec)
@@ -69,19 +70,20 @@ class Decoder:
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
         """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given. lora:
-        segments of these rows."""
+        adapter segments of these N rows."""
         self.arrival.wait(-1)
         return self._head.forward(hidden, out, lora)
 
 
 def first_input(ops: Ops, residual: Tensor, norm: Norm | None) -> Tensor:
-    """Returns the first layer's input: the embeddings, normed unless `norm` is None."""
+    """Returns the first layer's input, which is the norm of the embeddings, or the embeddings
+    themselves if `norm` is None."""
     return residual if norm is None else ops.rms_norm(residual, norm.weight, norm.eps)
 
 
 def load_input_norm(loader: WeightLoader, spec: ModelSpec, layer: int) -> Norm | None:
-    """Returns the norm before a layer, or the model's last norm if `layer` is the number of layers.
-    Returns None if the family has no norms before layers."""
+    """Returns the norm before a layer, or None if the family has no norms before layers. If `layer`
+    is the number of layers, returns the model's last norm."""
     if layer == spec.num_layers:
         return load_norm(loader, spec, "model.norm")
     if not spec.pre_norms:
@@ -142,6 +144,6 @@ def _load_qk_norm(loader: WeightLoader, spec: ModelSpec, block: str) -> QKNorm:
 
 
 def rope_tables(spec: ModelSpec, num_positions: int) -> dict[RopeSpec, Tensor]:
-    """Returns one rotary table, on the host, for each distinct rope of the model's layers."""
+    """Returns one rotary table, on the host, for each distinct `RopeSpec` of the model's layers."""
     ropes = {layer.rope for layer in spec.layers}
     return {rope: rope_table(rope, spec.head_dim, num_positions) for rope in ropes}

@@ -1,5 +1,5 @@
-"""Gemma 1, Gemma 2 (norms after each block, softcaps) and Gemma 3 (norm on q and k, a second rope
-for sliding layers)."""
+"""Reads configs of Gemma 1, Gemma 2 (norms after each block, soft caps) and Gemma 3 (norm on q and
+k, a second rope for sliding layers)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-"""Defaults of Gemma 2 and 3 for fields that a config omits."""
+"""Defaults of fields that configs of Gemma 2 and 3 may omit."""
 
 
 GEMMA3: dict[str, Any] = {
@@ -25,11 +25,12 @@ GEMMA3: dict[str, Any] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
 }
-"""Further defaults of Gemma 3 with images, whose published configs omit them."""
+"""Defaults of further fields, which published configs of Gemma 3 models with image input omit."""
 
 
 def read_gemma(config: dict[str, Any]) -> ModelSpec:
-    """Reads Gemma 1. Its first releases say `hidden_act: gelu` for the tanh approximation, too."""
+    """Reads a config of Gemma 1. The first releases have `hidden_act: gelu`, but use the tanh
+    approximation."""
     config = {"head_dim": 256, "tie_word_embeddings": True, **config}
     require(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
     if config.get("hidden_act") != "gelu":
@@ -44,7 +45,8 @@ def read_gemma(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_gemma2(config: dict[str, Any]) -> ModelSpec:
-    """Reads Gemma 2, whose layers alternate between sliding and full attention, sliding first."""
+    """Reads a config of Gemma 2, whose layers alternate between sliding and full attention. The
+    first layer has sliding attention."""
     softcaps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     config = DEFAULTS | softcaps | config
     return ModelSpec(
@@ -55,7 +57,8 @@ def read_gemma2(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_gemma3_text(config: dict[str, Any]) -> ModelSpec:
-    """Reads Gemma 3. Every sixth layer has full attention unless the config has another pattern."""
+    """Reads a config of Gemma 3. Every sixth layer has full attention, unless the config has
+    another pattern."""
     config = DEFAULTS | GEMMA3 | config
     require(config, "attn_logit_softcapping", None, None)
     period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
@@ -82,6 +85,7 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
 def _layers(
     config: dict[str, Any], ropes: dict[str, RopeSpec], period: int
 ) -> tuple[LayerSpec, ...]:
-    """Returns the layers. The last of each `period` layers has full attention."""
+    """Returns the layers. Every `period`-th layer has full attention, and all others have a sliding
+    window."""
     window = config["sliding_window"]
     return layer_specs(config, ropes, window, lambda layer: (layer + 1) % period > 0)

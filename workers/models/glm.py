@@ -1,5 +1,5 @@
-"""GLM-4, which rotates half of each head, in pairs of neighbouring dimensions (see
-`adapters.family_layout`). Its releases of 2025 (`glm4`) also have norms after attention and MLP."""
+"""Reads configs of GLM-4, which rotates half of each head, in pairs of neighbouring dimensions (see
+`adapters.family_layout`). The releases of 2025 (`glm4`) also have norms after attention and MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama and its relatives: Llama 2 and 3, SmolLM2 and 3, Mistral, Granite."""
+"""Reads configs of Llama and similar families: Llama 2 and 3, SmolLM2 and 3, Mistral, Granite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def read_llama(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_mistral(config: dict[str, Any]) -> ModelSpec:
-    """Reads Mistral. Every layer has a window (default 4,096), unless `sliding_window` is null."""
+    """Reads a config of Mistral. Every layer has a sliding window (4,096 by default), unless
+    `sliding_window` is null."""
     require(config, "hidden_act", "silu", "silu")
     window = config.get("sliding_window", 4096)
     layers = layer_specs(config, read_ropes(config, 10_000.0), window)
@@ -32,8 +33,8 @@ def read_mistral(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_smollm3(config: dict[str, Any]) -> ModelSpec:
-    """Reads SmolLM3. Layers with 0 in `no_rope_layers` have no rope. If the field is missing, every
-    fourth layer has none, or every `no_rope_layer_interval`-th."""
+    """Reads a config of SmolLM3. Layers with 0 in `no_rope_layers` have no rope. If the field is
+    missing, every `no_rope_layer_interval`-th layer has none (every fourth by default)."""
     config = {"tie_word_embeddings": True, **config}
     require(config, "hidden_act", "silu", "silu")
     num_layers = positive(config, "num_hidden_layers")
@@ -58,9 +59,10 @@ def read_smollm3(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_granite(config: dict[str, Any]) -> ModelSpec:
-    """Reads Granite 3, which multiplies each block's output by `residual_multiplier` before adding
-    it to the residual stream. Here the whole stream is divided by the multiplier instead. Norms
-    undo the division, because their epsilon is divided by the square of the multiplier."""
+    """Reads a config of Granite 3, which multiplies each block's output by `residual_multiplier`
+    before adding it to the residual stream. Our decoder instead computes a residual stream that is
+    divided by the multiplier. Norms undo the division, because their epsilon is divided by the
+    square of the multiplier."""
     require(config, "hidden_act", "silu", "silu")
     residual = _multiplier(config, "residual_multiplier")
     fields = common_fields(config)

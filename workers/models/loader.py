@@ -13,7 +13,7 @@ from workers.models.progress import ProgressMeter
 
 
 class WeightLoader:
-    """Loader that casts, packs and counts weights. dtype: dtype of all weights except norms and
+    """Loader that casts, packs and counts weights. dtype: dtype of all weights, except norms and
     biases, which are float32."""
 
     def __init__(
@@ -24,18 +24,20 @@ class WeightLoader:
         meter: ProgressMeter,
         image: WeightImage | None = None,
     ) -> None:
-        """image: weight image in host memory that receives the weights instead of the device."""
+        """image: weight image in host memory that receives the weights. If it is None, the device
+        receives them."""
         self.ops = ops
         self.image = image
         self.num_bytes = 0
-        """Bytes of all loaded weights in their packed form."""
+        """Bytes of all weights that have been loaded, in their packed form."""
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._meter = meter
         self._device = ops.device if image is None else torch.device("cpu")
 
     def linear(self, modules: list[str], *, bias: bool = False) -> PackedLinear:
-        """Loads one packed linear with the rows of all the modules, in the order given."""
+        """Loads one packed linear that has the rows of all the modules, in the order of
+        `modules`."""
         weights = [self._weight(f"{name}.weight") for name in modules]
         stacked = [self._read(f"{name}.bias", torch.float32) for name in modules] if bias else None
         packed = self.ops.pack_linear(*weights, bias=torch.cat(stacked) if stacked else None)
@@ -47,12 +49,12 @@ class WeightLoader:
         return self.keep(self._read(f"{module}.weight", torch.float32) + offset)
 
     def table(self, name: str) -> Tensor:
-        """Loads an embedding table in the dtype of weights."""
+        """Loads an embedding table and casts it to the dtype of weights."""
         return self.tensor(name, self._dtype)
 
     def tensor(self, name: str, dtype: torch.dtype | None) -> Tensor:
-        """Loads a tensor as a copy that outlives the mapped file. dtype: None keeps the stored
-        dtype."""
+        """Loads a tensor as a copy, which stays valid when the checkpoint is closed. dtype: dtype
+        of the copy; None keeps the stored dtype."""
         read = self._read(name, dtype)
         return self.keep(read.clone(memory_format=torch.contiguous_format))
 
@@ -62,14 +64,14 @@ class WeightLoader:
         return tensor.to(self._device) if self.image is None else self.image.place(tensor)
 
     def end_part(self) -> None:
-        """Ends a part of the weight image. A forward pass waits for the copy of each part as a
-        whole."""
+        """Ends a part of the weight image. A forward pass waits for the copy of a whole part at a
+        time."""
         if self.image is not None:
             self.image.end_part()
 
     def _weight(self, name: str) -> Weight:
-        """Reads a linear's matrix. Converts a matrix in blocks to a plain one, unless the dtype is
-        bfloat16."""
+        """Reads a linear's matrix. A matrix that is stored in blocks stays in blocks if the dtype
+        of weights is bfloat16, and is dequantised otherwise."""
         found = self._checkpoint.get(name)
         if isinstance(found, Tensor) or self._dtype is not torch.bfloat16:
             return self._read(name, self._dtype)

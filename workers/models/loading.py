@@ -1,4 +1,4 @@
-"""Loads a base model with the decoder that its plan needs."""
+"""Loads a base model into the decoder that can compute it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.models.spec import ModelSpec
 
 
 class LoadedModel(Protocol):
-    """Loaded base model. num_bytes: bytes of its weights in their packed form."""
+    """Loaded base model. num_bytes: bytes of the model's weights in their packed form."""
 
     plan: ModelPlan
     arrival: Arrival
@@ -31,7 +31,7 @@ class LoadedModel(Protocol):
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
         """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given. lora:
-        segments of these rows."""
+        adapter segments of these N rows."""
         ...
 
 
@@ -43,7 +43,8 @@ def load_model(
     progress: ByteProgress | None = None,
 ) -> LoadedModel:
     """Reads a canonical folder and packs its weights one by one. image: weight image that receives
-    the weights instead of the device; the model can compute once the image is on the device.
+    the weights. If it is given, the model can compute once the image has been copied to the device.
+    If it is None, the device receives the weights.
 
     Raises CheckpointError, UnsupportedModel, MemoryError, and any error that `progress` raises to
     stop the load.

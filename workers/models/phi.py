@@ -1,5 +1,6 @@
-"""Phi 3, 3.5 and 4 (Phi-4 and Phi-4-mini). Unlike Llama, they rotate a part of each head, use
-LongRoPE, and store projections fused, see `adapters.family_layout`."""
+"""Reads configs of Phi 3, 3.5 and 4 (Phi-4 and Phi-4-mini). These models may rotate only a part of
+each head and use LongRoPE, and their checkpoints store fused projections (see
+`adapters.family_layout`)."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ from workers.models.spec import ModelSpec
 from workers.models.transformers_spec import TransformersSpec
 
 MAX_PADDING = 64
-"""Maximum number of rows that a backend adds to a linear as padding, and maximum number of unused
-elements between two tensors of a weight image."""
+"""Maximum number of rows with which a backend pads a linear, and maximum number of unused elements
+between two tensors of a weight image."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """Canonical folder of a model, and how to serve it.
+    """Canonical folder of a model, and how to serve the model.
 
-    dtype: dtype of weights and KV pages. formats: formats of the tensors stored in blocks.
+    dtype: dtype of weights and KV pages. formats: format of each tensor that is stored in blocks.
     """
 
     digest: str
@@ -46,7 +46,7 @@ class ModelPlan:
     def read(
         cls, folder: Path, digest: str, dtype: torch.dtype, max_model_len: int | None = None
     ) -> ModelPlan:
-        """Reads the plan of a canonical folder. Raises UnsupportedModel."""
+        """Reads the plan of a canonical folder. Raises UnsupportedModel, naming the field."""
         config = _read_json(folder / "config.json")
         spec = read_any_spec(config, _read_json(folder / "generation_config.json"))
         length = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
@@ -55,8 +55,9 @@ class ModelPlan:
 
     @property
     def kv_layout(self) -> KVLayout:
-        """Layout of a KV page. If attention modules differ in number or size of heads, it is a
-        uniform layout with the largest heads and as many layers as the page needs for its bytes."""
+        """Layout of a KV page. If attention modules differ in number or size of heads, this is the
+        layout of a model whose layers all have the largest heads, with as many layers as the bytes
+        of a page require."""
         spec = self.spec
         if isinstance(spec, ModelSpec):
             return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
@@ -67,7 +68,7 @@ class ModelPlan:
 
     @property
     def site_layouts(self) -> list[tuple[KVLayout, int]]:
-        """Layout of each attention site of a model that transformers computes, and the layer of
+        """Layout of each attention site of a model that runs transformers' code, and the layer of
         that layout in which the site's keys and values are stored. Sites do not overlap."""
         assert isinstance(self.spec, TransformersSpec)
         sites = self.spec.recorded.sites
@@ -81,9 +82,10 @@ class ModelPlan:
         return places
 
     def max_bytes(self, ops: Ops) -> int:
-        """Returns an upper bound of the loaded weights' bytes, slightly above the actual number."""
+        """Returns an upper bound of the bytes of the loaded weights, which is slightly above their
+        actual size."""
         spec = self.spec
-        # The reference backend computes with float32 copies.
+        # The reference backend stores weights as float32.
         plain = 4 if ops.name == "reference" else self.dtype.itemsize
         if isinstance(spec, TransformersSpec):
             others = spec.recorded.other_numbers * torch.float32.itemsize
@@ -110,8 +112,8 @@ class ModelPlan:
 
 
 def _read_formats(folder: Path) -> dict[str, WeightFormat]:
-    """Returns the formats of the tensors stored in blocks. Returns an empty dictionary if the
-    weights cannot be read, because a later attempt to load them reports the error."""
+    """Returns the format of each tensor that is stored in blocks. If the weights cannot be read,
+    returns an empty dictionary, because a later attempt to load the weights reports the error."""
     try:
         with Checkpoint(folder, "np") as checkpoint:
             return checkpoint.formats

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 ByteProgress = Callable[[int, int], None]
-"""Function that is called with the bytes done and the total bytes; both are equal at the end."""
+"""Function that receives the number of bytes done and the total number of bytes. Both are equal at
+the end."""
 
 
 class ProgressMeter:
-    """Counter of processed bytes that reports each increase to `progress`."""
+    """Counter of processed bytes. Reports each increase to `progress`."""
 
     def __init__(self, total: int, progress: ByteProgress | None) -> None:
         self._total = total

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 (bias on q, k, v) and Qwen 3 (norm on q and k)."""
+"""Reads configs of Qwen 2 and 2.5 (bias on q, k and v) and Qwen 3 (norm on q and k)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_qwen3(config: dict[str, Any]) -> ModelSpec:
 
 
 def _layers(config: dict[str, Any]) -> tuple[LayerSpec, ...]:
-    """Returns the layers. With `use_sliding_window`, the layers from index `max_window_layers` on
+    """Returns the layers. If `use_sliding_window` is set, all layers from index `max_window_layers`
     have a sliding window."""
     require(config, "hidden_act", "silu", "silu")
     window = config.get("sliding_window") if config.get("use_sliding_window") else None

@@ -1,4 +1,4 @@
-"""Reads rotary parameters from config.json, as transformers 5 or older versions spell them."""
+"""Reads rotary parameters from config.json, in the form of transformers 5 or of older versions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def read_ropes(
 ) -> dict[str, RopeSpec]:
     """Returns the rope of each layer type: `full_attention` and `sliding_attention`.
 
-    The new form is `rope_parameters`, flat or by layer type. The old form is `rope_theta` and
-    `rope_scaling`. Unless parameters are given by layer type, sliding layers of a family with a
-    `local_theta` use `rope_local_base_freq` without scaling.
+    The new form is `rope_parameters`, either for all layers or by layer type. The old form is
+    `rope_theta` and `rope_scaling`. Unless the parameters are given by layer type, sliding layers
+    of a family with a `local_theta` use the base frequency `rope_local_base_freq` (`local_theta` by
+    default) without scaling.
     """
     default_theta = config.get("rope_theta", default_theta)
     parameters = config.get("rope_parameters")
@@ -38,7 +39,8 @@ def read_ropes(
 
 
 def partial_rotary(config: dict[str, Any], head_dim: int, default: float = 1.0) -> int:
-    """Returns the number of rotated dimensions of a head, for families that rotate a part of it."""
+    """Returns the number of dimensions of a head that are rotated, for families that rotate only a
+    part of each head."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", default))
     if not isinstance(factor, int | float) or not 0 < factor <= 1:
@@ -49,7 +51,7 @@ def partial_rotary(config: dict[str, Any], head_dim: int, default: float = 1.0) 
 
 
 def rotated(ropes: dict[str, RopeSpec], rotary_dim: int, head_dim: int) -> dict[str, RopeSpec]:
-    """Returns the ropes with only the first `rotary_dim` dimensions of a head rotated."""
+    """Returns the ropes, changed to rotate only the first `rotary_dim` dimensions of a head."""
     return {
         kind: replace(rope, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
         for kind, rope in ropes.items()
@@ -127,8 +129,8 @@ def _read_longrope(parameters: dict[str, Any], theta: float, config: dict[str, A
 
 
 def _original_length(parameters: dict[str, Any], config: dict[str, Any]) -> int:
-    """Returns the number of positions before stretching. As in transformers, the field of the model
-    takes precedence over the same field of the rope parameters."""
+    """Returns the number of positions before stretching. As in transformers, the field of the whole
+    config takes precedence over the same field of the rope parameters."""
     field = "original_max_position_embeddings"
     found = config.get(field) or parameters.get(field) or config.get("max_position_embeddings")
     return int(_number({field: found}, field))

@@ -1,4 +1,4 @@
-"""Model description for the decoder, independent of how a family spells its config.json."""
+"""Model description for the decoder, independent of the field names in a family's config.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class UnsupportedModel(ValueError):
-    """The config requires a feature that is not supported."""
+    """Error raised if a config requires a feature that is not supported."""
 
     def __init__(self, field: str, got: object, allowed: str) -> None:
         super().__init__(f"{field} = {got!r} is not supported; allowed: {allowed}")
@@ -24,8 +24,8 @@ class UnsupportedModel(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Properties that may differ between layers. window: number of tokens that a row sees, itself
-    included; None = all."""
+    """Properties that may differ between layers. window: number of tokens to which a token attends,
+    itself included; None means all preceding tokens."""
 
     rope: RopeSpec
     window: int | None = None
@@ -86,10 +86,10 @@ class ModelSpec:
 
 
 def common_fields(config: dict[str, Any], *own: str) -> dict[str, Any]:
-    """Returns the checked fields that all families spell alike, for `ModelSpec(**...)`.
+    """Returns the checked fields that all families spell alike, as arguments of `ModelSpec`.
 
-    own: names of optional fields that the family reads itself. Such fields are refused in families
-    that do not name them here, unless they have their usual value.
+    own: names of optional fields that the family reads itself. Raises UnsupportedModel if an
+    optional field that is not named here has an unusual value.
     """
     _refuse_extensions({name: value for name, value in config.items() if name not in own})
     num_heads = positive(config, "num_attention_heads")
@@ -117,7 +117,8 @@ def common_fields(config: dict[str, Any], *own: str) -> dict[str, Any]:
 
 
 def positive(config: dict[str, Any], field: str) -> int:
-    """Returns a required field that must be an integer above zero. Raises UnsupportedModel."""
+    """Returns the value of a required field. Raises UnsupportedModel unless it is an integer above
+    zero."""
     value = config.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UnsupportedModel(field, value, "a whole number above zero")
@@ -125,8 +126,8 @@ def positive(config: dict[str, Any], field: str) -> int:
 
 
 def require(config: dict[str, Any], field: str, allowed: object, default: object) -> None:
-    """Raises UnsupportedModel if the field's value is not `allowed`. default: value of a missing
-    field."""
+    """Raises UnsupportedModel if the field's value is not `allowed`. default: value that a missing
+    field has."""
     if (value := config.get(field, default)) != allowed:
         raise UnsupportedModel(field, value, repr(allowed))
 
@@ -137,9 +138,9 @@ def layer_specs(
     window: int | None = None,
     has_window: Callable[[int], bool] | None = None,
 ) -> tuple[LayerSpec, ...]:
-    """Returns one spec per layer. window: number of tokens of the sliding window. has_window:
-    whether the layer with an index has it, if the config has no `layer_types`; None: all layers
-    have it if there is one."""
+    """Returns one spec per layer. window: number of tokens of the sliding window, or None.
+    has_window: function that returns whether the layer with this index has the window, for configs
+    without `layer_types`. If it is None, all layers have the window, unless `window` is None."""
     has_window = has_window or (lambda _: window is not None)
     num_layers = positive(config, "num_hidden_layers")
     types = config.get("layer_types") or [
@@ -170,7 +171,7 @@ def _refuse_extensions(config: dict[str, Any]) -> None:
 
 
 def end_tokens(config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the end tokens that can be sampled. Drops -1 and ids beyond the vocabulary."""
+    """Returns the end tokens that can be sampled. Leaves out -1 and ids beyond the vocabulary."""
     value: int | list[int] | None = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(token for token in ids if 0 <= token < config["vocab_size"])

@@ -1,4 +1,5 @@
-"""Finds the language model in a checkpoint with image or audio parts, which are not served."""
+"""Finds the language model in a checkpoint that also has image or audio parts, which are not
+served."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ TEXT_TYPES = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
 }
-"""Family of the language model, by `model_type` of the whole config or of its text part."""
+"""Family of the language model, by the `model_type` of the whole config or of its `text_config`."""
 OTHER_PARTS = (
     *("model.audio_tower.", "model.embed_audio.", "model.embed_vision."),
     *("model.multi_modal_projector.", "model.vision_model.", "model.vision_tower."),
@@ -22,21 +23,21 @@ OTHER_PARTS = (
 )
 """Prefixes of the canonical names of tensors that belong to image or audio parts."""
 INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
-"""Fields of the whole config that override the same fields of `text_config`."""
+"""Fields whose values in the whole config take precedence over their values in `text_config`."""
 NOT_OF_TEXT = ("text_config", "vision_config", "architectures")
 
 
 def is_composite(config: dict[str, Any]) -> bool:
-    """Returns whether the checkpoint has more parts than its language model."""
+    """Returns whether the checkpoint has other parts in addition to its language model."""
     return isinstance(config.get("text_config"), dict) or "vision_config" in config
 
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the config of the language model alone. A text-only config is returned unchanged.
 
-    Older Qwen configs have the text part's fields alongside `vision_config`, newer ones in
-    `text_config`. The positions of a text are equal on all three axes of Qwen's `mrope`, which then
-    equals plain rotary embedding.
+    Older Qwen configs have the fields of the language model alongside `vision_config`, and newer
+    ones have them in `text_config`. Qwen's `mrope` is read as plain rotary embedding, because all
+    three positions of a text token are equal.
     """
     if not is_composite(config):
         return config

@@ -1,4 +1,4 @@
-"""Decoder that runs a model's code in transformers, with our ops and KV pages."""
+"""Decoder that runs transformers' code of a model, with our ops and KV pages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from workers.models.transformers_spec import TransformersSpec
 
 
 class TransformersDecoder:
-    """Loaded base model. Used by one thread, because a forward pass stores its inputs in `Step`,
-    which all modules read.
+    """Loaded base model. Used by one thread, because a forward pass stores its inputs in a `Step`
+    object that all modules read.
 
-    All weights are one part of the weight image, so the first step waits until all are copied.
+    All weights are a single part of the weight image, so the first step waits until all weights
+    have been copied.
     """
 
     def __init__(self, plan: ModelPlan, loader: WeightLoader) -> None:
@@ -60,7 +61,7 @@ class TransformersDecoder:
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
         """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given. lora:
-        segments of these rows."""
+        adapter segments of these N rows."""
         self.arrival.wait(-1)
         with self._step.of(None, lora):
             logits = self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits[0]
@@ -101,8 +102,8 @@ class TransformersDecoder:
         replace_module(model, path, module)
 
     def _place_others(self, model: nn.Module, loader: WeightLoader) -> None:
-        """Loads the parameters and buffers of all modules except linears. Loads a tensor that
-        several modules share once."""
+        """Loads the parameters and buffers of all modules except linears. A tensor that several
+        modules share is loaded once."""
         placed: dict[str, nn.Parameter | Tensor] = {}
         for path, module in list(model.named_modules()):
             prefix = f"{path}." if path else ""

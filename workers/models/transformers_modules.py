@@ -1,4 +1,4 @@
-"""Builds models of transformers whose linears and attention are computed by our ops."""
+"""Builds transformers models whose linears and attention are computed by our ops."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 ATTENTION = "loraplex"
 """Name under which our attention function is registered in transformers. No mask function is
-registered under this name, so that models build no mask."""
+registered under this name, so that models compute no attention mask."""
 INSTALL = "pip install 'loraplex[transformers]'"
 
 
 class NotComputable(UnsupportedModel):
-    """The model has no native family, and its code in transformers cannot be used either."""
+    """Error raised if a model has no native family and its code in transformers cannot be used
+    either."""
 
     def __init__(self, model_type: str, why: str) -> None:
         ValueError.__init__(
@@ -56,7 +57,7 @@ def build_model(
 ) -> PreTrainedModel:
     """Builds the modules of a causal language model on the meta device.
 
-    attention: name of a registered attention function; None leaves the choice to transformers.
+    attention: name of a registered attention function. If it is None, transformers chooses one.
     Raises UnsupportedModel if transformers is not installed, or too old to know the model.
     """
     transformers = library()
@@ -75,7 +76,7 @@ def build_model(
 
 
 class Step:
-    """Inputs of the forward pass in progress, read by the modules of one model. lora: adapter
+    """Inputs of the forward pass in progress, which the modules of one model read. lora: adapter
     segments of the rows that linears receive, or None if no row has an adapter."""
 
     def __init__(self) -> None:
@@ -89,8 +90,8 @@ class Step:
 
     @contextmanager
     def of(self, batch: ForwardBatch | None, lora: LoRABatch | None) -> Generator[None]:
-        """Sets the inputs for a forward pass within the context. batch: None if the pass computes
-        no attention."""
+        """Sets the inputs of a forward pass for the duration of the context. batch: batch of the
+        step, or None if the pass computes no attention."""
         self._batch, self.lora = batch, lora
         try:
             yield
@@ -99,12 +100,12 @@ class Step:
 
 
 class AdaptedModule(nn.Module):
-    """Replacement for a linear module. It has no `weight`, so that code that reads the weight
-    directly fails instead of bypassing the adapters."""
+    """Replacement for a linear module. It has no `weight`, so that code that uses the weight
+    directly fails instead of ignoring the adapters."""
 
     def __init__(self, ops: Ops, linear: AdaptedLinear, layer: int | None, step: Step) -> None:
-        """layer: index of the linear's layer in the adapter tables, or None if no adapter can add
-        to the linear."""
+        """layer: index of the linear's layer in the adapter tables, or None if adapters cannot
+        change the linear."""
         super().__init__()
         self.in_features = linear.fused.in_features
         self.out_features = sum(linear.fused.widths)
@@ -122,13 +123,14 @@ class AdaptedModule(nn.Module):
 
 
 class PagedAttention:
-    """Attention of one module over the pages of the step's sequences."""
+    """Attention of one module over the KV pages of the step's sequences."""
 
     def __init__(
         self, ops: Ops, step: Step, layout: KVLayout, layer: int, window: int | None
     ) -> None:
-        """layout, layer: layout of a page and the layer in it that has the module's keys and
-        values. window: number of tokens that a row sees, itself included; None = all."""
+        """layout, layer: layout of a KV page, and the layer of this layout in which the module's
+        keys and values are stored. window: number of tokens to which a token attends, itself
+        included; None means all preceding tokens."""
         self._ops = ops
         self._step = step
         self._layout = layout
@@ -178,14 +180,14 @@ def attend(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention function that is registered in transformers. Other arguments are ignored: the
-    window was recorded when the model was imported, and dropout is for training."""
+    """Attention function that is registered in transformers. Ignores all other arguments, because
+    the window was recorded when the model was imported, and dropout is used only in training."""
     site: PagedAttention = module.paged_attention  # pyright: ignore[reportAssignmentType]
     return site.attend(query, key, value, scaling, softcap, s_aux), None
 
 
 class HiddenOutput:
-    """Output of a backbone that has only hidden states. All other fields are None."""
+    """Output of a backbone that has only the hidden states. All other fields are None."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -199,8 +201,8 @@ class HiddenOutput:
 
 
 class StoredHidden(nn.Module):
-    """Replacement for a causal language model's backbone that returns its `inputs_embeds`, so that
-    the model computes the logits of hidden states that are already known."""
+    """Replacement for a causal language model's backbone. It returns its `inputs_embeds`, so that
+    the model computes the logits of hidden states that were computed before."""
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> HiddenOutput:
         return HiddenOutput(inputs_embeds)
@@ -212,8 +214,8 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def detach_backbone(model: PreTrainedModel) -> nn.Module:
-    """Removes the backbone from the model and returns it. Calling the model then computes logits of
-    hidden states, which are passed as `inputs_embeds`."""
+    """Removes the backbone from the model and returns it. Afterwards, the model computes the logits
+    of the hidden states that are passed to it as `inputs_embeds`."""
     backbone: nn.Module = getattr(model, model.base_model_prefix)
     setattr(model, model.base_model_prefix, StoredHidden())
     return backbone

@@ -1,4 +1,4 @@
-"""Description of a model that is run by its code in transformers. Does not import torch."""
+"""Description of a model that runs transformers' code. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from adapters.manifest import RECORDED, BaseModelShape
 from workers.models.spec import end_tokens
 
 HEAD_STEP = 16
-"""Head sizes are padded with zeros to a multiple of this number, which all backends support."""
+"""Head sizes are padded with zeros to a multiple of this number. All backends support such
+sizes."""
 
 
 class AttentionSite(msgspec.Struct, frozen=True, array_like=True):
     """Attention of one module, as recorded when the model was imported.
 
     module: path of the module. head_dim: head size of queries and keys. value_dim: head size of
-    values. window: number of tokens that a row sees, itself included; None = all.
+    values. window: number of tokens to which a token attends, itself included; None means all
+    preceding tokens.
     """
 
     module: str
@@ -33,12 +35,12 @@ class AttentionSite(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """Facts that the import found by running the model, stored in its canonical config.json.
+    """Facts that the import found by running the model, and stored in its canonical config.json.
 
-    sites: attention modules in the order of their calls. aliases: second names of tensors, and the
-    name under which each is stored. plain_linears: paths of linears to which no adapter can add.
-    matrix_numbers, other_numbers: upper bounds of the number of elements of linears and embedding
-    tables, and of all other tensors.
+    sites: attention modules in the order of their calls. aliases: for each further name of a tensor
+    that has several names, the name under which it is stored. plain_linears: paths of linears that
+    adapters cannot change. matrix_numbers: upper bound of the number of elements of all linears and
+    embedding tables. other_numbers: upper bound of the number of elements of all other tensors.
     """
 
     shape: BaseModelShape
@@ -89,10 +91,10 @@ class TransformersSpec(msgspec.Struct, frozen=True):
 
     @property
     def linears(self) -> frozenset[str]:
-        """Paths of all linears, whose weights are stored as matrices of the serving dtype."""
+        """Paths of all linears. Their weights are matrices in the serving dtype."""
         paths = [linear.path for linear in self.recorded.shape.linears]
         return frozenset([*paths, *self.recorded.plain_linears])
 
     def served(self, max_model_len: int) -> TransformersSpec:
-        """Returns this spec, which is the same for every maximum length of texts."""
+        """Returns this spec, because it does not depend on the maximum length of texts."""
         return self
