@@ -44,8 +44,7 @@ CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 10
 IDLE_IN_TRANSACTION_TIMEOUT_S = 60
 CHECK_INTERVAL_S = 10.0
-"""Seconds between checks of connections that listen, because a network may drop a connection
-silently."""
+"""Seconds between checks of listening connections, which a network may drop silently."""
 CHECK_TIMEOUT_S = 5.0
 
 BAD_URL = (
@@ -57,7 +56,7 @@ FORMS = {
     "entity_name_form": f"a name is 1 to 128 {_NAME}",
     "alias_name_form": f"an alias is 1 to 64 {_NAME}, and not a number",
 }
-"""Messages for CHECK constraints of the schema."""
+"""Error messages for CHECK constraints of the schema, by constraint name."""
 RECONNECT_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 

@@ -103,8 +103,7 @@ class DatabaseUnavailable(ApiError):
 
 
 class DatabaseMisconfigured(DatabaseUnavailable):
-    """Error for a database that refuses the connection. Waiting does not help, because a setting
-    must be changed."""
+    """Error for a database that refuses the connection until a setting is changed."""
 
 
 class DatabaseRefused(ApiError):

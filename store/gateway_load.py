@@ -21,7 +21,7 @@ class ModelLoad(msgspec.Struct, frozen=True):
     """Prompt tokens found in a prefix cache."""
     completion_tokens: int = 0
     ttft: Latencies = []
-    """Time from the first byte of a request to its first token."""
+    """Histogram of seconds from the first byte of a request to its first token."""
 
 
 class TenantLoad(msgspec.Struct, frozen=True):

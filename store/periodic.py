@@ -35,8 +35,7 @@ async def repeat(
                 unforeseen = None if isinstance(error, ApiError | OSError) else error
                 log.warning("%s: %s", what, error, exc_info=unforeseen)
             has_failed = True
-            # Waits for the whole interval even if `wake` is set, because `wake` may be set
-            # repeatedly.
+            # Waits for the whole interval, because `wake` may be set again and again.
             await asyncio.sleep(interval_s)
             continue
         with contextlib.suppress(TimeoutError):

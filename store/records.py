@@ -78,36 +78,34 @@ class AdapterState(StrEnum):
     VALIDATING = "validating"
     PROVING = "proving"
     AWAITING_APPROVAL = "awaiting_approval"
-    """Verified, but an admin has not approved its chat template."""
+    """The version is verified, but an admin must still approve its chat template."""
     READY = "ready"
     REJECTED = "rejected"
     RETIRED = "retired"
-    """Serves only requests in flight. Deleted when the last has ended."""
+    """The version serves only requests in flight, and is deleted when the last one has ended."""
 
 
 class Tenant(msgspec.Struct, frozen=True):
     id: str
-    """`ten_` and 12 random characters. Never reused, because usage is recorded under this id."""
+    """Id of `ten_` and 12 random characters. It is never reused, because usage refers to it."""
     name: str
     """Unique name that people use, as in `tenant/adapter`."""
     sharing_group: str | None = None
-    """Tenants of one group share cached prefixes. None means that the tenant shares with no other
-    tenant."""
+    """Group of tenants that share cached prefixes. None if the tenant shares with no other."""
     require_signature: bool = False
     """Whether only signed adapters are accepted."""
     created_at: datetime | None = None
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """API key. `id` is its public part. Of the whole key, only a keyed hash is stored."""
+    """API key. `id` is the key's public part. Only a keyed hash of the whole key is stored."""
 
     id: str
     tenant_id: str | None
     """Id of the key's tenant. None for an admin key, which cannot be used for inference."""
     hash: bytes
     scopes: frozenset[str]
-    """Some of inference, adapters:write and usage:read for a tenant's key; admin for an admin
-    key."""
+    """Some of `TENANT_SCOPES` for a tenant's key, or of `ADMIN_SCOPES` for an admin key."""
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     name: str = ""
@@ -188,8 +186,7 @@ class BaseModel(msgspec.Struct, frozen=True):
     created_at: datetime
     residency: Residency = Residency.AUTO
     source: str = ""
-    """Name under which the weights were imported, such as the name of a repository. May be
-    empty."""
+    """Name under which the weights were imported, such as a repository's name, or empty."""
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -219,7 +216,7 @@ class ServingFields(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=256)], ...],
         msgspec.Meta(max_length=16),
     ] = ()
-    """Added to the stop strings of a request."""
+    """Strings that are added to the stop strings of each request."""
     stop_token_ids: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)], ...], msgspec.Meta(max_length=64)
     ] = ()
@@ -297,15 +294,14 @@ class ServedVersion(VersionFields, frozen=True):
     is_ephemeral: bool = False
     """Whether the version is loaded for a limited time, without verification."""
     signature: bytes | None = None
-    """Signature of the version's content, which workers check. None if the content is not
-    signed."""
+    """Signature of the version's content, which workers check. None if it is not signed."""
     public_key: bytes | None = None
     """Public key that verifies the signature."""
 
 
 class Alias(msgspec.Struct, frozen=True):
-    """Name that points to `version`. For a canary, it points to several versions, of which
-    `version` is the stable one."""
+    """Name that points to `version`, or during a canary to several versions, of which `version` is
+    the stable one."""
 
     tenant_id: str
     name: str
@@ -330,7 +326,7 @@ class AdapterProof(msgspec.Struct, frozen=True):
 
 
 ServiceClassName = Literal["interactive", "standard", "batch"]
-"""Urgency of answers."""
+"""Service class of a tenant's requests, by how urgent their answers are."""
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -344,15 +340,14 @@ class Quota(msgspec.Struct, frozen=True):
     tokens_per_day: int | None = None
     tokens_per_month: int | None = None
     spend_per_day: int | None = None
-    """Pico-dollars."""
+    """Limit in pico-dollars, as is `spend_per_month`."""
     spend_per_month: int | None = None
     adapters: int | None = None
     """Number of adapter names. This and the following limits apply only to tenants."""
     adapter_bytes: int | None = None
     """Bytes of all adapter versions. Each content counts once."""
     cached_weight: int = 100
-    """Weight of a cached prompt token toward token limits of the tenant and its keys, in percent of
-    an uncached one."""
+    """Weight of a cached prompt token in token limits, in percent of an uncached one."""
     weight: int = 1
     """Weight of the tenant's requests on a worker, relative to other tenants."""
     service_class: ServiceClassName = msgspec.field(default="standard", name="class")
@@ -395,8 +390,7 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class CatalogSnapshot(msgspec.Struct, frozen=True):
-    """Everything that a gateway needs to serve without queries on the request path, as of
-    `generation`."""
+    """Everything that a gateway needs to serve requests without queries, as of `generation`."""
 
     generation: int
     tenants: tuple[Tenant, ...]

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
 MODELS = b"/v1/models/"
-"""Below this path, a slash in a model's name may be percent-encoded, because the official clients
-encode it."""
+"""Path below which a slash may be percent-encoded, because official clients encode model names."""
 
 _PLAIN = re.compile(rb"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z")
 """Matches paths whose segments have the form of RFC 3986, without percent-encoding and without

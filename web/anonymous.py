@@ -1,5 +1,4 @@
-"""Rate limits of requests without a valid key: one for each client address, and one for all
-together."""
+"""Rate limits of requests without a valid key, for each client address and for all together."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 HELD_BODY = "held_body"
 """Key in the state of an ASGI scope for the request's `HeldBody`."""
 ALL = 256 << 20
-"""Default maximum bytes of all bodies: 25 bodies of the largest size, or thousands of usual
-ones."""
+"""Default maximum bytes of all bodies: 25 of the largest size, or thousands of the usual size."""
 TENANT_PART = 8
 """Divisor of the total limit. The quotient is the limit of one tenant, and also the limit of all
 bodies together whose key is not known yet."""
@@ -60,8 +59,7 @@ class BodyBudget:
 
 
 class HeldBody:
-    """Memory of one request's body. Also counts the bytes that are received after the request was
-    answered."""
+    """Memory of one request's body. Also counts bytes that are received after the answer."""
 
     __slots__ = (
         "_budget",
@@ -80,7 +78,7 @@ class HeldBody:
         self.num_read = 0
         """Bytes received before the answer."""
         self.on_unread: Callable[[int], None] | None = None
-        """Called with the bytes received after the answer, which are discarded."""
+        """Function that is called with the number of bytes that were received after the answer."""
 
     def add(self, num_bytes: int) -> None:
         """Adds received bytes."""
@@ -117,8 +115,7 @@ class HeldBody:
 
     @property
     def excess(self) -> Excess | None:
-        """Limit that is exceeded now, either the tenant's or the total one. None if neither is
-        exceeded."""
+        """Limit that is exceeded now, either the tenant's or the total one, or None."""
         return self.excess_with(0)
 
     def excess_with(self, num_more: int) -> Excess | None:

@@ -14,8 +14,7 @@ from typing import Protocol
 from web.client_address import address_prefix, canonical
 
 MAX_DEFAULT = 16_384
-"""Default maximum of connections, even if the limit of descriptors allows more. An idle connection
-takes 20 KiB."""
+"""Default maximum of connections if descriptors allow more. An idle connection takes 20 KiB."""
 RESERVE = 512
 """File descriptors that are reserved for the usage log, the database (about 24), workers, uploads
 (up to three for each of 64), folders, and connections that are being closed."""

@@ -1,4 +1,4 @@
-"""Explains what is wrong with a value that msgspec cannot decode, for errors that name a field."""
+"""Finds the field because of which msgspec cannot decode a value, for error messages."""
 
 from __future__ import annotations
 

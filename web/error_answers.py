@@ -1,5 +1,4 @@
-"""Complete HTTP answers for errors, in OpenAI's format, or in Anthropic's format on Anthropic's
-routes."""
+"""HTTP answers for errors, in OpenAI's format, or in Anthropic's format on Anthropic's routes."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class FrameworkRefusal(ApiError):
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Converts an exception to an error that has an HTTP answer. Returns an `InternalError` for an
-    unforeseen exception."""
+    """Converts an exception to an error with an HTTP answer, by default an `InternalError`."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException) and error.status_code < 500:

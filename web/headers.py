@@ -24,8 +24,7 @@ OnAnswer = Callable[[int, bool], Mapping[str, str]]
 
 
 def is_of_messages(path: str) -> bool:
-    """Returns whether a path belongs to Anthropic's Messages API, whose answers have Anthropic's
-    format."""
+    """Returns whether a path belongs to Anthropic's Messages API."""
     return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 

@@ -1,5 +1,4 @@
-"""Helpers for the OpenAPI documents of the gateway and the admin plane: schemas of structs, and the
-format of errors."""
+"""Helpers for the OpenAPI documents of both planes: schemas of structs, and the error format."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Counts refusals, and logs them at a limited rate, so that a flood of requests does not flood the
-log."""
+"""Counts refusals, and logs them at a rate that a flood of requests cannot increase."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ class Refusals:
         asyncio.get_running_loop().call_later(self._interval_s, self._tell, message, series)
 
     def _tell(self, message: str, series: tuple[str, str]) -> None:
-        """Logs the number of refusals of a series since its last line. Ends the series if there
-        were none."""
+        """Logs the refusals of a series since its last line. Ends the series if there were none."""
         number = self._suppressed.pop(series)
         if number == 0:
             return

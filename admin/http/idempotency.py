@@ -1,5 +1,4 @@
-"""Handles the header Idempotency-Key, with which a client may repeat a request that creates an
-object. See `admin.idempotency`."""
+"""Header Idempotency-Key, with which a client may repeat a creating request safely."""
 
 from __future__ import annotations
 

@@ -193,7 +193,8 @@ class GenerationOperation(ServedOperation):
 
 @dataclass
 class _OfMessages(PlaneOperation):
-    """Operation of Anthropic's Messages, whose errors the document's components do not have."""
+    """Operation of Anthropic's Messages API. It describes its errors itself, because the document's
+    shared components have OpenAI's error format."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

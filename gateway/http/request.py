@@ -27,8 +27,8 @@ from web.request import PlaneRequest
 
 MAX_BODY_BYTES = 10 << 20
 MAX_NESTED = 1 << 16
-"""Maximum number of `[`, `{` and `:` in a body. Each may become a Python object, which takes 0.5
-µs to create. 1 MiB of JSON inside a string of the body has about this many."""
+"""Maximum number of `[`, `{` and `:` in a body, because each may become a Python object, which
+takes 0.5 µs to create. A body that contains 1 MiB of JSON in a string has about this many."""
 SMALL_BYTES = 1 << 16
 """Maximum bytes of a body that is decoded without counting its values. A body of this size cannot
 have too many values."""
