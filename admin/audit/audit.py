@@ -1,13 +1,14 @@
-"""Audit log: a hash chain. Database triggers add a row in the transaction of each change.
+"""Audit log in the form of a hash chain. Database triggers add a row in the transaction of each
+change.
 
 A row's hash covers its fields and the hash of the previous row, so that changed or removed rows
 break the chain. Rewriting all following rows would hide such a change, except from an operator who
 kept a copy of the newest hash, which `verify` returns.
 
 `admin/audit/retention.py` prunes old rows. A prune writes a checkpoint row with the number and the
-hash of the last row removed, and `verify` begins there. The checkpoint is sealed by a keyed hash
-whose key is not in the database, so that the database's owner cannot hide a deletion in a
-checkpoint.
+hash of the last row removed, and `verify` begins after the removed rows. The checkpoint is sealed
+by a keyed hash whose key is not in the database, so that the database's owner cannot hide a
+deletion in a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from store.queries import fetch_all, sql
 from store.records import ApiKey
 
 BEGINNING = bytes(32)
-"""Hash before the first row."""
+"""Value that the first row has in place of a previous row's hash."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -108,7 +109,8 @@ async def list_entries(
     before: int | None,
     limit: int,
 ) -> list[AuditView]:
-    """Returns entries of the audit log, newest first. A filter that is None matches every entry."""
+    """Returns entries of the audit log whose numbers are less than `before`, newest first. A filter
+    that is None matches every entry."""
     return await fetch_all(connection, AuditView, "audit_list", tenant_id, object, before, limit)
 
 

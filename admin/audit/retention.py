@@ -16,8 +16,8 @@ ROWS_AT_ONCE = 2000
 """Maximum rows that one transaction verifies and removes. This takes about 20 ms of the event
 loop."""
 SLACK = timedelta(days=1)
-"""Time by which a row may exceed its retention before pruning starts. Each prune adds a row, so it
-should remove many."""
+"""Time by which a row may exceed its retention before pruning starts. Each prune adds a checkpoint
+row to the log, so it should remove many rows."""
 INTERVAL_S = 600.0
 """Seconds between checks of the oldest row."""
 PAUSE_S = 1.0
@@ -37,8 +37,8 @@ async def keep_audit_days(database: Database, pepper: bytes, days: int) -> None:
 
 
 async def prune_old(database: Database, pepper: bytes, days: int, limit: int = ROWS_AT_ONCE) -> int:
-    """Removes up to `limit` rows older than `days`, once the oldest row is older by `SLACK` too.
-    Returns the number of rows removed. Raises ApiError."""
+    """Removes up to `limit` rows older than `days`. Removes nothing until the oldest row has
+    exceeded this age by `SLACK`. Returns the number of rows removed. Raises ApiError."""
     before = datetime.now(UTC) - timedelta(days=days)
     async with database.transaction(EVERYTHING) as connection:
         return await prune(connection, pepper, before, SLACK, limit)

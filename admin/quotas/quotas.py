@@ -42,8 +42,8 @@ class LimitUse(msgspec.Struct, frozen=True):
 
 
 async def find_quota(connection: Connection, tenant_id: str, key_id: str | None) -> QuotaDetails:
-    """Returns a quota, which has no limits if none are set. If `key_id` is None, returns the quota
-    of the tenant as a whole."""
+    """Returns the quota of a key, or of the tenant as a whole if `key_id` is None. Returns a quota
+    without limits if none are set."""
     row = await connection.fetchrow(sql["quota_find"], key_id or tenant_id)
     found = from_row(QuotaDetails, row) if row else QuotaDetails(key_id or tenant_id)
     if key_id is not None:
@@ -71,8 +71,8 @@ async def set_quota(
 
 
 async def clear_quota(connection: Connection, tenant_id: str, key_id: str | None) -> None:
-    """Removes all limits, after which nothing may be pinned. Raises Conflict if something is
-    pinned."""
+    """Removes all limits of a key, or of the tenant as a whole if `key_id` is None. The tenant may
+    then pin no adapters, so this raises Conflict if an alias of the tenant is pinned."""
     await connection.execute(sql["quota_delete"], key_id or tenant_id)
     if key_id is None:
         await _set_pin_bytes(connection, tenant_id, 0)

@@ -115,14 +115,15 @@ class _Holder(NamedTuple):
     id: str
     tenant_id: str
     subject: str
-    """Id under which the limits apply: the tenant's, or that of the first of rotated keys."""
+    """Id under which the limits are stored: the tenant's id, or the key's `ApiKey.quota_subject`,
+    which a key shares with the keys that it was rotated from."""
     limits: type[KeyLimits]
     view: type[KeyQuotaView | TenantQuotaView]
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """Arguments of the functions of `quotas`: the tenant's id, and the subject if the quota is
-        a key's."""
+        """Arguments that the functions of `quotas` need: the tenant's id, and the subject of a
+        key's quota, or None for the tenant's own quota."""
         return self.tenant_id, None if self.subject == self.tenant_id else self.subject
 
 
@@ -135,8 +136,8 @@ async def _tenant(connection: Connection, caller: ApiKey, reference: str | None)
 
 
 async def _key(connection: Connection, caller: ApiKey, key_id: str) -> _Holder:
-    """Raises NotFound if the key does not exist or the caller may not see it, and Invalid for an
-    admin key."""
+    """Returns the holder of a key's quota. Raises NotFound if the key does not exist or the caller
+    may not see it, and Invalid for an admin key."""
     if caller.tenant_id is not None and key_id != caller.id:
         raise NotFound(f"no key {key_id[:128]!r}", "key_not_found")
     key = await keys.get_key(connection, key_id)

@@ -1,9 +1,9 @@
 """Extracts an adapter's files from a .tar or .zip, with a limit on their bytes.
 
-No path of the archive is used. The sizes that the archive declares are checked before anything is
-written, and the extracted bytes are counted again while they are written. The .tar reader is our
-own, because `tarfile` reads extended headers of any size into memory. The size of a ZIP's directory
-is checked before `zipfile` reads it.
+Only the last component of a path in the archive is used. The sizes that the archive declares are
+checked before anything is written, and the extracted bytes are counted again while they are
+written. The .tar reader is our own, because `tarfile` reads extended headers of any size into
+memory. The size of a ZIP's directory is checked before `zipfile` reads it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Writer:
 
     def declare(self, name: str, num_bytes: int) -> None:
         """Reserves the bytes that a member declares. Raises Invalid if a member of this name was
-        declared before, and TooLarge."""
+        declared before, and TooLarge if this member or all members together are too large."""
         if name in self._names:
             raise Invalid(f"{name} is in the archive twice", "duplicate_part", name)
         self._names.add(name)
@@ -169,9 +169,9 @@ def _known_member(member: zipfile.ZipInfo) -> tuple[str, zipfile.ZipInfo] | None
 
 
 def _count_zip_members(file: IO[bytes]) -> int:
-    """Returns the number of members from the end record, or from the ZIP64 end record if there is
-    one, before the directory is read. Raises Invalid if the directory has too many members or
-    bytes."""
+    """Returns the number of members that the end record contains, or the ZIP64 end record if there
+    is one. Must be called before `zipfile` reads the directory. Raises Invalid if the directory has
+    too many members or bytes."""
     size = file.seek(0, 2)
     tail_at = max(0, size - ZIP_END.size - 0xFFFF)
     file.seek(tail_at)

@@ -1,8 +1,8 @@
 """Copies adapters from folders on this machine that the operator has opened to a tenant.
 
-A path is first resolved, including symbolic links, and must then lie under an opened folder. Its
-parts are opened one by one without following links, so that a link which replaces a part in the
-meantime is refused.
+A path is first resolved, including symbolic links, and must then be inside an opened folder. The
+components of the path are opened one by one without following links, so that a link that has
+replaced one of them in the meantime is refused.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class OpenedFolders:
         )
 
     def _open(self, file: Path, path: str) -> int:
-        """Returns a file descriptor of a plain file. Raises Invalid or FileNotFoundError."""
+        """Returns a file descriptor of a plain file. Raises FileNotFoundError, or Invalid if the
+        file is outside of the opened folders, cannot be read, or is not a plain file."""
         root = self._root_of(file)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(root, flags | os.O_DIRECTORY)

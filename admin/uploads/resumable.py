@@ -1,8 +1,9 @@
-"""Uploads in pieces. Each has a folder in the store's incoming area, which outlives this process.
+"""Receives uploads in pieces. Each upload has a folder in the store's incoming area, which survives
+a restart of this process.
 
 The size of the upload's data file is the number of bytes received. Bytes are synced to the disk
-before any answer reports them. An upload that is not continued is removed, like everything else in
-the incoming area that is not touched for a while.
+before any answer reports them. A folder in the incoming area that is not changed for some time is
+removed, so an upload that is not continued expires.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ class ResumableUploads:
         self._creating = asyncio.Lock()
 
     async def create(self, key: ApiKey, num_bytes: int, filename: str) -> PartialUpload:
-        """Creates an upload without any bytes. Raises Invalid, TooLarge, Conflict if the tenant has
-        too many uploads, and OSError if the disk does not have this much room."""
+        """Creates an upload without any bytes. Raises Invalid if the file is neither a .tar nor a
+        .zip, TooLarge if it has too many bytes, Conflict if the tenant has too many uploads, and
+        OSError if the disk has too little room."""
         if not filename.endswith(ARCHIVE_SUFFIXES):
             raise Invalid("an upload in pieces is a .tar or .zip", "archive_format", "filename")
         if num_bytes > self._max_bytes:
@@ -102,7 +104,8 @@ class ResumableUploads:
         return num_open
 
     async def find(self, key: ApiKey, upload_id: str) -> PartialUpload:
-        """Returns an upload. Raises NotFound, also for another tenant's upload."""
+        """Returns an upload. Raises NotFound if there is no such upload, or it belongs to another
+        tenant."""
         missing = NotFound("no such upload, or it has expired", "upload_not_found", "upload")
         if not ID.fullmatch(upload_id):
             raise missing
@@ -137,8 +140,9 @@ class ResumableUploads:
         """Appends a piece that starts at `offset` and has `num_bytes` bytes (0 if unknown). If the
         connection breaks, the bytes received so far are kept.
 
-        Raises NotFound, Conflict for another offset or while another request writes, TooLarge if
-        the upload would exceed its declared bytes (the excess is not kept), Stalled, and OSError.
+        Raises NotFound, Conflict if the next piece does not start at `offset` or another request
+        uses the upload, TooLarge if the upload would exceed its declared bytes (further bytes are
+        not kept), Stalled, and OSError.
         """
         await self.find(key, upload_id)
         with _held(self._store.incoming / upload_id):
@@ -160,9 +164,10 @@ class ResumableUploads:
     async def completing(
         self, key: ApiKey, upload_id: str, sha256: str | None
     ) -> AsyncGenerator[PartialUpload]:
-        """Yields a complete upload, and keeps other requests from using it in the meantime. Removes
-        it at the end or if the adapter is rejected, and keeps it after any other error. Raises
-        NotFound, Conflict, and Invalid if the checksum differs."""
+        """Yields a complete upload, and keeps other requests from using it until the block ends.
+        Removes the upload at the end of the block or if the adapter is rejected, but keeps it after
+        any other error. Raises NotFound, Conflict if the upload is incomplete or in use, and
+        Invalid if the checksum differs."""
         await self.find(key, upload_id)
         with _held(self._store.incoming / upload_id):
             found = await self.find(key, upload_id)

@@ -35,8 +35,8 @@ from web.openapi import refused
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 PARTS = [requires(ADMIN, ADAPTERS_WRITE, changes_rows=False)]
-"""Guards of routes that receive an upload's bytes. They do not count as changes, because uploads
-have limits of their own."""
+"""Guards of routes that receive an upload's bytes. Requests to these routes do not count as
+changes, because uploads have limits of their own."""
 FORM = UploadForm(VersionCreate, absent={"upload": ""})
 MAX_JSON_BYTES = 1 << 20
 UPLOADING = (404, 408, 409, 413, 507)
@@ -187,8 +187,9 @@ async def _check_first(request: AdminRequest, given: VersionCreate) -> None:
 async def _check(
     request: AdminRequest, given: VersionCreate
 ) -> tuple[Tenant, list[BaseModel], ServingData, ServingData]:
-    """Checks the fields, which do not need the files. Returns the tenant, base models, serving
-    data, and the serving data from the adapter's folder. Raises Invalid."""
+    """Checks the fields without the files. Returns the tenant, the base models, the serving data of
+    the field `serving`, and the serving data of the field `folder_serving`. Raises Invalid,
+    Forbidden or NotFound."""
     if not given.name:
         raise Invalid("the field name is missing", "name_missing", "name")
     check_names(given.name, given.model, given.alias)

@@ -1,10 +1,10 @@
-"""Receives an upload: form fields into memory, and the two files or one archive into a staging
-folder.
+"""Receives an upload in one form. Stores the text fields in memory, and the two files or one
+archive in a staging folder.
 
-No file is named by the uploader. A part's name only selects one of the known files.
+The uploader cannot choose a file's path. A part's name only selects one of the known files.
 """
 
-# multipart carries no types; `Segment` states what is used of its own.
+# The package multipart has no type annotations, so `Segment` declares the attributes used here.
 # pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
 
@@ -60,7 +60,7 @@ class Segment(Protocol):
 
 
 class UploadForm(msgspec.Struct, Generic[T], frozen=True):
-    """Form with an adapter's files, whose text fields are those of a JSON body."""
+    """Form with an adapter's files. Its text fields are the fields of a JSON body."""
 
     kind: type[T]
     """Type of the JSON body."""
@@ -85,7 +85,7 @@ class UploadForm(msgspec.Struct, Generic[T], frozen=True):
 
     def read(self, texts: Mapping[str, str]) -> T:
         """Returns the text fields as the JSON body. A missing field that is required becomes an
-        empty text. Raises Invalid."""
+        empty text. Raises Invalid if a value is invalid."""
         values: dict[str, Any] = {**dict.fromkeys(self.required, ""), **self.absent}
         for field in fields(self.kind):
             if (text := texts.get(field.name)) is None:
@@ -106,7 +106,8 @@ def media_type(content_type: str) -> tuple[str, dict[str, str]]:
 
 
 class Forms:
-    """Number of uploads in progress for each tenant, from their heads to their answers."""
+    """Counter of each tenant's uploads in progress. An upload is in progress from the head of its
+    request until its answer."""
 
     def __init__(self) -> None:
         self._num_open: Counter[str | None] = Counter()
@@ -139,7 +140,7 @@ async def receive_form(
     """Reads a multipart/form-data body to its end. Returns its text fields as the JSON body, and
     the path of the stored archive, or None if no archive was sent.
 
-    Calls `check` before the first file, with the fields received before it. Raises Invalid,
+    Calls `check` before the first file, with the text fields that precede it. Raises Invalid,
     TooLarge, OSError, and any error of `check`.
     """
     receiver = _Receiver(staged, form, check)
@@ -160,8 +161,8 @@ async def receive_form(
 
 
 class _Receiver(Generic[T]):
-    """Receiver of the parser's events. For each part, these are its head (`Segment`), its bytes,
-    and None."""
+    """Receiver of the multipart parser's events. The events of a part are its head (`Segment`),
+    chunks of its bytes, and None at its end."""
 
     def __init__(
         self, staged: StagingFolder, form: UploadForm[T], check: Callable[[T], Awaitable[None]]
@@ -256,8 +257,8 @@ def _hash(path: Path) -> str:
 
 
 def _target(segment: Segment) -> str | None:
-    """Returns which known file a part contains, by its file name or the part's name. Returns None
-    if neither is known."""
+    """Returns the name of the known file that a part contains, according to the part's file name or
+    its name. Returns None if neither is known."""
     names = (PurePosixPath(segment.filename or "").name, segment.name or "")
     for name in names:
         if name in KNOWN_FILES:

@@ -1,4 +1,5 @@
-"""Validates uploads in separate processes, a few at a time and one of each tenant."""
+"""Validates uploads in sandboxed processes: at most MAX_VALIDATIONS at a time, and only one at a
+time for each tenant."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _decoder = msgspec.json.Decoder(Outcome)
 
 
 class Validation:
-    """Validator of an admin plane's uploads, which runs them in sandboxes."""
+    """Validator of an admin plane's uploads. Each upload is unpacked and validated in a sandboxed
+    process."""
 
     def __init__(
         self,
@@ -65,9 +67,10 @@ class Validation:
         """Validates the files in `folder`, and writes the list of modules there. If `archive` is
         given, unpacks it into `folder` first, but leaves `min_free_bytes` of the disk free.
 
-        Raises AdapterRejected, whose code is adapter.validation.{memory,timeout,crashed} if the
-        process reached a limit. Raises Invalid or TooLarge for an archive that cannot be read, and
-        OSError for failures of the disk.
+        Raises AdapterRejected. Its code is adapter.validation.memory or adapter.validation.timeout
+        if the process reached a limit, and adapter.validation.crashed if the process crashed.
+        Raises Invalid or TooLarge for an archive that cannot be read, and OSError for failures of
+        the disk.
         """
         upload = Upload(
             folder=str(folder),

@@ -1,4 +1,5 @@
-"""Workers, which register themselves and which gateways report.
+"""Reads and changes the workers in the database. Workers register themselves, and gateways report
+their states.
 
 The admin plane never connects to a worker. A request to a worker, such as a drain, reaches it
 through the gateways.
@@ -21,7 +22,8 @@ from store.records import ModelState
 LOST_S = 5.0
 """Seconds without a report from any gateway after which a worker counts as lost."""
 FORGOTTEN_S = 30.0
-"""Seconds without a report or a lease after which a worker is deleted."""
+"""Seconds from the last report of a worker, or from the end of its registration if that is later,
+after which the worker is deleted."""
 
 UNSATISFIABLE = "unsatisfiable"
 """Tier of a model that the worker's settings cannot serve."""
@@ -97,7 +99,8 @@ class Worker(msgspec.Struct, frozen=True):
     """Name that the worker gives itself, unique to its process."""
     address: str
     is_registered: bool
-    """Whether gateways find it by its registration. Otherwise their settings name it."""
+    """Whether gateways find the worker by its registration. Otherwise, the gateways' settings name
+    it."""
     draining: bool | None
     """Whether a drain was requested. None if neither a drain nor its end was requested."""
     registered_at: datetime
@@ -106,7 +109,8 @@ class Worker(msgspec.Struct, frozen=True):
     """Id of the gateway that sent the report."""
     status: WorkerStatus | None
     failure: str
-    """Why the gateway's last attempt to reach the worker failed. Empty after a success."""
+    """Reason why the last attempt of a gateway to reach the worker failed. Empty after a
+    success."""
     age_s: float
     """Age of the report in seconds."""
 
@@ -124,8 +128,8 @@ class Worker(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why the worker cannot be reached, or the problems of its base models by name. Empty if
-        there are none."""
+        """Reason why the worker cannot be reached, or the errors of its base models, each with the
+        model's name. Empty if there are none."""
         if self.failure and self.state in ("lost", "unreached"):
             return self.failure
         models = self.status.models if self.status else []
@@ -133,7 +137,7 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 async def list_workers(connection: Connection, after: str, limit: int) -> list[Worker]:
-    """Returns workers by id."""
+    """Returns up to `limit` workers whose ids follow `after`, in the order of their ids."""
     return await fetch_all(connection, Worker, "worker_list", after, limit, None)
 
 
@@ -164,7 +168,8 @@ async def set_draining(connection: Connection, worker_id: str, draining: bool) -
 
 
 async def register_worker(database: Database, worker_id: str, address: str, lease_s: float) -> None:
-    """Registers a worker for `lease_s` seconds. Must be called again before they end."""
+    """Registers a worker for `lease_s` seconds. Must be called again before the registration
+    expires."""
     async with database.acquire() as connection:
         if await connection.fetchval(sql["worker_renew"], worker_id, lease_s):
             return
@@ -181,7 +186,8 @@ async def leave(database: Database, worker_id: str) -> None:
 
 
 async def forget_lost(database: Database) -> None:
-    """Deletes workers without a report or a lease for FORGOTTEN_S seconds."""
+    """Deletes the workers whose last report and whose end of registration are both more than
+    FORGOTTEN_S seconds ago."""
     async with database.transaction(EVERYTHING) as connection:
         if not await connection.fetchval(sql["workers_gone"], FORGOTTEN_S):
             return

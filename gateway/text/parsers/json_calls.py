@@ -36,7 +36,8 @@ class JsonCallParser(ReadingParser):
 
     def read_calls(self, names: Set[str] | None = None) -> Reading[None]:
         """Reads consecutive calls. If `names` is given, each call must begin with one of these
-        names, because other JSON may be the answer itself. Raises Malformed."""
+        names, because other JSON may be the answer itself. Raises Malformed if the text is not a
+        call."""
         yield from self.skip_space()
         is_list = yield from self.skip("[")
         while True:
@@ -190,14 +191,14 @@ class OpenValue:
 
 
 def _may_become(begun: str, choices: Set[str]) -> bool:
-    """Returns whether a string that begins with `begun` may become one of the choices. If it has an
-    escape, it may become any of them."""
+    """Returns whether a string that begins with `begun` may become one of the choices. If `begun`
+    contains an escape, it may become any choice."""
     return "\\" in begun or any(choice.startswith(begun) for choice in choices)
 
 
 def as_object(written: str) -> str:
-    """Returns the arguments `written` as the JSON text of an object. They may also be missing,
-    null, or a string that contains an object. Raises Malformed if they are anything else."""
+    """Returns the arguments `written` as the JSON text of an object. Accepts an object, a string
+    that contains an object, null, and an empty text. Raises Malformed for any other value."""
     try:
         value: Any = json.loads(written, strict=False) if written.strip(SPACE) else None
         if isinstance(value, str):
@@ -234,7 +235,7 @@ class HermesParser(JsonCallParser):
 
 
 class LlamaJsonParser(JsonCallParser):
-    """Parser of Llama 3's calls. Treats JSON that does not begin as a call of a known tool as
+    """Parser of Llama 3's calls. JSON that does not begin like a call of a known tool is treated as
     text."""
 
     def __init__(self, names: Set[str]) -> None:

@@ -1,8 +1,8 @@
-"""Defines the interface of parsers, which split the text of an answer into parts for the API
-dialect.
+"""Defines the interface of parsers. A parser splits the text of an answer into the parts that the
+API dialects send: text, thoughts and tool calls.
 
-Each answer has its own parser. It receives the text in pieces of any length. The parts, when
-joined, do not depend on where the text is cut.
+Each answer has its own parser. It receives the text in pieces of any length. After the pieces of
+each part are joined, the parts do not depend on where the text was cut.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     name: str
     """Name of the tool in the first piece of a call. Empty in later pieces."""
     arguments: str
-    """Part of the arguments that this piece adds. All pieces together have a JSON object."""
+    """Part of the arguments that this piece adds. The arguments of all pieces together are a JSON
+    object."""
 
 
 Part = Text | Reasoning | ToolCall
@@ -56,9 +57,9 @@ class Parser(ABC):
     @abstractmethod
     def finish(self, rest: str = "", *, is_cut: bool = False) -> list[Part]:
         """Returns the parts that were held back. Called once, at the end of the answer. `rest` is
-        the last text of the detokenizer, which belongs to tokens pushed before. `is_cut` means that
-        the length limit ended the answer. A possible beginning of a marker or call is then not
-        returned as text."""
+        the last text of the detokenizer, and belongs to tokens that were pushed before. If `is_cut`
+        is set, the length limit ended the answer, and text at its end that may be the beginning of
+        a marker or call is dropped."""
 
     @property
     def is_over(self) -> bool:

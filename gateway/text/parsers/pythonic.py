@@ -22,8 +22,8 @@ CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser(JsonCallParser):
-    """Parser of calls in Python's syntax. Treats a list that does not begin with a call as text.
-    Returns each keyword argument once it is complete."""
+    """Parser of calls in Python's syntax. A list that does not begin with a call is treated as
+    text. Returns each keyword argument once it is complete."""
 
     def __init__(self, names: Set[str]) -> None:
         """`names` are the names of the tools that may be called."""

@@ -110,7 +110,7 @@ def _as_json(text: str, schema: Mapping[str, Any]) -> str:
 
 
 def _may_be_string(schema: Mapping[str, Any]) -> bool:
-    # A schema may also be a boolean.
+    # A branch may also be a boolean, which is a valid schema.
     branches: list[Any] = [schema, *_list(schema.get("anyOf"))]
     types: list[Any] = [each.get("type") for each in branches if isinstance(each, Mapping)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return any("string" in (each, *_list(each)) for each in types)

@@ -51,8 +51,8 @@ class ReadingParser(Parser):
         """Whether text is dropped because it follows a malformed call of which parts were already
         returned."""
         self._unsure: list[str] | None = None
-        """Text that the current attempt has read since its last call. It becomes plain text if the
-        attempt fails. None if there is no attempt, and during a call."""
+        """Text that the current attempt (see `attempt`) has read since its last call. It becomes
+        plain text if the attempt fails. None if there is no attempt, and during a call."""
         self._reading = self.read()
         self._is_begun = False
 
@@ -147,10 +147,10 @@ class ReadingParser(Parser):
         must_end: bool = False,
     ) -> Reading[str]:
         """Reads up to and including the first of the markers, and returns the marker. Passes the
-        text before it to `add` while it is read, but omits up to `trims` white space characters
-        directly before the marker. If the text ends without a marker, returns an empty string, or
-        raises Malformed if `must_end` is set. If the length limit ended the answer, omits a
-        possible beginning of a marker at its end."""
+        text before the marker to `add` in pieces while it is read, but omits up to `trims` white
+        space characters directly before the marker. If the text ends without a marker, returns an
+        empty string, or raises Malformed if `must_end` is set. If the length limit ended the
+        answer, omits text at its end that may be the beginning of a marker."""
         pattern = re.compile("|".join(map(re.escape, markers)))
         while (found := pattern.search(self._text, self._at)) is None:
             if self._is_ended and not must_end:
@@ -182,8 +182,8 @@ class ReadingParser(Parser):
             self._parts.append(Text(text))
 
     def begin_call(self, name: str) -> None:
-        """Begins a call. After this, the current attempt can no longer turn what it has read into
-        plain text."""
+        """Begins a call. The text that the current attempt has read so far does not become plain
+        text if the attempt fails later."""
         self._unsure = None
         self._is_begun = True
         self._is_lost = False
@@ -194,8 +194,8 @@ class ReadingParser(Parser):
             self._parts.append(ToolCall(self._num_calls, "", whole_characters(text)))
 
     def end_call(self) -> None:
-        """Ends a call. The current attempt can turn the text after the call into plain text
-        again."""
+        """Ends a call. Text that the current attempt reads after the call becomes plain text if the
+        attempt fails later."""
         self._unsure = []
         self._is_begun = False
         self._num_calls += 1
@@ -205,8 +205,8 @@ class ReadingParser(Parser):
         """Runs `reading` on text that may turn out not to be a call. If `reading` raises Malformed
         after a call has begun, ends the call and drops the text that follows. If it raises
         Malformed outside a call, adds the text read since the last call as plain text, or drops it
-        if the length limit ended the answer. If there was no call, the marker `before` belongs to
-        this text."""
+        if the length limit ended the answer. If there was no call, this text begins with the marker
+        `before`."""
         self._unsure = [before]
         try:
             yield from reading
@@ -238,16 +238,16 @@ class ReadingParser(Parser):
 
 
 def whole_characters(text: str) -> str:
-    """Joins surrogate pairs, which JSON or Python escapes can result in. Replaces lone surrogates,
-    because they cannot be encoded as UTF-8."""
+    """Joins surrogate pairs, which can result from escapes in JSON or Python. Replaces lone
+    surrogates, because they cannot be encoded as UTF-8."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _certain(text: str, start: int, markers: tuple[str, ...], trims: int) -> int:
-    """Returns the position up to which `text` cannot be part of a marker, or white space to be
-    removed before one, whatever text follows. Searches from `start`."""
+    """Returns the position before which no character of `text` can be part of a marker, or of white
+    space that is removed before a marker, whatever text follows. Searches from `start`."""
     end = len(text)
     for marker in markers:
         for length in range(min(len(marker) - 1, len(text) - start), 0, -1):

@@ -11,9 +11,9 @@ from gateway.text.parsers.parser import Parser, Part, Text
 class StopStrings:
     """Knuth-Morris-Pratt search for several patterns at once, in time linear in the text.
 
-    Of several matches, the one that ends first counts, and of matches that end at the same
-    character, the longest. So the result does not depend on where the text is cut into pieces. Once
-    `matched` is set, no more text may be pushed.
+    If there are several matches, the one that ends first is used. If several end at the same
+    character, the longest of these is used. So the result does not depend on where the text is cut
+    into pieces. Once `matched` is set, no more text may be pushed.
     """
 
     def __init__(self, stops: list[str]) -> None:
@@ -75,8 +75,8 @@ def failure_function(pattern: Sequence[Any]) -> list[int]:
 class StoppingParser(Parser):
     """Parser that returns the parts of another parser up to a stop string in the answer's text.
 
-    Thoughts, calls and their markers are not searched. A stop string is not found if one of them
-    interrupts it.
+    Thoughts, calls and their markers are not searched. A stop string that is interrupted by a
+    thought or a call is not found.
     """
 
     def __init__(self, parser: Parser, stops: list[str], *, shows_stop: bool) -> None:

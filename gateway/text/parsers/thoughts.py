@@ -117,6 +117,7 @@ class ThoughtTokens:
         first = bisect_left(self._starts, self.begin)
         after = self._starts[first] if first < len(self._starts) else self._num_chars
         if first and after > self.begin:
-            # The text of this token also contains the end of the opening marker.
+            # The previous token also counts, because its text contains both the end of the opening
+            # marker and the beginning of the thought.
             first -= 1
         return max(bisect_left(self._starts, end) - first, 0)
