@@ -1,1 +1,1 @@
-"""Kernels, with one protocol (`ops.base`) and one implementation per backend."""
+"""Kernels behind one protocol (`ops.base`), which each backend implements."""

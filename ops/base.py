@@ -7,8 +7,9 @@ otherwise, a row of a matrix belongs to one token.
     S  sequences in the step        T  tokens in the step             L  layers
     H  query heads, G  KV heads     D  head size                      V  vocabulary
 
-Activations are in `activation_dtype(weights)`. On the CPU this is float32 for any serving dtype, so
-that sums keep their precision between ops. Weights, KV pages and adapters are in the serving dtype.
+Activations have the dtype `activation_dtype(weights)`. On the CPU this is float32 for any serving
+dtype, so that sums keep their precision between ops. Weights, KV pages and adapters have the
+serving dtype.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 from ops.block_matrix import Weight
 
 PAGE_TOKENS = 16
-"""Tokens in a KV page, on every backend."""
+"""Number of tokens in a KV page, the same on every backend."""
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Projections of a native family that an adapter may touch, in the order of the `projection` axis
@@ -89,7 +90,7 @@ class AttentionBatch:
     block_tables int64 [S, P]         byte offset in the arena of each page; entries past the
                                       context are undefined and must not be read
     max_query    int                  largest number of tokens of a sequence in the step
-    max_context  int                  largest context_lens
+    max_context  int                  largest number in context_lens
     """
 
     query_start: Tensor
@@ -107,7 +108,7 @@ class LayerAttention:
 
     The row at position p sees positions max(0, p - window + 1)..p, or all up to p if `window` is
     None. scores = q k^T * scale, then softcap * tanh(scores / softcap) unless `softcap` is None.
-    sinks: float32 [H]; sinks[h] is one more score of head h in the softmax, whose value is zero.
+    sinks: float32 [H]. In the softmax of head h, sinks[h] is one more score, with a value of zero.
     """
 
     batch: AttentionBatch
@@ -134,7 +135,8 @@ class QKNorm:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Location of the rows of a table that an adapter replaces, in bytes of its image or the arena.
+    """Location of the rows that an adapter replaces in a table. Offsets are in bytes, in the
+    adapter's image or in the arena.
 
     ids: offset of the token ids of the rows, int32 [count], ascending. rows: offset of the rows,
     [count, width] in the serving dtype.
@@ -148,7 +150,7 @@ class TableRows:
 
 @dataclass(frozen=True, slots=True)
 class ReplacedRows:
-    """Rows of a table [V, K] that the adapter of the tokens first..end - 1 replaces.
+    """Rows that an adapter replaces in a table [V, K], for rows first..end - 1 of the batch.
 
     ids: token ids of the rows, int32 [count], ascending. rows: the new rows, [count, K].
     """
@@ -218,8 +220,8 @@ class LoRABatch:
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """Inputs of one forward pass, built once per step. input_ids: token ids, int32 [T]. lora:
-    adapters of the rows, or None if no row has one. sample_lora: adapters of the sampled rows
-    alone, for the output matrix."""
+    adapters of the step's tokens, or None if no token has an adapter. sample_lora: adapters of the
+    sampled rows, for the output matrix."""
 
     input_ids: Tensor
     attention: AttentionBatch
@@ -262,7 +264,7 @@ class PackedLinear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear:
-    """Packed weight with the projections that it holds, to which adapters add."""
+    """Packed weight, and the projections in its output, to which adapters are added."""
 
     weight: PackedLinear
     fused: FusedLinear
@@ -278,7 +280,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights and settings of one decoder layer; `workers.layers.decoder_layer` computes with them.
+    """Weights and settings of one decoder layer, as `workers.layers.decoder_layer` uses them.
 
     layer: index of the layer in KV pages and adapter tables. rope, qk_norm: arguments of
     `Ops.rope_write_kv`. scale, window, softcap: see `LayerAttention`. post_attention_norm,
@@ -311,7 +313,7 @@ class LayerWeights:
 class SamplingBatch:
     """Parameters for drawing one token from each of N rows of logits.
 
-    temperature float32 [N]   0 = greedy; then only bias and penalties of the other fields apply
+    temperature float32 [N]   0 = greedy, for which only bias and penalties matter
     top_k       int32 [N]     0 = off
     top_p       float32 [N]   1 = off
     min_p       float32 [N]   0 = off
@@ -360,7 +362,7 @@ class DeviceEvent(Protocol):
         ...
 
     def wait(self) -> None:
-        """Makes the device run later work of this thread after the event. Does not block."""
+        """Makes the device start later work of this thread only after the event. Does not block."""
         ...
 
 
@@ -426,8 +428,8 @@ class Compute(Protocol):
         ...
 
     def table_linear(self, table: Tensor) -> PackedLinear:
-        """Returns an embedding table [V, K] as the output projection. It is the table itself if
-        `shares_tables`, and otherwise a copy, packed like any other weight."""
+        """Returns an embedding table [V, K] as the output projection: the table itself if
+        `shares_tables`, otherwise a copy that is packed like any other weight."""
         ...
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
@@ -487,7 +489,7 @@ class Compute(Protocol):
         ...
 
     def row_products(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Semantics: y = x rows^T, with rows that an adapter replaces in the output matrix.
+        """Semantics: y = x rows^T, for rows that an adapter replaces in the output matrix.
         Shape: x [T, K], rows [N, K] in the serving dtype -> [T, N]. Sums in float32.
         """
         ...
@@ -526,18 +528,19 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Returns a function that repeats the work with less host overhead if possible (CUDA
-        graph). It uses the same memory as the work, and returns the same tensor each time."""
+        """Returns a function that repeats the work, if possible with less host overhead (CUDA
+        graph). The function uses the same memory as the work, and returns the same tensor each
+        time."""
         ...
 
     def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
-        """Context that submits work to the named stream. The work runs concurrently with the steps
-        in flight, so it must not use their memory. Work of one stream runs in order. waits: whether
-        leaving the context blocks until the work is done."""
+        """Returns a context whose work is submitted to the named stream. The work runs concurrently
+        with the steps in flight, so it must not use their memory. Work of one stream runs in order.
+        waits: whether the end of the context blocks until the work is done."""
         ...
 
     def record_event(self) -> DeviceEvent:
-        """Returns an event after the work submitted so far. Does not block."""
+        """Returns an event that follows the work submitted so far. Does not block."""
         ...
 
 
@@ -551,8 +554,8 @@ class LayerStack(Protocol):
     """All layers of a model, bound to a backend."""
 
     def forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
-        """Runs all layers. x [T, K] is the first norm of `residual` [T, K], which is changed in
-        place. Returns the last layer's following norm [T, K]."""
+        """Runs all layers. x [T, K] is `residual` [T, K] after the first layer's norm. Changes
+        `residual` in place. Returns the result of the last layer's `following_norm`, [T, K]."""
         ...
 
 

@@ -92,12 +92,12 @@ def densify(weights: Sequence[Weight]) -> Tensor:
 
 
 def _halfs(blocks: Tensor, start: int) -> Tensor:
-    """Reads the float16 at byte `start` of each block: float32 [N, blocks]."""
+    """Returns the float16 number at byte `start` of each block, as float32 [N, blocks]."""
     return blocks[..., start : start + 2].contiguous().view(torch.float16).squeeze(-1).float()
 
 
 def _nibbles(quants: Tensor) -> Tensor:
-    """Splits bytes [..., n] into their low halves and then their high halves: int8 [..., 2 n]."""
+    """Returns the low halves of bytes [..., n], followed by the high halves, as int8 [..., 2 n]."""
     return torch.cat([quants & 15, quants >> 4], dim=-1).to(torch.int8)
 
 
@@ -147,4 +147,4 @@ _UNPACK: dict[WeightFormat, Callable[[Tensor], Levels]] = {
     WeightFormat.Q4_K: _q4_k,
     WeightFormat.Q6_K: _q6_k,
 }
-"""Functions that unpack blocks uint8 [N, blocks per row, block_bytes]."""
+"""Functions that unpack blocks, uint8 [N, blocks per row, block_bytes], by format."""

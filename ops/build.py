@@ -38,19 +38,19 @@ VARIANTS = {
     "scalar": (),
     "tiles": ("-DTILES=1",),
 }
-"""Compiler flags of each variant. `tiles` computes the sums of `amx` on any processor."""
+"""Compiler flags of each variant. `tiles` gives the results of `amx` on any processor."""
 
 
 _FAULTS = {
     1: "the system does not let this process use AMX (arch_prctl refused ARCH_REQ_XCOMP_PERM)",
     2: "the processor's AMX instructions do not give the bits that they are specified to give",
 }
-"""Faults by the result of `check_tiles` in native/tile_checks.cpp, which is 0 without a fault."""
+"""Faults by the result of `check_tiles` in native/tile_checks.cpp. The result 0 means no fault."""
 
 
 class BuildError(Exception):
-    """The kernels cannot be compiled or loaded, another account could have written the library, or
-    the library fails its self-check."""
+    """Raised if the kernels cannot be compiled or loaded, if another account could have written the
+    library, or if the library fails its self-check."""
 
 
 def load(variant: str) -> ctypes.CDLL:
@@ -88,7 +88,8 @@ def find_shipped(variant: str, folder: Path = COMPILED, sources: Path = SOURCES)
 
 
 def shipped_name(variant: str, sources: Path = SOURCES) -> str:
-    """Returns a shipped library's file name, which depends on sources, flags and OpenMP only."""
+    """Returns the file name of a shipped library, which depends on the sources, the flags, the
+    OpenMP runtime and the machine's architecture."""
     runtimes = [Path(runtime).name for runtime in mapped_openmp()]
     parts = [*FLAGS, *VARIANTS[variant], *runtimes, platform.machine()]
     return f"ops-{variant}-{_digest(parts, sources)}.so"
@@ -163,7 +164,7 @@ def _cache_dir() -> Path:
 
 def _check_ours(path: Path, is_kind: Callable[[int], bool]) -> None:
     """Raises BuildError if `path` is a link, does not belong to this user or root, or can be
-    written by another account, because code loaded from it runs as this user."""
+    written by another account. Code that is loaded from `path` runs as this user."""
     found = path.lstat()
     is_group_ours = found.st_gid in (os.getegid(), *os.getgroups())
     others = stat.S_IWOTH if is_group_ours else stat.S_IWOTH | stat.S_IWGRP

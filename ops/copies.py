@@ -13,11 +13,11 @@ from torch import Tensor
 Array = NDArray[Any]
 
 ALIGNMENT = 16
-"""Alignment of each array in the buffer in bytes, sufficient for any element type."""
+"""Alignment in bytes of each array in the buffer, sufficient for any element type."""
 
 
 class Packing:
-    """Layout of arrays of given shapes and types in one buffer."""
+    """Layout of several arrays in one buffer, by their shapes and element types."""
 
     def __init__(self, like: Iterable[Array]) -> None:
         self._places: list[tuple[int, int, tuple[int, ...], np.dtype[Any]]] = []
@@ -56,7 +56,7 @@ def new_host_buffer(num_bytes: int, device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Starts a copy to the host, ordered after the work already submitted. Does not block."""
+    """Starts a copy to the host, which runs after the work already submitted. Does not block."""
     return tensor.to("cpu", non_blocking=True)
 
 

@@ -44,7 +44,7 @@ SAMPLING_POINTERS = (
 
 
 class Sampling(Structure):
-    """SamplingBatch as pointers. Matches the struct `Sampling` in native/sampling.cpp."""
+    """`SamplingBatch` as pointers. Matches the struct `Sampling` in native/sampling.cpp."""
 
     _fields_ = (
         *((name, c_void_p) for name in SAMPLING_POINTERS),

@@ -72,8 +72,8 @@ class CudaOps:
     head_dims = EVEN
 
     def __init__(self, device: torch.device, cache_dir: Path | None = None) -> None:
-        """cache_dir: folder in which compiled kernels are kept for later processes; None uses
-        Triton's default."""
+        """cache_dir: folder in which compiled kernels are stored for later processes; None uses
+        Triton's default folder."""
         self.device = device
         self.compiles = device.type == "cuda"
         if cache_dir is not None:
@@ -93,7 +93,7 @@ class CudaOps:
             # otherwise get the capture's stream.
             for name in ("capture", *get_args(StreamName)):
                 self._streams[name] = torch.cuda.Stream(device)
-        # By default cuBLAS may add the parts of a split sum in bfloat16.
+        # By default, cuBLAS may add the partial sums of a product in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -204,7 +204,7 @@ class CudaOps:
             ):
                 result = work()
         finally:
-            # If ending the capture fails, torch leaves its stream the current one.
+            # If the end of the capture fails, torch does not restore the current stream.
             torch.cuda.set_stream(current)
 
         def replay() -> Tensor:

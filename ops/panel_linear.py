@@ -18,16 +18,16 @@ PANEL = 48
 
 
 class NativePart(Structure):
-    """Matches the struct `LinearPart` in native/kernels.h."""
+    """Some output columns of a linear. Matches the struct `LinearPart` in native/kernels.h."""
 
     _fields_ = (("panels", c_void_p), ("format", c_int64), ("columns", c_int64))
 
 
 class PanelLinear:
-    """Weights whose output columns are side by side, each with its own format, and one bias.
+    """Weights of one linear, each with its own format and its own output columns, and one bias.
 
-    The stored bias is float32 and one panel longer than the columns, because kernels read whole
-    panels.
+    The stored bias is float32. It has one panel more than there are columns, because kernels read
+    whole panels.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class PlainLinear:
-    """weight [N, K] and bias [N], stored unchanged."""
+    """Weight [N, K] and bias [N] of a linear, stored unchanged."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight

@@ -47,7 +47,7 @@ class Processor:
     def variants(self) -> list[str]:
         """Returns the variants that run on the processor, the fastest first.
 
-        `tiles` is last, because it computes the results of `amx` without AMX instructions.
+        `tiles` is last, because it imitates the instructions of `amx` in plain C++.
         """
         runnable = [variant for variant, needed in REQUIRED.items() if needed <= self.features]
         if self.vendor != "AuthenticAMD" and "avx512bf16" in runnable:

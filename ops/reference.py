@@ -33,7 +33,8 @@ class ReferenceOps(HostOps):
     b_rank_major = True
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """device: the CPU by default. Another device serves to check the results of its backend."""
+        """device: device of the tensors, by default the CPU. Another device is used to check the
+        results of that device's backend."""
         self.device = torch.device("cpu") if device is None else device
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
@@ -161,11 +162,12 @@ class ReferenceOps(HostOps):
 
 
 def gumbel_noise(seed: int, position: int, choice: int, num_tokens: int) -> Tensor:
-    """Returns standard Gumbel noise float32 [num_tokens], a pure function of its key and the token
-    id.
+    """Returns standard Gumbel noise, float32 [num_tokens], which depends only on the arguments and
+    the token id.
 
-    Hashes two 32-bit keys from (seed, position, choice), then each token id with both, so that the
-    integers are the same on every backend. Positions and choices count modulo 2^32.
+    Hashes (seed, position, choice) to two 32-bit keys, and then each token id with both keys. The
+    hashes are integers, so they are the same on every backend. Only the lowest 32 bits of positions
+    and choices are used.
     """
     low, high = 0x9E3779B9, 0x85EBCA6B
     for word in (seed & MASK, seed >> 32 & MASK, position & MASK, choice & MASK):
@@ -202,7 +204,8 @@ def _sample_row(logits: Tensor, batch: SamplingBatch, row: int) -> int:
 
 
 def _penalise(logits: Tensor, batch: SamplingBatch, row: int) -> None:
-    """Applies repetition to all tokens, then frequency and presence to generated ones, in place."""
+    """Applies the repetition penalty to prompt and generated tokens, then the frequency and
+    presence penalties to generated tokens. Changes the logits in place."""
     tokens = batch.token_buffer[int(batch.buffer_slot[row])].long()
     prompt_len, total_len = int(batch.prompt_len[row]), int(batch.total_len[row])
     seen = tokens[:total_len].unique()
@@ -213,15 +216,16 @@ def _penalise(logits: Tensor, batch: SamplingBatch, row: int) -> None:
 
 
 def _keep_top_k(scaled: Tensor, top_k: int) -> Tensor:
-    """Keeps the k largest logits and all that equal the smallest of these. Sets others to -inf."""
+    """Keeps the k largest logits, and all logits equal to the smallest of the k. Sets others to
+    -inf."""
     if top_k <= 0 or top_k >= len(scaled):
         return scaled
     return scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], -torch.inf)
 
 
 def _keep_top_p(scaled: Tensor, top_p: float) -> Tensor:
-    """Keeps the fewest of the largest logits whose probabilities add up to p, and all that equal
-    the smallest of these. Sets others to -inf."""
+    """Keeps the fewest of the largest logits whose probabilities add up to p, and all logits equal
+    to the smallest of them. Sets others to -inf."""
     if top_p >= 1.0:
         return scaled
     ordered = scaled.sort(descending=True).values

@@ -9,7 +9,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 IDLE_FIELDS = (3, 4)
-"""Indices of idle and iowait among the times of a core in /proc/stat."""
+"""Indices of the times `idle` and `iowait` in a core's line of /proc/stat."""
 
 
 class SchedulerTimes:
@@ -54,6 +54,6 @@ class SchedulerTimes:
         names, ticks = {f"cpu{core}" for core in cores}, 0
         for name, *fields in (line.split() for line in lines):
             if name in names:
-                # Later fields are times of guests, which the first two fields include.
+                # Later fields are times of guests, which the first two fields already include.
                 ticks += sum(int(each) for i, each in enumerate(fields[:8]) if i not in IDLE_FIELDS)
         return ticks / os.sysconf("SC_CLK_TCK")

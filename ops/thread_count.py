@@ -8,11 +8,11 @@ from typing import Protocol
 WINDOW_S = 0.1
 """Seconds of computation after which the number of threads is reconsidered."""
 MAX_DELAY = 0.25
-"""Maximum seconds that all threads together may wait for cores, per second of a window, before
-their number is lowered. A window includes the pauses between steps, because delays matter little
-while steps are short compared with the pauses."""
+"""Maximum seconds per second for which all threads together may wait for cores before their number
+is lowered. Pauses between steps count as time too, because delays matter little if steps are short
+compared with the pauses."""
 SLACK = 0.25
-"""Share of a core that other processes may use while the core still counts as free."""
+"""Fraction of a core that other processes may use while the core still counts as free."""
 
 
 class Times(Protocol):
@@ -25,8 +25,8 @@ class Times(Protocol):
 class ThreadCount:
     """Number of threads for the next step, at most `limit`.
 
-    A step has more than a hundred barriers, and at each of them all threads wait for a thread that
-    is not running. Alongside one busy process, two threads on two cores are many times slower than
+    A step has more than a hundred barriers. At each of them, a thread that gets no core delays all
+    other threads. Alongside one busy process, two threads on two cores are many times slower than
     one. Therefore the number is lowered while threads are delayed, and raised when other processes
     leave cores free. A process of low priority delays no thread, so it does not lower the number.
     """
@@ -34,8 +34,8 @@ class ThreadCount:
     def __init__(
         self, limit: int, times: Times, thread_ids: Callable[[int], Sequence[int]]
     ) -> None:
-        """thread_ids: function that returns the ids of the calling thread's team of so many
-        threads."""
+        """thread_ids: function that takes a number of threads, and returns the thread ids of the
+        calling thread's team of that size."""
         self.limit = limit
         self.current = limit
         self._times = times

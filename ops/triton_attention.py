@@ -150,9 +150,9 @@ def _sum_tiles(
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Returns (weighted values [ROWS, WIDTH], sum of their weights [ROWS], largest score [ROWS]) of
-    a span of keys. keys: pointer to the head's keys in a page at offset 0; the head's values are
-    VALUES elements later."""
+    """Returns the sum of the weighted values [ROWS, WIDTH], the sum of the weights [ROWS] and the
+    largest score [ROWS] over a span of keys. keys: pointer to the head's keys in a page at offset
+    0. The head's values are VALUES elements after its keys."""
     lane = tl.arange(0, WIDTH)
     known = lane < DIM
     result = tl.zeros((ROWS, WIDTH), tl.float32)

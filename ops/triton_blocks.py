@@ -1,10 +1,10 @@
 """Assignment of work to programs when only the device knows how the rows are divided.
 
 The rows of a step are divided into groups (sequences, segments), and groups into blocks of B rows.
-A grid of `T // B + N` blocks covers any division of T rows into N groups. Group n owns the blocks
-from `start[n] // B + n` on, at least as many as it needs, and a block past the end of its group
-does nothing. So a captured graph can be replayed with any number of groups up to its capacity, and
-no table of blocks has to be built or uploaded.
+A grid of `T // B + N` blocks covers any division of T rows into N groups. The blocks of group n
+begin at `start[n] // B + n`. There are at least as many as the group needs, and a block past the
+end of its group does nothing. Therefore a captured graph can be replayed with any number of groups
+up to its capacity, and no table of blocks has to be built or uploaded.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ because Triton would compile another kernel for 1 or a multiple of 16 while a re
 
 @triton.jit
 def group_of_block(start, num_groups, block, ROWS: tl.constexpr):
-    """Returns the group n that owns a block: the last one with `start[n] // ROWS + n` <= block.
+    """Returns the group n that a block belongs to: the last group with `start[n] // ROWS + n` <=
+    block.
 
-    One load and one sum for up to 128 groups cost less than a binary search's dependent loads.
+    Loads and counts 128 groups at a time, which costs less than the dependent loads of a binary
+    search.
     """
     count = 0
     for first in range(0, num_groups, 128):
@@ -34,7 +36,7 @@ def group_of_block(start, num_groups, block, ROWS: tl.constexpr):
 
 @triton.jit
 def group_of_row(start, num_groups, row):
-    """Returns the last group that begins at or before the row, which skips groups without rows."""
+    """Returns the last group that begins at or before the row. Groups without rows are skipped."""
     count = 0
     for first in range(0, num_groups, 128):
         group = first + tl.arange(0, 128)

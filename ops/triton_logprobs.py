@@ -53,8 +53,9 @@ def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tenso
 
 @triton.jit
 def _next(value, token, last_value, last_token):
-    """Returns the best (value, token) after (last_value, last_token). The token is NO_TOKEN if
-    there is none."""
+    """Returns the best (value, token) that comes after (last_value, last_token) in descending
+    order, with the smaller token first among equal values. The token is NO_TOKEN if there is
+    none."""
     after = (value < last_value) | ((value == last_value) & (token > last_token))
     after = after & (token != NO_TOKEN)
     best = tl.max(tl.where(after, value, float("-inf")), axis=0)

@@ -1,13 +1,14 @@
 """Segmented LoRA (SGMV, Chen et al. 2023; S-LoRA, Sheng et al. 2023): two launches per linear.
 
 Shrink multiplies rows by their adapter's A and writes float32 planes, one for each part of the sum.
-Expand adds the planes in a fixed order, multiplies by B and adds to the base's output. There are no
-atomics, and nothing is zeroed because only written values are read. Every segment's rank, offsets
-and slot are read on the device, so one captured launch serves any adapters.
+Expand adds the planes in a fixed order, multiplies the sum by B, and adds the product to the base
+model's output. No atomics are used, and no memory is zeroed, because only written values are read.
+Every segment's rank, offsets and slot are read on the device, so one captured launch serves any
+adapters.
 
 On Hopper and later devices (`overlaps`), expand starts before shrink has ended. It loads its part
 of B and then waits for the planes (programmatic dependent launch, CUDA C++ Programming Guide). No
-other kernel may be launched between the two.
+other kernel may be launched between shrink and expand.
 """
 
 # pyright knows neither Triton's launch options nor that jitted functions return tensors.
@@ -74,8 +75,8 @@ def expand_add(
 ) -> None:
     """Semantics: y[t, columns of i] += planes.sum(0)[t, i, :rank] B^T, in place.
     Shape: y [T, sum(fused.widths)]; B [N, rank], scaled.
-    DType: the sum over planes is float32, rounded to y's dtype for the matrix form (the row form
-    keeps it), the product float32, rounded once with y.
+    DType: the sum over planes is float32. The matrix form rounds it to y's dtype, and the row form
+    does not. The product is float32, and is rounded once after it is added to y.
 
     Bytes: each B once per segment, `sum(N) * rank * itemsize`, and y twice. 32 adapters of rank 16
     at gate_up of Llama 3 8B take 29.4 MB + 3.7 MB, 7.7 us at 4.3 TB/s.
@@ -105,7 +106,7 @@ def expand_add(
 def add_tokens(y: Tensor, ids: Tensor, lora: LoRABatch, scale: float, blocks: Blocks) -> None:
     """Semantics: y[t] += A[ids[t]] B^T * scale of the embedding, in place.
     Shape: ids [T], y [T, K]; A [V, rank], B [K, rank], scaled.
-    DType: A and B the adapter's dtype, sums float32, rounded once with y.
+    DType: A and B the adapter's dtype; sums float32, rounded once after they are added to y.
 
     Bytes: each B once per row, `K * rank * itemsize`. 64 rows of rank 16 at K = 4096 in bf16 read
     8.4 MB, which takes 2 us at 4.3 TB/s. If no adapter changes the embedding, the launch dominates.
@@ -128,7 +129,7 @@ def add_tokens(y: Tensor, ids: Tensor, lora: LoRABatch, scale: float, blocks: Bl
 
 def _places(num_rows: int, num_segments: int, blocks: Blocks) -> int:
     """Returns the number of programs that covers any division of the rows into segments (see
-    `ops.triton_blocks`), which is one per row in the row form."""
+    `ops.triton_blocks`). The row form has one program per row."""
     return num_rows if blocks.rows == 1 else num_rows // blocks.rows + num_segments
 
 

@@ -1,7 +1,7 @@
 """Triton kernels that read each element once: norm, activation, embedding.
 
-All are memory-bound. With a device bandwidth of W they take at least bytes / W, and below about 4
-MB the launch (2 to 4 us inside a graph) dominates. Arithmetic is in float32.
+All are memory-bound: the time is at least the number of bytes divided by the device's bandwidth.
+Below about 4 MB, the launch (2 to 4 us inside a graph) takes longer. Arithmetic is in float32.
 """
 
 # pyright knows neither Triton's launch options nor that jitted functions return tensors.
@@ -84,7 +84,7 @@ def _gated_activation(gate_up, y, width, IS_SILU: tl.constexpr, BLOCK: tl.conste
     if IS_SILU:
         act = gate * sigmoid(gate)
     else:
-        # 0.5 (1 + tanh(u)) is sigmoid(2 u); 1.5957691 is 2 sqrt(2 / pi).
+        # This is the tanh form: 0.5 (1 + tanh(u)) is sigmoid(2 u), and 1.5957691 is 2 sqrt(2 / pi).
         act = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     tl.store(y + row * width + column, (act * up).to(y.dtype.element_ty), mask=inside)
 

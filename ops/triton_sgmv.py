@@ -1,8 +1,8 @@
 """Matrix form of segmented LoRA, in which a program computes a block of rows of one adapter.
 
-Factors are loaded with a mask and then set to zero again outside of it. A lane past the rank may
-hold a NaN, which a product with zero would keep, and `other=0` alone did not prevent this in
-vllm#48590.
+Factors are loaded with a mask, and then set to zero once more outside the mask. A lane past the
+rank may hold a NaN, and a product of NaN and zero is NaN. In vllm#48590, loading with `other=0`
+alone did not prevent this.
 """
 
 # pyright knows neither Triton's launch options nor that jitted functions return tensors.
@@ -82,7 +82,7 @@ def shrink_segments(
 @triton.jit
 def column_tile(tile, width0, width1, width2, COLUMNS: tl.constexpr):
     """Returns the projection of a tile, the projection's width and first column in y, and the index
-    of the tile within the projection. tile: index over all projections."""
+    of the tile within the projection. tile: index of the tile over all projections."""
     tiles0, tiles1 = tl.cdiv(width0, COLUMNS), tl.cdiv(width1, COLUMNS)
     projection = (tile >= tiles0).to(tl.int32) + (tile >= tiles0 + tiles1).to(tl.int32)
     width = tl.where(projection == 0, width0, tl.where(projection == 1, width1, width2))
@@ -93,8 +93,9 @@ def column_tile(tile, width0, width1, width2, COLUMNS: tl.constexpr):
 
 @triton.jit
 def load_b(b, column, lane, in_width, rank):
-    """Loads B[columns, lanes] of B [N, rank], and 0 outside. If the rank is a multiple of 8, the
-    index shows the compiler that rows and mask change only at 16-byte boundaries."""
+    """Loads elements [columns, lanes] of B [N, rank], and 0 outside B. If the rank is a multiple of
+    8, the index is written so that the compiler sees that rows and mask change only at 16-byte
+    boundaries."""
     if rank % 8 == 0:
         whole = rank // 8 * 8
         values = tl.load(b + column * whole + lane, mask=in_width & (lane < whole), other=0)
@@ -105,8 +106,8 @@ def load_b(b, column, lane, in_width, rank):
 
 @triton.jit
 def load_planes(planes, lane, shown, rank, stride, SPLIT: tl.constexpr):
-    """Returns the sum of the planes, added in a fixed order, and 0 outside. Reads up to 7 undefined
-    lanes past the rank, but within the planes, so that each load has 16 bytes."""
+    """Returns the sum of the planes, added in a fixed order, and 0 outside them. Each load has 16
+    bytes, so up to 7 undefined lanes past the rank are read, which are still within the planes."""
     offered = shown & (lane < (rank + 7) // 8 * 8)
     total = tl.load(planes + lane, mask=offered, other=0)
     for split in tl.static_range(1, SPLIT):
@@ -163,7 +164,7 @@ def expand_segments(
     b = arena + tl.load(b_offset + entry) // ALIGN * STEP
     to = y + row[:, None] * (width0 + width1 + width2) + first_column + column[None, :]
     changed = in_rows[:, None] & in_width[None, :]
-    # The base's output is loaded while the product is computed.
+    # The output of the base model is loaded while the product is computed.
     base = tl.load(to, mask=changed, other=0)
     stride = num_rows * PROJECTIONS * RANKS
     plane = planes + (row * PROJECTIONS + projection)[:, None] * RANKS

@@ -21,7 +21,7 @@ PROCESSORS = 132
 """Number of multiprocessors of an H100 or H200."""
 
 SMALLEST_DOT = 16
-"""Smallest side of a tl.dot. Smaller operands are padded and masked."""
+"""Smallest size of a tl.dot along each axis. Smaller operands are padded and masked."""
 
 EXPAND_COLUMNS = 128
 
@@ -72,15 +72,15 @@ def blocks_of(number: int, size: int) -> int:
 
 
 def reads_by_row(num_rows: int, num_segments: int) -> bool:
-    """Returns whether to use the row form, because one or two rows per adapter would not fill a
-    matrix tile."""
+    """Returns whether LoRA kernels use their row form. It is faster for steps with at most two rows
+    per adapter, which would not fill a matrix tile."""
     return num_rows <= 2 * num_segments
 
 
 def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: int) -> Blocks:
     """Returns the tile sizes of the LoRA shrink. depth: input features. ranks: largest rank of the
-    step. itemsize: bytes of an activation. The number of rows changes the split only through the
-    form and the tile's height, so that steps with equal tiles add in the same order."""
+    step. itemsize: bytes of an activation. The split depends on the number of rows only through the
+    kernel's form and the tile's height, so that steps with equal tiles add in the same order."""
     columns = min(max(power_of_two(ranks), SMALLEST_DOT), 64)
     warps = 4
     if reads_by_row(num_rows, num_segments):
@@ -89,7 +89,7 @@ def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: i
         rows, columns, step, split = 16, min(columns, 32), 32, 8
     else:
         rows, step = _rows(num_rows, num_segments), 128
-        # Fewer planes for tall tiles, because expand reads all planes again for each column tile.
+        # Tall tiles have fewer planes, because expand reads all planes for each column tile.
         split = 4 if rows > 16 else 16 if depth > 8192 else 8
     return Blocks(rows, columns, step, min(split, _floor(depth // step)), warps, stages=3)
 

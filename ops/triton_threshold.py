@@ -26,10 +26,11 @@ from ops.triton_table import blocks_of, power_of_two
 
 BINS = 2048
 BINS_A_UNIT = tl.constexpr(64.0)
-"""Bins per unit of logit. The last bin holds all logits 32 or more below the largest. Their weight
-is negligible and they are never drawn, because the noise of two tokens differs by less than 20."""
+"""Number of bins per unit of logit. The last bin holds all logits 32 or more below the largest.
+Their weight is negligible, and they are never drawn, because the noise of two tokens differs by
+less than 20."""
 UNIT_WEIGHT = tl.constexpr(float(1 << 40))
-"""Weight of probability ratio 1. The sum over a vocabulary of 2^22 tokens fits an int64."""
+"""Weight of the largest logit. The sum over a vocabulary of 2^22 tokens fits an int64."""
 CAPACITY = 4096
 """Maximum number of collected logits of a bin. If the bin has more, the whole row is searched."""
 
@@ -110,8 +111,8 @@ def _largest(maxima, row, spans, SPANS: tl.constexpr):
 
 @triton.jit
 def _bin(value, largest, BINS: tl.constexpr):
-    """Returns the index of the bin as int32, which is larger for smaller values. NaN gets a valid
-    bin, too."""
+    """Returns the index of the value's bin as int32. Smaller values have larger indices. A NaN also
+    gets a valid index."""
     below = (largest - value) * BINS_A_UNIT
     near = (below < BINS - 1) & (value != largest)
     return tl.where(value == largest, 0, tl.where(near, below, BINS - 1.0).to(tl.int32))
@@ -149,8 +150,8 @@ def _fill_bins(
     BLOCK: tl.constexpr,
 ):
     """Fills counts and weights, int64 [N, BINS], which must be zero on entry. Does not count the
-    last bin. At low temperatures it has nearly all tokens, and their atomic additions would contend
-    for one address."""
+    last bin, because at low temperatures it has nearly all tokens, and their atomic additions would
+    contend for one address."""
     row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
     has_top_k = (top_k > 0) & (top_k < vocab)
@@ -250,9 +251,9 @@ def _search(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Returns the smallest logit of the bin that is at least `floor` and has a weight of less than
-    `target` above it. above: weight of the bins before. IS_WEIGHT: whether weights are those of
-    top-p; otherwise each logit has weight 1."""
+    """Returns the smallest logit of the bin that is at least `floor`, and for which the weight of
+    all larger logits is less than `target`. above: weight of the bins before this one. IS_WEIGHT:
+    whether logits have the weights of top-p; otherwise each logit has weight 1."""
     digit = tl.arange(0, 16).to(tl.uint32)
     prefix = tl.zeros((1,), tl.uint32)
     for step in range(8):
@@ -293,8 +294,8 @@ def _resolve_by_count(
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Stores the smallest logit that top-k keeps, and the bin with the smallest logit that top-p
-    keeps of the remaining ones."""
+    """Stores the smallest logit that top-k keeps. Then, among the logits that top-k keeps, stores
+    the bin with the smallest logit that top-p keeps."""
     row = tl.program_id(0).to(tl.int64)
     temperature, top_p = tl.load(temperatures + row), tl.load(top_ps + row)
     largest = _largest(maxima, row, spans, SPANS)

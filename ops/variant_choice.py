@@ -12,7 +12,8 @@ log = logging.getLogger(__name__)
 
 
 class VariantChoice(NamedTuple):
-    """Variant of the kernels. fault: if it replaces `amx`, the reason why `amx` cannot be used."""
+    """Variant of the kernels. fault: reason why `amx` cannot be used, if the variant replaces
+    `amx`; otherwise empty."""
 
     variant: str
     fault: str = ""

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
 
 class BlockSizes(NamedTuple):
-    """Number of elements and bytes of a block, number of elements that share a scale, and bits per
-    element in the CPU backend's panels, including scales and minimums."""
+    """Sizes of a block. block: number of elements. block_bytes: number of bytes. group: number of
+    elements that share a scale. panel_bits: bits per element in the CPU backend's panels, including
+    scales and minimums."""
 
     block: int
     block_bytes: int
