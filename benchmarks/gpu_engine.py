@@ -130,7 +130,7 @@ def mixed_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
         # running sequence.
         engine, ring = make_engine(model, 2 * rows, max_len, True, not bench.tiny, ranks)
         decode_s, _ = timed(engine, ring, rows, context, num_steps, len(ranks), 6 * num_steps)
-        # The first prompt's kernels may have to be loaded.
+        # The first prompt is not timed, because it may load kernels.
         _submit_prompt(engine, rows, prompt, ranks)
         engine.step()
         begin = time.perf_counter()

@@ -109,7 +109,7 @@ def process_group(
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):  # all have ended
+        with suppress(ProcessLookupError):  # if all processes of the group have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

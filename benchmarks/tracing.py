@@ -2,9 +2,9 @@
 
     python -m benchmarks.tracing [requests per turn] [turns]
 
-Both alternate. Gateway, a scripted worker and the client are one process, and the receiver of
-traces is another. With a real worker, the gateway and its traces have a smaller share of the cost
-of a request.
+Turns with and without tracing alternate. Gateway, a scripted worker and the client are one process,
+and the receiver of traces is another. With a real worker, the gateway and its traces have a smaller
+share of the cost of a request.
 """
 
 from __future__ import annotations

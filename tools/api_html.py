@@ -1,4 +1,4 @@
-"""API reference as one HTML page that loads nothing from other servers: no script, no font."""
+"""Makes the API reference as one HTML page, which loads no scripts or fonts from other servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tools.api_examples import curl, python
 from tools.api_reference import Fields, Reference, Route
 
 BLOCK = re.compile(r"(?=<(?:title|style|body|h[1-3]|nav|li|p|pre|table|tr|!--beside)\b)")
-"""Matches where a line of the page begins, so that a change of the API changes few lines."""
+"""Matches the places where a new line begins in the page, so that a change of the API changes few
+lines."""
 
 
 def reference_page(reference: Reference, beside: Container[str]) -> str:

@@ -1,4 +1,4 @@
-"""API reference of the data plane, with the contents of its OpenAPI document as tables."""
+"""Converts the data plane's OpenAPI document to the tables of the API reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make manifests`: k8s/rendered from k8s/overlays, by the Kustomize inside kubectl."""
+"""`make manifests`: renders k8s/overlays to k8s/rendered, with the Kustomize that kubectl has."""
 
 from __future__ import annotations
 

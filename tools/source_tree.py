@@ -28,7 +28,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class SourceTree:
-    """The Python modules of one checkout, by dotted name."""
+    """Python modules of one checkout, by dotted name."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
