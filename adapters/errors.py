@@ -8,7 +8,7 @@ from adapters.hints import hint_for
 
 
 class AdapterRejected(Exception):
-    """Refusal of an uploaded adapter that breaks a rule.
+    """Error for an uploaded adapter that is refused because it breaks a rule.
 
     `code` is a stable identifier. `field` names the config key, tensor or file. `got` and `allowed`
     are JSON values; text from the uploader is cut to about 200 characters. `hint` says what to
@@ -26,8 +26,8 @@ class AdapterRejected(Exception):
         super().__init__(f"{code} ({self.field}): got {self.got!r}. {self.hint}".rstrip())
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the object that the upload route answers with and that the `rejected` row
-        stores."""
+        """Returns the error as a JSON object, for the answer of the upload route and for the
+        database."""
         names = ("code", "field", "got", "allowed", "hint")
         return {name: getattr(self, name) for name in names}
 
@@ -48,7 +48,7 @@ def _shorten(value: Any, limit: int = 200) -> Any:
         return value
     text = value if isinstance(value, str) else _render(value)
     shown = text if len(text) <= limit else text[:limit] + "..."
-    # Neither lone surrogates nor U+0000 can be stored.
+    # The database stores neither lone surrogates nor U+0000.
     return shown.encode("utf-8", "replace").decode().replace("\0", r"\x00")
 
 

@@ -38,7 +38,7 @@ class ModelLinear(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
-    """The modules of a base model that an adapter can bind to, from its canonical config.json."""
+    """Modules of a base model that an adapter can change, read from its canonical config.json."""
 
     digest: str
     model_type: str
@@ -171,7 +171,7 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     """Description of a validated adapter version and of the modules that it changes."""
 
     digest: str
-    """SHA-256 (hex) over the tagged, length-prefixed bytes of both files."""
+    """SHA-256 (hex) over a tag and both files, each preceded by its size."""
     base_digest: str
     max_rank: int
     num_parameters: int
@@ -180,8 +180,8 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     layers: tuple[int, ...]
     warnings: tuple[str, ...] = ()
     equals_base: bool = False
-    """Whether the adapter has no effect. If so, no alias is pointed to it unless this is
-    requested."""
+    """Whether the adapter has no effect. If so, an alias is pointed to the version only on explicit
+    request."""
     invocation_tokens: tuple[int, ...] = ()
     """Token ids that activate the adapter, if it is an activated LoRA (aLoRA). The adapter acts
     from the start of their last occurrence in the prompt on. Without an occurrence it does not

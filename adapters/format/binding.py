@@ -1,4 +1,4 @@
-"""Binding of an adapter's tensors to modules of a base model, with rank and scale. Torch-free.
+"""Binds an adapter's tensors to modules of a base model, with rank and scale. Torch-free.
 
 The tensor names decide which modules an adapter changes, and the config must agree.
 """
@@ -142,11 +142,11 @@ class AdapterTensors:
         return _sorted(bound)
 
     def bind_rows(self, config: LoRAConfig) -> tuple[BoundRows, ...]:
-        """Binds the tensors that replace weights of the base model: whole weights, and rows of
-        single tokens.
+        """Binds the tensors that replace whole weights of the base model, or its rows of single
+        tokens.
 
-        As in peft, new rows of an embedding that is tied to the output matrix are rows of both,
-        while a whole new embedding leaves the output matrix alone.
+        As in peft, if the embedding is tied to the output matrix, new rows of the embedding replace
+        rows of both. A whole new embedding does not change the output matrix.
         """
         names, base = self._names, self._base
         if base.linears and (weights := names.tables | names.tokens):
@@ -189,7 +189,7 @@ class AdapterTensors:
         return config.targets(path, None if layer == self._base.num_layers else layer, matcher)
 
     def _sites_of(self, path: str) -> list[tuple[int, int]]:
-        """Returns (layer, projection) of each projection of the module."""
+        """Returns the layer and the index of each projection of the module."""
         layer, projections = self._sites[path]
         modules = self._base.modules(layer)
         return [(layer, modules.index(projection)) for projection in projections]
@@ -211,8 +211,9 @@ class AdapterTensors:
     def _bind_factors(
         self, path: str, rank: int, scales: dict[tuple[int, int], float]
     ) -> list[BoundModule]:
-        """Binds the projections of a module, whose factors must have the shapes that it requires.
-        scales: factors of the product B A by (layer, projection)."""
+        """Binds the projections of a module. Raises AdapterRejected if the factors do not have the
+        shapes that the module requires. scales: factors of the product B A by (layer, projection).
+        """
         layer, projections = self._sites[path]
         a_name, b_name = (self._names.modules[path][factor] for factor in ("A", "B"))
         shapes = [self._base.projection_shape(layer, projection) for projection in projections]
@@ -231,9 +232,9 @@ class AdapterTensors:
     ) -> dict[str, str]:
         """Returns tensor names by the name of their module in OUTER.
 
-        names: tensor names by module path. wanted: modules that the configuration names, each of
-        which must have a tensor, and no other module. tied: whether the output matrix uses the
-        embedding's tensor if it has none of its own.
+        names: tensor names by module path. wanted: modules that the configuration names. Each of
+        them must have a tensor, and no other module may have one. tied: whether the output matrix
+        uses the embedding's tensor if it has none of its own.
         """
         found: dict[str, str] = {}
         for path, name in names.items():
@@ -265,8 +266,9 @@ class AdapterTensors:
     def _check_activation(
         self, modules: tuple[BoundModule, ...], rows: tuple[BoundRows, ...]
     ) -> None:
-        """Raises AdapterRejected if an activated LoRA changes the embedding, which peft refuses as
-        well, or replaces weights, which peft does for all tokens of a prompt."""
+        """Raises AdapterRejected if an activated LoRA changes the embedding or replaces weights.
+        peft refuses the first, and uses replaced weights for all tokens of a prompt, including
+        those before the activation."""
         kinds = {m.a_name: self._base.modules(m.layer)[m.projection] for m in modules}
         touched = [name for name, kind in kinds.items() if kind == "embed_tokens"]
         if names := touched + [each.name for each in rows]:
@@ -281,8 +283,9 @@ def bind_any(
 ) -> BoundAdapter:
     """Binds the adapter to the only base that fits all tensors.
 
-    Raises AdapterRejected with adapter.base.ambiguous if several bases fit. If none fits, raises
-    the error of the bases if all have the same code and field, else adapter.base.mismatch.
+    Raises AdapterRejected with adapter.base.ambiguous if several bases fit, and with
+    adapter.base.mismatch if none fits. If none fits and the errors of all bases have the same code
+    and field, raises the first of these errors instead.
     """
     bound: list[BoundAdapter] = []
     reasons: list[AdapterRejected] = []
@@ -310,8 +313,8 @@ def bind_any(
 
 @lru_cache(maxsize=16)
 def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """Returns (layer, projections) of each module that an adapter can change, by path, in the order
-    of the layers.
+    """Returns the layer and the projections of each module that an adapter can change, by path, in
+    the order of the layers.
 
     The paths begin with `root`, as in the model that was trained, because the config's patterns
     match such paths. lm_head is left out if the trained model has no output matrix.
@@ -360,8 +363,8 @@ def _check_shape(name: str, entry: TensorEntry, expected: tuple[int, int], rank_
 def _check_rows(
     name: str, entry: TensorEntry, tokens: tuple[int, ...] | None, base: BaseModelShape
 ) -> None:
-    """Raises AdapterRejected unless there is one row for each token. If `tokens` is None, there
-    must be one for each token of the vocabulary."""
+    """Raises AdapterRejected unless the tensor has one row for each of the tokens, or for each
+    token of the vocabulary if `tokens` is None."""
     for token in tokens or ():
         if not 0 <= token < base.vocab_size:
             field, allowed = "trainable_token_indices", f"0 to {base.vocab_size - 1}"

@@ -59,11 +59,12 @@ HARMLESS = {
     "lorap_lr_ratio",
     "lorap_emb_lr",
 }
-"""Keys that do not affect the forward pass. The base's name is for people and is never opened. The
-last three keys are training options of ms-swift."""
+"""Keys that do not affect the forward pass. The name of the base model is never opened as a path or
+repository. The last three keys are training options of ms-swift."""
 
 TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")
-"""Task types that are served: with (CAUSAL_LM) and without the output matrix of the base."""
+"""Task types that are served. CAUSAL_LM trains the base model with its output matrix, and
+FEATURE_EXTRACTION without it."""
 
 ZERO_INITS = (True, "gaussian", "eva")
 """`init_lora_weights` values with which B starts at zero, so that a targeted module without tensors
@@ -74,7 +75,7 @@ PLAIN_INITS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 class LoRAConfig(msgspec.Struct, frozen=True):
-    """Part of the config that affects the computation. Fields are named as in peft."""
+    """Fields of adapter_config.json that affect the computation, with the names that peft uses."""
 
     r: int
     lora_alpha: float
@@ -92,12 +93,12 @@ class LoRAConfig(msgspec.Struct, frozen=True):
 
     @property
     def saved_modules(self) -> set[str]:
-        """Names (last part of the path) of the modules whose whole weight the adapter replaces."""
+        """Modules whose whole weight the adapter replaces, by the last part of their path."""
         return {_last_part(name) for name in self.modules_to_save or ()}
 
     @property
     def trained_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Ids of the tokens whose rows the adapter replaces, by name (last part of the path) of the
+        """Ids of the tokens whose rows the adapter replaces, by the last part of the path of the
         module."""
         tokens = self.trainable_token_indices or {}
         if not isinstance(tokens, dict):
@@ -108,13 +109,13 @@ class LoRAConfig(msgspec.Struct, frozen=True):
         return _lookup(self.rank_pattern, module, self.r, matcher)
 
     def scale(self, module: str, rank: int, matcher: PatternMatcher) -> float:
-        """Returns alpha / rank, or alpha / sqrt(rank) with rsLoRA, with the module's own alpha."""
+        """Returns alpha / rank, or alpha / sqrt(rank) with rsLoRA, where alpha is the module's."""
         alpha = _lookup(self.alpha_pattern, module, self.lora_alpha, matcher)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str, layer: int | None, matcher: PatternMatcher) -> bool:
-        """Whether peft would adapt this module. layer: number of the module's layer, or None if it
-        is outside of the layers."""
+        """Whether peft would adapt this module. layer: number of the module's layer, or None if the
+        module is outside of the layers."""
         if self.exclude_modules and _is_named(self.exclude_modules, module, matcher):
             return False
         if isinstance(self.target_modules, str) and self.target_modules.lower() == "all-linear":
@@ -177,7 +178,7 @@ SERVED_CLASSES = ("ForCausalLM", "ForConditionalGeneration", "Model")
 
 
 class AutoMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Class of the base model that an adapter was trained on."""
+    """Value of `auto_mapping`: the class of the base model that an adapter was trained on."""
 
     base_model_class: str
     parent_library: str | None = None
@@ -186,7 +187,7 @@ class AutoMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _is_served_class(mapping: Any) -> bool:
     """Whether the base model's class is a decoder, with or without its output matrix. peft writes
-    the class if no task type was given, Unsloth always writes it. The class is not imported."""
+    the class if no task type was given, and Unsloth always. The class is not imported."""
     try:
         known = msgspec.convert(mapping, AutoMapping)
     except msgspec.ValidationError:
@@ -280,8 +281,8 @@ def _check_invocation(tokens: tuple[int, ...], task: Any) -> None:
 
 
 def _is_named(names: list[str] | str, module: str, matcher: PatternMatcher) -> bool:
-    """Whether `names` contains the module. A string is a regular expression for the whole path, a
-    list contains paths or their endings."""
+    """Whether `names` contains the module. If it is a string, it is a regular expression for the
+    whole path. If it is a list, it contains paths or endings of paths."""
     if isinstance(names, str):
         return matcher.fullmatch(names, module)
     return any(module == name or module.endswith(f".{name}") for name in names)

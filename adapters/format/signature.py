@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 TAG = b"loraplex adapter signature 1\0"
-"""Prefix of the signed bytes, so that no other kind of signed message can be mistaken for this
-one."""
+"""Prefix of the signed bytes, so that no signature of another kind of message is valid for an
+adapter."""
 SIGNATURE_BYTES = 64
 MAX_KEY_BYTES = 16 << 10
 
@@ -31,9 +31,10 @@ def sign(private: Ed25519PrivateKey, digest: str) -> bytes:
 
 
 def is_signed(public: bytes, signature: bytes, digest: str) -> bool:
-    """Whether the signature of the content with this digest was made with the key's private part.
+    """Whether the signature of the content with this digest (hex) was made with the private key
+    that belongs to `public`.
 
-    public: the raw key, 32 bytes.
+    public: 32 raw bytes of the public key.
     """
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, TAG + bytes.fromhex(digest))

@@ -65,19 +65,21 @@ _EMBEDDING = re.compile(
 _COPY = re.compile(
     r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))\.base_layer\.weight", re.DOTALL
 )
-"""Name of a base model weight that peft saves together with the factors of these modules."""
+"""Pattern for the name of a base model weight that peft saves together with the factors of the
+embedding or of the output matrix."""
 _TABLE = re.compile(
     r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))"
     r"(?:\.modules_to_save(?:\.[^.]+)?)?\.weight",
     re.DOTALL,
 )
-"""Name of a weight of a module in `modules_to_save`, which replaces the base model's weight."""
+"""Pattern for the name of a weight that replaces the base model's weight (`modules_to_save`)."""
 _TOKENS = re.compile(
     r"base_model\.model\.(?P<path>(?:.+\.)?(?:embed_tokens|lm_head))"
     r"\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?",
     re.DOTALL,
 )
-"""Name of the rows that replace the base model's rows for `trainable_token_indices`."""
+"""Pattern for the name of the rows that replace the base model's rows for single tokens
+(`trainable_token_indices`)."""
 
 Factor = Literal["A", "B"]
 
@@ -85,10 +87,10 @@ Factor = Literal["A", "B"]
 class TensorNames(msgspec.Struct, frozen=True):
     """Names of an adapter's tensors by module and factor.
 
-    root: element of ROOTS with which all paths begin. modules: module path -> factor -> tensor
-    name. The other fields map a module path to a tensor name: copies to repeated weights of the
-    base model, tables to weights that replace whole weights of the base model, tokens to rows that
-    replace its rows of single tokens.
+    root: element of ROOTS with which all paths begin. modules: tensor names by module path and
+    factor. The other fields are tensor names by module path. copies: copies of base model weights.
+    tables: weights that replace whole weights of the base model. tokens: rows that replace the base
+    model's rows of single tokens.
     """
 
     root: str
@@ -101,8 +103,8 @@ class TensorNames(msgspec.Struct, frozen=True):
 def read_names(names: Iterable[str]) -> TensorNames:
     """Returns the module and the factor of each tensor name.
 
-    Raises AdapterRejected for a name that is unknown or of an unsupported feature or format, and
-    for names that contradict each other.
+    Raises AdapterRejected for a name that is unknown or belongs to an unsupported feature or
+    format, and for names that contradict each other.
     """
     names = list(names)
     if not names:

@@ -1,5 +1,5 @@
-"""Validation of adapters. Accepts an adapter that peft has written if it can be served exactly, and
-otherwise names what is refused. Torch-free.
+"""Validates adapters. Accepts an adapter that peft has written if it can be served exactly, and
+otherwise raises an error that names the reason. Torch-free.
 
 Reads both files once, in bounded memory. Nothing in them is executed, imported or used as a path.
 """
@@ -46,8 +46,8 @@ CHUNK_BYTES = 4 << 20
 DIGEST_TAG = b"loraplex adapter 1\0"
 
 LARGEST = 65504
-"""Largest magnitude of a value: the largest float16. Larger values occur after diverged
-training."""
+"""Maximum magnitude of a tensor's value, which is the largest float16. Larger values occur if the
+training has diverged."""
 LARGEST_BITS = {
     "F32": int(np.float32(LARGEST).view(np.uint32)),
     "F16": int(np.float16(LARGEST).view(np.uint16)),
@@ -83,8 +83,8 @@ class Limits:
 MAX_STORED_BYTES = 1 << 40
 
 IMAGE_ALIGNMENT = 64
-"""Bytes to which each matrix of a packed image is aligned: a cache line, and a full vector
-register."""
+"""Alignment in bytes of each matrix in a packed image, equal to the size of a cache line and of the
+largest vector register."""
 ID_BYTES = 4
 """Bytes of a token id in a packed image."""
 
@@ -102,7 +102,7 @@ def validate_and_list(
     """Returns the manifest of a servable adapter, and the list of modules to store. Raises
     AdapterRejected for anything else.
 
-    bases: base models from which the adapter's tensors select one.
+    bases: candidates for the adapter's base model. The tensors must fit exactly one of them.
     """
     raw_config = _read_config(files.config)
     config = parse_config(raw_config)
@@ -121,7 +121,7 @@ def validate_and_list(
 
 
 class StoredAdapter(msgspec.Struct, frozen=True):
-    """Stored adapter whose tensors are bound again. modules, rows: as in BoundAdapter."""
+    """Stored adapter whose tensors are bound again. modules, rows: see `BoundAdapter`."""
 
     modules: tuple[BoundModule, ...]
     rows: tuple[BoundRows, ...]
@@ -174,7 +174,7 @@ def _check_image(bound: BoundAdapter, max_bytes: int) -> None:
 
 
 def content_digest(files: AdapterFiles) -> str:
-    """Returns the SHA-256 (hex) over the tagged, length-prefixed bytes of both files."""
+    """Returns the SHA-256 (hex) over a tag and both files, each preceded by its size."""
     with files.weights.open("rb") as file:
         return digest_streams(_read_config(files.config), file, files.weights.stat().st_size)
 
@@ -251,8 +251,8 @@ def _scan(file: BinaryIO, header: TensorHeader, digest: Any) -> set[str]:
 
 
 def _largest_bits(chunk: bytes, dtype: str) -> int:
-    """Returns the largest bit pattern of the values without sign bits. These patterns order finite
-    values by magnitude; infinity and then NaN follow."""
+    """Returns the largest bit pattern of the values without their sign bits. A larger pattern means
+    a larger magnitude. The patterns of infinity and NaN are larger than those of finite values."""
     width = ITEM_BYTES[dtype]
     unsigned: NDArray[np.unsignedinteger[Any]] = np.frombuffer(chunk, f"<u{width}")
     return int((unsigned & ((1 << (8 * width - 1)) - 1)).max())

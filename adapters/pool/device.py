@@ -1,4 +1,4 @@
-"""Adapters of one base model on the device: their memory, and the tables that ops read."""
+"""Places adapters of one base model on the device, and writes the tables that ops read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Slots:
         return len(self._free)
 
     def allocate(self) -> int:
-        """Allocates a slot. There must be a free one."""
+        """Allocates a slot. There must be a free slot."""
         return self._free.pop()
 
     def free(self, slot: int) -> None:
@@ -71,8 +71,8 @@ class Slots:
         return int(image.rank.max())
 
     def check_integrity(self, placements: dict[int, Placement], serving: set[int]) -> None:
-        """Raises IntegrityError unless each slot is free or has a placement, and exactly those in
-        `serving` have ranks, with all factors inside their pieces."""
+        """Raises IntegrityError unless each slot is free or has a placement, exactly the slots in
+        `serving` have ranks, and all their factors are inside the pieces of their placement."""
         slots = sorted([*placements, *self._free])
         require(slots == list(range(self.count)), f"slots {slots}")
         ranks = self.tables.rank.cpu()
@@ -119,14 +119,14 @@ class DeviceTier:
         self.slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
         self._resident: dict[Placement, AdapterEntry] = {}
         self._refused: dict[str, int] = {}
-        """Bytes of the last failed allocation, by account. Cleared by `poll`."""
+        """Bytes of each account's last failed allocation, which is not retried before `poll`."""
         self.is_here = True
         """Whether the base model is on the device. If not, no adapters are loaded to it."""
         self.num_evictions = 0
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of adapter memory for each base model, if all have the same."""
+        """Bytes of adapter memory per base model, if the memory is divided equally."""
         return self.placements.capacity_bytes // len(self._broker.holders)
 
     def poll(self) -> None:
@@ -135,8 +135,8 @@ class DeviceTier:
 
     def place(self, entry: AdapterEntry, image: AdapterImage) -> Callable[[], AdapterImage] | None:
         """Allocates memory and a table slot for the image, evicting idle adapters. Returns a
-        function that copies the image there, which no step reads yet. Returns None if there is no
-        room."""
+        function that copies the image to this memory, which no step reads yet. Returns None if
+        there is no room."""
         account, num_bytes, num_before = entry.account, image.num_bytes, self._broker.num_evictions
         if num_bytes >= self._refused.get(account, num_bytes + 1):
             return None
@@ -186,7 +186,7 @@ class DeviceTier:
         entry.forget()
 
     def idle(self, *, with_awaited: bool) -> Mapping[Placement, Idle]:
-        """Implements `AdapterHolder.idle`."""
+        """Returns the adapters that may be evicted (see `AdapterHolder.idle`)."""
         now = self._clock()
         return {
             placement: Idle((entry.account,), entry.device_loss_s(now))
@@ -200,8 +200,8 @@ class DeviceTier:
         self.free(self._resident[placement])
 
     def _free_slot(self, account: str, *, is_first: bool) -> bool:
-        """Evicts an idle adapter to free a slot for the account: of the account with the most slots
-        for its weight, the adapter of least loss per byte. Returns False if none may be evicted."""
+        """Evicts an idle adapter to free a slot: the adapter with the least loss per byte, from the
+        account with the most slots for its weight. Returns False if none may be evicted."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
             placement: (ask.priority(*lost.accounts), lost.cost_s / placement.num_bytes)
@@ -240,7 +240,7 @@ class DeviceTier:
         self.placements.check_integrity()
 
     def _is_first(self, account: str) -> bool:
-        """Whether no adapter of the account on the device is in use or about to be."""
+        """Whether none of the account's adapters on the device is leased, loading or awaited."""
         own = (entry for entry in self._resident.values() if entry.account == account)
         return not any(e.leases or e.loading or e.is_awaited for e in own)
 

@@ -28,8 +28,8 @@ class Factors:
         """Copies of base model weights in the adapter's file."""
 
     def read(self, layer: int, projection: int) -> tuple[Tensor, Tensor] | None:
-        """Returns the factors as `read_factors` does, or None if the adapter does not touch the
-        projection. Raises OSError."""
+        """Returns A [rank, in] and scaled B [out, rank] as float32, as `read_factors` does. Returns
+        None if the adapter does not change the projection. Raises OSError."""
         module = self._modules.get((layer, projection))
         if module is None:
             return None
@@ -37,8 +37,8 @@ class Factors:
             return read_factors(file, self._data_start, module, self._base)
 
     def read_rows(self, module: int, first: int, end: int) -> tuple[Tensor, Tensor] | None:
-        """Returns the rows that replace rows of the table `module` for the tokens first..end - 1,
-        as `read_replaced` does. Returns None if there are none. Raises OSError."""
+        """Returns the token ids and the rows that replace rows of the table `module` for the tokens
+        first..end - 1, as `read_replaced` does. Returns None if there are none. Raises OSError."""
         bound = self._rows.get(module)
         if bound is None:
             return None

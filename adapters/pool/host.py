@@ -57,8 +57,9 @@ class HostTier:
         )
 
     def _ask(self, entry: AdapterEntry) -> Ask:
-        """Returns the account's request for the entry's image. An awaited image may displace any
-        other, unless another image of the account is awaited or loading."""
+        """Returns the request of the entry's account for room for the image. An awaited image may
+        displace any other image, unless the account has another image that is awaited or loading.
+        """
         bytes_held = Holdings(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
         own = (e for e in self._tier if e.account == entry.account and e is not entry)
         is_first = entry.needs_copy and not any(e.loading or e.needs_copy for e in own)
@@ -69,8 +70,8 @@ class HostTier:
         return entry.needs_copy, ask.priority(entry.account), loss_s / entry.image_bytes
 
     def check_integrity(self, known: dict[str, AdapterEntry]) -> None:
-        """Raises IntegrityError unless exactly the images of a pool's entries are stored for it,
-        within the bound."""
+        """Raises IntegrityError unless the tier has exactly the images of one pool's entries, and
+        its images do not exceed its bound. known: entries of the pool."""
         on_host = {entry for entry in known.values() if entry.image is not None}
         here = {entry for entry in self._tier if entry.known is known}
         require(on_host == here, f"{len(on_host)} images, {len(here)}")

@@ -42,8 +42,8 @@ class ImageCorrupt(Exception):
 
 class ImageHeader(msgspec.Struct, frozen=True):
     """Header of an image file. sha256, crc32: checksums of the payload. rank, a_offset, b_offset:
-    bytes of the arrays of ImageTables, little-endian, with `num_rows` rows. replaced: as in
-    ImageTables."""
+    little-endian bytes of the arrays of `ImageTables`, which have `num_rows` rows. replaced: see
+    `ImageTables`."""
 
     digest: str
     layout: str
@@ -111,7 +111,7 @@ class ImageCache:
         self._root = root
         self._expected_reuse = expected_reuse
         root.mkdir(parents=True, exist_ok=True)
-        # Other workers of this machine may share the cache, so listed files may be gone.
+        # Other workers of this machine may share the cache, and may remove files at any time.
         for leftover in root.glob("*/*.tmp"):
             _remove_unless_written(leftover)
         files: list[tuple[os.stat_result, Path]] = []
@@ -144,8 +144,8 @@ class ImageCache:
         try:
             image = _read(path, digest, layout)
         except FileNotFoundError:
-            # The file is not deleted, because another worker of this machine may have written it
-            # since.
+            # Only the record is dropped, because another worker of this machine may have written
+            # the file in the meantime.
             with self._lock:
                 self._tier.drop((layout, digest))
             return None
@@ -153,8 +153,8 @@ class ImageCache:
             log.warning("removed a cached image: %s", error)
             self.delete(layout, digest)
             return None
-        # An OSError is ignored, because the file may have been removed since, or the disk may be
-        # read-only.
+        # An OSError is ignored, because another worker may have removed the file in the meantime,
+        # or the disk may be read-only.
         with self._lock, suppress(OSError):
             self._tier.put((layout, digest), path.stat().st_size)
             os.utime(path)
@@ -184,10 +184,10 @@ class ImageCache:
                 self._path(layout, digest).unlink()
 
     def remove_deleted(self, is_stored: Callable[[str], bool]) -> None:
-        """Removes the images of adapters that are deleted.
+        """Removes the images of adapters that the store no longer has.
 
-        is_stored: returns whether the store has the adapter with this digest. It may be slow, and
-        raises OSError if the store does not answer.
+        is_stored: function that returns whether the store has the adapter with this digest. It may
+        be slow, and raises OSError if the store does not answer.
         """
         with self._lock:
             keys = list(self._tier)
@@ -204,7 +204,7 @@ class ImageCache:
             self.delete(*key)
 
     def _worth(self, key: tuple[str, str]) -> float:
-        """Returns the cost of losing the image, in seconds per byte."""
+        """Returns the cost of losing the image: build seconds per byte, times expected reuse."""
         size = self._tier.size(key)
         return build_s(size) / max(size, 1) * self._expected_reuse(key[1])
 
@@ -228,7 +228,7 @@ def _write(path: Path, head: bytes, image: AdapterImage) -> None:
 
 
 def _remove_unless_written(temporary: Path) -> None:
-    """Removes a temporary file whose writer died. A live writer locks it before writing."""
+    """Removes a temporary file whose writer has died. A running writer holds a lock on its file."""
     with suppress(OSError), temporary.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(file.fileno()).st_size:

@@ -1,4 +1,4 @@
-"""Loads of adapters from the store to the host."""
+"""Loads adapter images to the host, from the image cache or from the store."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class AdapterLoader:
         return image if placed is None else replace(image, payload=placed)
 
     def _build(self, digest: str, proved: str, keeps_file: bool) -> AdapterImage:
-        """Packs the image from the store's files. Deletes the cached image before, and caches the
-        new one if `keeps_file`."""
+        """Packs the image from the store's files. Deletes the cached image first, and caches the
+        new image if `keeps_file`."""
         self._cache.delete(self.layout.version, digest)
         try:
             files = stored_files(self._store, digest)

@@ -1,4 +1,4 @@
-"""Loads of adapters from tier to tier, on two threads, and their failures."""
+"""Loads adapters from tier to tier on two threads, and records failed loads."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class LoadCount:
 
 
 class Failures:
-    """Failed loads. Owns `AdapterEntry.failure`, and keeps the failure of each adapter for status
-    reports until a load of it succeeds."""
+    """Failed loads. Owns `AdapterEntry.failure`, and keeps each adapter's last failure for status
+    reports until a load of the adapter succeeds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -130,7 +130,7 @@ class Loads:
         """Maximum bytes of one adapter, by tier."""
         self.failures = Failures(clock)
         self.counts = {"host": LoadCount(), "device": LoadCount()}
-        """Finished loads since the start, by the tier that was loaded to."""
+        """Finished loads since the start, by the tier to which the adapter was loaded."""
         self.num_failed = 0
 
     @property
@@ -186,7 +186,7 @@ class Loads:
 
     def check_integrity(self, known: dict[str, AdapterEntry]) -> None:
         """Raises IntegrityError unless the queues contain exactly the entries' loads, and both
-        tiers exactly what the entries say."""
+        tiers agree with the entries."""
         self._host.check_integrity(known)
         self.device.check_integrity(known.values())
         loading = [entry for entry in known.values() if entry.loading is not None]

@@ -1,4 +1,4 @@
-"""Packing of a validated adapter's files into one image in the device's layout."""
+"""Packs a validated adapter's files into one image in the device's layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ops.base import TableRows
 ALIGNMENT = IMAGE_ALIGNMENT
 
 CHUNK_BYTES = 16 << 20
-"""Maximum bytes of a weight that are read at a time, counted as float32."""
+"""Maximum bytes of rows that are read at a time, counted as float32."""
 
 SOURCE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -118,8 +118,9 @@ def _place_rows(
 def packed_factors(
     module: str, a: Tensor, b: Tensor, *, b_rank_major: bool
 ) -> tuple[Tensor, Tensor]:
-    """Returns the factors A [rank, K] and B [N, rank] in the form that ops read: A of the embedding
-    as [K, rank], so that a token's row is contiguous, and B as [rank, N] if `b_rank_major`."""
+    """Returns the factors A [rank, K] and B [N, rank] in the form that ops read. A of the embedding
+    is transposed to [K, rank], so that a token's row is contiguous. B is transposed to [rank, N] if
+    `b_rank_major`."""
     return a.T if module == "embed_tokens" else a, b.T if b_rank_major else b
 
 
@@ -150,7 +151,8 @@ def _lay_out(
 def read_factors(
     file: BinaryIO, data_start: int, module: BoundModule, base: BaseModelShape
 ) -> tuple[Tensor, Tensor]:
-    """Reads A [rank, in] and B [out, rank] as float32, B scaled and in canonical row order."""
+    """Reads A [rank, in] and B [out, rank] as float32, where B is scaled and has its rows in
+    canonical order."""
     name = base.modules(module.layer)[module.projection]
     _, num_rows = base.projection_shape(module.layer, name)
     b = _read_tensor(file, data_start, module.b)[module.first_row : module.first_row + num_rows]

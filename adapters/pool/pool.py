@@ -1,10 +1,10 @@
-"""Adapters of one base model: which are on the device and on the host, and which may be used.
+"""Loads the adapters of one base model to the host and the device, and leases them to sequences.
 
     store  --fetch-->  host (packed image)  --copy-->  device (memory, a table slot)
 
-Methods are called with the memory lock held: by the engine thread between two steps, by other
-threads while a step computes. Hence loads start when a request arrives, even during a step.
-Adapters that a step reads are leased, so that they are not evicted.
+The engine thread calls the methods between two steps. Other threads call them while a step is
+computed, too, so that a load can start as soon as a request arrives. Adapters that a step reads are
+leased, so that they are not evicted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from memory.reuse import ReuseByKey
 
 
 class AdapterPool:
-    """`AdapterSource` over disk, host and device, each bounded in bytes.
+    """`AdapterSource` with the tiers disk, host and device, each bounded in bytes.
 
-    An adapter is charged to the tenant that last requested it. An adapter that does not fit into a
-    tier even on its own is refused (adapter.too_large).
+    An adapter is charged to the tenant that last requested it. An adapter that does not fit into an
+    empty tier is refused (adapter.too_large).
 
-    requests: shared by all base models. All methods except `close` are called with the memory lock
-    held.
+    requests: recent requests for each adapter, shared by all base models. All methods except
+    `close` are called with the memory lock held.
     """
 
     def __init__(self, loads: Loads, *, requests: ReuseByKey, clock: Callable[[], float]) -> None:
@@ -125,7 +125,7 @@ class AdapterPool:
             self._pins[digest].is_kept = True
 
     def poll(self) -> None:
-        """Re-enables failed loads after a while, and loads pinned adapters. Called at each step."""
+        """Allows failed loads to be retried after `RETRY_S`, and loads pinned adapters."""
         self.device.poll()
         for entry in self.loads.failures.due():
             entry.forget()
@@ -156,7 +156,7 @@ class AdapterPool:
                 self.loads.cancel(entry)
 
     def close(self) -> None:
-        """Waits for running loads and frees all memory. Call it without the lock and leases."""
+        """Waits for running loads and frees all memory. Called without the lock and leases."""
         with self.loads.lock:
             self.keep(())
             for entry in list(self.entries.values()):
@@ -176,7 +176,7 @@ class AdapterPool:
         """Returns the adapter's entry, creating it if needed. Charges it to the tenant, if any.
 
         Records the checksum in `ref` as proved, unless a proved image is loaded or a load is
-        running. Drops an idle image with another checksum; a leased one gets no new leases.
+        running. An image with another checksum gets no new leases, and is dropped without leases.
         """
         entry = self.entries.get(ref.digest)
         if entry is None:

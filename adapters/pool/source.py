@@ -1,5 +1,5 @@
-"""Interface between scheduler and adapters: leases on slots of the device, or the reason why there
-is no lease yet. No tensors."""
+"""Interface through which the scheduler leases adapters on the device, or learns why it gets no
+lease yet. Has no tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Signed(Protocol):
 
 
 class AdapterRef(Protocol):
-    """Immutable adapter version."""
+    """Reference to an immutable adapter version."""
 
     @property
     def digest(self) -> str: ...
@@ -77,7 +77,8 @@ class LoadTimes:
 
     def since(self, arrival_s: float) -> Load | None:
         """Returns the load that put the adapter on the device after `arrival_s`, starting from the
-        tier where the adapter was at `arrival_s`. Returns None if it was on the device already."""
+        tier where the adapter was at `arrival_s`. Returns None if the adapter was already on the
+        device."""
         if self.copied_s <= arrival_s:
             return None
         tier, begun_s = "host", self.copy_begun_s
@@ -87,7 +88,7 @@ class LoadTimes:
 
 
 class Leased(Protocol):
-    """Adapter on the device, as used by its leases."""
+    """Adapter on the device, with the attributes that its leases use."""
 
     leases: int
     load_times: LoadTimes
@@ -122,8 +123,8 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Result of `acquire` if the adapter is not loading, because too little can be evicted for
-    it."""
+    """Result of `acquire` if the adapter cannot be loaded now, because too little memory can be
+    evicted for it."""
 
     num_bytes: int
     """Bytes that the adapter needs on the device; 0 if it needs room on the host first."""
@@ -157,14 +158,14 @@ class AdapterSource(Protocol):
     def acquire(
         self, ref: AdapterRef, tenant: Tenant = NO_TENANT
     ) -> AdapterLease | Loading | NoRoom:
-        """Leases the adapter if it is on the device. Otherwise starts its load; call again at the
-        next step. Raises AdapterUnavailable if the load failed."""
+        """Leases the adapter if it is on the device. Otherwise starts to load it, and the caller
+        tries again at the next step. Raises AdapterUnavailable if the load failed."""
         ...
 
     def missing_bytes(self, ref: AdapterRef) -> int | None:
-        """Returns the bytes of the adapter that are missing on the device, which is 0 if `acquire`
-        can return it without loading it. Returns None if the adapter is loading or not on the
-        host."""
+        """Returns the number of bytes that must be copied to the device before the adapter can be
+        leased: 0 if it is on the device, and otherwise the size of its image on the host. Returns
+        None if the adapter is loading, or neither on the device nor on the host."""
         ...
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:

@@ -15,8 +15,8 @@ from memory.eviction.copy_queue import Copy
 from memory.reuse import Reuse
 
 AWAITED_POLLS = 2
-"""Number of polls after a request during which its caller counts as waiting. This is one more than
-needed, because waiting callers repeat the request at the next step."""
+"""Number of polls during which the caller of a request counts as waiting. One would be enough,
+because a waiting caller repeats its request at each step, which polls once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class AdapterEntry:
     known: dict[str, AdapterEntry]
     """Entries of the same pool, by digest. `forget` removes the entry."""
     far_tier: Callable[[str], Tier]
-    """Returns the tier of an adapter, by digest, that is neither on the host nor on the device."""
+    """Returns, by digest, the tier of an adapter that is neither on the host nor the device."""
     reuse: Reuse
     name: str = ""
     """Name in the last request that had one."""
@@ -56,7 +56,7 @@ class AdapterEntry:
     num_unpaid_bytes: int = 0
     """Bytes copied to the device since the last lease began."""
     is_kept: bool = False
-    """Whether the adapter is to be pinned. `is_pinned` is set while there is room for that."""
+    """Whether the adapter is to be pinned. `is_pinned` is set while there is room to pin it."""
     is_pinned: bool = False
     awaited_polls: int = 0
     """Number of further polls during which a caller counts as waiting for the adapter. Waiting
@@ -95,7 +95,7 @@ class AdapterEntry:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the device, or else on the host, or else 0."""
+        """Bytes on the device if the adapter is there, otherwise on the host; 0 if on neither."""
         if self.placement is not None:
             return self.placement.num_bytes
         return 0 if self.image is None else self.image.num_bytes
@@ -117,8 +117,8 @@ class AdapterEntry:
 
     def forget(self) -> None:
         """Removes the entry from its pool, unless the adapter is loaded, loading, to be pinned,
-        awaited or recently failed. Ignores an entry that another one of the same digest has
-        replaced."""
+        awaited or recently failed. Does nothing if another entry of the same digest has replaced
+        this entry."""
         here = self.loading or self.image or self.failure or self.is_kept or self.is_awaited
         if not here and self.slot is None and self.known.get(self.digest) is self:
             del self.known[self.digest]

@@ -1,4 +1,5 @@
-"""Store of immutable versions by digest. No user-given name becomes a path. Torch-free."""
+"""Store of immutable adapters and models, by digest. No path contains a name that a user has given.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ class Store(Protocol):
         """Moves a staged folder into the store atomically. If the folder exists already, it is kept
         and the staged one is removed.
 
-        durable: whether to wait until the folder is on the disk, even if another writer has stored
-        it. If False, a power failure may lose or damage the folder.
+        durable: whether to wait until the folder is on the disk, including a folder that another
+        writer has stored. If False, a power failure may lose or damage the folder.
         """
         ...
 

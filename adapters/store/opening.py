@@ -1,4 +1,4 @@
-"""Selection of the store for a location: a folder, or `s3://BUCKET[/PREFIX]`. Torch-free."""
+"""Opens the store at a location, which is a folder or `s3://BUCKET[/PREFIX]`. Torch-free."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ CONFIG = Config(
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
 UNFINISHED_S = 24 * 3600.0
-"""Age in seconds from which files that no index entry names count as left by a crashed writer."""
+"""Age in seconds from which a file that no index entry names counts as left by a crashed writer."""
 SWEEP_S = 3600.0
 
 logging.getLogger("botocore").setLevel(logging.WARNING)
@@ -65,7 +65,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
 
 
 Target = tuple[LocalStore, Kind, str]
-"""Address of a cached folder: the cache, its kind and its digest."""
+"""Address of a cached folder: the cache, and the kind and digest of the folder."""
 
 
 class ObjectStore:
@@ -93,7 +93,8 @@ class ObjectStore:
         self._bringing: set[Target] = set()
         """Targets that a thread is checking or downloading."""
         self._brought = threading.Condition()
-        """Guards `_bringing` and `_cached_bytes`. Held while folders are removed from a cache."""
+        """Condition that guards `_bringing` and `_cached_bytes`. Its lock is held while folders are
+        removed from a cache."""
         self._swept_at = 0.0
 
     @property
@@ -233,8 +234,8 @@ class ObjectStore:
                     self._trim(entry)
             is_adapter = kind == "adapters"
             folder = cache.adapter_folder(digest) if is_adapter else cache.model_folder(digest)
-            # The folder is marked as used now, before another thread may trim it. The disk may be
-            # read-only.
+            # The folder is marked as just used, before another thread may trim the cache. Errors
+            # are ignored, because the disk may be read-only.
             with contextlib.suppress(OSError):
                 os.utime(folder)
             return folder
@@ -277,16 +278,17 @@ class ObjectStore:
             shutil.rmtree(staged, ignore_errors=True)
 
     def _trim(self, added: IndexEntry) -> None:
-        """Counts an adapter that was added to the cache. If the cached ones exceed `cache_bytes`,
-        removes the least recently used ones, except those that a caller is about to use. Frees
-        1/16 of `cache_bytes`, so that the cache is not listed for every adapter."""
+        """Counts an adapter that was added to the cache. If the cached adapters exceed
+        `cache_bytes`, removes the least recently used adapters, except any that a thread is about
+        to use. Frees 1/16 of `cache_bytes`, so that not every new adapter lists the cache again."""
         with self._brought:
             self._cached_bytes += sum(added.files.values())
             if self._cached_bytes <= self._cache_bytes:
                 return
             found: list[tuple[float, int, Path]] = []
             for folder in self._cache_root.iterdir():
-                # The folder is gone by now if another process of this machine trims the same cache.
+                # Another process of this machine may have removed the folder, if it uses the same
+                # cache.
                 with contextlib.suppress(FileNotFoundError):
                     num_bytes = sum(file.stat().st_size for file in folder.iterdir())
                     found.append((folder.stat().st_mtime, num_bytes, folder))
