@@ -52,7 +52,7 @@ class Grammars:
         self._refusals: RecentRefusals[str] = RecentRefusals()
         self._threads = threads
         self._lock = Lock()
-        """Guards all attributes below."""
+        """Lock that guards all attributes that are defined after it."""
         self._waiting: OrderedDict[str, dict[SequenceGrammar, str]] = OrderedDict()
         """Request id of each queued grammar, by tenant and grammar. The tenant to serve next is
         first."""

@@ -107,8 +107,8 @@ class SequenceGrammar:
         self._forces = False
         self._forced: list[int] = []
         self._lock = Lock()
-        """Guards `_forces` and `_forced`. If the grammar thread finds forced tokens after `forced`
-        has returned, they are not forced, but drawn."""
+        """Lock that guards `_forces` and `_forced`. If the grammar thread finds forced tokens after
+        `forced` has returned, they are not forced, but drawn."""
         self._end = tokenizer.eos_token
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._threads = threads

@@ -18,8 +18,8 @@ class DeviceMemory(Protocol):
     """Memory of the arena's extents, preceded by one extent that is not part of the arena.
 
     Kernels receive the start address of the whole memory, and Triton refuses an address that is not
-    mapped. Therefore the first extent is never lent to weights. It also has the KV page of padding
-    tokens.
+    mapped. Therefore the first extent is never lent to weights. The first extent also has the KV
+    page of padding tokens.
 
     tensor: uint8, all extents one after the other.
     """
@@ -124,7 +124,7 @@ def available_bytes() -> int:
     try:
         limit = int((group / "memory.max").read_text())
         return min(available, max(limit - int((group / "memory.current").read_text()), 0))
-    except (OSError, ValueError):  # no control group, or none with a limit
+    except (OSError, ValueError):  # no cgroup v2, or a cgroup without a limit
         return available
 
 

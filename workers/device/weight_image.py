@@ -62,7 +62,7 @@ class WeightImage:
         """Byte ranges of the parts, in the order in which they are needed."""
 
     def begin(self) -> None:
-        """Starts an empty image."""
+        """Empties the image and allocates its host memory. Called before each load."""
         # The image is as large as the address range. Pages that are never written take no memory.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         pages = mmap.mmap(-1, len(self._addresses.tensor), flags=flags)

@@ -22,7 +22,7 @@ CHUNK_BYTES = 8 << 20
 
 
 class ImportRefused(ValueError):
-    """The source is not a model that can be imported."""
+    """Error raised if the source is not a model that can be imported."""
 
 
 def publish(store: Store, write: Callable[[Path], None]) -> str:

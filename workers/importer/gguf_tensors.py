@@ -91,8 +91,8 @@ class GGUFTensors:
         return format if format in BLOCK_SIZES else None
 
     def read_blocks(self, name: str, spec: ModelSpec) -> Blocks:
-        """Returns the rows of a matrix in the format of the GGUF file, ordered as in the Hugging
-        Face checkpoint."""
+        """Returns the rows of a matrix as they are stored in the GGUF file, in the row order of the
+        Hugging Face checkpoint."""
         rows = np.atleast_2d(self._tensors[name].data)
         return self._reordered(name, rows, spec)
 

@@ -39,7 +39,7 @@ class ModelSpec:
     pre_norms         norms before attention and before the MLP
     post_norms        norms after attention and after the MLP (Gemma, OLMo)
     qk_norm           RMS norm of each head of q and k before rope
-    wide_qk_norm      RMS norm over all heads of q, and of k, before rope
+    wide_qk_norm      RMS norm over all heads of q, and another over all heads of k, before rope
     """
 
     model_type: str

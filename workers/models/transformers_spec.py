@@ -35,7 +35,8 @@ class AttentionSite(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """Facts that the import found by running the model, and stored in its canonical config.json.
+    """Facts that the import found by running the model. They are stored in the canonical
+    config.json.
 
     sites: attention modules in the order of their calls. aliases: for each further name of a tensor
     that has several names, the name under which it is stored. plain_linears: paths of linears that

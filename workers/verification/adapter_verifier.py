@@ -67,7 +67,7 @@ class ModelInstance:
 
 
 class AdapterVerifier:
-    """Proves the effect of adapters, one probe at a time. Used on the engine thread.
+    """Verifier that proves the effect of adapters, one probe at a time. Used on the engine thread.
 
     instances: registered base models by digest.
     """

@@ -29,7 +29,8 @@ MAX_RETRY_S = 60.0
 
 
 class ErrorCode(StrEnum):
-    """Reasons why a sequence failed, sent in `Failed`. Only the gateway maps them to HTTP."""
+    """Reasons why a sequence failed, sent in `Failed`. Only the gateway maps them to HTTP status
+    codes."""
 
     INVALID = "invalid"
     MODEL_UNKNOWN = "model_unknown"

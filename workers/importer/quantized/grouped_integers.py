@@ -29,7 +29,7 @@ class GroupedIntegers(NamedTuple):
     groups: NDArray[np.int32]
 
     def values(self) -> NDArray[np.float32]:
-        """Returns the elements, computed in float32."""
+        """Returns the elements of the matrix, computed in float32."""
         values = self._levels().astype(np.float32)
         values *= self.scales[:, self.groups]
         return values

@@ -129,7 +129,7 @@ class TlsListener:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a listening socket. Raises OSError."""
+    """Returns a socket that listens on this host and port. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.create_server((host, port), family=family, backlog=128)
     sock.setblocking(False)
