@@ -33,15 +33,16 @@ ADVICE = {
 
 
 class Api:
-    """REST client. `key` may be an admin key or a tenant's key. The server checks its rights."""
+    """REST client with an admin key or a tenant's key. The server checks what the key may do."""
 
     def __init__(self, url: str, key: str, key_source: str = "LORAPLEX_KEY") -> None:
-        """`key_source` says where the key was found. Messages contain it. Raises BadSettings."""
+        """`key_source` names the place in which the key was found, for error messages. Raises
+        BadSettings if the key or the URL is invalid."""
         self._key_source = key_source
         self.patience_s = 0.0
-        """Seconds for which a call is repeated. It is repeated at the pace that the server names
-        while the tenant exceeds its rate limit, and while a server that has answered before is
-        unavailable."""
+        """Maximum seconds for which a failed call is retried. A call is retried while the tenant
+        exceeds its rate limit, after the pause that the server names, and while a server that has
+        answered before is unavailable."""
         self._has_answered = False
         if not (key.isascii() and key.isprintable()):
             raise BadSettings("LORAPLEX_KEY: an API key has only printable ASCII characters")
@@ -91,8 +92,8 @@ class Api:
         return self._call("DELETE", path, params=_given(query))
 
     def all(self, path: str, cursor: str | Sequence[str] = "name", **query: Any) -> list[Any]:
-        """Returns the items of all pages of a list. `cursor` names the field or fields of an item
-        that form the next page's cursor, unless a page has that in its own field `after`."""
+        """Returns the items of all pages of a list. `cursor` names the fields of a page's last item
+        that form the cursor of the next page. A field `after` of the page takes precedence."""
         parts = [cursor] if isinstance(cursor, str) else cursor
         found: list[dict[str, Any]] = []
         after = None
@@ -109,7 +110,7 @@ class Api:
         return self._call("POST", path, data=_given(fields), files=parts)
 
     def append(self, path: str, offset: int, data: bytes) -> Any:
-        """Sends a piece of an upload."""
+        """Sends a piece of an upload, which begins at the byte `offset`."""
         headers = {"upload-offset": str(offset)}
         return self._call("PATCH", path, content=data, headers=headers)
 
@@ -163,8 +164,8 @@ class Api:
         return NoAnswer(str(refused)) if answer.status_code in NOT_NOW else refused
 
     def _in_our_words(self, status: int, error: dict[str, Any]) -> dict[str, str]:
-        """Returns a field `message` for users of the command line if the error's own message names
-        headers or routes or lacks advice. Returns no field otherwise."""
+        """Returns a field `message` in words for the command line, if the error's own message names
+        headers or routes, or lacks advice. Otherwise returns no field."""
         key, message, code = self._key_source, str(error.get("message")), error.get("code")
         if status == 401:
             return {"message": f"{self.url} does not know the key of {key}, or it has expired"}
@@ -177,7 +178,8 @@ class Api:
 
 
 def connect(settings: Settings) -> Api:
-    """Connects for management, as the settings say or with the admin key of the running server."""
+    """Returns a client of the admin plane. It uses the key of the settings, or the admin key of
+    this account's running server if the settings have none. Raises ApiFailure."""
     url, server = _place(settings)
     key = settings.key or _keys_of(server).get("admin")
     if server is not None and url == server.url:
@@ -186,9 +188,9 @@ def connect(settings: Settings) -> Api:
 
 
 def connect_tenant(settings: Settings, tenant: str | None, key: str | None = None) -> Api:
-    """Connects for inference with `key`, or with the known key of `tenant`. If neither is given,
-    uses the key of the settings, or the key of the first known tenant. Raises NoKey and
-    ApiFailure."""
+    """Returns a client for inference. It uses `key`, or the key of `tenant` in the server's
+    keys.json. If neither is given, it uses the key of the settings, or the first tenant's key in
+    keys.json. Raises NoKey and ApiFailure."""
     url, server = _place(settings)
     if key is not None:
         return _api(settings, url, key)
@@ -233,8 +235,8 @@ def with_store_of_server(settings: Settings) -> Settings:
 
 
 def _place(settings: Settings) -> tuple[str, RunningServer | None]:
-    """Returns the server's URL. Also returns the server if it runs on this machine under this
-    account, otherwise None."""
+    """Returns the server's URL, which is empty if no server is known. Also returns the server if it
+    runs on this machine under this account, otherwise None."""
     if settings.url:
         # Users may have set the URL of the data plane, which ends with /v1.
         url = settings.url.rstrip("/").removesuffix("/v1")
@@ -261,7 +263,8 @@ def _nothing_serves(settings: Settings) -> ApiFailure:
 
 
 def _keys_of(server: RunningServer | None) -> dict[str, Any]:
-    """Returns a server's keys. Raises BadSettings, or NotPrivate if another account owns them."""
+    """Returns the contents of a server's keys.json, or an empty dict if there is no server or no
+    such file. Raises BadSettings, or NotPrivate if another account owns the file."""
     if server is None:
         return {}
     path = server.data_dir / "keys.json"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def expiry_of(path: Path) -> float:
-    """Returns when the first certificate of a PEM file expires, in seconds since 1970. Raises
-    OSError, or ValueError if the file has no certificate."""
+    """Returns the time at which the first certificate of a PEM file expires, in seconds since 1970.
+    Raises OSError, or ValueError if the file has no certificate."""
     # Imported here, because this import is slow and most processes have no certificate.
     from cryptography.x509 import load_pem_x509_certificate
 

@@ -23,8 +23,8 @@ from loraplex.folder_serving import read_json
 INDEX_NAME = WEIGHTS_NAME + ".index.json"
 MLX_NAME = "adapters.safetensors"
 UNSIGNED = {2: np.uint16, 4: np.uint32}
-"""Unsigned integer types by size in bytes, which hold numbers that are copied and never computed
-with."""
+"""Unsigned integer type for each size in bytes. A tensor's numbers are read as such integers,
+because they are copied and never computed with."""
 FACTORS = {".lora_a": ".lora_A.weight", ".lora_b": ".lora_B.weight"}
 """Endings of peft's tensor names, by the endings of MLX's names."""
 

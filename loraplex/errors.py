@@ -9,7 +9,7 @@ import ssl
 from typing import Any
 
 _NUMBERS = re.compile(r"\[(?:Errno -?\d+|SSL(?:: \w+)?)\] | \(_ssl\.c:\d+\)")
-"""Matches the numbers and places in the source that messages of Python have."""
+"""Matches error numbers, and places in C source files, in the messages of Python's exceptions."""
 
 
 def reason_of(error: Exception) -> str:
@@ -26,7 +26,7 @@ class LoraplexError(Exception):
 
 
 class BadSettings(LoraplexError):
-    """Invalid setting. The message names it and its source."""
+    """Invalid setting. The message names the setting and its source."""
 
     exit_code = 2
 
@@ -40,7 +40,7 @@ class ApiFailure(LoraplexError):
 
 
 class NoAnswer(ApiFailure):
-    """Server that is unreachable or temporarily unavailable, so that a retry may help."""
+    """Failed call to a server that is unreachable or temporarily unavailable. A retry may help."""
 
 
 class NoKey(ApiFailure):
@@ -72,7 +72,7 @@ def _tell(error: dict[str, Any]) -> str:
 
 
 class ImportFailed(LoraplexError):
-    """Source that cannot be imported. The message says what was found."""
+    """Failed import of a model. The message says why the source cannot be imported."""
 
 
 class NotInstalled(LoraplexError):

@@ -20,8 +20,8 @@ from prometheus_client.samples import Exemplar
 from telemetry.tallies import LE
 
 OTLP_ALONE = "gen_ai."
-"""Prefix of the names that OpenTelemetry's conventions define. These metrics are sent over OTLP but
-are not on the page."""
+"""Prefix of the names that OpenTelemetry's conventions define. Metrics with this prefix are sent
+over OTLP but are not on the metrics page."""
 PROCESS = "process"
 """Label with the name of the process, on families that both processes of a page have."""
 
@@ -43,7 +43,8 @@ def joined(own: Iterable[Family], others: str, names: tuple[str, str]) -> list[F
         if (family := result.get(other.name)) is None:
             result[other.name] = other
             continue
-        # A copy, because some collectors return the same family object each time.
+        # The samples are added to a new family, because some collectors return the same family
+        # object each time.
         both = result[other.name] = Family(family.name, family.documentation, family.type)
         for name, part in zip(names, (family, other), strict=True):
             for sample in part.samples:

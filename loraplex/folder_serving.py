@@ -11,7 +11,7 @@ from loraplex.errors import ApiFailure
 TEMPLATE_NAME, TOKENIZER_NAME = "chat_template.jinja", "tokenizer_config.json"
 GENERATION_NAME = "generation_config.json"
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields of generation_config.json that a version's defaults also have."""
+"""Sampling parameters in generation_config.json that a version's defaults can contain."""
 
 
 def read_folder_serving(folder: Path) -> dict[str, Any]:
@@ -53,8 +53,9 @@ def describe_taken(version: dict[str, Any], found: dict[str, Any], given: dict[s
 
 
 def _chat_template(folder: Path) -> str | None:
-    """Returns the template's own file if there is one, as transformers does. Otherwise returns the
-    template in the tokenizer's configuration, or the one named `default` if that has several."""
+    """Returns the text of chat_template.jinja if the folder has this file, as transformers does.
+    Otherwise returns the template in tokenizer_config.json, which is the one named `default` if
+    there are several. Returns None if there is no template."""
     if (folder / TEMPLATE_NAME).is_file():
         return _text(folder / TEMPLATE_NAME)
     template = read_json(folder / TOKENIZER_NAME).get("chat_template")

@@ -1,5 +1,5 @@
-"""Combines the counters as which OpenTelemetry reads a tally's histogram to a histogram of its
-SDK."""
+"""Combines counters into histograms of the OpenTelemetry SDK, because OpenTelemetry reads a tally's
+histogram as several counters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from telemetry.tallies import LE
 from telemetry.tallies import Histogram as Tally
 
 VLLM = "vllm"
-"""Prefix of metric names, which a colon follows on the page. The API allows no colons in names."""
+"""Prefix of metric names. On the metrics page, a colon follows it (`vllm:`). In OpenTelemetry, a
+dot follows it, because the API allows no colons in names."""
 BUCKET, PARTS = "_bucket", ("_sum", "_count")
 
 Traced = Mapping[str, Tally]
@@ -89,7 +90,7 @@ def _points(
             sum=total.get(series, 0.0),
             bucket_counts=[after - before for before, after in pairwise([0, *counts])],
             explicit_bounds=[float(point.attributes[LE]) for point in points[:-1]],
-            # The minimum is unknown, and is omitted from the data that is sent.
+            # Minimum and maximum are unknown. They are omitted from the data that is sent.
             min=cast(float, None),
             max=cast(float, None),
             exemplars=[

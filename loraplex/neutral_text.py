@@ -31,7 +31,8 @@ class NeutralText(io.TextIOWrapper):
 
 
 class ExactText:
-    """File that writes text to a NeutralText unchanged, and to any other file as usual."""
+    """Wrapper of a file. Text that is written to it stays unchanged, even if the file is a
+    NeutralText."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

@@ -49,7 +49,7 @@ def watch_output() -> None:
 
 
 def _neutral(given: io.TextIOWrapper, kind: type[io.FileIO]) -> NeutralText:
-    # click would replace a file with ASCII encoding by its own.
+    # If a file's encoding is ASCII, click would write to a file of its own instead.
     is_ascii = codecs.lookup(given.encoding).name == "ascii"
     return NeutralText(
         io.BufferedWriter(kind(given.fileno(), "w", closefd=False)),
@@ -67,7 +67,7 @@ def print_answer(text: str) -> None:
 
 
 Form = Literal["json", "wide"]
-"""Format of a command's output. If it is None, text is printed that fits the terminal."""
+"""Format of a command's output. A command without a format prints text that fits the terminal."""
 _FORM = "loraplex.form"
 """Key under which a click context's `meta` stores the format."""
 
@@ -142,8 +142,8 @@ def relay(name: str, line: str) -> None:
 
 @contextmanager
 def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[ProgressCallback]:
-    """Shows a bar on a terminal. Elsewhere, prints a line for each tenth. `then` is printed at the
-    end."""
+    """Shows a progress bar on a terminal. Elsewhere, prints a line for each tenth. Yields the
+    callback that updates the progress. `then` is shown when everything is done."""
     if not sys.stderr.isatty() or logging.root.handlers:
         yield _tenths(what, then)
         return
@@ -166,8 +166,8 @@ def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[Pr
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Shows a spinner on a terminal. Elsewhere, prints a line with `what`, and again with the text
-    at each call of the yielded function."""
+    """Shows a spinner with the text `what` on a terminal. Each call of the yielded function adds a
+    detail to the text. Elsewhere, each call prints a line with `what` and the detail."""
     if not sys.stderr.isatty():
         yield lambda detail: tell(f"{what}: {detail}")
         return

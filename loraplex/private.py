@@ -21,8 +21,8 @@ def make_private_folder(folder: Path, owner: tuple[int, int] | None = None) -> P
     """Creates `folder` with mode 0700 for `owner`, or checks that the existing folder has this mode
     and owner. `owner` is a uid and a gid, by default those of this account.
 
-    Raises NotPrivate if the folder does not have them. Never changes permissions of an existing
-    folder.
+    Raises NotPrivate if the folder has another mode or owner. Never changes permissions of an
+    existing folder.
     """
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True)
@@ -49,8 +49,9 @@ def check_owner(folder: Path) -> None:
 def may_be_replaced(folder: Path) -> bool:
     """Returns whether other accounts could replace the folder or the files in it.
 
-    Sticky folders and folders of this account's groups do not count. Parents of a folder that this
-    account owns do not count either, because a replacement would have another owner and be refused.
+    Sticky folders do not count, and neither does write permission for this account's own groups.
+    Parents of a folder that this account owns do not count either, because a replacement of the
+    folder would have another owner and be refused.
     """
     is_ours = folder.stat().st_uid == os.geteuid()
     return any(map(_is_open, [folder] if is_ours else [folder, *folder.parents]))

@@ -62,8 +62,9 @@ def announced(server: RunningServer) -> Iterator[None]:
 
 def find_server(settings: Settings) -> RunningServer | None:
     """Returns the server that commands use if the settings have no URL, or None. This is the server
-    of the data directory. For the default data directory without a server, it is the account's only
-    other server. Raises ApiFailure if there are several others."""
+    that runs on the data directory. If the data directory is the default one and no server runs on
+    it, this is the account's only other server. Raises ApiFailure if the account has several
+    others."""
     if (own := server_of(settings.home)) is not None:
         return own
     if settings.data_dir != Settings().data_dir:

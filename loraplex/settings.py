@@ -1,5 +1,5 @@
-"""All settings of all roles, in one frozen struct. Flags take precedence over LORAPLEX_* variables,
-these over the TOML file, and that over the defaults.
+"""All settings of all roles, in one frozen struct. Flags have the highest precedence, then
+LORAPLEX_* variables, then the TOML file, and then the defaults.
 
 A secret can also be read from a file that LORAPLEX_<NAME>_FILE names. Sizes are numbers of bytes,
 or have a unit as in 512MiB.
@@ -60,7 +60,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 KINDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
-"""Names in error messages for the decoder's types."""
+"""Words in error messages for types, by the decoder's names of these types."""
 
 
 class MemoryRange(msgspec.Struct, frozen=True):

@@ -159,7 +159,7 @@ def exact(value: Any) -> str:
         case bool():
             return "yes" if value else "no"
         case float():
-            # Never in scientific notation.
+            # The number is never written in scientific notation.
             return f"{value:.0f}" if abs(value) >= 1e5 else f"{Decimal(f'{value:.5g}'):f}"
         case dict():
             told = {key: _enclosed(item) for key, item in value.items()}
@@ -172,7 +172,8 @@ def exact(value: Any) -> str:
 
 
 def _enclosed(value: Any) -> str:
-    """Formats a value inside another one, with parentheses around several."""
+    """Formats a value inside another value. Puts parentheses around a list or dict of several
+    items."""
     text = exact(value)
     return f"({text})" if text and isinstance(value, dict | list) and len(value) > 1 else text
 
@@ -212,8 +213,8 @@ def wrapped(text: str, width: int, indent: str = "  ") -> str:
 
 
 def printable(text: str) -> str:
-    """Escapes line breaks and characters on which a terminal acts, because the text comes from
-    others."""
+    """Escapes line breaks and characters on which a terminal acts, because the text may come from
+    other users."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

@@ -88,8 +88,8 @@ async def tracing_to(
             has_older_names="gen_ai_latest_experimental" not in map(str.strip, opted_in),
         )
     finally:
-        # Runs in a thread that may be abandoned, because the shutdown may take longer than an
-        # ending process has.
+        # The shutdown runs in a thread that may be abandoned, because it may take longer than an
+        # ending process may wait.
         sending = Thread(target=provider.shutdown, daemon=True)
         sending.start()
         await asyncio.to_thread(sending.join, SEND_TIMEOUT_S)

@@ -146,8 +146,8 @@ def _compiler(settings: Settings) -> Findings:
         yield "failed", f"this processor cannot run the kernels of {variant}", advice
         return
     if COMPILED.is_dir() or variant == "amx":
-        # Imported first, because the name of the library depends on the OpenMP runtime that torch
-        # loads.
+        # torch is imported first, because the name of the kernel library depends on the OpenMP
+        # runtime that torch loads.
         importlib.import_module("torch")
     try:
         if variant == "amx" and find_library(variant) is not None:
@@ -236,8 +236,8 @@ def _database(settings: Settings) -> Findings:
 
 
 async def _ask(dsn: str) -> tuple[str, float]:
-    """Returns the database server's version, and the seconds by which its clock is ahead. Raises
-    ApiError."""
+    """Returns the database server's version, and the seconds by which its clock is ahead of this
+    machine's. Raises ApiError."""
     database = await Database.connect(dsn, max_size=1, application_name="loraplex-doctor")
     try:
         await check_schema(database)

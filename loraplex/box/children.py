@@ -17,14 +17,14 @@ from loraplex.settings import SECRETS
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 5.0
 CHILD_FOLDER = "/"
-"""Working folder of every child. Only root can put a file into it that a library would read by a
-relative name."""
+"""Working folder of every child process. A library may read files by relative names, and only root
+can create files in this folder."""
 STABLE_S = 10.0
 """Seconds of uptime after which a crash no longer increases the backoff."""
 
 
 class Child:
-    """Process that is kept running as long as its supervisor runs."""
+    """Child process that its supervisor restarts whenever it ends."""
 
     def __init__(
         self,
@@ -115,8 +115,9 @@ class Child:
             self._process.send_signal(signal.SIGTERM)
 
     async def _keep(self) -> int:
-        """Starts the process again after each end that is not final. Returns its last exit code, or
-        0 if there is no process because it was about to be started again."""
+        """Restarts the process whenever it ends, until the supervisor stops it or `_is_final`
+        returns True. Returns the last exit code, or 0 if the supervisor stopped it in the pause
+        before a restart."""
         backoff_s = FIRST_BACKOFF_S
         while True:
             started = time.monotonic()
@@ -136,8 +137,8 @@ class Child:
             await self._spawn()
 
     def _is_final(self, code: int, lived_s: float) -> bool:
-        """Returns whether the process is not started again after it ended by itself with an exit
-        code and after a number of seconds."""
+        """Returns whether a process that ended by itself is not restarted. `code` is its exit code,
+        and `lived_s` is the number of seconds for which it ran."""
         self._is_refused = code == BadSettings.exit_code and not self._was_ready
         return self._is_refused
 
@@ -163,7 +164,8 @@ async def _lines(stream: asyncio.StreamReader):
 
 
 def python(*arguments: str) -> list[str]:
-    """Returns the command that starts this interpreter without imports from its working folder."""
+    """Returns a command that runs this Python interpreter with `arguments`. The interpreter imports
+    nothing from its working folder."""
     return [sys.executable, "-P", *arguments]
 
 

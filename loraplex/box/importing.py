@@ -1,9 +1,10 @@
-"""Imports a model in a process of its own, so that its memory is freed afterwards. This module is
-also that process:
+"""Imports a model in a process of its own, so that its memory is freed afterwards.
 
-python -m loraplex.box.importing PATH STORE HOME MIN_FREE FORMAT [TABLE_FORMAT]
+This module is also the program of that process:
 
-prints `progress DONE TOTAL` lines, then `digest HEX`
+    python -m loraplex.box.importing PATH STORE HOME MIN_FREE FORMAT [TABLE_FORMAT]
+
+The process prints `progress DONE TOTAL` lines, and at the end `digest HEX`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from loraplex.private import read_private, write_private
 from loraplex.settings import Settings
 
 FORMATS = ("bfloat16", "keep", "int8", "int4")
-"""Formats of `workers.importer.weight_formats`. Repeated here, because that module imports more
-than a command line should."""
+"""Formats that `workers.importer.weight_formats` supports. They are repeated here, because that
+module imports more than a command line should."""
 
 
 class Formats(NamedTuple):
-    """Format of a model's layers, and format of its embedding and output matrix if that differs."""
+    """Storage formats of a model's matrices. `table_format` is the format of the embedding and
+    output matrices, or None for the default that `weight_format` implies."""
 
     weight_format: str = "bfloat16"
     table_format: str | None = None
@@ -77,8 +79,8 @@ def import_model(
 
 
 def imported_as(source: Path, settings: Settings, digest: str) -> Formats | None:
-    """Returns the formats with which this unchanged source was imported earlier as this digest.
-    Returns None if it was not."""
+    """Returns the formats with which an earlier import of this source produced `digest`. Returns
+    None if there was no such import, or if the source's files have changed since."""
     known, source = _read_known(settings.home / "imports.json"), source.expanduser().absolute()
     choices = itertools.starmap(Formats, itertools.product(FORMATS, (None, *FORMATS)))
     return next((each for each in choices if known.get(_mark(source, each)) == digest), None)
@@ -126,7 +128,8 @@ def _import_apart(
 
 
 def _read_known(path: Path) -> dict[str, str]:
-    """Returns the digests of imported sources, by the sources' marks."""
+    """Returns the digest of each imported model, by the hash of source and formats that `_mark`
+    returns."""
     try:
         return json.loads(read_private(path))
     except FileNotFoundError:
@@ -136,7 +139,8 @@ def _read_known(path: Path) -> dict[str, str]:
 def _mark(source: Path, formats: Formats) -> str:
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     facts = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
-    # Marks from before formats could be chosen do not contain a format.
+    # The default formats are left out, so that marks of earlier versions, which had no formats,
+    # still match.
     asked = [] if formats == BFLOAT16 else [each for each in formats if each is not None]
     return hashlib.sha256(repr(facts + asked).encode()).hexdigest()
 

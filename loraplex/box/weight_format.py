@@ -1,4 +1,4 @@
-"""Choice of the format in which `serve` imports a base model."""
+"""Chooses the format in which `serve` imports a base model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from loraplex.settings import Settings
 from ops.processor import Processor
 
 FASTER_IN_BLOCKS = ("avx512bf16",)
-"""Kernel variants with which block formats are at least as fast as bfloat16 at 1, 8 and 32 rows.
-With `avx512` and `avx2`, they are faster at one row and slower at eight."""
+"""Kernel variants with which the quantised block formats of .gguf files are at least as fast as
+bfloat16, for 1, 8 and 32 rows. With `avx512` and `avx2`, block formats are faster for one row and
+slower for eight."""
 
 
 def serving_format(source: Path, settings: Settings, registered: str | None) -> Formats:
     """Returns the formats in which `serve` imports a model.
 
-    `registered` is the digest under which the model is already served. If that was imported from
-    this source, its formats are kept, because adapters refer to the digest. Otherwise, a .gguf file
-    keeps its own format (`keep`) if this machine's kernels serve that faster than `bfloat16`, which
-    gives the same answers.
+    `registered` is the digest under which the model is already served, or None. If this source was
+    imported as that digest, the same formats are used again, because adapters refer to the digest.
+    Otherwise, a .gguf file keeps its own format (`keep`) if this machine's kernels compute it
+    faster than `bfloat16`. Both formats give the same answers.
     """
     if registered is not None and (before := imported_as(source, settings, registered)):
         return before

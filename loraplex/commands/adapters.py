@@ -293,7 +293,8 @@ def _parse_version(text: str) -> tuple[str, int]:
 
 
 def _policy(given: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the field `policy` of a request. Returns no field if the server's default applies."""
+    """Returns the field `policy` of a request, or no field if the server's default policy
+    applies."""
     if not given:
         return {}
     if given == ("none",):
@@ -322,7 +323,7 @@ def _percent(canary: dict[str, int]) -> dict[str, str]:
 
 
 def _summary(adapter: Row) -> Row:
-    """Returns the columns of an adapter in a list that the server's answer does not have."""
+    """Returns the values for the list of adapters that are computed from the server's answer."""
     tiers = [f"{tier['worker']} {tier['tier']} @{tier['version']}" for tier in adapter["tiers"]]
     return {
         "serves": _pointers(adapter),
@@ -333,7 +334,8 @@ def _summary(adapter: Row) -> Row:
 
 
 def _pointers(adapter: Row) -> str:
-    """Returns each alias with its version, or the shares of its canary."""
+    """Returns a text with each alias and its version. Includes the shares of the alias's canary,
+    and whether the alias is pinned."""
     parts: list[str] = []
     for alias, version in adapter["aliases"].items():
         points = f"{alias}={version}"
@@ -345,7 +347,7 @@ def _pointers(adapter: Row) -> str:
 
 
 def _version(version: Row) -> Row:
-    """Returns the columns of a version in a table that the server's answer does not have."""
+    """Returns the values for the table of versions that are computed from the server's answer."""
     template = version["serving"]["template"]
     return {
         "served": version["aliases"],
@@ -356,7 +358,8 @@ def _version(version: Row) -> Row:
 
 
 def _detail(version: dict[str, Any]) -> str:
-    """Returns a short text about what keeps a version from being served. Empty if nothing does."""
+    """Returns a short text about a version's problem: its error, the state of its verification, a
+    missing approval, or its faults on workers. Returns an empty text if there is none."""
     if version["error"]:
         return version["error"]["code"]
     if version["proving"]:

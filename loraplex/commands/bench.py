@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_MODELS = 10_000
 ALL = "all"
-"""Name of the class if there is only one, or of the row that sums up all classes."""
+"""Name of the only class if --class is not given, and of the row that sums up all classes."""
 TIMES = ("TTFT", "ITL", "e2e")
 BAR_WIDTH = 40
 MAX_BARS = 12
@@ -42,7 +42,7 @@ OPTIONS = (
     *("zipf", "concurrency", "rate", "requests", "duration", "prompt_tokens", "output_tokens"),
     *("ignores_eos", "endpoint", "timeout_s", "seed"),
 )
-"""Fields of the plan that are options."""
+"""Fields of the plan that are options of the command."""
 
 
 @click.command("bench", cls=Command, example="--model support-bot --rate 5 --duration 60 --plot")

@@ -250,8 +250,8 @@ def _line_editing() -> Iterator[None]:
 
 @contextmanager
 def _speaking(settings: Settings, tenant: str | None, model: str) -> Iterator[Api]:
-    """Connects with a known key of the tenant, or with a temporary key that is created with an
-    admin key."""
+    """Yields a client that may query models. It uses a known key of the tenant, or a temporary key
+    that is created with an admin key and revoked at the end."""
     from loraplex.api import connect, connect_tenant
 
     try:
@@ -278,8 +278,8 @@ def _speaking(settings: Settings, tenant: str | None, model: str) -> Iterator[Ap
 
 
 def _refusal_of_key(api: Api, model: str) -> Refused | None:
-    """Returns the refusal if the key may not query any model, such as an admin key. Returns None
-    otherwise."""
+    """Returns the server's refusal if the key may not query any model, such as an admin key.
+    Otherwise returns None."""
     try:
         api.get(f"/v1/models/{quote(model, safe='@')}")
     except Refused as refused:

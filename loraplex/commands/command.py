@@ -12,12 +12,14 @@ Output = Literal["text", "record", "table"]
 
 
 class Command(click.Command):
-    """Command with an example, and with --json if its output has that form too."""
+    """Command whose help ends with an example. It has the option --json unless `output` is `text`,
+    and the option --wide if `output` is `table`."""
 
     def __init__(
         self, *args: Any, example: str | None = None, output: Output = "record", **options: Any
     ) -> None:
-        """`example` has the arguments of one use. It is None for a group that only has commands."""
+        """`example` contains the arguments of one example call. It is None for a group that only
+        has commands."""
         super().__init__(*args, **options)
         self.example = example
         if output == "table":
@@ -29,7 +31,7 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.example is not None:
-            # Written as it is, so that a line can be copied into a shell.
+            # The example is not wrapped, so that its lines can be copied into a shell.
             formatter.write(f"\nExample:\n  {ctx.command_path} {self.example}".rstrip() + "\n")
 
     def get_short_help_str(self, limit: int = 0) -> str:

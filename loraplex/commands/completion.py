@@ -23,5 +23,6 @@ def completion_command(context: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
-    # Program name and variable by which the command recognises a completion request of a shell.
+    # The last two arguments are the program's name, and the variable by which the command
+    # recognises a completion request of a shell.
     click.echo(kind(context.find_root().command, {}, "loraplex", "_LORAPLEX_COMPLETE").source())

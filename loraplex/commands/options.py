@@ -60,8 +60,8 @@ class Number(click.FloatRange):
 
 
 def settings_options(*groups: Sequence[str]) -> Callable[[F], F]:
-    """Returns a decorator that adds --config and an option for each of these settings.
-    `settings_of` reads them."""
+    """Returns a decorator that adds --config and an option for each setting that `groups` name.
+    `settings_of` reads the options."""
 
     def decorate(command: F) -> F:
         names = [name for group in (*groups, PLACE) for name in group]
@@ -75,9 +75,9 @@ def settings_options(*groups: Sequence[str]) -> Callable[[F], F]:
 def struct_options(
     struct: type[msgspec.Struct], *names: str, flags: Mapping[str, str] | None = None
 ) -> Callable[[F], F]:
-    """Returns a decorator that adds an option for each of these fields of a struct, with the
-    field's type, bounds, default and docstring. The value is None unless the user gives it. `flags`
-    has the names of options that are not named like their fields."""
+    """Returns a decorator that adds an option for each field of a struct in `names`, with the
+    field's type, bounds, default and docstring. The option's value is None unless the user gives
+    it. `flags` maps a field to its option, if the option is not named like the field."""
     fields = {field.name: field for field in msgspec.structs.fields(struct)}
     texts = _docstrings(struct)
 
@@ -92,8 +92,8 @@ def struct_options(
 
 
 def _option_details(field: msgspec.structs.FieldInfo, text: str) -> dict[str, Any]:
-    """Returns the arguments of `click.option` for a field. The field's own description has
-    precedence over `text`."""
+    """Returns the arguments of `click.option` for a field. The help is the description in the
+    field's type, or `text` if there is none."""
     kinds, default = list(nested(field.type)), field.default
     metas = [kind for kind in kinds if isinstance(kind, msgspec.Meta)]
     text = next((meta.description for meta in metas if meta.description), text)
@@ -140,7 +140,8 @@ def _docstrings(kind: type) -> dict[str, str]:
 
 
 def settings_of(flags: dict[str, Any]) -> Settings:
-    """Returns the settings, and removes the flags that are settings from `flags`."""
+    """Loads the settings, including the ones that `flags` contain, and removes these from
+    `flags`."""
     file = flags.pop("config", None)
     known = {name: flags.pop(name) for name in list(flags) if name in Settings.__struct_fields__}
     return load_settings(known, file=file)
@@ -164,7 +165,8 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def pairs(option: str, given: tuple[str, ...], form: str = "KEY=VALUE") -> dict[str, str]:
-    """Returns the values of a repeatable option of this form. Raises UsageError."""
+    """Returns the keys and values that a repeatable option has. `form` describes a value's form in
+    error messages. Raises UsageError."""
     found: dict[str, str] = {}
     for number, text in enumerate(given, 1):
         key, equals, value = text.partition("=")
@@ -201,8 +203,8 @@ def from_json(text: str) -> Any:
 
 
 def route(*names: str) -> str:
-    """Returns a path of the admin plane. Raises UsageError if a name would lead to another
-    route."""
+    """Returns a path of the admin plane. Raises UsageError for names that would lead to another
+    route, such as `..`."""
     for name in names:
         if name in ("", ".", ".."):
             raise click.UsageError(f"{name!r} cannot be a name")

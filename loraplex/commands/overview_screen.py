@@ -47,7 +47,7 @@ class Column(NamedTuple):
     title: str
     text: Callable[[Row], str]
     is_wide: bool = False
-    """Whether the column is shown only if the terminal is at least `WIDE`."""
+    """Whether the column is shown only if the terminal is at least `WIDE` cells wide."""
     is_number: bool = True
 
 

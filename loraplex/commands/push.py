@@ -28,17 +28,18 @@ NOT_PLAIN = {
     *("upload", "name", "tenant", "sha256", "signature", "approve_template"),
     *("serving", "folder_serving"),
 }
-"""Fields of the upload route that have options of another form, or none."""
+"""Fields of the upload route for which no option is generated from the struct."""
 PLAIN = [name for name in VersionCreate.__struct_fields__ if name not in NOT_PLAIN]
-"""Fields of the upload route that an option sends as it is given."""
+"""Fields of the upload route whose options are generated from the struct and sent unchanged."""
 FIELDS = ("name", *PLAIN, "tenant", "serving", "approve_template", "weights_only")
-"""Fields of an item of a manifest."""
+"""Fields that an item of a manifest may have in addition to `folder`."""
 
 
 class Upload(NamedTuple):
     folder: Path
     fields: dict[str, Any]
-    """Fields of the upload route. Also `weights_only`, and `sign`, a private key."""
+    """Fields of the upload route. May also contain `weights_only` and `sign` (a private key), which
+    are not sent."""
 
 
 class Pushed(NamedTuple):
@@ -196,8 +197,8 @@ def _proving(
     made: Sequence[Pushed], *, is_alone: bool
 ) -> Iterator[tuple[Callable[[str], None], ProgressCallback]]:
     """Shows the progress of verification: a spinner for one adapter, a bar for several. Yields two
-    callbacks. The first one gets what a version waits for, the second one gets the number of
-    verified versions."""
+    callbacks. The first one gets a description of what a version waits for, and the second one gets
+    the number of verified versions and the number of all versions."""
     if is_alone:
         name = f"{made[0].version['name']}@{made[0].version['version']}"
         with waiting(f"proving {name}") as say:

@@ -159,7 +159,7 @@ def _show(quota: dict[str, Any]) -> None:
     if is_json():
         show_one(quota)
         return
-    # Nothing may be pinned without a limit `pin_bytes`.
+    # The use of `pin_bytes` is also reported for tenants without limits, because its default is 0.
     if quota["use"].keys() <= {"pin_bytes"} and not quota.get("pin_bytes"):
         tell("no limits are set; `loraplex quota set` sets some")
     show_list([_row(name, use) for name, use in quota["use"].items()], COLUMNS)

@@ -89,8 +89,8 @@ def gateway_command(
 def _sockets(
     settings: Settings, fd: int | None = None, management_fd: int | None = None
 ) -> tuple[socket.socket, socket.socket]:
-    """Returns the public and the management socket. Both are inherited, or opened as the settings
-    say."""
+    """Returns the public and the management socket. A socket whose descriptor is given is
+    inherited. Otherwise it is opened at the address in the settings."""
     from loraplex.roles.listener import inherited, listen, listen_for_management
 
     return (

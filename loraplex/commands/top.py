@@ -82,16 +82,16 @@ def _title(server: Api) -> str:
 
 
 class _Live:
-    """Live screen. Fetches the overview in a thread, so that it reacts to keys while the server is
-    slow."""
+    """Live screen. A thread fetches the overview, so that the screen reacts to keys while the
+    server is slow."""
 
     def __init__(self, server: Api, interval: float) -> None:
         self._server = server
         self._interval = interval
         self._overview: dict[str, Any] = server.get(route("overview"))
         self._failure = ""
-        """Why the last fetch failed. Empty after a success. After a failure, the screen shows the
-        previous overview."""
+        """Reason for which the last fetch failed, or empty after a success. After a failure, the
+        screen shows the previous overview."""
         self._news, self._has_news = os.pipe()
         self._stopping = threading.Event()
 

@@ -32,7 +32,7 @@ class Call(NamedTuple):
     """Request for a streamed answer."""
 
     group: str
-    """Name under which the figures of this request are summed up."""
+    """Name of the class of requests to which this request belongs."""
     key: str | None
     path: str
     """Path below the server's base URL, such as `/completions`."""
@@ -44,7 +44,7 @@ class Outcome(msgspec.Struct, gc=False):
 
     group: str
     begun_s: float
-    """Time at which the call was due."""
+    """Time at which the call should have been sent."""
     arrivals_s: array[float] = msgspec.field(default_factory=lambda: array("d"))
     """Arrival time of each event with text."""
     ended_s: float = 0.0
@@ -119,8 +119,8 @@ class Client:
             try:
                 stream[1].write(request)
                 may_keep = await answer.read(stream[0])
-                # The call is sent again only if the server may have closed a reused connection
-                # while it was sent.
+                # The call is sent again only if the connection was reused, because the server may
+                # have closed it before the call arrived.
                 if answer.has_begun or not is_kept:
                     if not answer.has_begun:
                         outcome.fail("connection_lost", "closed without an answer")
@@ -291,7 +291,8 @@ class _Answer:
 
 
 def _told(error: Any, code: str) -> tuple[str, str]:
-    """Returns the code and message of a server's error. Uses `code` if it has none."""
+    """Returns the code and message of a server's error. The code is `code` if the error has
+    none."""
     if not isinstance(error, dict):
         return code, str(error or "")
     given = error.get("code") or error.get("type")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from loraplex.load.client import Call, Client, Outcome
 
 MAX_OPEN = 4096
-"""Maximum number of open requests of an open loop. Further requests are not sent, and are recorded
-as failed."""
+"""Maximum number of requests in flight in an open loop. Further requests are not sent, and are
+recorded as failed."""
 
 OnEnd = Callable[[Outcome], None]
 

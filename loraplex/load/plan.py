@@ -22,7 +22,7 @@ TEXT = (
     " country problem hand part place case week company system program question work number night"
     " point home water room mother area money story fact month lot right study book eye job word"
 )
-"""Words of which most tokenizers encode each as one token."""
+"""Words that most tokenizers encode as one token each."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ def _calls(plan: Plan, rng: random.Random) -> Iterator[Call]:
 
 
 def _call(plan: Plan, group: str, model: str, rng: random.Random) -> Call:
-    """Returns a call with a prompt that no other call has."""
+    """Returns a call with a random prompt, so that calls do not share prefixes."""
     text = " ".join(rng.choices(TEXT.split(), k=plan.prompt_tokens))
     body: dict[str, Any] = {
         "model": model,

@@ -55,9 +55,9 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
 async def migrate_database(
     dsn: str, report: Callable[[str], None] = lambda name: None, *, with_post: bool = False
 ) -> list[str]:
-    """Applies migrations with the login of the URL, and returns their names. Calls `report` before
-    each. `with_post` also applies migrations that must wait until the previous version no longer
-    runs."""
+    """Applies migrations as the user in the URL, and returns their names. Calls `report` with each
+    name before the migration. `with_post` also applies migrations that must wait until the previous
+    version no longer runs."""
     database = await Database.connect(
         dsn, role=None, max_size=1, command_timeout=None, application_name="loraplex-migrate"
     )
@@ -109,8 +109,8 @@ async def ensure_keys(
     tenant_names: tuple[str, ...],
     limits: TenantLimits | None = None,
 ) -> Keys:
-    """Returns an admin key and a key for each of these tenants. A known key is kept if it is valid,
-    and replaced by a new one otherwise."""
+    """Returns an admin key and a key for each tenant in `tenant_names`. A known key is kept if it
+    is valid, and replaced by a new one otherwise. `limits` are the limits of new tenants."""
     async with database.transaction() as connection:
         keys = Keys(known.admin, dict(known.tenants))
         if not await _works(connection, pepper, keys.admin):

@@ -58,8 +58,8 @@ from workers.wire.client import WorkerClient
 DRAIN_S = 30.0
 """Default of `drain_s`, in seconds."""
 MANAGEMENT_CONNECTIONS = 256
-"""Maximum connections of the management listener: more than operators and their tools need, but few
-of the process's descriptors."""
+"""Maximum connections of the management listener. This is more than operators and their tools need,
+and a small part of the process's file descriptors."""
 ADMIN_ACQUIRE_S = 2.0
 """Maximum seconds that the admin plane waits for a database connection, before it answers that the
 database is unavailable."""
@@ -68,8 +68,8 @@ log = logging.getLogger(__name__)
 
 
 class Server(server.Server):
-    """Server that ends at a signal like the other roles, and at once at a second signal. uvicorn's
-    own server would raise the signal again before the database is closed."""
+    """Server that drains at the first signal and ends at once at the second one. uvicorn's own
+    server would raise the signal again before the database is closed."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -79,7 +79,7 @@ class Server(server.Server):
 
     def _end(self) -> None:
         if self.should_exit:
-            # Ends like a crash, which loses nothing.
+            # The process may end without cleanup, because a crash loses nothing either.
             os._exit(1)
         self.should_exit = True
 
@@ -156,8 +156,8 @@ async def _serve_gateway(
         if with_admin or settings.admin_url is not None:
             beside = admin.app.document_of_loads()
         data = _data_plane(settings, database, store, instance_id, tracing, beside)
-        # The admin plane has its own connections, so that the gateway's reports do not wait for
-        # uploads.
+        # The admin plane has its own database connections, so that the gateway's reports do not
+        # wait for uploads.
         administration = await _admin_plane(stack, role, store) if with_admin else None
         loading = administration
         if loading is None and settings.admin_url is not None:
@@ -234,7 +234,7 @@ class Role:
         async with (
             _beside(plane and plane.run()),
             self._managing(management),
-            # Reloads certificates that are renewed on disk.
+            # This task reloads certificates that are renewed on disk.
             _beside(self.tls and follow_files(self.tls, self.settings)),
         ):
             log.info(
@@ -270,7 +270,8 @@ class Role:
             metrics=GatewayRefusals(),
             draining=self._draining,
         )
-        # Turned off here, because the public server runs the startup and shutdown of the planes.
+        # The lifespan is off here, because the public server runs the startup and shutdown of the
+        # planes.
         config.lifespan = "off"
         return serving_beside(config, self._management)
 

@@ -37,10 +37,11 @@ async def registered(
     expires if this process is killed. The lease begins when `is_listening`, called in a thread,
     first returns True.
 
-    The yielded task ends only with ApiError, if the worker cannot be registered and waiting does
-    not help.
+    The yielded task ends only if the worker cannot be registered and a retry would not help. It
+    then raises ApiError.
     """
-    # `_renew` reports an unavailable database once.
+    # Messages of the connection pool are suppressed, because `_renew` reports an unavailable
+    # database once.
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     renewing = asyncio.create_task(_renew(url, worker_id, address, lease_s, is_listening))
     try:
@@ -53,8 +54,8 @@ async def registered(
 async def _renew(
     url: str, worker_id: str, address: str, lease_s: float, is_listening: Callable[[], bool]
 ) -> None:
-    """Renews the lease until cancelled. The worker continues while the database is unavailable.
-    Raises ApiError if the database was never reached and waiting does not help."""
+    """Renews the lease until cancelled. The worker keeps serving while the database is unavailable.
+    Raises ApiError if the database was never reached and a retry would not help."""
     connect = partial(
         Database.connect, url, sees=EVERYTHING, max_size=1, application_name="loraplex-worker"
     )

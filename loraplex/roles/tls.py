@@ -46,8 +46,8 @@ async def follow_files(
             continue
         seen = now
         try:
-            # Tested with another context first, because a key that does not match would leave this
-            # one inconsistent.
+            # The files are loaded into another context first, because a key that does not match
+            # would leave the context in use inconsistent.
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *files)
             _load(context, *files)
             log.info("%s was read again", files[0])

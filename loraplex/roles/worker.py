@@ -12,8 +12,8 @@ DRAIN_S = 120.0
 def worker_config(
     settings: Settings, models: dict[str, str], listen: str, health: str
 ) -> WorkerConfig:
-    """Returns a worker's configuration. `models` maps served names to digests. Settings with the
-    same name are copied."""
+    """Returns a worker's configuration. `models` maps served names to digests. Settings that have
+    the same name in the worker's configuration are copied."""
     values = settings.common_with(WorkerConfig) | {
         "models": models,
         "store": settings.store_location,
