@@ -58,8 +58,8 @@ class StagingFolder(msgspec.Struct, frozen=True):
     max_bytes: int
     """Maximum bytes of all files together."""
     check_room: Callable[[int], None]
-    """Called with the number of bytes about to be written. Raises OSError (ENOSPC) if they would
-    use the disk's reserve."""
+    """Function that is called with the number of bytes about to be written. Raises OSError (ENOSPC)
+    if they would use the disk's reserve."""
 
 
 def max_file_bytes(name: str, max_bytes: int) -> int:

@@ -150,8 +150,8 @@ async def find_worker(connection: Connection, worker_id: str) -> Worker:
 async def model_states(
     connection: Connection, digests: Collection[str]
 ) -> dict[str, list[ModelState]]:
-    """Returns the states of base models on each worker, from recent reports that the connection may
-    see."""
+    """Returns, by digest, the states of base models on the workers that gateways have reported in
+    the last LOST_S seconds, and that the connection may see."""
     rows = await connection.fetch(sql["model_states"], list(digests), LOST_S)
     states: dict[str, list[ModelState]] = {digest: [] for digest in digests}
     for row in rows:

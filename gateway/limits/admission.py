@@ -30,8 +30,9 @@ for other requests, and large enough that answers rarely wait for a renewal of l
 
 
 class RequestCharge:
-    """Charge of one client request: one request per minute and, if a worker runs it, one concurrent
-    request. Counts the request against the limit of refusals if it is refused."""
+    """Charge of one client request against the limits of requests per minute and, if a worker runs
+    it, of concurrent requests. If the request is refused, it also counts against the limit of
+    refusals."""
 
     def __init__(
         self,
@@ -50,7 +51,8 @@ class RequestCharge:
         self._requests: Sequence[Hold] = ()
         self._slots: Sequence[Hold] = ()
         self._num_begun: int | None = None
-        """Number of bytes passed to RefusalLimit.begin. None if the request is not open there."""
+        """Number of bytes passed to RefusalLimit.begin. None before that call, and after
+        RefusalLimit.end was called."""
 
     async def take(self, num_bytes: int, *, on_worker: bool) -> None:
         """Charges the request to the tenant's limits. With `on_worker`, also counts the request
@@ -64,7 +66,8 @@ class RequestCharge:
             if self._leases is not None and self._limits:
                 await self._take_from(self._leases, on_worker=on_worker)
         except BaseException:
-            # The body has not been read, so the refusal does not count.
+            # The body has not been read, so this refusal does not count against the limit of
+            # refusals.
             self._end_refusal(None)
             raise
 
@@ -108,7 +111,7 @@ class RequestCharge:
         self._slots = slots
 
     def _end_refusal(self, num_refused_bytes: int | None) -> None:
-        """Ends the request in the RefusalLimit. Only the first call has an effect."""
+        """Calls RefusalLimit.end for the request. Only the first call has an effect."""
         num_begun, self._num_begun = self._num_begun, None
         if num_begun is not None:
             self._refusals.end(self._tenant_id, num_begun, num_refused_bytes)
@@ -180,14 +183,14 @@ class Reservation:
         self._extending: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Reserves the prompts and the first step of completion tokens, or nothing. Raises
-        QuotaExceeded or QuotaUnavailable."""
+        """Reserves the tokens of the prompts and the first step of completion tokens. Raises
+        QuotaExceeded or QuotaUnavailable, and then reserves nothing."""
         if self._limits:
             await self._reserve(self._prompt_tokens, self._step)
 
     def give(self, num_tokens: int) -> int:
-        """Uses up to `num_tokens` reserved completion tokens, and returns how many of them were
-        reserved. Starts to reserve the next step when few tokens are left."""
+        """Uses up to `num_tokens` of the reserved completion tokens, and returns how many it has
+        used. Starts to reserve the next step when few tokens are left."""
         if not self._limits:
             return num_tokens
         given = min(num_tokens, self._promised - self._given)
@@ -262,7 +265,8 @@ class Reservation:
 
 class Admission:
     def __init__(self, leases: Leases | None, refusals: RefusalLimit) -> None:
-        """`leases` is None without a database. Requests that have limits are then refused."""
+        """`leases` is None if the gateway has no database. Requests of tenants or keys with limits
+        are then refused."""
         self.num_open = 0
         """Number of reservations that are not settled yet."""
         self._leases = leases

@@ -68,7 +68,7 @@ def check_total(
     lengths: Sequence[int], num_choices: int, max_model_len: int, *, param: str
 ) -> None:
     """Raises InvalidRequest if all prompts together have too many tokens. `lengths` are the
-    prompts' token counts, exact or as lower bounds."""
+    prompts' numbers of tokens, or lower bounds of these numbers."""
     total, most = sum(lengths) * num_choices, max(MAX_REQUEST_TOKENS, max_model_len)
     if total > most:
         raise InvalidRequest(

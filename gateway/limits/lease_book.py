@@ -92,7 +92,8 @@ class LeaseBook:
         self._held: dict[Key, QuotaWindow] = {}
         """Current windows, windows that begin next, and past windows with requests in flight."""
         self._due: dict[QuotaWindow, None] = {}
-        """Windows that the next renewal must consider, in order. The values are unused."""
+        """Windows that the next renewal must consider, in the order in which they became due. The
+        dict is used as an ordered set."""
         self._recalls: list[LeaseRecall] = []
         """Recalls of limits of which this gateway has no lease. The next renewal only confirms
         them."""
@@ -260,7 +261,7 @@ class LeaseBook:
 
     def give_back(self, now: float) -> list[LeaseRequest]:
         """Returns the last requests of a gateway that shuts down, which return the unused leases of
-        minute windows. Amounts in use stay counted until the minute ends. `apply` need not be
+        minute windows. Amounts in use remain leased until the minute ends. `apply` need not be
         called."""
         requests: list[LeaseRequest] = []
         for quota in self._held.values():

@@ -15,8 +15,8 @@ BYTES_PER_S = 8 << 20
 """Maximum bytes of a tenant's large bodies that are processed per second. They contain about two
 million prompt tokens, and occupy the event loop for at most half of the time."""
 MAX_TENANTS = 10_000
-"""Maximum number of tenants remembered. If there are more, tenants without waiting bodies, or whose
-whole limit is available, are forgotten."""
+"""Maximum number of tenants remembered. If there are more, BodyPace forgets tenants without waiting
+bodies, and RefusalLimit forgets tenants whose whole limit is available."""
 UNIT_BYTES = 16 << 10
 """Number of bytes of a refused request's body that count like one more refused request."""
 BURST_S = 60.0
@@ -30,8 +30,8 @@ UNREAD_PER_S, UNREAD_BYTES_PER_S = 400.0, 64 << 20
 and maximum bytes per second of such bodies that are discarded. Further refusals are answered later,
 so that clients that retry immediately use only about 10 % of a core."""
 UNREAD_BURST_S = 0.25
-"""Seconds by which refusals without reading a body may run ahead of their rate before answers are
-delayed."""
+"""Seconds by which a refusal without reading the body may be answered before its scheduled time.
+Refusals are scheduled at the rates `UNREAD_PER_S` and `UNREAD_BYTES_PER_S`."""
 MAX_DELAY_S = 5.0
 """Maximum seconds that the answer of a refusal without reading the body is delayed. If it would
 have to wait longer, the connection is closed."""
@@ -74,7 +74,7 @@ class _Use:
         self.answers_at = 0.0
         """Time at which the last delayed refusal is answered."""
         self.num_open = 0.0
-        """Number of refusals that the requests without an answer would count as, if all of them
+        """Number of refusals for which the tenant's unanswered requests would count if all of them
         were refused."""
 
     def is_idle(self, now: float) -> bool:

@@ -37,9 +37,9 @@ BARE: dict[ToolFormat, tuple[str, str]] = {
     "llama_json": ("{[", json_calls.LLAMA_TAG),
     "pythonic": ("[", pythonic.OPEN),
 }
-"""Formats whose calls need no marker: the characters with which an answer with a call may begin,
-and an optional marker before the call. If calls are constrained, plain text may neither begin with
-these characters nor contain the marker."""
+"""For each format whose calls need no marker, the characters with which an answer with a call may
+begin, and the marker that may precede the call. If calls are constrained, plain text may neither
+begin with these characters nor contain the marker."""
 CLOSING = (FUNCTION_GEMMA.end, GEMMA_4.end)
 MARKERS = (
     *(thoughts.OPEN, thoughts.CLOSE),
@@ -90,8 +90,8 @@ class HeldGrammar(msgspec.Struct, frozen=True):
     grammar: str = ""
     """Text that is sent to a worker. Empty if any text is allowed."""
     dropped: frozenset[str] = frozenset()
-    """Schema keywords that the grammar does not enforce, each with the name of its field, for
-    example `tools.contains`."""
+    """Schema keywords that the grammar does not enforce, each after the name of the request's field
+    that contains the schema, for example `tools.contains`."""
 
 
 def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> HeldGrammar:

@@ -151,7 +151,8 @@ class _Rule:
     names: list[str] = field(default_factory=list[str])
     """All names in the rule, including names that are not rules."""
     weight: int = 1
-    """Largest depth of nested brackets, plus one. Brackets of embedded JSON Schemas count."""
+    """Largest depth of nested brackets, plus one. The lists, objects and references of embedded
+    JSON Schemas also count."""
 
 
 class LarkRules:

@@ -1,5 +1,5 @@
-"""Rewrites JSON Schemas, as pydantic, zod and OpenAPI documents have them, so that answers can be
-constrained to them.
+"""Rewrites JSON Schemas, for example from pydantic, zod or OpenAPI documents, so that answers can
+be constrained to them.
 
 Removes keywords that cannot be enforced during generation. Replaces `oneOf` by `anyOf` if no value
 can match two of its branches.

@@ -98,8 +98,8 @@ class Generation(Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Namespace that refuses names with a leading underscore. The sandbox already refuses these on
-    all other objects."""
+    """Namespace that refuses names with a leading underscore. The sandbox already refuses such
+    names on all other objects."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):

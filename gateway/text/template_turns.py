@@ -79,7 +79,8 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def folded(conversation: Conversation) -> Iterator[Conversation]:
-    """Yields simplified forms of the conversation, each simpler than the one before it."""
+    """Yields simplified forms of the conversation, in the order in which they should be tried.
+    Omits a form that equals the one before it."""
     last = conversation
     for folds in FORMS:
         plainer = reduce(lambda form, fold: fold(form), folds, conversation)
@@ -191,8 +192,8 @@ FORMS: tuple[tuple[Fold, ...], ...] = (
     (_with_one_system, _with_calls_as_text, _alternating),
     (_with_one_system, _with_calls_as_text, _alternating, _without_system),
 )
-"""For each simplified form, the functions that are applied to the conversation, in order. The forms
-are yielded from the first to the last."""
+"""Simplified forms, in the order in which they are tried. Each form is a tuple of functions that
+are applied to the conversation one after the other."""
 
 
 def _with(conversation: Conversation, messages: list[Message]) -> Conversation:
