@@ -281,8 +281,8 @@ class LeaseBook:
         self._requested = []
 
     def believe_catalog(self) -> None:
-        """Called with each new catalog. Clears the marks of limits that the database reported as
-        deleted, because the catalog shows which limits exist now."""
+        """Clears the marks of limits that the database reported as deleted. Called with each new
+        catalog, which shows the limits that exist now."""
         for quota in self._held.values():
             quota.is_void = False
 

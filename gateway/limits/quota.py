@@ -49,8 +49,8 @@ class QuotaWindow:
         self.needed = 0
         """Amount that the first waiting request needed when the last renewal was sent."""
         self.is_refused = False
-        """Whether less than `needed` could be reserved after the last response, although no recall
-        by this gateway was open."""
+        """Whether less than `needed` could be reserved after the last response, and no other
+        gateway still had to follow a recall by this gateway."""
         self.refused_at = -math.inf
         """Time of the last refusal, in seconds of time.monotonic()."""
         self.refused_amount = 0
