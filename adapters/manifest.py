@@ -183,6 +183,6 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     """Whether the adapter has no effect. If so, an alias is pointed to the version only on explicit
     request."""
     invocation_tokens: tuple[int, ...] = ()
-    """Token ids that activate the adapter, if it is an activated LoRA (aLoRA). The adapter acts
-    from the start of their last occurrence in the prompt on. Without an occurrence it does not
-    act."""
+    """Token ids that activate the adapter, if it is an activated LoRA (aLoRA). The adapter is
+    active from the start of their last occurrence in the prompt. If the prompt does not contain
+    them, the adapter stays inactive."""

@@ -109,7 +109,7 @@ class LoRAConfig(msgspec.Struct, frozen=True):
         return _lookup(self.rank_pattern, module, self.r, matcher)
 
     def scale(self, module: str, rank: int, matcher: PatternMatcher) -> float:
-        """Returns alpha / rank, or alpha / sqrt(rank) with rsLoRA, where alpha is the module's."""
+        """Returns the module's alpha divided by its rank, or by the rank's root with rsLoRA."""
         alpha = _lookup(self.alpha_pattern, module, self.lora_alpha, matcher)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 

@@ -109,8 +109,8 @@ class DeviceTier:
         num_slots: int,
         clock: Callable[[], float],
     ) -> None:
-        """memory: uint8 tensor on the device. `placements` divides it, `broker` evicts from it. The
-        caller must add the tier to the broker."""
+        """memory: uint8 tensor on the device. placements: allocates parts of it. broker: evicts
+        items from it. The caller must add the tier to the broker."""
         self._memory = memory
         self.placements = placements
         self._broker = broker

@@ -21,8 +21,8 @@ UNIT_BYTES = 1 << 16
 
 
 class HostSlab:
-    """Allocator of memory for images. An array's units become free when the array is
-    garbage-collected. Thread-safe."""
+    """Allocator of memory for images, in units of `UNIT_BYTES`. The units of an image's array
+    become free when the array is garbage-collected. Thread-safe."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         """memory: uint8 [bytes], pinned."""

@@ -216,7 +216,7 @@ class Loads:
         try:
             self._store(entry, image)
         except Exception as error:
-            # Otherwise a slot that is only half written would be leased.
+            # The load counts as failed, so that a slot that is only half written is never leased.
             log.exception("loading adapter %s failed", entry.digest)
             self._fail(entry, error)
 

@@ -61,7 +61,7 @@ class ImageTables:
         return cls(np.zeros(size, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int64))
 
     def factor_ends(self, num_bytes: int) -> list[int]:
-        """Returns the byte positions at which the image of `num_bytes` may be cut, and its end."""
+        """Returns the byte positions at which an image may be split, and its end (`num_bytes`)."""
         touched = self.rank > 0
         starts = {*self.a_offset[touched].tolist(), *self.b_offset[touched].tolist()}
         for rows in self.replaced.values():

@@ -156,7 +156,7 @@ class AdapterPool:
                 self.loads.cancel(entry)
 
     def close(self) -> None:
-        """Waits for running loads and frees all memory. Called without the lock and leases."""
+        """Waits for running loads and frees all memory. The lock and leases must not be held."""
         with self.loads.lock:
             self.keep(())
             for entry in list(self.entries.values()):
@@ -176,7 +176,7 @@ class AdapterPool:
         """Returns the adapter's entry, creating it if needed. Charges it to the tenant, if any.
 
         Records the checksum in `ref` as proved, unless a proved image is loaded or a load is
-        running. An image with another checksum gets no new leases, and is dropped without leases.
+        running. An image with another checksum gets no new leases, and is dropped if it has none.
         """
         entry = self.entries.get(ref.digest)
         if entry is None:

@@ -27,7 +27,7 @@ WEIGHTS_SUFFIX = ".safetensors"
 
 
 class NotInStore(LookupError):
-    """Lookup of a digest that is not in the store."""
+    """Error for a digest that is not in the store."""
 
 
 class StoreUnavailable(OSError):

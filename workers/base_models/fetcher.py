@@ -77,7 +77,8 @@ class ModelFetcher:
                     models.append(fetch.future.result())
                     del self.fetches[digest]
                 except Exception as error:
-                    # A kept future and its error would reference each other through this frame.
+                    # The future is dropped, because it and its error form a reference cycle through
+                    # this frame.
                     fetch.future = None
                     self._fail(digest, fetch, error)
         return models

@@ -46,7 +46,7 @@ class Load:
         return self._future.done()
 
     def result(self) -> Loaded:
-        """Returns the model, once the load is done. Raises the error that ended the load."""
+        """Returns the loaded model, after waiting for the load. Raises the error that ended it."""
         return self._future.result()
 
     def cancel(self) -> None:

@@ -36,7 +36,8 @@ is considered unsatisfiable."""
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Work of a model's engine, from which the models to load are chosen. num_extents: KV extents
-    that its first waiting sequence needs. is_short: `Schedule.is_short` of its last step."""
+    that the engine's first waiting sequence needs. is_short: whether this sequence lacked memory,
+    which other models hold, at the engine's last step."""
 
     num_running: int = 0
     num_waiting: int = 0

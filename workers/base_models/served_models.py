@@ -202,7 +202,8 @@ class ServedModels:
             work()
         except Exception as error:
             log.exception("loading model %s failed", model.digest[:12])
-            # The traceback's frames reference tensors that were read and, via the load, each other.
+            # The traceback's frames are cleared, because they form a reference cycle with the load,
+            # which would keep the tensors alive that were read.
             traceback.clear_frames(error.__traceback__)
             return self._fail(model, f"{type(error).__name__}: {error}")
         return []

@@ -1,4 +1,4 @@
-"""Composition of a scheduler with fair shares and a bounded queue."""
+"""Builds a scheduler with fair shares and a bounded queue."""
 
 from __future__ import annotations
 

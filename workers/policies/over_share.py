@@ -31,7 +31,7 @@ LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
 
 
 class OverShare:
-    """Over-share tenants of a fair queue."""
+    """Record of the tenants of a fair queue that are over their share, with the limits on them."""
 
     def __init__(self, queue: FairQueue, max_num_seqs: int) -> None:
         self._queue = queue
@@ -80,10 +80,11 @@ class OverShare:
         return self.victim(sequence, running) is not None
 
     def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the running sequence that must give up its slot to `sequence`: the newest
-        sequence of the over-share tenant that holds the most slots for its share. A tenant gives up
-        no slot if it would then hold fewer for its share than the sequence's tenant. Returns None
-        if no tenant must give up a slot, or if the sequence's tenant is itself over its share."""
+        """Returns the running sequence that must give up its slot to `sequence`. It is the last in
+        turn of the over-share tenant that holds the most slots relative to its share. A tenant
+        gives up no slot if it would then hold fewer slots, relative to its share, than the tenant
+        of `sequence`. Returns None if no tenant must give up a slot, or if the tenant of `sequence`
+        is itself over its share."""
         tenant = sequence.place.tenant_queue
         if self.includes(tenant):
             return None

@@ -30,7 +30,7 @@ ADMITTED_PART = 0.85
 is below 1, because forecasts are inexact."""
 LATE_PART = 0.95
 """Fraction of the maximum wait. A waiting sequence is late if its past wait plus its predicted wait
-is longer. Late sequences are refused, except for `SPARED_PART`."""
+is longer. Late sequences are refused unless `SPARED_PART` applies."""
 SPARED_PART = 0.05
 """Fraction of the maximum wait. A waiting sequence whose first token is predicted within this time
 is not refused, even if it is late."""

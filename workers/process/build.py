@@ -60,7 +60,7 @@ ModelProgress = Callable[[str, int, int], None]
 """Callback for the progress of a load: name of the model, bytes loaded, and total bytes."""
 
 MAX_TENANTS = 100
-"""Maximum number of tenants in a `WorkerStatus`."""
+"""Maximum number of tenants in a `WorkerStatus`, which lists the tenants with the most bytes."""
 SLAB_MARGIN = 8
 
 

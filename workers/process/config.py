@@ -90,8 +90,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     def effective(self) -> dict[str, str]:
-        """Returns every setting as text: nothing for one that is not set, JSON for one with several
-        values. None of them is secret."""
+        """Returns every setting as text: an empty string if it is not set, and JSON if its value is
+        not a string. No setting is secret."""
         values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
         return {
             name: value if isinstance(value, str) else "" if value is None else json.dumps(value)

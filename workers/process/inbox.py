@@ -128,7 +128,7 @@ class Inbox:
         return messages
 
     def _refusal(self, request: Generate) -> Failed | None:
-        """Returns the failure of a request that can never run on this worker, or None."""
+        """Returns a failure if the request can never run on this worker. Otherwise returns None."""
         instance = self.models.get(request.model)
         if instance is None:
             return Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
@@ -136,7 +136,7 @@ class Inbox:
         return None if refusal is None else Failed(request.id, *refusal)
 
     def _put_request(self, connection: int, request: Generate) -> Failed | None:
-        """Keeps the request, or returns its failure if the inbox is full."""
+        """Keeps the request for `take`. If the inbox is full, returns a failure instead."""
         model, bounds = request.model, self._bounds
         with self._changed:
             for tenant, factor in ((request.tenant, 1), (None, MAX_TENANTS_FULL)):

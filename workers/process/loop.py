@@ -46,8 +46,8 @@ wakes the loop sooner."""
 
 
 class WorkerLoop:
-    """Loop that runs the engines. Its thread shares the memory lock with the loader threads, and
-    never holds it while it waits or computes."""
+    """Loop that runs the engines. The loop's thread shares the memory lock with the loader threads,
+    and never holds the lock while it waits or computes."""
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ def plan_memory(
 
 
 def setting(config: WorkerConfig) -> str:
-    """Returns the name of the setting that determines the memory."""
+    """Returns the name of the setting that determines the memory: `memory` or `device_memory`."""
     return "memory" if config.device_memory is None else "device_memory"
 
 

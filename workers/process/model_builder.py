@@ -57,8 +57,9 @@ class ModelBuilder:
     """Builder of a worker's models, with the parts that all of them share.
 
     host_slab: pinned memory for images of adapters, or None if the device reads ordinary memory.
-    notify: thread-safe function that is called when a load has ended. runner, runs_ahead,
-    uses_graphs: see `Worker`.
+    notify: thread-safe function that is called when a load has ended. runner: class of the models'
+    runners. runs_ahead: whether a step is scheduled while the previous step is computed.
+    uses_graphs: whether steps of few tokens run as captured graphs.
     """
 
     config: WorkerConfig

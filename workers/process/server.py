@@ -154,7 +154,7 @@ class Server:
         await self._drained.wait()
 
     async def close(self) -> None:
-        """Stops listening and drops every gateway, which aborts its open sequences."""
+        """Stops listening and drops all gateways, which aborts their open sequences."""
         if self._listener is not None:
             await self._listener.close()
             self._listener = None

@@ -58,8 +58,9 @@ class WorkerMemory:
         self._limit = config.device_memory
 
     def max_kv_extents(self, num_extents: int, page_bytes: int) -> int:
-        """Returns the maximum number of KV extents of a model whose weights take `num_extents`.
-        page_bytes: size of its KV pages. Raises CannotServeModel if the model does not fit."""
+        """Returns the maximum number of KV extents of a model. num_extents: number of extents of
+        its weights. page_bytes: size of its KV pages. Raises CannotServeModel if the model does not
+        fit."""
         extent_bytes = self.arena.extent_bytes
         if page_bytes > extent_bytes:
             raise CannotServeModel(
