@@ -80,8 +80,8 @@ class OverShare:
         return self.victim(sequence, running) is not None
 
     def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the running sequence that must give up its slot to `sequence`. It is the last in
-        turn of the over-share tenant that holds the most slots relative to its share. A tenant
+        """Returns the running sequence that must give up its slot to `sequence`. It is the newest
+        sequence of the over-share tenant that holds the most slots relative to its share. A tenant
         gives up no slot if it would then hold fewer slots, relative to its share, than the tenant
         of `sequence`. Returns None if no tenant must give up a slot, or if the tenant of `sequence`
         is itself over its share."""
