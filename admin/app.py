@@ -42,7 +42,8 @@ MAX_BODY_BYTES = 64 << 10
 
 
 def document_of_loads() -> dict[str, Any]:
-    """Returns the OpenAPI document of vLLM's routes, for a port that serves only these routes."""
+    """Returns the OpenAPI document of vLLM's routes that load and unload adapters, for a port that
+    serves no other routes of the admin plane."""
     app = Litestar(
         route_handlers=[LoraAdapterController],
         request_class=AdminRequest,

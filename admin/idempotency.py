@@ -1,12 +1,13 @@
-"""Creating requests that a client may repeat with the header Idempotency-Key. The object is created
-once, and each repeat gets the same answer.
+"""Makes requests that create an object safe to repeat with the header Idempotency-Key: the object
+is created once, and each repeated request gets the same answer.
 
-The answer is stored for a day, in the transaction of the change, so that a crash loses both or
-neither. A repeat that arrives during the first request waits for it. An error answer is not stored,
-because it changes nothing, so the header can be used again.
+The answer is stored for a day, in the transaction that creates the object, so that a crash loses
+both or neither. A repeated request that arrives during the first request waits for the answer. An
+error is not stored, because the failed request changed nothing, so the client can use the header
+again.
 
-A secret in an answer is not stored. The secret is derived from the seed, and the seed from the
-pepper, a stored random nonce, and the header, which only the client has.
+A secret in an answer is not stored. The secret is derived from a seed, and the seed is derived from
+the pepper, a stored random nonce, and the header, which only the client has.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ CLEANING_INTERVAL_S = 600.0
 
 
 Create = Callable[[Connection, bytes], Awaitable[msgspec.Struct]]
-"""Function that creates something in the connection's transaction and returns the answer. It gets a
-seed of 32 random bytes, which are the same for a repeated request."""
+"""Function that creates an object in the connection's transaction and returns the answer. Takes the
+connection, and a seed for secrets: 32 random bytes that are the same for a repeated request."""
 
 
 async def done_once(
     connection: Connection, pepper: bytes, key_id: str, given: str, digest: bytes, create: Create
 ) -> tuple[bytes, bytes, bool]:
-    """Returns the seed, the answer, and whether the answer was stored by an earlier request. Calls
-    `create` otherwise.
+    """Returns the seed, the answer, and whether an earlier request stored this answer. Calls
+    `create` and stores its answer if no earlier request did.
 
-    `key_id` is the caller's API key, `given` is the header, and `digest` is the digest of the whole
-    request, from `digest_of`. Raises IdempotencyKeyReused if the header was used for another
-    request.
+    `key_id` is the id of the caller's API key, `given` is the header's value, and `digest` is the
+    digest of the whole request, from `digest_of`. Raises IdempotencyKeyReused if the header was
+    used for another request.
     """
     header = given.encode()
     row_id = _keyed(pepper, b"idempotency", key_id.encode(), header)

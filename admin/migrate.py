@@ -1,11 +1,12 @@
 """Migrates a database to the schema of the files in migrations/. Each file is applied once and in
 order.
 
-A file is named `NNNN_pre_what.sql` if it is safe while the old code runs, or `NNNN_post_what.sql`
-if it must be applied after the roll-out. Each is applied in one transaction. A version's post files
-come last, and are safe to apply together with a later version's pre files. The first file is the
-baseline, which is the schema of a release. There are no downgrades. A file that was changed or
-removed after it was applied is refused, and so is a database without the baseline.
+A file is named `NNNN_pre_what.sql` if it is safe to apply while the old code runs, or
+`NNNN_post_what.sql` if it must be applied after the roll-out. Each file is applied in one
+transaction. The post files of a version come after its pre files, and are safe to apply together
+with the pre files of a later version. The first file is the baseline: the whole schema of release
+0.1.0. There are no downgrades. Migration fails if a file was changed or removed after it was
+applied, or if an earlier version created the database with another first file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from store.database import Connection, Database
 from store.errors import MigrationError
 
 LOCK_ID = 0x6C6F7261
-"""Key of the advisory lock: the letters "lora"."""
+"""Key of the advisory lock that a migration holds. Its bytes spell "lora"."""
 
 _FILE_NAME = re.compile(r"(\d{4})_(pre|post)_[a-z0-9_]+\.sql")
 _WITHOUT_LIMIT = (
@@ -52,7 +53,7 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 def load_migrations(folder: Path | None = None) -> list[Migration]:
-    """Returns the migrations of `folder` (default: the package migrations) in order.
+    """Returns the migrations in `folder` (default: the package `migrations`) by number.
 
     Raises MigrationError for an invalid name, and for a number that is missing or used twice.
     """
@@ -72,8 +73,9 @@ def _load(file: Path) -> Migration:
 
 
 async def check_schema(database: Database, files: list[Migration] | None = None) -> None:
-    """Raises MigrationError unless every file that must precede a roll-out has been applied. A
-    newer schema is accepted, because its changes are safe for the previous version."""
+    """Raises MigrationError unless every migration that must precede the roll-out of this version
+    has been applied. Accepts a newer schema, because the next version's pre files are safe for this
+    version."""
     files = load_migrations() if files is None else files
     async with database.acquire() as connection:
         applied: set[str] = set()
@@ -93,7 +95,7 @@ async def migrate(
     *,
     with_post: bool = False,
 ) -> list[str]:
-    """Applies missing migrations and returns their names. Calls `report` before each.
+    """Applies missing migrations and returns their names. Calls `report(name)` before each one.
 
     `with_post` also applies migrations that must wait until the previous version no longer runs.
     Concurrent calls wait for each other, and then find nothing to do. Raises MigrationError.
@@ -102,10 +104,10 @@ async def migrate(
     applied: list[str] = []
     async with database.acquire() as connection:
         await connection.execute(_WITHOUT_LIMIT)
-        # The lock belongs to the session. It is released if this process dies.
+        # PostgreSQL releases the advisory lock if this process dies, because a session holds it.
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK_ID)
         try:
-            # Checked first, so that a role without the right to create tables can find that nothing
+            # Without this check, a role that may not create tables would fail even if no migration
             # is missing.
             if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
                 await _check_encoding(connection)
@@ -123,13 +125,14 @@ async def migrate(
 
 
 def _num_before_roll_out(files: list[Migration]) -> int:
-    """Returns the number of files, without the post files at the end of the list."""
+    """Returns the number of files to apply before a roll-out: all except the post files at the end
+    of the list."""
     return max((place for place, file in enumerate(files, 1) if not file.is_post), default=0)
 
 
 async def _check_encoding(connection: Connection) -> None:
-    """Raises MigrationError unless the database's encoding is UTF8. Under the locale C, the default
-    is another one."""
+    """Raises MigrationError unless the database's encoding is UTF8. PostgreSQL's default encoding
+    is another one under the locale C."""
     encoding = await connection.fetchval("SHOW server_encoding")
     if encoding != "UTF8":
         raise MigrationError(
@@ -139,7 +142,7 @@ async def _check_encoding(connection: Connection) -> None:
 
 
 def _check_baseline(applied: Collection[str], files: list[Migration]) -> None:
-    """Raises MigrationError if an unreleased version created the database."""
+    """Raises MigrationError if a version before the first release created the database."""
     if files and any(name[:4] == "0001" and name != files[0].name for name in applied):
         raise MigrationError(
             "the database was created by a version before 0.1.0 and cannot be upgraded: use an"

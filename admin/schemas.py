@@ -13,7 +13,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def shown(kind: type[S], record: Any, **others: Any) -> S:
-    """Returns a body of type `kind`. Its fields are taken from the record and from `others`."""
+    """Returns a struct of type `kind`. A field that is not in `others` gets the value of the
+    record's attribute of the same name, or its default if there is no such attribute."""
     names = [name for name in kind.__struct_fields__ if name not in others]
     return kind(
         **{name: getattr(record, name) for name in names if hasattr(record, name)}, **others
@@ -27,14 +28,14 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
     object: str = "list"
 
 
-# `$(?!\n)` matches only at the end of a text, both in Python and in ECMAScript, whose patterns
-# OpenAPI uses.
+# `$(?!\n)` matches only at the end of a text. In Python, `$` alone also matches before a final
+# newline. `\Z` is no alternative, because OpenAPI's patterns are ECMAScript, which lacks it.
 _ENTITY = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)"
 _ALIAS = r"^(?![0-9]+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
 EntityName = Annotated[str, msgspec.Meta(pattern=_ENTITY)]
 AliasName = Annotated[str, msgspec.Meta(pattern=_ALIAS)]
 PATTERNS = {_ENTITY: FORMS["entity_name_form"], _ALIAS: FORMS["alias_name_form"]}
-"""Description of each pattern in words, for error messages and documents."""
+"""Description of each pattern in words, for error messages and the OpenAPI document."""
 
 
 class Deleted(msgspec.Struct, frozen=True):

@@ -55,8 +55,8 @@ class AdapterSummaryView(AdapterFields, frozen=True):
 async def list_adapters(
     connection: Connection, tenant: Tenant | None, after: str, limit: int
 ) -> list[AdapterSummaryView]:
-    """Returns adapters with names after `after`. If `tenant` is None, returns the adapters of all
-    tenants by tenant and name, and `after` is TENANT/NAME."""
+    """Returns up to `limit` adapters by name, beginning after the name `after`. If `tenant` is
+    None, returns adapters of all tenants, by tenant and name, and `after` is TENANT/NAME."""
     owner, _, name = after.rpartition("/")
     args = (tenant.id, tenant.name, name) if tenant else (None, owner, name)
     return await fetch_all(
@@ -65,7 +65,8 @@ async def list_adapters(
 
 
 async def content_names(connection: Connection, digests: Collection[str]) -> dict[str, list[str]]:
-    """Returns for each content the names of its versions, in the form TENANT/NAME@VERSION."""
+    """Returns the names of the ready versions with each content, in the form
+    TENANT/NAME@VERSION, by digest of the content."""
     names: dict[str, list[str]] = {digest: [] for digest in digests}
     for row in await connection.fetch(sql["content_names"], list(digests)):
         names[row["digest"]].append(row["name"])

@@ -93,9 +93,10 @@ async def set_canary(
 ) -> None:
     """Splits the alias's requests over ready versions by weight.
 
-    One of them must be the version that the alias points to now. This is the stable version, which
-    gets all requests if the canary fails. If `completions_only` is set, also accepts versions whose
-    chat template awaits approval. Raises NotFound, Conflict and Invalid.
+    `weights` maps version numbers to weights. It must include the version that the alias points to
+    now, the stable version, which gets all requests if the canary fails. If `completions_only` is
+    set, also accepts versions whose chat template awaits approval. Raises NotFound, Conflict and
+    Invalid.
     """
     await lock_catalog(connection)
     if not 2 <= len(weights) <= MAX_TARGETS:
@@ -118,8 +119,8 @@ async def roll_back(
     """Undoes the last move: restores the version or canary that the alias pointed to before. Skips
     moves to deleted versions.
 
-    A second call restores the present state. Raises NotFound, or Conflict (never moved, or the
-    earlier target is not ready).
+    A second call undoes the first. Raises NotFound. Raises Conflict if the alias was never moved,
+    or if the earlier target is not ready.
     """
     await lock_catalog(connection)
     current = await find_alias(connection, tenant_id, name, alias)
@@ -163,7 +164,7 @@ async def pin_alias(
 
 
 async def check_pins(connection: Connection, tenant_id: str) -> None:
-    """Raises Conflict if the tenant's pinned aliases exceed the bytes that it may pin."""
+    """Raises Conflict if the tenant's pinned aliases need more bytes than its quota allows."""
     row = await connection.fetchrow(sql["pinned_bytes"], tenant_id)
     if row is not None and row["used"] > row["allowed"]:
         raise Conflict(
@@ -182,8 +183,8 @@ async def _point(
     key_id: str | None,
     completions_only: bool = False,
 ) -> None:
-    """Moves an alias under the catalog's lock. Raises NotFound, or Conflict if the target is not
-    ready or the pins exceed the quota."""
+    """Moves an alias to a target. The caller must hold the catalog's lock. Raises NotFound, or
+    Conflict if the target is not ready or the tenant's pins would exceed its quota."""
     wanted = set(target.canary or {}) | {target.version}
     rows = await connection.fetch(sql["version_states"], tenant_id, name, sorted(wanted))
     states = {row["version"]: row["state"] for row in rows}

@@ -19,7 +19,7 @@ from store.errors import DatabaseUnavailable, Overtaken
 from store.queries import lock_catalog, sql
 
 RENEW_S = 15.0
-"""Seconds between renewals of a hold: a third of its lifetime."""
+"""Seconds between renewals of a hold on a content. A hold expires after three times as long."""
 REMOVAL_WAIT_S = 10.0
 REMOVER = "-"
 """Prefix of a holder's id if the holder removes the content."""
@@ -27,10 +27,12 @@ REMOVER = "-"
 
 @asynccontextmanager
 async def held(database: Database, digest: str) -> AsyncGenerator[str, None]:
-    """Holds the content in the store until the end of the block. If the block raises, the content
-    is due for removal unless a version has it. Yields the holder's id, for `check_held`.
+    """Prevents the reaper from removing a content from the store until the end of the block. If
+    the block raises, the content becomes due for removal, unless a version has it. Yields the
+    holder's id, for `check_held`.
 
-    Raises Overtaken if the content is being removed and this takes longer than `REMOVAL_WAIT_S`.
+    Waits while the content is being removed. Raises Overtaken if the removal takes longer than
+    `REMOVAL_WAIT_S`.
     """
     holder = secrets.token_hex(8)
     deadline = time.monotonic() + REMOVAL_WAIT_S
@@ -53,7 +55,8 @@ async def held(database: Database, digest: str) -> AsyncGenerator[str, None]:
 
 
 async def check_held(connection: Connection, digest: str, holder: str) -> None:
-    """Raises Overtaken if the hold has expired. The caller holds the catalog's lock."""
+    """Raises Overtaken if the hold expired and was deleted, because the content may then have been
+    removed. The caller must hold the catalog's lock."""
     if not await connection.fetchval(sql["content_is_held"], digest, holder):
         raise Overtaken
 
@@ -75,27 +78,28 @@ async def _renewed(database: Database, digest: str, holder: str) -> AsyncGenerat
 
 async def _write_hold(database: Database, query: str, digest: str, holder: str) -> bool:
     async with database.transaction() as connection:
-        # Without the lock, a reaper could have found the content free just before this hold, and
-        # would remove it just after.
+        # Without the lock, a reaper could find the content free just before this hold is written,
+        # and remove the content just after.
         await lock_catalog(connection)
         return await connection.fetchval(sql[query], digest, holder) is not None
 
 
 async def leave_tenant(connection: Connection, tenant_id: str) -> None:
-    """Marks a tenant's contents as due for removal, unless other tenants have them. Call it before
-    the tenant is deleted."""
+    """Marks a tenant's contents as due for removal. The reaper keeps contents that versions of
+    other tenants have. Must be called before the tenant is deleted."""
     await lock_catalog(connection)
     await connection.execute(sql["contents_leave_of_tenant"], tenant_id)
 
 
 async def leave(connection: Connection, digest: str) -> None:
-    """Marks the content of a deleted version as due for removal, unless other versions have it."""
+    """Marks the content of a deleted version as due for removal. The reaper keeps a content that
+    other versions have."""
     await connection.execute(sql["content_leave"], digest)
 
 
 async def remove_due(database: Database, remove: Callable[[str], Awaitable[None]]) -> None:
-    """Calls `remove(digest)` for each content that is due for removal, unless it is held or part of
-    a version."""
+    """Calls `remove(digest)` for each content that is due for removal, unless the content is held
+    or a version has it."""
     async with database.acquire() as connection:
         due = [row["digest"] for row in await connection.fetch(sql["contents_due"])]
     for digest in due:
@@ -113,13 +117,14 @@ async def remove_due(database: Database, remove: Callable[[str], Awaitable[None]
 async def _remove(
     database: Database, digest: str, remover: str, remove: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Removes a content. Holds no lock while the store removes it, because the store may be slow.
-    Only uploads of the same content wait."""
+    """Removes a content from the store. Holds no database lock during the removal, because the
+    store may be slow. Only uploads of the same content wait for the removal."""
     try:
         async with _renewed(database, digest, remover):
             await remove(digest)
     except Exception:
-        # Not for a cancelled removal, which continues in its thread. Its hold expires instead.
+        # Makes the content due again. A cancelled task does not get here, because its removal
+        # continues in a thread. Its hold expires instead.
         async with database.transaction() as connection:
             await connection.execute(sql["content_let_go"], digest, remover)
         raise

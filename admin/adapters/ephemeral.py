@@ -34,8 +34,8 @@ async def check_name(
 ) -> list[int]:
     """Returns the numbers of the adapter's ephemeral versions, newest first.
 
-    Raises Conflict if the adapter has a `prod`, and Invalid if it has an ephemeral version and
-    `in_place` is not set.
+    Raises Conflict if the adapter has the alias `prod`. Raises Invalid if the adapter has an
+    ephemeral version and `in_place` is not set.
     """
     if await connection.fetchval(sql["ephemeral_is_promoted"], tenant_id, name, PRODUCTION):
         raise Conflict(
@@ -58,8 +58,8 @@ async def check_name(
 async def add_ephemeral(
     connection: Connection, new: NewVersion, retention: Retention, *, in_place: bool
 ) -> int:
-    """Adds a ready ephemeral version, and retires the oldest ones beyond the limit. Returns its
-    number.
+    """Adds a ready ephemeral version and returns its number. Retires the adapter's oldest
+    ephemeral versions, so that at most `retention.max_versions` remain.
 
     Raises the errors of `check_name`, AlreadyExists if a base model has the name, Conflict if the
     tenant's quota has no room, and Forbidden if the tenant requires signatures, which vLLM's routes

@@ -223,8 +223,8 @@ class LoraAdapterController(Controller):
 
 
 async def _check_first(request: AdminRequest, tenant: str | None, given: LoadLoraAdapter) -> None:
-    """Checks the fields that precede the files, so that a wrong request is refused before its files
-    are read."""
+    """Checks the fields that precede the files in a form, so that a wrong request is refused before
+    its files are read. Does nothing if the fields follow the files."""
     if given.lora_name:
         await _check(request, given, tenant)
 
@@ -232,9 +232,9 @@ async def _check_first(request: AdminRequest, tenant: str | None, given: LoadLor
 async def _check(
     request: AdminRequest, given: LoadLoraAdapter, reference: str | None
 ) -> tuple[Tenant, list[BaseModel]]:
-    """Checks everything that can be checked without the files. `reference` is the tenant's name or
-    id, which a tenant's key need not give. Returns the tenant, and the base models that the adapter
-    may be for. Raises ApiError."""
+    """Checks everything that can be checked without the files. `reference` is the name or id of the
+    tenant, or None to use the tenant of the caller's key. Returns the tenant, and the base models
+    that the adapter may be for. Raises ApiError."""
     if not given.lora_name or not given.lora_path:
         raise Invalid("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
     if given.is_3d_lora_weight:

@@ -1,9 +1,9 @@
 """Retirement of versions: new requests cannot use a retired version, and requests in flight can
 still use it.
 
-A gateway reports its catalog generation and its requests in flight in one row. Once a gateway has
-reported a generation with the retirement and no requests of the version in flight, it will never
-use the version again.
+A gateway reports its catalog generation and its requests in flight in one database row. Once the
+row shows a generation that includes the retirement, and no requests in flight with the version, the
+gateway will never use the version again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from store.queries import fetch_one, lock_catalog, sql
 
 class Retirement(msgspec.Struct, frozen=True):
     generation: int
-    """Generation of the catalog as of which gateways start no new requests with the versions."""
+    """Catalog generation that includes the retirement. A gateway that has loaded it starts no new
+    requests with the versions."""
     keys: list[str]
-    """Versions in the form in which gateways report requests in flight."""
+    """Retired versions in the form TENANT_ID/NAME/VERSION, as gateways report them in flight."""
 
 
 class RetirementProgress(msgspec.Struct, frozen=True):
@@ -60,7 +61,8 @@ async def retire_adapter(connection: Connection, tenant_id: str, name: str) -> R
 async def retire_versions(
     connection: Connection, tenant_id: str, name: str, numbers: list[int]
 ) -> Retirement:
-    """Retires versions to which no alias points. The caller must hold the catalog's lock."""
+    """Retires versions, and deletes rejected ones. No alias may point to the versions. The caller
+    must hold the catalog's lock."""
     await connection.execute(sql["version_retire"], tenant_id, name, numbers)
     await connection.execute(sql["version_forget"], tenant_id, name, numbers)
     generation = await connection.fetchval(sql["catalog_generation"])

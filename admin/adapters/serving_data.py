@@ -42,7 +42,7 @@ _SYNTAX = ImmutableSandboxedEnvironment(extensions=[loopcontrols, _Generation])
 
 
 def check_names(name: str | None, model: str | None, alias: str | None) -> None:
-    """Raises Invalid if one of the names is given and its form is invalid."""
+    """Raises Invalid if the name of the adapter, model or alias is given and its form is wrong."""
     checks: list[tuple[str, str | None, Any, str]] = [
         ("name", name, EntityName, "entity_name_form"),
         ("model", model, EntityName, "entity_name_form"),
@@ -65,8 +65,8 @@ def _check_form(field: str, given: str | None, kind: Any, form: str) -> None:
 
 
 def parse_serving(written: str | msgspec.Raw, field: str = "serving") -> ServingData:
-    """Parses the JSON object in the field `serving`, or in another field of the same form. Takes up
-    to 0.1 s, so call it in a thread. Raises Invalid."""
+    """Parses the serving data of an upload, a JSON object. `field` is the name of the upload's
+    field, for error messages. Takes up to 0.1 s, so call it in a thread. Raises Invalid."""
     try:
         text = written if isinstance(written, str) else bytes(written).decode()
         if not text:

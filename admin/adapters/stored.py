@@ -20,8 +20,8 @@ class StoredContent(msgspec.Struct, frozen=True):
 
 
 def inspect(store: Store, digest: str, file_bytes: int, *, every_byte: bool) -> StoredContent:
-    """Returns a stored content's state, by the files' sizes (`file_bytes` in all) or by every
-    byte."""
+    """Returns the state of an adapter's files in the store. Compares their total size with
+    `file_bytes`. If `every_byte` is set, also reads them and compares their digest."""
     try:
         sizes = store.adapter_sizes(digest)
         if missing := sorted(FILES - sizes.keys()):

@@ -22,7 +22,7 @@ from store.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from store.records import AdapterState, Quota, ServingData, VersionFields
 
 MAX_REJECTED = 20
-"""Maximum number of a tenant's refused uploads that are kept, and maximum number of its versions
+"""Maximum number of refused uploads that are kept for a tenant. Also the maximum number of versions
 that failed verification."""
 REJECTED_DAYS = 7
 """Days for which refused uploads, and versions that failed verification, are kept."""
@@ -59,12 +59,14 @@ class RejectedUploadView(RejectedUpload, frozen=True):
 
 
 async def add_version(connection: Connection, new: NewVersion) -> tuple[int, bool]:
-    """Returns the number of a version with this content and serving data, and whether it is new.
+    """Adds a version, unless the adapter already has one with this content, base model and serving
+    data. Returns the number of the version, and whether it is new.
 
-    A new version waits for verification even if another with the same content is verified, so that
-    a tenant's upload never reveals other tenants' uploads. An existing version takes the signature.
-    Raises AlreadyExists if a base model has the name, Conflict for the alias or if the tenant's
-    quota has no room, and the errors of `check_signature`.
+    A new version waits for verification even if a version with the same content is verified, so
+    that a tenant's upload never reveals other tenants' uploads. An existing version gets the
+    signature and the alias of the upload. Raises AlreadyExists if a base model has the name,
+    Conflict if the alias cannot be moved or the tenant's quota has no room, and the errors of
+    `check_signature`.
     """
     await lock_catalog(connection)
     await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
@@ -95,8 +97,8 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[int, boo
 async def _want_alias(
     connection: Connection, new: NewVersion, version: int, state: AdapterState
 ) -> None:
-    """Applies the alias of an upload whose version already exists: points the alias to the version
-    if that is ready, otherwise records the alias."""
+    """Applies the alias of an upload whose version already exists. Points the alias to the version
+    if the version is ready, otherwise records the alias for later."""
     if new.wanted_alias is None:
         return
     if state == AdapterState.READY:
@@ -126,8 +128,8 @@ async def list_rejected(connection: Connection, tenant_id: str) -> list[Rejected
 
 
 async def prune_rejected(connection: Connection) -> None:
-    """Deletes refused uploads and versions that failed verification if they are too old or too
-    many. Changes the catalog only if it deletes versions."""
+    """Deletes the refused uploads, and the versions that failed verification, that are too old or
+    exceed the maximum number. Changes the catalog only if it deletes versions."""
     await connection.execute(sql["rejected_uploads_prune"], REJECTED_DAYS)
     rows = await connection.fetch(sql["rejected_versions_to_prune"], REJECTED_DAYS, MAX_REJECTED)
     for row in rows:
@@ -138,7 +140,8 @@ async def prune_rejected(connection: Connection) -> None:
 async def list_versions(
     connection: Connection, tenant_id: str, name: str, after: int = 0, limit: int | None = None
 ) -> list[VersionView]:
-    """Returns versions by number, all of them if `limit` is None."""
+    """Returns an adapter's versions by number, beginning after the number `after`. Returns all of
+    them if `limit` is None."""
     place = tenant_id, name, after, limit, None
     return await fetch_all(connection, VersionView, "version_list", *place, HEARD_S)
 
@@ -163,8 +166,8 @@ async def approve_template(connection: Connection, digest: str, key_id: str | No
 async def check_holdings(
     connection: Connection, tenant_id: str, name: str, manifest: AdapterManifest
 ) -> None:
-    """Raises Conflict if the tenant's quota has no room for a version of this content and name. The
-    caller must hold the catalog's lock."""
+    """Raises Conflict if the tenant's quota has no room for a version with this adapter name and
+    content. The caller must hold the catalog's lock."""
     row = await connection.fetchrow(sql["quota_find"], tenant_id)
     if row is None:
         return

@@ -15,7 +15,7 @@ from store.records import ADMIN_SCOPES, ApiKey, hash_key, new_key
 
 
 class KeyRights(msgspec.Struct, frozen=True):
-    """Rights of a new key, with the fields of ApiKey."""
+    """Rights of a new key. The fields mean the same as in `ApiKey`."""
 
     scopes: frozenset[str] = ADMIN_SCOPES
     name: str = ""
@@ -50,8 +50,8 @@ async def issue_key(
     replaces: str | None = None,
     seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
-    """Creates a key, or an admin key if `tenant_id` is None. Returns its record and its text, which
-    is derived from `seed` and not stored."""
+    """Creates a tenant's key, or an admin key if `tenant_id` is None. Returns the record and the
+    key's text. The text is not stored. It is derived from `seed`, or random if `seed` is None."""
     key = new_key(seed)
     made = await fetch_one(
         connection,
@@ -71,8 +71,8 @@ async def find_key(connection: Connection, key_id: str) -> KeyDetails | None:
 
 
 async def find_shown_keys(connection: Connection, ids: Sequence[str]) -> dict[str, ApiKey]:
-    """Returns by id the keys that exist, including keys that the connection may not see, so that
-    their owners are known."""
+    """Returns the keys with these ids that exist, by id. Includes keys of tenants whose rows the
+    connection may not read, because a request's tenant is known only from its key."""
     return {key.id: key for key in await fetch_all(connection, ApiKey, "keys_shown", ids)}
 
 
@@ -98,11 +98,11 @@ async def rotate_key(
     expires_at: datetime | None = None,
     seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
-    """Creates a key with the rights of a valid key, which expires in `overlap_s` seconds. Both keys
-    share their limits and the use of these limits.
+    """Creates a key with the rights of a valid key, and lets the old key expire in `overlap_s`
+    seconds. Both keys share their limits and the use of these limits.
 
     The new key expires at `expires_at`, by default when the old key was to expire. Must be called
-    in a transaction. Raises NotFound and Conflict.
+    in a transaction. Raises NotFound, or Conflict if the old key is not valid.
     """
     await lock_catalog(connection)
     old, now = await get_key(connection, key_id), datetime.now(UTC)

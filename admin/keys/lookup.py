@@ -18,8 +18,8 @@ Found = ApiKey | Exception | None
 
 
 class KeyLookup:
-    """Lookup that queries the database for every request, so that a revoked key is refused at
-    once."""
+    """Lookup without a cache. Each request waits for a query that begins after the request has
+    arrived, so that a revoked key is refused at once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -34,7 +34,7 @@ class KeyLookup:
             self._waiting[key_id] = asyncio.get_running_loop().create_future()
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
-        # Shielded, because other requests may wait for the same key if this one is cancelled.
+        # Shielded, because other requests may wait for the same future if this one is cancelled.
         found = await asyncio.shield(self._waiting[key_id])
         if isinstance(found, Exception):
             raise found

@@ -138,7 +138,7 @@ def _with_text(record: bytes, seed: bytes) -> bytes:
 
 
 def _without_use(key: ApiKey) -> KeyView:
-    """Returns the part of a key's view that its ETag covers: all but the time of its last use."""
+    """Returns a key's view without the time of its last use, which the ETag does not cover."""
     return msgspec.structs.replace(KeyView.of(key), last_used_at=None)
 
 
@@ -147,8 +147,8 @@ def _tagged(key: ApiKey) -> Tagged[KeyView]:
 
 
 def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:
-    """Returns the rights of a new key. Raises Invalid, also for a scope that this kind of key
-    cannot have."""
+    """Returns the rights of a new key from a request's body. Raises Invalid, for example if the
+    body has a scope that is not in `allowed`."""
     scopes = allowed if data.scopes is None else data.scopes
     if not scopes or not scopes <= allowed:
         raise Invalid(f"scopes can be {', '.join(sorted(allowed))}", "invalid_scope", "scopes")

@@ -103,7 +103,7 @@ def source_of(path: Path) -> str:
 
 def _find_named(trained_on: str, bases: Sequence[BaseModel]) -> list[BaseModel]:
     """Returns the base models that a name or path means. Compares served names first, then sources.
-    If none is equal, tries again with the name of the model before quantisation."""
+    If none is equal, tries again without the ending that marks a quantised model."""
     name = _last_part(trained_on)
     for key in (name, _QUANTISED.sub("", name)):
         by_name = [base for base in bases if key and _last_part(base.name) == key]

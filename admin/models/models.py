@@ -1,4 +1,4 @@
-"""Base models by served name."""
+"""Base models: register, list, change, delete. The key of a model is its served name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from store.records import BaseModel, Residency
 async def register_model(
     connection: Connection, name: str, shape: BaseModelShape, max_model_len: int, source: str = ""
 ) -> BaseModel:
-    """Registers the weights of `shape.digest` under a name. `source` is the name under which they
-    were imported. If it is empty, the source is unknown, or stays as it is for the same weights.
+    """Registers the weights of `shape.digest` under a name.
 
-    A name may move to other weights as long as no adapter is bound to it. Must be called in a
-    transaction. Raises Conflict if adapters are bound, AlreadyExists if an adapter has the name,
-    and Invalid.
+    `source` is the name under which the weights were imported. An empty `source` keeps the source
+    of the same weights, and means that the source of other weights is unknown. A name may move to
+    other weights as long as no adapter is bound to the name. Must be called in a transaction.
+    Raises Conflict if adapters are bound, AlreadyExists if an adapter has the name, and Invalid.
     """
     known = await connection.fetchrow(sql["model_find"], name)
     values = (name, shape.digest, shape, max_model_len, source)

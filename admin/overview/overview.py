@@ -41,7 +41,7 @@ MIN_SECONDS = 1.0
 
 
 Served = tuple[ModelLoad, float]
-"""Load of a base model on one gateway, and the seconds covered."""
+"""Load of a base model on one gateway, and the number of seconds that the load covers."""
 
 
 async def take_overview(connection: Connection) -> Overview:
@@ -92,7 +92,8 @@ def _seconds(load: GatewayLoad) -> float:
 
 
 def _rates(served: Sequence[Served], *counts: str) -> dict[str, Any]:
-    """Returns the sum over all gateways of each count per second, as a field of the overview."""
+    """Returns the rate per second of each count, summed over all gateways, by the name of its field
+    in the overview."""
     return {
         f"{count}_per_s": sum(getattr(load, count) / seconds for load, seconds in served)
         for count in counts

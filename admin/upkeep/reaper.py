@@ -1,6 +1,6 @@
-"""Removes what is no longer needed: retired versions, empty adapters, contents without a version
-and their faults, lost workers. Any number of processes may do so at the same time, and may crash at
-any moment."""
+"""Removes retired versions, adapters without versions, contents without a version and their faults,
+and lost workers. Any number of processes may do so at the same time, and may crash at any
+moment."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Reaper:
         self._store = store
 
     async def reap(self) -> None:
-        """Removes once everything that is no longer needed. Changes the catalog only if there is
-        something to remove."""
+        """Makes one pass that removes everything that is no longer needed. Changes the catalog only
+        if there is something to remove."""
         async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["gateways_gone"])
             has_versions = await connection.fetchrow(sql["versions_to_reap"]) is not None

@@ -23,7 +23,7 @@ MAX_SPAN = timedelta(days=31)
 
 
 class CreditFields(Price, frozen=True, kw_only=True):
-    """Fields of a credit that the client sets. The prices are the right ones."""
+    """Fields of a credit that the client sets. The prices are the correct prices."""
 
     id: str
     tenant_id: str | None
@@ -45,7 +45,7 @@ class Credit(CreditFields, frozen=True, kw_only=True):
 
 class _Repriced(msgspec.Struct, frozen=True):
     requests: int | None
-    """Number of corrected requests. None if there is no such usage."""
+    """Number of corrected requests. None if no usage was recorded for the credit's hours."""
     cost_before: Decimal | None
     cost_after: Decimal | None
     raised: datetime | None
@@ -77,10 +77,10 @@ async def make_credit(connection: Connection, asked: CreditFields) -> Credit:
     """Corrects the recorded costs, once for each id, and returns the credit. Must be called in a
     transaction.
 
-    Raises AlreadyExists if the id was used for another credit, NotFound if there is no such usage,
-    and Invalid if the price would raise the recorded cost of an hour.
+    Raises AlreadyExists if the id was used for another credit, NotFound if no usage was recorded
+    for these hours, and Invalid if the price would raise the recorded cost of an hour.
     """
-    await lock_catalog(connection)  # so that equal ids come one after the other
+    await lock_catalog(connection)  # serialises credits with the same id
     try:
         made = await find_credit(connection, asked.id)
     except NotFound:

@@ -65,8 +65,8 @@ OURS = {"project_id": "tenant", "api_key_id": "key", "model": "model", "line_ite
 _COMMA = re.compile(",(?! )")
 SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
 MOST_SUMS = 20_000
-"""Maximum number of sums in a page, beyond which the page ends early. The first bucket of a page
-may have more."""
+"""Maximum number of sums in a page. A page that would have more ends after an earlier bucket, but
+the first bucket of a page is always complete."""
 
 
 def _describe(asked: Parameters) -> list[Parameter]:
@@ -264,7 +264,8 @@ def _line_items(found: UsageSum) -> Iterator[tuple[str, Decimal]]:
 
 
 class Given:
-    """Query parameters of a report. Lists may also be named `name[]`, as OpenAI's clients do."""
+    """Query parameters of a report. A list parameter may also be named `name[]`, as OpenAI's
+    clients name it."""
 
     def __init__(self, request: AdminRequest, parameters: Parameters) -> None:
         self._values: dict[str, list[str]] = defaultdict(list)
@@ -299,12 +300,13 @@ class Given:
         return [name.partition(", ")[0] for name in self._selected]
 
     def wants(self, line_item: str) -> bool:
-        """Returns whether a line item is selected. A model selects all its items."""
+        """Returns whether a line item is selected. A model's name selects all its line items."""
         selected = self._selected
         return selected is None or line_item in selected or line_item.partition(", ")[0] in selected
 
     def several(self, name: str) -> list[str] | None:
-        """Returns a list parameter, or None. Commas separate values, except within a line item."""
+        """Returns the values of a list parameter, or None if the request does not have it. Commas
+        separate values, but a comma before a space belongs to a line item's name."""
         values = [part for value in self._values.get(name, []) for part in _COMMA.split(value)]
         return values or None
 

@@ -160,7 +160,8 @@ def aware(moment: datetime | None, field: str) -> datetime | None:
 
 
 def _fields(found: UsageSum, told: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the grouping columns of a row. `names` are the names of tenants, by id."""
+    """Returns the values of a row's grouping columns, by column. `names` are the names of tenants,
+    by id."""
     values = {
         "tenant": found.tenant_id,
         "tenant_name": names.get(found.tenant_id, found.tenant_id),
@@ -173,7 +174,7 @@ def _fields(found: UsageSum, told: Sequence[str], names: Mapping[str, str]) -> d
 
 
 def _columns(told: Sequence[str]) -> list[str]:
-    """Returns the names of the grouping columns. A tenant's id is followed by its name."""
+    """Returns the names of the grouping columns. The column `tenant_name` follows `tenant`."""
     columns: list[str] = []
     for name in told:
         columns += ("tenant", "tenant_name") if name == "tenant" else (name,)

@@ -40,17 +40,17 @@ class Width(Enum):
 
 
 class UsageSum(msgspec.Struct, frozen=True):
-    """Sum of the usage of requests that were admitted in a time bucket. Dimensions that are not
-    grouped by are '' or 0."""
+    """Sum of the usage of requests that were admitted in a time bucket. A dimension by which the
+    report does not group is '' or 0."""
 
     start: datetime
     tenant_id: str
     model: str
     """Served name of the base model."""
     adapter: str
-    """Name of the adapter. Also '' for requests without an adapter."""
+    """Name of the adapter. '' also stands for requests without an adapter."""
     adapter_version: int
-    """Version of the adapter. Also 0 for requests without an adapter."""
+    """Version of the adapter. 0 also stands for requests without an adapter."""
     key_id: str
     requests: int
     prompt_tokens: int
@@ -60,7 +60,8 @@ class UsageSum(msgspec.Struct, frozen=True):
     metered_tokens: int
     """Tokens that count against quotas, in which a cached prompt token counts by its weight."""
     cost: Decimal
-    """Whole pico-dollars, at the prices when the requests arrived, with later corrections."""
+    """Whole pico-dollars at the prices that were valid when the requests arrived, including later
+    corrections."""
     input_cost: Decimal
     """Cost of the prompt tokens that were not found in a cache."""
     cached_input_cost: Decimal
@@ -87,7 +88,7 @@ class UsageQuestion(msgspec.Struct, frozen=True, kw_only=True):
     end: datetime
     width: Width
     tenants: Sequence[str] | None = None
-    """Ids of the tenants to select. In this and the next two fields, None selects all."""
+    """Ids of the tenants to select. None selects all, as in `models` and `keys`."""
     models: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     told_apart: Collection[str] = ()
@@ -100,8 +101,8 @@ async def report(
     after: Cursor | None = None,
     limit: int | None = None,
 ) -> list[UsageSum]:
-    """Returns sums by time, then by dimension. Must be called in a transaction. Sums by minute
-    cover only rows that are still kept, and ignore `after`."""
+    """Returns sums, ordered by time and then by dimensions. Must be called in a transaction. Sums
+    by minute cover only rows that are still kept, and ignore `after`."""
     await connection.execute(sql["plan_each"])
     start = asked.width.floor(asked.start)
     end = asked.width.floor(asked.end - timedelta(microseconds=1)) + asked.width.value
@@ -116,8 +117,8 @@ async def report(
 
 
 async def keep_days(database: Database, days: int) -> None:
-    """Creates partitions for coming days and drops days older than the retention, until
-    cancelled."""
+    """Creates the partitions of the next days and drops usage that is more than `days` days old,
+    once an hour until cancelled."""
     while True:
         try:
             async with database.transaction() as connection:
