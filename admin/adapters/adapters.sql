@@ -2,10 +2,10 @@
 INSERT INTO adapters (tenant_id, name) VALUES ($1, $2) ON CONFLICT (tenant_id, name) DO NOTHING;
 
 -- name: adapter_list
--- $1: the tenant's id, null for those of all; $2, $3: names of the tenant and the adapter where the page before ended;
--- $5: the one that is asked for, or null; $6: seconds for which a worker's report is used. Nothing in `tiers` where the
--- connection sees no worker.
--- One whose versions are all retired is deleted already, for everyone but the requests that still have it.
+-- $1: tenant id, or null for all tenants; $2, $3: names of the tenant and the adapter at which the previous page ended;
+-- $4: limit; $5: name of the only adapter to return, or null; $6: maximum age of a worker's report in seconds. `tiers`
+-- is empty if the connection may not see workers. Omits an adapter whose versions are all retired: it is deleted,
+-- although requests in flight may still use it.
 WITH page AS MATERIALIZED (
     SELECT a.tenant_id, t.name AS tenant, a.name, a.created_at, v.states, v.last_state, p.aliases, p.pinned, p.canaries
     FROM adapters a JOIN tenants t ON t.id = a.tenant_id
@@ -42,7 +42,7 @@ SELECT page.*, coalesce(heard.tiers, '[]') AS tiers
 FROM page LEFT JOIN heard USING (tenant_id, name) ORDER BY page.tenant, page.name;
 
 -- name: content_names
--- $1: digests; the versions that have these contents.
+-- $1: digests of contents. Returns the ready versions that have these contents.
 SELECT v.digest, t.name || '/' || v.name || '@' || v.version AS name
 FROM adapter_versions v JOIN tenants t ON t.id = v.tenant_id
 WHERE v.digest = ANY ($1) AND v.state = 'ready' ORDER BY t.name, v.name, v.version;

@@ -1,12 +1,13 @@
 -- name: alias_list
--- $3: the one that is asked for, or null.
+-- $3: name of the only alias to return, or null for all aliases of the adapter.
 SELECT {a.columns of store.records.Alias},
        (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
         WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
 FROM aliases a WHERE a.tenant_id = $1 AND a.name = $2 AND ($3::text IS NULL OR a.alias = $3) ORDER BY a.alias;
 
 -- name: alias_point
--- $4: version; $5: canary; $6: policy; $7: key id; $8: reason; $9: detail; $10: the last move must still be that one.
+-- $4: version; $5: canary; $6: policy; $7: key id; $8: reason; $9: detail; $10: id that the alias's last move must
+-- have, or null.
 SELECT point_alias($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 
 -- name: alias_history
@@ -14,8 +15,9 @@ SELECT {columns of admin.adapters.aliases.AliasMove} FROM alias_history
 WHERE tenant_id = $1 AND name = $2 AND alias = $3 ORDER BY id DESC LIMIT 100;
 
 -- name: alias_before
--- The last move before move $4 whose versions all exist, unless the alias was deleted since. Where moves to deleted
--- versions are passed over, one to what the alias points to now is too.
+-- Returns the last move before move $4 whose versions all still exist, or the deletion of the alias if that came later.
+-- If moves to deleted versions are skipped, earlier moves to the target of move $4 are skipped too, because restoring
+-- that target would change nothing.
 SELECT h.version, h.canary, h.policy, h.reason FROM alias_history h
 WHERE h.tenant_id = $1 AND h.name = $2 AND h.alias = $3 AND h.id < $4 AND (h.reason = 'deleted' OR (
     NOT EXISTS (

@@ -1,7 +1,7 @@
 -- name: outcomes_add
--- $1: gateway id; $2: [{change, version, requests, errors, ttft}]. Of canary sets that are still as they were made. A
--- bucket is a thirtieth of the window that is judged, by default 300 s, but not less than 10 s: all of them are read every
--- 2 s by each gateway.
+-- $1: gateway id; $2: [{change, version, requests, errors, ttft}], where `change` is the id of the move that started
+-- the canary. Drops the outcomes of a canary whose alias has been moved since. A bucket is a thirtieth of the policy's
+-- window (300 s by default), but at least 10 s, because each gateway reads all buckets of the window every 2 s.
 INSERT INTO version_outcomes AS v (change, version, bucket, gateway_id, requests, errors, ttft)
 SELECT o.change, o.version,
        date_bin(make_interval(secs => greatest(10, coalesce((a.policy ->> 'window_s')::integer, 300) / 30)), now(), 'epoch'),
@@ -17,7 +17,7 @@ SET requests = v.requests + excluded.requests,
                  FROM unnest(v.ttft, excluded.ttft) WITH ORDINALITY AS t (had, came, step) ORDER BY step);
 
 -- name: outcomes_of
--- $1: the moves that made canary sets; $2: seconds to look back, for each.
+-- $1: ids of the moves that started canaries; $2: for each of these moves, the window in seconds that ends now.
 WITH seen AS (
     SELECT o.change, o.version, o.requests, o.errors, o.ttft
     FROM unnest($1::bigint[], $2::integer[]) AS asked (change, window_s) JOIN version_outcomes o USING (change)
@@ -38,5 +38,6 @@ FROM totals LEFT JOIN histograms USING (change, version);
 DELETE FROM version_outcomes WHERE bucket < now() - interval '25 hours';
 
 -- name: canary_roll_back
--- $1-$3: the alias; $4: its stable version; $5: why; $6: the move that made the canary set. Null if it has moved since.
+-- $1-$3: tenant id, adapter name and alias; $4: the stable version; $5: reason in words; $6: id of the move that
+-- started the canary. Returns null if the alias has been moved since.
 SELECT point_alias($1, $2, $3, $4, NULL, NULL, NULL, 'auto_rollback', $5, $6);

@@ -1,5 +1,6 @@
 -- name: faults_report
--- $1: worker id; $2: all adapters that it could not load, [{digest, code, message}].
+-- $1: worker id; $2: [{digest, code, message}] of all adapters that the worker could not load. Deletes the worker's
+-- other faults.
 WITH reported AS (
     SELECT digest, code, message FROM jsonb_to_recordset($2) AS f (digest text, code text, message text)
 ), gone AS (
@@ -11,5 +12,5 @@ ON CONFLICT (digest, worker) DO UPDATE SET code = excluded.code, message = exclu
 WHERE (f.code, f.message) IS DISTINCT FROM (excluded.code, excluded.message);
 
 -- name: faults_forget
--- $1: ids of the workers that are there.
+-- $1: ids of all present workers. Deletes the faults of other workers.
 DELETE FROM adapter_faults WHERE NOT worker = ANY ($1::text[]);

@@ -1,11 +1,12 @@
 -- name: version_retire
--- A statement's own bump is not seen by itself, hence + 1; no transaction sees the state between.
+-- `generation + 1` is the generation after this statement: its trigger increments the generation, but a statement does
+-- not see what its triggers write. Other transactions see both changes at once.
 UPDATE adapter_versions
 SET state = 'retired', retired_at = now(), retired_generation = (SELECT generation + 1 FROM catalog_generation)
 WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]) AND state NOT IN ('retired', 'rejected');
 
 -- name: version_forget
--- A rejected version serves no request.
+-- Deletes rejected versions at once, because no request can use them.
 DELETE FROM adapter_versions
 WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]) AND state = 'rejected';
 
@@ -14,7 +15,7 @@ WITH moves AS (DELETE FROM alias_history WHERE tenant_id = $1 AND name = $2)
 DELETE FROM aliases WHERE tenant_id = $1 AND name = $2;
 
 -- name: retirement_progress
--- $1: generation of the retirement; $2: its versions as gateways write them.
+-- $1: catalog generation of the retirement; $2: retired versions in the form TENANT_ID/NAME/VERSION.
 SELECT coalesce(bool_and(generation >= $1), true) AS is_known,
        coalesce(sum((SELECT sum(value::bigint) FROM jsonb_each_text(in_flight) WHERE key = ANY ($2::text[]))), 0)::bigint
            AS in_flight

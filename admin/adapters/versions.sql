@@ -3,7 +3,7 @@ UPDATE adapters SET last_version = last_version + 1 WHERE tenant_id = $1 AND nam
 RETURNING last_version;
 
 -- name: version_insert
--- $1: number; $2: digest of the content; $3: id of the key that signed it, or null.
+-- $1: version number; $2: digest of the content; $3: id of the key that signed the content, or null.
 INSERT INTO adapter_versions (version, state, digest, signed_by, {columns of admin.adapters.versions.NewVersion})
 VALUES ($1, 'proving', $2, $3, {values of admin.adapters.versions.NewVersion});
 
@@ -21,9 +21,10 @@ WHERE tenant_id = $1 AND name = $2 AND base_name = $3 AND digest = $4 AND servin
     AND state IN ('proving', 'ready') AND expires_at IS NULL;
 
 -- name: version_list
--- $3: where the page before ended; $4: limit, or null; $5: the one that is asked for, or null; $6: seconds for which a
--- worker's report is used. Earlier faults may be of a time when another tenant had uploaded this content. Nothing in
--- `tiers` where the connection sees no worker.
+-- $3: number of the previous page's last version; $4: limit, or null; $5: number of the only version to return, or
+-- null; $6: maximum age of a worker's report in seconds. `faults` omits faults from before the version was created,
+-- because they would reveal that another tenant has uploaded the same content. `tiers` is empty if the connection may
+-- not see workers.
 WITH heard (digest, worker, tier) AS MATERIALIZED (
     SELECT h.digest, w.id, h.tier FROM workers w, jsonb_to_recordset(w.status -> 'adapters') AS h (digest text, tier text)
     WHERE h.tier <> '' AND w.reported_at > now() - make_interval(secs => $6)
@@ -72,7 +73,7 @@ SELECT version, version_state(state, serving) AS state, expires_at IS NOT NULL A
 FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
 
 -- name: rejected_upload_add
--- $5: how many of a tenant are kept, this one included.
+-- $5: number of refused uploads to keep for each tenant, including this one.
 WITH gone AS (
     DELETE FROM rejected_uploads WHERE tenant_id = $1 AND id NOT IN (
         SELECT id FROM rejected_uploads WHERE tenant_id = $1 ORDER BY id DESC LIMIT $5::integer - 1)
@@ -83,11 +84,11 @@ INSERT INTO rejected_uploads (tenant_id, name, error, uploaded_by) VALUES ($1, $
 SELECT {columns of admin.adapters.versions.RejectedUpload} FROM rejected_uploads WHERE tenant_id = $1 ORDER BY id DESC;
 
 -- name: rejected_uploads_prune
--- $1: days that they are kept.
+-- $1: days for which refused uploads are kept.
 DELETE FROM rejected_uploads WHERE rejected_at < now() - make_interval(days => $1);
 
 -- name: rejected_versions_to_prune
--- $1: days that they are kept; $2: how many of a tenant.
+-- $1: days for which rejected versions are kept; $2: number of rejected versions to keep for each tenant.
 SELECT tenant_id, name, version FROM (
     SELECT tenant_id, name, version, created_at,
            row_number() OVER (PARTITION BY tenant_id ORDER BY created_at DESC, name, version DESC) AS place

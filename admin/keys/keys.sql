@@ -9,25 +9,26 @@ SELECT {columns of admin.keys.keys.KeyDetails}, cidrs::text[] AS cidrs
 FROM api_keys LEFT JOIN key_uses ON key_id = id WHERE id = $1;
 
 -- name: keys_shown
--- $1: ids of keys that requests show, before it is known whose they are.
+-- $1: ids of keys that requests present. Returns keys of all tenants, because a request's tenant is known only from its
+-- key.
 SELECT {key.columns of store.records.ApiKey}, key.cidrs::text[] AS cidrs
 FROM unnest($1::text[]) AS shown (id), key_by_id(shown.id) AS key;
 
 -- name: key_list
--- $1: the tenant; null: the admin keys.
+-- $1: tenant id, or null for the admin keys.
 SELECT {columns of admin.keys.keys.KeyDetails}, cidrs::text[] AS cidrs
 FROM api_keys LEFT JOIN key_uses ON key_id = id
 WHERE tenant_id IS NOT DISTINCT FROM $1 AND id > $2 ORDER BY id LIMIT $3;
 
 -- name: key_end
--- At $2, or when it would have ended before that.
+-- Makes the key expire at $2, unless it expires earlier.
 UPDATE api_keys SET expires_at = least(expires_at, $2) WHERE id = $1;
 
 -- name: key_revoke
 UPDATE api_keys SET revoked_at = now() WHERE id = $1 AND revoked_at IS NULL;
 
 -- name: admin_key_beside
--- Whether another admin key is valid now and has no end.
+-- Returns whether an admin key other than $1 is valid now and never expires.
 SELECT EXISTS (
     SELECT FROM api_keys
     WHERE tenant_id IS NULL AND id <> $1 AND revoked_at IS NULL AND expires_at IS NULL
@@ -35,8 +36,8 @@ SELECT EXISTS (
 );
 
 -- name: keys_used
--- $1: ids; $2: when each was last used. Of a key that many use at once one writes, once a minute; of one that is being
--- deleted none.
+-- $1: key ids; $2: time at which each key was last used. Updates a key at most every 50 seconds, even if many gateways
+-- use it. Skips a key that is being deleted.
 INSERT INTO key_uses AS u (key_id, last_used_at)
 SELECT k.id, o.at FROM unnest($1::text[], $2::timestamptz[]) AS o (id, at) JOIN api_keys k ON k.id = o.id
 ORDER BY k.id FOR KEY SHARE OF k SKIP LOCKED

@@ -26,7 +26,8 @@ UPDATE base_models SET residency = $2 WHERE name = $1
 RETURNING {columns of store.records.BaseModel};
 
 -- name: model_states
--- $1: digests; what each worker that is heard of says of them.
+-- $1: digests of base models; $2: maximum age of a worker's report in seconds. Returns the state of these models on
+-- each worker, as reported.
 SELECT id AS worker, state.*, reported_at,
        CASE WHEN idle_s > 0 THEN reported_at - make_interval(secs => idle_s) END AS idle_since
 FROM workers,

@@ -1,5 +1,6 @@
 -- name: overview_gateways
--- Those that are heard of. $1: how many at most. A report that is not renewed tells of what was.
+-- $1: limit. Returns gateways that were seen in the last 10 seconds. `load` is null if it was last reported earlier
+-- than that.
 SELECT id, load
 FROM gateways LEFT JOIN gateway_load ON gateway_id = id AND reported_at > now() - interval '10 seconds'
 WHERE seen_at > now() - interval '10 seconds' ORDER BY id LIMIT $1;

@@ -1,5 +1,5 @@
 -- name: usage_make_room
--- $1: rows as usage_load takes them. A partition for each of their days.
+-- $1: rows as `usage_load` takes them. Creates a partition for each of their days that is still kept.
 SELECT usage_make_partition(day)
 FROM (SELECT DISTINCT (to_timestamp(admitted_at) AT TIME ZONE 'UTC')::date AS day
       FROM jsonb_to_recordset($1) AS r (admitted_at double precision)) days
@@ -7,8 +7,9 @@ WHERE day >= (SELECT first_day FROM usage_kept)
 ORDER BY day;
 
 -- name: usage_load
--- $1: [{request_id, admitted_at, ...}]. Rows that are there already, and those of days that are not kept, count nothing.
--- What a gateway used leaves the slices that it had reserved it from; bit n of `leased` is the nth of these.
+-- $1: [{request_id, admitted_at, ...}]. Ignores rows that are already stored, and rows of days that are no longer kept.
+-- Subtracts the usage from those leases of the gateway from which it was reserved. Bit n of `leased` is set if the
+-- limit with `place` n was leased.
 WITH inserted AS (
     INSERT INTO usage (
         day, request_id, admitted_at, tenant_id, key_id, model, adapter, adapter_version, prompt_tokens, cached_tokens,
@@ -25,7 +26,7 @@ WITH inserted AS (
         status text, gateway text, metered_tokens bigint, cost bigint, input_cost bigint, cached_input_cost bigint,
         output_cost bigint)
     WHERE (to_timestamp(r.admitted_at) AT TIME ZONE 'UTC')::date >= (SELECT first_day FROM usage_kept)
-    ORDER BY day, r.request_id -- as everybody locks them
+    ORDER BY day, r.request_id -- the order in which all statements lock these rows
     ON CONFLICT DO NOTHING
     RETURNING day, request_id, admitted_at, tenant_id, model, adapter, adapter_version, key_id, prompt_tokens,
               cached_tokens, completion_tokens, gateway, metered_tokens, cost, input_cost, cached_input_cost,
@@ -74,26 +75,29 @@ WITH inserted AS (
 ), locked AS (
     SELECT l.subject, l.kind, l.start, l.gateway_id, c.amount
     FROM quota_leases l JOIN charges c ON (l.subject, l.kind, l.start, l.gateway_id) = (c.subject, c.kind, c.start, c.gateway)
-    ORDER BY l.subject, l.kind, l.start FOR UPDATE OF l -- as statements that change them lock them
+    ORDER BY l.subject, l.kind, l.start FOR UPDATE OF l -- the order in which all statements lock leases
 )
 UPDATE quota_leases l SET granted = l.granted - k.amount FROM locked k
 WHERE (l.subject, l.kind, l.start, l.gateway_id) = (k.subject, k.kind, k.start, k.gateway_id);
 
 -- name: usage_late
--- $1: rows as usage_load takes them. How many it does not take, for their days are not kept any more.
+-- $1: rows as `usage_load` takes them. Returns the number of rows that `usage_load` ignores because their days are no
+-- longer kept.
 SELECT count(*) FROM jsonb_to_recordset($1) AS r (admitted_at double precision)
 WHERE (to_timestamp(admitted_at) AT TIME ZONE 'UTC')::date < (SELECT first_day FROM usage_kept);
 
 -- name: usage_upkeep
--- $1: days to keep, today among them. Makes the days to come and drops those past; returns how many were dropped.
+-- $1: number of days to keep, including today. Creates the partitions of today and the next two days, drops the days
+-- that are no longer kept, and returns the number of dropped days.
 SELECT usage_make_partition(today), usage_make_partition(today + 1), usage_make_partition(today + 2),
        usage_drop_before(today - $1::integer + 1) AS dropped
 FROM (SELECT (now() AT TIME ZONE 'UTC')::date AS today) now;
 
 -- name: usage_report
--- Sums by bucket of time. $1, $2: from and before which hour; $3: 'hour' or 'day'; $4-$6: tenant ids, models, key ids, or
--- null for all; $7-$11: whether tenants, models, adapters, their versions and keys are told apart; $12-$17: bucket,
--- tenant, model, adapter, version and key of the last row before, or nulls; $18: limit, or null.
+-- Sums usage in time buckets. $1, $2: first hour and end (exclusive); $3: 'hour' or 'day'; $4-$6: tenant ids, models
+-- and key ids to select, each null for all; $7-$11: whether to group by tenant, model, adapter, adapter version and
+-- key; $12-$17: bucket, tenant, model, adapter, version and key of the previous page's last row, or nulls; $18: limit,
+-- or null.
 SELECT start, tenant_id, model, adapter, adapter_version, key_id, sum(requests)::bigint AS requests,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
        sum(completion_tokens)::bigint AS completion_tokens, sum(metered_tokens)::bigint AS metered_tokens,
@@ -118,8 +122,9 @@ WHERE $12::timestamptz IS NULL
 GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT $18;
 
 -- name: usage_report_minutes
--- The same by minute, of the rows that are kept, without credits. $1, $2: from and before which minute; $3-$5: as $4-$6 there; $6-$10: as
--- $7-$11 there; $11: limit, or null.
+-- Sums the usage rows that are still kept by minute, without credits. $1, $2: first minute and end (exclusive); $3-$5:
+-- tenant ids, models and key ids to select, each null for all; $6-$10: whether to group by tenant, model, adapter,
+-- adapter version and key; $11: limit, or null.
 SELECT start, tenant_id, model, adapter, adapter_version, key_id, count(*) AS requests,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
        sum(completion_tokens)::bigint AS completion_tokens, sum(metered_tokens)::bigint AS metered_tokens,
@@ -135,7 +140,7 @@ FROM (SELECT date_trunc('minute', admitted_at, 'UTC') AS start,
              output_cost
       FROM usage
       WHERE admitted_at >= $1 AND admitted_at < $2
-          -- The same once more by day, which spares the other days.
+          -- Repeats the condition on the partition key, so that PostgreSQL reads only the partitions of these days.
           AND day >= ($1 AT TIME ZONE 'UTC')::date AND day <= ($2 AT TIME ZONE 'UTC')::date
           AND ($3::text[] IS NULL OR tenant_id = ANY ($3))
           AND ($4::text[] IS NULL OR model = ANY ($4))
@@ -143,7 +148,8 @@ FROM (SELECT date_trunc('minute', admitted_at, 'UTC') AS start,
 GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT $11;
 
 -- name: usage_reprice
--- $1: model; $2: tenant id, or null for all; $3, $4: from and before which hour; $5-$7: prices.
+-- $1: model; $2: tenant id, or null for all; $3, $4: first hour and end (exclusive); $5-$7: prices of input, cached
+-- input and output.
 SELECT requests, cost_before, cost_after, raised FROM usage_reprice($1, $2, $3, $4, $5, $6, $7);
 
 -- name: credit_insert
