@@ -1,18 +1,18 @@
 // Attention over paged KV, prefill and decode in one call.
 //
-// In a page, K is [G][D][16], so that the scores of a page's tokens are one vector without
-// horizontal sums, and V is [G][16][D]. For bfloat16 on tiles see tile_attention.cpp.
+// In a page, K is [G][D][16] and V is [G][16][D]. With this K, the scores of a page's tokens are
+// computed as one vector, without horizontal sums. For bfloat16 on tiles see tile_attention.cpp.
 #include "attention_items.h"
 
 using namespace attention;
 
 namespace {
 
-constexpr int TILE = LANES == 16 ? 8 : 4;  // rows whose sums live in registers together
+constexpr int TILE = LANES == 16 ? 8 : 4;  // rows whose sums stay in registers together
 constexpr int ITEM_ROWS = 8 * TILE;        // rows that share one pass over a chunk in the cache
 
-// scores[r][0..16) = q[r] · K of one page. q is [D][TILE]. Prefetches the next page's K and this
-// page's V.
+// Computes scores[r][0..16) = q[r] · K of one page. q is [D][TILE]. Prefetches the next page's K and
+// this page's V.
 template <int R, class T>
 void score_page(const float* q, const T* keys, const T* next_keys, const T* values, int64_t dim,
                 float* scores) {
@@ -36,7 +36,7 @@ void score_page(const float* q, const T* keys, const T* next_keys, const T* valu
     }
 }
 
-// sums[r][0..NV * LANES) += probs[r][t] * V[t] for tokens begin..end of the chunk
+// Computes sums[r][0..NV * LANES) = sum of probs[r][t] * V[t] over tokens begin..end of the chunk.
 template <int R, int NV, class T>
 void sum_values(const float* probs, const T* const* pages, int64_t begin, int64_t end, int64_t dim,
                 float* sums, int64_t stride) {
@@ -121,7 +121,7 @@ void tile_rows(int64_t rows, const Call& call, const Item& item, int64_t row, in
     }
 }
 
-// q of all tiles of the item, scaled, [tile][D][TILE]
+// Writes the item's q, scaled, as [tile][D][TILE].
 void gather_queries(const Call& call, const Item& item, float* q) {
     for (int64_t first = 0; first < item.num_rows; first += TILE, q += TILE * call.dim) {
         const float* rows[TILE];

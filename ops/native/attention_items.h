@@ -1,8 +1,8 @@
 // Divides the work of attention into items, and computes the softmax of a chunk of a context.
 //
 // A context is split into chunks of CHUNK tokens at fixed positions. A softmax is computed for each
-// chunk, and they are combined in ascending order. So a row's bits depend neither on the other rows nor
-// on the distribution of chunks over threads.
+// chunk, and the results are combined in ascending order of the chunks. A row's bits therefore depend
+// neither on the other rows nor on the distribution of chunks over threads.
 #pragma once
 
 #include <algorithm>
@@ -21,29 +21,30 @@ constexpr float INF = __builtin_inff();
 struct Call {
     const float* qkv;
     float* out;
-    int64_t width;  // of a row of qkv
+    int64_t width;  // number of elements in a row of qkv
     const int32_t* query_start;
     const int32_t* positions;
     const int64_t* block_tables;
     int64_t table_stride;
-    const char* arena;  // of this layer
+    const char* arena;  // this layer of the page at offset 0
     int64_t num_heads, num_kv, dim;
-    int64_t window;  // 0 = none
+    int64_t window;  // 0 = the whole context
     float scale, softcap;
-    const float* sinks;  // null = none
+    const float* sinks;  // null = no sinks
 
     int64_t group() const { return num_heads / num_kv; }
 };
 
-// Query rows of one sequence and KV head, ordered by position, and the chunks first_chunk..last_chunk.
+// Query rows of one sequence and KV head, ordered by position, and the chunks that they attend to, from
+// first_chunk to last_chunk - 1.
 struct Item {
     int32_t seq, kv_head;
     int64_t first_row, num_rows;
     int64_t first_chunk, last_chunk;
-    int64_t partial;  // index of its partial states, -1 = the item has all chunks
+    int64_t partial;  // index of the item's first partial state; -1 if the item has all chunks
 };
 
-// Softmax of one row, combined over the chunks so far.
+// Unfinished softmax of one row, over the chunks that were combined so far.
 struct State {
     float max, total;
     float sums[MAX_DIM];
@@ -56,7 +57,7 @@ static void clear(State& state, int64_t dim) {
 }
 
 struct Span {
-    int64_t low, high;  // positions seen, both ends included
+    int64_t low, high;  // first and last position that a row sees
 };
 
 static Span visible(const Call& call, const Item& item, int64_t row) {
@@ -73,7 +74,7 @@ static int64_t token(const Call& call, const Item& item, int64_t row) {
     return call.query_start[item.seq] + (item.first_row + row) / call.group();
 }
 
-// Turns scores[begin..end) into e^(score - max), 0 outside the span; returns the max and the total.
+// Replaces scores[begin..end) by e^(score - max), and by 0 outside the span. Sets `max` and `total`.
 static void soften(float* scores, int64_t begin, int64_t end, Span span, float softcap, float* max,
             float* total) {
     const I lanes = lane_ids();
@@ -140,7 +141,8 @@ static void list_items(const Call& call, int64_t num_seqs, int64_t item_rows, st
     }
 }
 
-// If there are too few items for the threads, makes each chunk an item of its own.
+// Makes one item for each chunk, for calls with too few items for the threads. Returns the number of
+// partial states.
 static int64_t split(const std::vector<Item>& items, std::vector<Item>& parts) {
     int64_t partials = 0;
     parts.clear();
@@ -154,7 +156,8 @@ static int64_t split(const std::vector<Item>& items, std::vector<Item>& parts) {
     return partials;
 }
 
-// Combines the chunks of an item whose states begin at `partials`. Returns the next item's states.
+// Combines the chunks of an item, whose states begin at `partials`. Returns where the states of the next
+// item begin.
 static const State* fold_parts(const Call& call, const Item& item, const State* partials) {
     static thread_local State state;
     const int64_t chunks = item.last_chunk - item.first_chunk;
@@ -192,7 +195,7 @@ void for_each_chunk(const Call& call, const Item& item, Act act) {
 #ifdef TILES
 constexpr int TILE_ITEM_ROWS = 64;  // rows of an item of attend_on_tiles
 
-// Attention of the items over pages of bfloat16.
+// Computes the attention of the items on tiles, over pages of bfloat16.
 void attend_on_tiles(const Call& call, const std::vector<Item>& items, State* partials, int threads);
 #endif
 

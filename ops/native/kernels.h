@@ -3,7 +3,7 @@
 
 #include "parallel.h"
 
-// Some output columns of a linear and their weights, as pack_linear or pack_blocks wrote them.
+// Some output columns of a linear. panels: their weights, as pack_linear or pack_blocks wrote them.
 struct LinearPart {
     const void* panels;
     int64_t format, columns;

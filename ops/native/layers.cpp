@@ -1,7 +1,7 @@
 // Runs all decoder layers in one call, with scratch memory that is kept between calls.
 //
-// If Python called each kernel, calls and new memory would cost about 10 us per kernel, a fifth of a
-// step with one row. The structures match those in ops/cpu_layers.py.
+// If Python called each kernel, the calls and new memory would cost about 10 us per kernel, which is a
+// fifth of a step with one row. The structures match the ctypes structures in ops/cpu_layers.py.
 #include <vector>
 
 #include "kernels.h"
@@ -16,7 +16,7 @@ struct Linear {
 };
 
 struct Norm {
-    const float* weight;  // null = there is none
+    const float* weight;  // null = the layer lacks this norm
     double eps;
 };
 
@@ -34,9 +34,9 @@ struct Step {
     const int64_t* block_tables;
     char* arena;
     int64_t layer_bytes, num_kv, dim, kv_format;
-    int64_t num_segments;  // 0 = no adapters, and the rest is undefined
+    int64_t num_segments;  // 0 = no adapters; the members below are then undefined
     const int32_t *segment_start, *segment_slot;
-    int64_t layer_entries, slot_entries;  // of the adapter tables
+    int64_t layer_entries, slot_entries;  // entries of the adapter tables per layer and per slot
     const int64_t *a_offset, *b_offset;
     const int32_t* rank;
     const char* lora_arena;

@@ -1,7 +1,8 @@
 // Computes y = x W^T + bias with weights packed in panels.
 //
-// Every element of y is one chain of fused multiply-adds over k in ascending order that begins with
-// the bias. Numbers of rows and threads do not change it, so a row has the same bits in every batch.
+// Every element of y is one chain of fused multiply-adds, which begins with the bias and runs over k
+// in ascending order. The numbers of rows and threads do not change the chain, so a row has the same
+// bits in every batch.
 #include <algorithm>
 #include <vector>
 
@@ -9,10 +10,10 @@
 
 namespace {
 
-constexpr int NV = 3;               // vectors in a tile's width
+constexpr int NV = 3;               // vectors of columns in a tile
 constexpr int WIDTH = NV * LANES;   // columns of a tile
 constexpr int ROWS = LANES == 16 ? 8 : 4;
-constexpr int BLOCK = 128;          // k of a panel at a time: 24 KiB of float32 stay in L1
+constexpr int BLOCK = 128;          // k that are multiplied at a time: 24 KiB of float32 stay in L1
 constexpr int LINE = 64;            // bytes of a cache line
 constexpr int LINES = (WIDTH * 4 + LINE - 1) / LINE;  // cache lines that one step of a tile reads
 constexpr int PREFETCH = 4096;      // bytes to prefetch ahead in a panel read as one stream
@@ -21,7 +22,7 @@ static_assert(PANEL % WIDTH == 0);
 
 const float NO_BIAS[PANEL] = {};
 
-// Location of a tile's sums. stride 0 = the same for every row (the bias).
+// Location of a tile's sums. stride: distance of two rows; 0 if all rows have the same sums (a bias).
 template <class T>
 struct Sums {
     T* at;
@@ -60,7 +61,7 @@ inline void multiply_add(F (&acc)[R][NV], const float* x, int64_t stride, const 
     }
 }
 
-// Prefetch of weights: each step of a tile prefetches LINES lines, `step` bytes ahead.
+// Memory to prefetch during a tile: step i prefetches LINES cache lines from `begin + i * step` on.
 struct Ahead {
     const char* begin;
     int64_t step;
@@ -72,7 +73,7 @@ struct Ahead {
     }
 };
 
-// float32 weights [depth][PANEL]
+// Multiplies a tile by float32 weights [depth][PANEL].
 template <int R, class A>
 void tile(const float* x, int64_t x_stride, const float* w, int64_t depth, A ahead, From from,
           To to) {
@@ -88,7 +89,7 @@ void tile(const float* x, int64_t x_stride, const float* w, int64_t depth, A ahe
     finish<R>(acc, to);
 }
 
-// bfloat16 pairs [depth / 2][PANEL], widened on the way
+// Multiplies a tile by bfloat16 pairs [depth / 2][PANEL], which are widened in registers.
 template <int R, class A>
 void tile(const float* x, int64_t x_stride, const uint32_t* w, int64_t depth, A ahead, From from,
           To to) {
@@ -111,7 +112,7 @@ void tile(const float* x, int64_t x_stride, const uint32_t* w, int64_t depth, A 
 }
 
 #ifdef PAIR_DOT
-// x and weights as bfloat16 pairs, of which the processor multiplies and adds two k at once.
+// Multiplies bfloat16 pairs of x and of the weights. The processor adds the products of two k at once.
 inline F pair_dot(F acc, U a, U w) {
     return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)w);
 }
@@ -152,7 +153,7 @@ void tile_rows(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t d
     }
 }
 
-// A tile's rows against a panel read from memory.
+// Multiplies the rows of one tile by a panel, which is read from memory once.
 template <class X, class W>
 void multiply_stream(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
                      From from, To to) {
@@ -162,7 +163,7 @@ void multiply_stream(int64_t rows, const X* x, int64_t x_stride, const W* w, int
                   to.right(c));
 }
 
-// Widens bfloat16 weights to float for float rows; returns other weights unchanged.
+// Widens bfloat16 weights to float if the rows are float. Returns other weights unchanged.
 inline const float* widen(const float*, const float* w, int64_t, float*) { return w; }
 inline const uint32_t* widen(const uint32_t*, const uint32_t* w, int64_t, float*) { return w; }
 inline const float* widen(const float*, const uint32_t* w, int64_t depth, float* wide) {
@@ -175,16 +176,16 @@ inline const float* widen(const float*, const uint32_t* w, int64_t depth, float*
     return wide;
 }
 
-// Sums of a panel's rows between blocks of k.
-// NOTE: the sums are not in y, because rows of y whose length is a power of two share few cache sets.
+// Returns memory for the sums of a panel's rows between two blocks of k.
+// NOTE: the sums are not kept in y, because rows whose length is a power of two share few cache sets.
 inline To resting(int64_t rows) {
     static thread_local std::vector<float> scratch;
     scratch.resize(rows * PANEL);
     return {scratch.data(), PANEL};
 }
 
-// Multiplies rows by one block of a panel. ahead(call): memory to prefetch during each call.
-// Rows are divided evenly over tiles, so that no tile has only one or two rows.
+// Multiplies rows by one block of a panel. ahead(call): memory to prefetch during each tile.
+// The rows are divided evenly into tiles, so that no tile has only one or two rows.
 template <class X, class W, class A>
 void multiply_block(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, A ahead,
                     From from, To to) {
@@ -198,7 +199,7 @@ void multiply_block(int64_t rows, const X* x, int64_t x_stride, const W* w, int6
     }
 }
 
-// Multiplies many rows by a panel, a BLOCK of k at a time, while the next block is fetched.
+// Multiplies many rows by a panel, a BLOCK of k at a time, while the next block is prefetched.
 template <class X, class W>
 void multiply_blocks(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
                      From from, To to) {
@@ -228,7 +229,7 @@ void multiply(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t de
         multiply_blocks(rows, x, x_stride, w, depth, from, to);
 }
 
-// Multiplies a pair of k, straight from the levels.
+// Multiplies a pair of k by quantised weights, which are unpacked in registers.
 template <int R, class C, class P>
 inline void multiply_pair(F (&acc)[R][NV], const float* x, int64_t stride, int64_t k,
                           const C (&columns)[NV], const P* pairs) {
@@ -252,7 +253,7 @@ inline void multiply_pair(F (&acc)[R][NV], const uint32_t* x, int64_t stride, in
 }
 #endif
 
-// Multiplies few rows by the columns of a panel from c on. The weights stay in registers.
+// Multiplies up to ROWS rows by the WIDTH columns of a panel from c on. Weights stay in registers.
 template <int R, class Q, class X>
 void tile_packed(const X* x, int64_t x_stride, const char* group, int64_t c, int64_t depth,
                  From from, To to) {
@@ -287,8 +288,8 @@ void multiply_few(int64_t rows, const X* x, int64_t x_stride, const char* w, int
         }
 }
 
-// Multiplies any number of rows by a panel of quantised weights. Many rows are multiplied by a BLOCK
-// of k at a time, while the next block is fetched.
+// Multiplies any number of rows by a panel of quantised weights. If there are more rows than ROWS, a
+// BLOCK of k is unpacked and multiplied at a time, while the next block is prefetched.
 template <class X, class Q>
 void multiply(int64_t rows, const X* x, int64_t x_stride, Packed<Q> w, int64_t depth, From from,
               To to) {
@@ -312,7 +313,7 @@ void multiply(int64_t rows, const X* x, int64_t x_stride, Packed<Q> w, int64_t d
     }
 }
 
-// Multiplies some rows by one panel, of which only the first `width` columns exist.
+// Multiplies some rows by one panel, whose first `width` columns exist in y.
 template <class X, class W>
 void panel(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W w, const float* bias,
            float* y, int64_t y_stride, int64_t width) {
@@ -333,7 +334,7 @@ void multiply_part(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W 
                    const float* bias, int64_t columns, float* y, int64_t y_stride) {
     const int64_t panels = ceil_div(columns, PANEL);
     const int threads = team(rows * depth * columns);
-    // Rows are divided as well if there are fewer panels than threads need.
+    // If there are too few panels for the threads, the rows are divided, too.
     const int64_t cuts = std::clamp<int64_t>(4 * threads / panels, 1, ceil_div(rows, 4 * ROWS));
     const int64_t cut = ceil_div(rows, cuts);
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
@@ -348,7 +349,7 @@ void multiply_part(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W 
 }
 
 #ifdef PAIR_DOT
-// x [rows, depth] as bfloat16 pairs [rows, (depth + 1) / 2]
+// Returns x [rows, depth] as bfloat16 pairs [rows, (depth + 1) / 2].
 void to_pairs(const float* x, int64_t rows, int64_t depth, bf16* out) {
     const int64_t padded = ceil_div(depth, 2) * 2;
 #pragma omp parallel for schedule(static) num_threads(team(rows * depth)) if (rows > 1)
@@ -361,7 +362,7 @@ void to_pairs(const float* x, int64_t rows, int64_t depth, bf16* out) {
 
 }  // namespace
 
-// Semantics: returns whether linear() rounds x to bfloat16 if the weights are bfloat16.
+// Semantics: returns whether linear() rounds x to bfloat16 when the weights are bfloat16.
 EXPORT int rounds_input() {
 #if defined(PAIR_DOT) || defined(TILES)
     return 1;

@@ -15,10 +15,10 @@ constexpr int SHRINK_ROWS = LANES == 16 ? 8 : 4;
 constexpr int EXPAND_ROWS = LANES == 16 ? 8 : 4;
 constexpr int ROW_BLOCK = 32;     // rows per item, for which A and B are read once
 constexpr int RANK_BLOCK = 16;    // ranks of a shrink item
-constexpr int DEPTH_BLOCK = 768;  // k at a time, so that SHRINK_ROWS of x stay in L1
+constexpr int DEPTH_BLOCK = 768;  // k of a shrink at a time, so that SHRINK_ROWS rows of x stay in L1
 constexpr int FEW_ROWS = 8;
 constexpr int LINE = 64;          // bytes of a cache line
-constexpr int RANKS_AHEAD = 8;    // rows of B to prefetch, too short for the hardware prefetcher
+constexpr int RANKS_AHEAD = 8;    // rows of B to prefetch, because they are too short for the hardware
 
 // Number of vectors of A or B in a tile of M rows. It is chosen so that the sums stay in registers:
 // AVX-512 has 32 vector registers, other instruction sets have 16.
@@ -43,7 +43,7 @@ void dot_tile(const float* x, int64_t depth, const T* a, int64_t begin, int64_t 
             for (int r = 0; r < R; r++) acc[m][r] = fma(value, row[r], acc[m][r]);
         }
     }
-    // NOTE: unrolled, too, because otherwise the sums above would be kept in memory.
+    // NOTE: this loop is unrolled because the sums above would otherwise be kept in memory.
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
@@ -90,8 +90,8 @@ void shrink(const Item& item, const float* x, int64_t depth) {
     run(std::integral_constant<int, 1>{});
 }
 
-// Adds all ranks to a tile of y that stays in registers. Elements are summed in the order of
-// add_ranks.
+// Adds the products of all ranks to a tile of y, which stays in registers. Each element is summed in
+// the same order as by add_ranks.
 template <int M, int V, class T>
 void add_all_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, float* y,
                    int64_t stride) {
@@ -120,8 +120,8 @@ void add_all_ranks(const float* hidden, int64_t rank, const T* b, int64_t width,
         for (int v = 0; v < V; v++) store(y + m * stride + v * LANES, acc[m][v]);
 }
 
-// One row, or too few columns: four ranks at a time stream past y.
-// y[m][0..columns) += hidden[m][0..R) · B[0..R)[0..columns)
+// Computes y[m][0..columns) += hidden[m][0..R) · B[0..R)[0..columns) for R ranks at a time. Used for a
+// single row, and for columns that do not fill a tile.
 template <int M, int R, class T>
 void add_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, int64_t columns,
                float* y, int64_t stride) {
@@ -186,7 +186,7 @@ template <class T>
 void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector<Item>& expands,
          const float* x, int64_t depth, float* y, int64_t stride, int threads) {
     list_whole_items(parts, ROW_BLOCK, shrinks);
-    // With enough items per thread, a thread runs shrink and expand of an item without waiting.
+    // If there are enough items, a thread runs shrink and expand of an item without waiting for others.
     if ((int64_t)shrinks.size() >= ITEMS_A_THREAD * threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
         for (size_t i = 0; i < shrinks.size(); i++) {
@@ -252,7 +252,7 @@ EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* pro
             : run<float>(parts, shrinks, expands, x, depth, y, stride, threads);
 }
 
-// y[row] += (a B) * scale, one rank after the other.
+// Computes y += (a B) * scale for one row, one rank after the other.
 template <class T>
 static void add_row(float* y, const T* a, const T* b, int64_t rank, int64_t width, float scale) {
     for (int64_t r = 0; r < rank; r++) {
@@ -291,7 +291,7 @@ EXPORT void add_embedding_lora(float* y, const int32_t* ids, int64_t width, floa
     }
 }
 
-// Semantics: y = x A^T, each element summed in the order of a shrink.
+// Semantics: y = x A^T. Each element is summed in the same order as in a shrink.
 // Shape: x float32 [rows, depth], A [count, depth] -> y float32 [rows, count].
 EXPORT void row_products(const float* x, int64_t rows, int64_t depth, const char* a, int64_t count,
                          int format, float* y) {

@@ -7,10 +7,11 @@
 
 namespace lora {
 
-// Number of items per thread from which on a block of rows of a part is one item with all ranks.
+// Minimum number of items per thread for which an item has all ranks of its rows.
 constexpr int ITEMS_A_THREAD = 4;
 
-// One projection of one segment: rows first..first + rows, rank columns of `hidden` per row.
+// One projection of one segment. The segment's rows begin at `first`; `hidden` has `rank` columns, and
+// y has `width` columns from `column` on.
 struct Part {
     int64_t first, rows, rank, width, column;
     const char *a, *b;
@@ -19,10 +20,12 @@ struct Part {
 
 struct Item {
     const Part* part;
-    int64_t row, rows, begin, end;  // ranks (shrink) or columns (expand) begin..end
+    // Number of rows, from `row` of the part on, and their ranks (shrink) or columns (expand) begin..end.
+    int64_t row, rows, begin, end;
 };
 
-// Lists items of row_block rows and block_of(part) ranks or columns. extent: member with their number.
+// Lists items of row_block rows and block_of(part) ranks or columns. extent: member of Part that has
+// the number of ranks or columns.
 template <class Block>
 void list_items(const std::vector<Part>& parts, int64_t Part::*extent, int64_t row_block,
                 Block block_of, std::vector<Item>& items) {
@@ -36,8 +39,8 @@ void list_items(const std::vector<Part>& parts, int64_t Part::*extent, int64_t r
     }
 }
 
-// Lists items of row_block rows with all ranks. Items with the most work are first, so that the
-// threads end together.
+// Lists items of row_block rows with all ranks. The items with the most work come first, so that the
+// threads end at about the same time.
 inline void list_whole_items(const std::vector<Part>& parts, int64_t row_block,
                              std::vector<Item>& items) {
     items.clear();
@@ -50,7 +53,7 @@ inline void list_whole_items(const std::vector<Part>& parts, int64_t row_block,
 }
 
 #ifdef TILES
-// add_lora() for bfloat16. `hidden` of the parts is set.
+// Semantics: add_lora() on tiles, for bfloat16 factors. Sets `hidden` of the parts.
 void add_lora_on_tiles(std::vector<Part>& parts, const float* x, int64_t depth, float* y,
                        int64_t stride);
 #endif

@@ -17,16 +17,17 @@ void ask_for_huge_pages(void* out, int64_t bytes) {
 #endif
 }
 
-// A 32-bit word of a row: one float32, or a pair of bfloat16. The last pair may have one number.
+// Returns word k of a row: one float32, or a pair of bfloat16. If the depth is odd, the last pair has a
+// zero as its second number.
 inline uint32_t word(const uint32_t* row, int64_t k, int64_t) { return row[k]; }
 inline uint32_t word(const uint16_t* row, int64_t k, int64_t depth) {
     const uint32_t high = 2 * k + 1 < depth ? row[2 * k + 1] : 0;
     return row[2 * k] | high << 16;
 }
 
-// Word k of a row goes to [row / PANEL][k][row % PANEL]: a LINE of each row at a time, so that what
-// is read and what is written stay in L1. By as many threads as the calling one may use: a loader's
-// leaves the cores to others.
+// Copies word k of each row to [row / PANEL][k][row % PANEL]. Copies one LINE of each row at a time, so
+// that both the input and the output stay in L1. Uses at most as many threads as the calling thread's
+// OpenMP limit, because a thread that loads a model has a limit of one.
 template <class T>
 void pack(const T* weight, int64_t columns, int64_t depth, uint32_t* out) {
     constexpr int64_t RUN = LINE / sizeof(uint32_t);
@@ -46,7 +47,7 @@ void pack(const T* weight, int64_t columns, int64_t depth, uint32_t* out) {
 }
 
 inline void store_scale(float scale, float* out) { *out = scale; }
-// Converts a float32 to float16. Exact only for numbers that were converted from float16.
+// Converts a float32 to float16. The result is exact only if the number was converted from float16.
 inline void store_scale(float scale, uint16_t* out) {
     uint32_t bits;
     const float small = scale * 0x1p-112f;
@@ -54,7 +55,7 @@ inline void store_scale(float scale, uint16_t* out) {
     *out = (bits >> 13 & 0x7fff) | (bits >> 16 & 0x8000);
 }
 
-// Stores the levels of a pair of k in column c. pairs: zero before the first column.
+// Stores the levels of a pair of k in column c. `pairs` must be zero before the first column is stored.
 inline void store_levels(int low, int high, int64_t c, uint8_t* pairs) {
     if (NARROW_ORDER) {
         uint8_t* at = pairs + c / 16 * 16 + c % 8 * 2;
@@ -68,7 +69,7 @@ inline void store_levels(int low, int high, int64_t c, uint16_t* pairs) {
     pairs[c] = (low & 255) | (high & 255) << 8;
 }
 
-// levels [columns, depth], scales and minimums [columns, depth / group]
+// Packs levels [columns, depth], and scales and minimums [columns, depth / group].
 template <class Q>
 void pack_groups(const int8_t* levels, const float* scales, const float* minimums, int64_t columns,
                  int64_t depth, char* out) {

@@ -1,9 +1,9 @@
 // Panels of PANEL output columns, in which the weights of a linear are packed.
 //
-// A panel of bfloat16 weights is [K / 2][PANEL] of pairs (k even in the low half of a 32-bit word,
-// k odd in the high half), a panel of float32 weights [K][PANEL], a panel of quantised weights is
-// described at `Quantized`. Quantised weights are rounded to bfloat16 when they are unpacked, so
-// that they give the bits of their bfloat16 form.
+// A panel of float32 weights is [K][PANEL]. A panel of bfloat16 weights is [K / 2][PANEL] of pairs: the
+// weight of an even k is in the low half of a 32-bit word, and the weight of the next k in the high
+// half. `Quantized` describes a panel of quantised weights. They are rounded to bfloat16 when they are
+// unpacked, so that they give the bits of their bfloat16 form.
 #pragma once
 
 #include <type_traits>
@@ -15,17 +15,17 @@ namespace {
 
 constexpr int PANEL = 48;
 
-// Number of words that hold k elements of a row, two bfloat16 per word.
+// Returns the number of words that hold k elements of a row: one float32 or two bfloat16 per word.
 inline int64_t words(const float*, int64_t k) { return k; }
 inline int64_t words(const uint32_t*, int64_t k) { return ceil_div(k, 2); }
 
-// Layout of a panel of quantised weights: consecutive groups of GROUP k, each
+// Layout of a panel of quantised weights. The panel is a list of groups of GROUP k. Each group is
 //
 //     scales [PANEL], minimums [PANEL] if MINIMUM, levels [GROUP / 2][PANEL] of pairs
 //
-// A pair is one byte for levels of 4 bits and two for levels of 8, k even in the low half. A weight
-// is scale * level + minimum, rounded to bfloat16; see ops/block_matrix.py. Levels of 4 bits are
-// stored with OFFSET added.
+// A pair holds the levels of an even k (in its low half) and of the next k. It is one byte for levels
+// of 4 bits, and two bytes for levels of 8 bits. A weight is scale * level + minimum, rounded to
+// bfloat16, see ops/block_matrix.py. Levels of 4 bits are stored with OFFSET added.
 template <int BITS, int GROUP, class S, bool MINIMUM, int OFFSET>
 struct Quantized {
     typedef S Scale;
@@ -44,13 +44,13 @@ inline I level_of(const uint16_t*, U pair, bool high) {
     return (I)(high ? pair << 16 : pair << 24) >> 24;
 }
 
-// In formats with minimums, level * scale is exact, so that fma gives the same bits.
+// In formats with minimums, level * scale is exact, so a fused multiply-add gives the same bits.
 template <class Q>
 inline F scaled(F level, F scale, F minimum) {
     return Q::has_minimum ? fma(level, scale, minimum) : level * scale;
 }
 
-// The weights of LANES columns in one group.
+// Scales and minimums of LANES columns in one group, which turn pairs of levels into weights.
 template <class Q>
 struct Columns {
     typedef typename Q::Pair Pair;
@@ -76,18 +76,18 @@ struct Columns {
 };
 
 #if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
-// 4-bit pairs of 16 columns are stored in the order in which 32 floats are narrowed at once: the
-// levels of columns 0 to 7 in the low halves of bytes, k even and k odd in turns, those of columns 8
-// to 15 in the high halves.
+// 4-bit pairs of 16 columns are stored in the order in which 32 floats are narrowed at once. The low
+// halves of the bytes have the levels of columns 0 to 7, alternately for the even and the odd k, and
+// the high halves have the levels of columns 8 to 15.
 constexpr bool NARROW_ORDER = true;
 
-// Lanes 0 to 7 of x twice each, or lanes 8 to 15.
+// Returns each of the lanes 0 to 7 of x twice, or each of the lanes 8 to 15 if `first` is 8.
 inline F doubled(F x, int first) {
     return (F)_mm512_permutexvar_ps((__m512i)((lane_ids() >> 1) + first), (__m512)x);
 }
 
-// The weights of LANES columns in one group: of columns 0 to 7, k even and k odd in turns, and of
-// columns 8 to 15.
+// Scales and minimums of LANES columns in one group, for pairs in the order described at NARROW_ORDER:
+// one vector for columns 0 to 7, and one for columns 8 to 15.
 template <class Q>
 struct PairColumns {
     F scale[2], minimum[2] = {};
@@ -107,7 +107,7 @@ struct PairColumns {
 
     U narrowed(const uint8_t* pairs) const {
         const __m512 levels = (__m512)__builtin_convertvector(lane_ids() - Q::offset, F);
-        const U pair = load(pairs);  // a look-up ignores what is above the lowest four bits
+        const U pair = load(pairs);  // the permutation reads only the lowest four bits of a lane
         return narrowed((F)_mm512_permutexvar_ps((__m512i)pair, levels),
                         (F)_mm512_permutexvar_ps((__m512i)(pair >> 4), levels));
     }
@@ -134,7 +134,7 @@ inline ColumnsFor<Q, X> columns_at(const char* group, int64_t c) {
     return {scale_of(scales + c), Q::has_minimum ? scale_of(scales + PANEL + c) : F{}};
 }
 
-// Stores the weights of a pair of k as rows of that type read them.
+// Stores the weights of a pair of k in the form that rows of the type of `out` are multiplied by.
 template <class C, class P>
 inline void unpack(const C& columns, const P* pairs, float* out) {
     F low, high;
@@ -146,7 +146,7 @@ inline void unpack(const C& columns, const P* pairs, uint32_t* out) {
     store(out, columns.narrowed(pairs));
 }
 
-// Unpacks `depth` k of a panel to the type of the rows.
+// Unpacks the weights of `depth` k of a panel, in the form for rows of type X.
 template <class Q, class X>
 void dequantize(const char* group, int64_t depth, X* out) {
     for (int64_t k = 0; k < depth; k += Q::group, group += Q::bytes) {
@@ -160,7 +160,7 @@ void dequantize(const char* group, int64_t depth, X* out) {
     }
 }
 
-// A panel of quantised weights, or the first of several.
+// Pointer to a panel of quantised weights, or to the first of several panels.
 template <class Q>
 struct Packed {
     const char* at;
@@ -181,7 +181,7 @@ typedef Quantized<4, 32, uint16_t, true, 0> Q4_1Panel;
 typedef Quantized<4, 32, float, true, 0> Q4_KPanel;
 typedef Quantized<8, 16, float, false, 0> Q6_KPanel;
 
-// Calls `act` with the layout of a format of quantised weights.
+// Calls `act` with the panel layout of a format of quantised weights.
 template <class Act>
 void with_layout(int64_t format, Act act) {
     switch (format) {

@@ -1,4 +1,4 @@
-// Threads, the page size and C linkage, shared by the kernels.
+// Number of threads, page size and C linkage, which all kernels share.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ constexpr int PAGE = 16;  // tokens in a KV page
 
 extern int num_threads;
 
-// Starting a thread team costs 1 to 2 us, so one thread is faster below this many operations.
+// Number of operations below which one thread is faster, because a thread team starts in 1 to 2 us.
 constexpr int64_t PARALLEL_WORK = 1 << 15;
 
 static inline int team(int64_t work) { return work < PARALLEL_WORK ? 1 : num_threads; }

@@ -70,7 +70,7 @@ void gate_row(const float* gate, const float* up, int64_t width, float* y) {
 
 template <bool SILU>
 void gate_rows(const float* gate_up, int64_t rows, int64_t width, float* y) {
-    // Rows are divided into parts, so that even one row keeps all threads busy.
+    // Each row is divided into parts, so that even one row keeps all threads busy.
     constexpr int64_t PART = 512;
     const int64_t parts = ceil_div(width, PART);
 #pragma omp parallel for collapse(2) schedule(static) num_threads(team(16 * rows * width)) \
@@ -83,7 +83,7 @@ void gate_rows(const float* gate_up, int64_t rows, int64_t width, float* y) {
         }
 }
 
-// x [D] in place; angles: D / 2 cosines, then D / 2 sines
+// Rotates x [D] in place. angles: D / 2 cosines, then D / 2 sines.
 void rotate(float* x, const float* angles, int64_t dim) {
     const int64_t half = dim / 2;
     for (int64_t i = 0; i < half; i++) {
@@ -94,7 +94,8 @@ void rotate(float* x, const float* angles, int64_t dim) {
     }
 }
 
-// Whether neighbours in D of K, and neighbouring tokens of V, are stored as pairs, as tiles need them.
+// Whether two neighbouring elements of K, and two neighbouring tokens of V, are stored as a pair, as
+// tiles need them.
 #ifdef TILES
 template <class T>
 constexpr bool ARE_PAIRED = std::is_same_v<T, bf16>;
@@ -103,13 +104,13 @@ template <class T>
 constexpr bool ARE_PAIRED = false;
 #endif
 
-// Location of one element of a token in K [D][16], or [D / 2][16][2] of pairs.
+// Returns the index of element d of a token in K, which is [D][16], or [D / 2][16][2] with pairs.
 template <class T>
 int64_t key_index(int64_t slot, int64_t d) {
     return ARE_PAIRED<T> ? (d / 2 * PAGE + slot) * 2 + d % 2 : d * PAGE + slot;
 }
 
-// Location of one element of a token in V [16][D], or [8][D][2] of pairs.
+// Returns the index of element d of a token in V, which is [16][D], or [8][D][2] with pairs.
 template <class T>
 int64_t value_index(int64_t slot, int64_t d, int64_t dim) {
     return ARE_PAIRED<T> ? (slot / 2 * dim + d) * 2 + slot % 2 : slot * dim + d;
@@ -165,7 +166,7 @@ EXPORT void rms_norm(const float* x, float* residual, const float* weight, int64
     }
 }
 
-// Semantics: act(gate) * up, silu or tanh-gelu.
+// Semantics: y = act(gate) * up, where act is silu or the tanh form of gelu.
 // Shape: gate_up float32 [rows, 2 * width], gate first; y float32 [rows, width].
 EXPORT void gated_activation(const float* gate_up, int64_t rows, int64_t width, int silu, float* y) {
     if (silu)
@@ -174,9 +175,9 @@ EXPORT void gated_activation(const float* gate_up, int64_t rows, int64_t width, 
         gate_rows<false>(gate_up, rows, width, y);
 }
 
-// Semantics: norm (if q_weight) and rotate (if rope) q and k in place, write k and v to their pages.
+// Semantics: norms q and k in place (if q_weight), rotates them (if rope), writes k and v to pages.
 // Shape: qkv float32 [rows, (H + 2G) * D]; rope float32 [*, D], q_weight, k_weight float32 [D] or null;
-// page: K, then V, of each head as key_index and value_index have it, from byte `layer` of each page on.
+// page, from byte `layer` on: K of all heads (see key_index), then V of all heads (see value_index).
 EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
                           const float* rope, const float* q_weight, const float* k_weight,
                           float eps, const int32_t* token_seq, const int32_t* positions,

@@ -9,7 +9,7 @@
 namespace {
 
 constexpr float INF = __builtin_inff();
-// Gumbel noise of 23-bit uniforms lies within these bounds.
+// Upper bound of Gumbel noise that is computed from 23-bit uniforms.
 constexpr float MAX_NOISE = 16.7f;
 
 template <class T>
@@ -37,7 +37,8 @@ struct Key {
     }
 };
 
-// Calls body(vector of values, token of its first lane); lanes past the end are -inf.
+// Calls body(values, token) for each vector of logits. token: token of the first lane. Lanes past the
+// end of the vocabulary are -inf.
 template <class Body>
 inline void each_vector(const float* logits, int64_t vocab, Body body) {
     int64_t i = 0;
@@ -59,7 +60,7 @@ struct Best {
         token = better ? tokens : token;
     }
 
-    // Keeps the largest value, and the smallest token among equal values.
+    // Returns the token of the largest value, and the smallest token among equal values.
     int32_t winner() const {
         int32_t best = 0;
         for (int lane = 1; lane < LANES; lane++)
@@ -70,7 +71,7 @@ struct Best {
     }
 };
 
-// -1 where a logit is NaN.
+// Returns the smallest token that has the largest logit, or -1 if a logit is NaN.
 int32_t argmax(const float* logits, int64_t vocab) {
     Best best[4];
     I broken = I{};
@@ -107,7 +108,7 @@ double total_mass(const float* logits, int64_t vocab, float top) {
     return total + sum(part);
 }
 
-// Integers in the order of the floats, so that any range of floats can be divided.
+// Maps floats to integers in the same order, so that any range of floats can be divided evenly.
 int32_t order_of(float x) {
     int32_t bits;
     __builtin_memcpy(&bits, &x, 4);
@@ -123,9 +124,10 @@ float float_of(int32_t order) {
 
 constexpr int PIVOTS = 3;
 
-// Returns the largest threshold in [low, high] with at least `wanted` weight above it, or low if there
-// is none. weigh(pivots, weights) passes over the row. Each pass quarters the range, so that 16 passes
-// find any float, and a row's cost does not depend on its logits.
+// Returns the largest threshold in [low, high] for which the weight of the values at or above it is at
+// least `wanted`, or low if there is none. weigh(pivots, weights) computes these weights for PIVOTS
+// thresholds in one pass over the row. Each pass reduces the range to a quarter, so 16 passes find any
+// float, and a row's cost does not depend on its logits.
 template <class Weigh>
 float find_threshold(float low, float high, double wanted, Weigh weigh) {
     int64_t first = order_of(low), last = order_of(high);
@@ -163,7 +165,7 @@ float top_k_threshold(const float* logits, int64_t vocab, float top, int64_t top
     });
 }
 
-// Uses only the logits that are not below `least`.
+// Returns the threshold of top-p among the logits that are at least `least`.
 float top_p_threshold(const float* logits, int64_t vocab, float top, float least, float top_p) {
     static thread_local std::vector<float> masses;  // e^(logit - top), padded with 0
     masses.assign(vocab + LANES, 0.0f);
@@ -176,7 +178,7 @@ float top_p_threshold(const float* logits, int64_t vocab, float top, float least
         if (token / LANES % 64 == 63) total += sum(part), part = F{};
     });
     total += sum(part);
-    // Below that, e^(logit - top) is 0.
+    // Below top - 88, e^(logit - top) is 0.
     const float low = std::max(least, top - 88.0f);
     return find_threshold(low, top, top_p * total, [&](const float* pivots, double* weights) {
         F parts[PIVOTS] = {};
@@ -191,7 +193,7 @@ float top_p_threshold(const float* logits, int64_t vocab, float top, float least
     });
 }
 
-// The smallest scaled logit that survives top-k, top-p and min-p.
+// Returns a threshold: exactly the scaled logits at or above it survive top-k, top-p and min-p.
 float survival_threshold(const float* scaled, int64_t vocab, int64_t top_k, float top_p,
                          float min_p) {
     const bool has_k = top_k > 0 && top_k < vocab;
@@ -204,7 +206,8 @@ float survival_threshold(const float* scaled, int64_t vocab, int64_t top_k, floa
     return threshold;
 }
 
-// argmax of scaled + noise over the survivors. The noise is computed only where it could still win.
+// Returns the argmax of scaled + noise over the logits at or above the threshold. The noise is computed
+// only for tokens that could still win with the largest noise.
 int32_t draw(const float* scaled, int64_t vocab, float threshold, const Key& key) {
     const I lanes = lane_ids();
     const int32_t top = argmax(scaled, vocab);
@@ -227,10 +230,10 @@ struct Penalties {
     float presence, frequency, repetition;
 };
 
-// Reads the row's tokens once, then changes the logits in passes over vectors.
+// Applies the penalties of one row: counts the row's tokens, and then changes the logits in one pass.
 void penalise(float* logits, int64_t vocab, const Penalties& p) {
     if (p.presence == 0 && p.frequency == 0 && p.repetition == 1) return;
-    // By token: times it was generated, plus IN_PROMPT if it is in the prompt; 0 = not in the row.
+    // For each token: number of times it was generated, plus IN_PROMPT if the prompt contains it.
     static thread_local std::vector<int32_t> found;
     constexpr int32_t IN_PROMPT = 1 << 30;
     found.assign(vocab + LANES, 0);
@@ -251,7 +254,7 @@ void penalise(float* logits, int64_t vocab, const Penalties& p) {
 
 }  // namespace
 
-// The pointers of ops.base.SamplingBatch, with strides and flags.
+// Pointers to the tensors of ops.base.SamplingBatch, with strides and flags.
 struct Sampling {
     const float* temperature;
     const int32_t* top_k;
@@ -282,7 +285,7 @@ int32_t sample_row(float* logits, int64_t vocab, const Sampling& s, int64_t r) {
     return draw(logits, vocab, threshold, Key(s.seed[r], s.position[r], s.choice[r]));
 }
 
-// Finds the `count` largest logits, descending, with the smaller token first among equal logits.
+// Finds the `count` largest logits in descending order, the smaller token first among equal logits.
 void top_tokens(const float* logits, int64_t vocab, int64_t count, int32_t* ids, float* values) {
     int64_t kept = 0;
     const auto insert = [&](float value, int32_t token) {

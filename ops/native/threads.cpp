@@ -8,7 +8,7 @@ int num_threads = 1;
 
 EXPORT void set_num_threads(int threads) { num_threads = threads; }
 
-// Semantics: the system's ids of the calling thread and its team; 0 where that is unknown.
+// Semantics: writes the system's ids of the calling thread and of its team's threads; 0 if unknown.
 // Shape: ids int32 [threads].
 EXPORT void team_ids(int threads, int32_t* ids) {
     for (int i = 0; i < threads; i++) ids[i] = 0;

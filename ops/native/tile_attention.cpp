@@ -1,10 +1,10 @@
 // Attention over pages of bfloat16 on tiles, see attention.cpp.
 //
-// In a page, K is [G][D / 2][16][2] and V is [G][8][D][2]. So a page's K is the second operand of
-// products over 16 elements of D, and its V is the second operand of products over 16 tokens. The
-// scaled q and the weights of a softmax are rounded to bfloat16. Scores are added over D, and values
-// over the tokens of a chunk, 16 products at a time in ascending order. Tokens that a row does not see
-// have weight zero, which changes no sum. So a row's bits do not depend on the other rows.
+// In a page, K is [G][D / 2][16][2] and V is [G][8][D][2]. In this form, K can be loaded as the second
+// operand of products over 16 elements of D, and V as the second operand of products over 16 tokens.
+// The scaled q and the weights of a softmax are rounded to bfloat16. Scores are summed over D, and
+// values over the tokens of a chunk, 16 products at a time in ascending order. Tokens that a row does
+// not see have weight zero, which changes no sum, so a row's bits do not depend on the other rows.
 #ifdef TILES
 #include "attention_items.h"
 #include "tile_checks.h"
@@ -15,7 +15,7 @@ using namespace attention;
 namespace {
 
 constexpr int PAIRS = PAGE / 2;
-constexpr int TILE_BF16 = TILE * PAGE;  // of a tile of rows, and of one of K or V
+constexpr int TILE_BF16 = TILE * PAGE;  // elements of a tile of rows, and of a tile of K or V
 constexpr int WIDE = 4;                 // pages, or tiles of D, that are multiplied together
 
 static_assert(PAGE == TILE && TILE_ITEM_ROWS % TILE == 0);
@@ -31,7 +31,7 @@ struct Scratch {
     State states[TILE_ITEM_ROWS];
 };
 
-// q of the item, scaled, as tiles [rows / TILE][D / 16][TILE][16].
+// Writes the item's q, scaled, as tiles [rows / TILE][D / 16][TILE][16].
 void gather_queries(const Call& call, const Item& item, bf16* q) {
     for (int64_t row = 0; row < item.num_rows; row++) {
         const float* from = call.qkv + token(call, item, row) * call.width + column(call, item, row);
@@ -47,7 +47,7 @@ void clear_sums(T& tiles) {
              [&](auto i) { tiles.template load<decltype(i)::value>(NO_SUMS, 0); });
 }
 
-// scores [TILE][CHUNK] of the tokens of N pages from the first of `keys` on.
+// Computes scores [TILE][CHUNK] of the tokens of N pages. keys: K of each page.
 template <int N, class T>
 void score(T& tiles, const bf16* q, const bf16* const* keys, int64_t dim, float* scores) {
     constexpr std::make_integer_sequence<int, N> pages;
@@ -64,8 +64,8 @@ void score(T& tiles, const bf16* q, const bf16* const* keys, int64_t dim, float*
     });
 }
 
-// sums [TILE][MAX_DIM] of 16 * N elements of D over the pages. values: V of each, from the first of these
-// elements on.
+// Computes 16 * N columns, from d on, of the sums [TILE][MAX_DIM] of weighted values over the pages.
+// values: V of each page.
 template <int N, class T>
 void sum_values(T& tiles, const bf16* weights, const bf16* const* values, int64_t num_pages,
                 int64_t d, int64_t dim, float* sums) {
@@ -83,7 +83,7 @@ void sum_values(T& tiles, const bf16* weights, const bf16* const* values, int64_
     });
 }
 
-// Copies the first `count` tokens of V of a page and sets the others to zero, because they may never
+// Copies V of the first `count` tokens of a page, and sets V of the other tokens to zero. It may never
 // have been written, and a weight of zero times NaN is NaN.
 void copy_values(const bf16* values, int64_t count, int64_t dim, bf16* out) {
     std::fill_n(out, PAGE * dim, bf16{});
@@ -94,7 +94,7 @@ void copy_values(const bf16* values, int64_t count, int64_t dim, bf16* out) {
         }
 }
 
-// Computes up to TILE rows of the item, from `row` on, over one chunk.
+// Computes the attention of up to TILE rows of the item, from `row` on, over one chunk.
 template <class T>
 void attend_rows(T& tiles, const Call& call, const Item& item, int64_t row, int64_t chunk,
                  const bf16* const* keys, const bf16* const* values, Scratch& scratch,
@@ -174,7 +174,7 @@ void attention::attend_on_tiles(const Call& call, const std::vector<Item>& items
 #ifdef AMX
 bool attentions_agree() {
     for (int64_t dim : {16, 80}) {
-        // Two sequences with three query heads and one of K and V: 20 rows at once, and one.
+        // Two sequences of 20 rows and of one row, with three query heads and one KV head.
         const int64_t heads = 3, rows = 21, context = dim == 16 ? CHUNK + 50 : 90;
         const int64_t pages = ceil_div(context, PAGE), page = 2 * dim * PAGE;
         const std::vector<float> qkv = various_floats(rows * (heads + 2) * dim);

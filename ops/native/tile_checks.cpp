@@ -11,7 +11,7 @@ std::vector<float> various_floats(int64_t count) {
     for (float& value : out) {
         state = state * 1664525u + 1013904223u;
         const uint32_t draw = state >> 9, kind = draw % 29;
-        // Exponents are 2^-10 to 2^5. One number in 29 is subnormal, and one is zero.
+        // Exponents are 2^-10 to 2^5. Of 29 numbers, about one is subnormal and one is zero.
         const uint32_t exponent = kind > 1 ? 117 + draw % 16 : 0;
         const uint32_t bits = (state & 0x80000000u) | exponent << 23 | (kind == 1 ? 0 : draw);
         std::memcpy(&value, &bits, sizeof value);
@@ -25,8 +25,8 @@ void various_bf16(std::vector<bf16>& out) {
 }
 #endif
 
-// Semantics: returns 0 if the kernels of this library may be used here, 1 if the system does not let
-// this process use AMX's tiles, 2 if the tiles give other bits than the same sums in plain C++.
+// Semantics: returns 0 if the kernels of this library can be used here, 1 if the system does not let
+// this process use AMX's tiles, 2 if the tiles give other bits than the same computation in plain C++.
 EXPORT int check_tiles() {
 #ifdef AMX
     if (!tiles_are_permitted()) return 1;

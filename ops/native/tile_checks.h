@@ -1,4 +1,4 @@
-// Comparison of AMX's tiles with the same sums in plain C++, for each kind of kernel.
+// Comparison of AMX's tiles with the same computation in plain C++, for each kind of kernel.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ bool linears_agree();
 bool loras_agree();
 bool attentions_agree();
 
-// Asks the system to let this process use AMX's tiles.
+// Requests the system's permission to use AMX's tiles. Returns whether the system granted it.
 bool tiles_are_permitted();
 
-// Numbers of many magnitudes and both signs, some subnormal in bfloat16 and some zero: sums of them
-// round differently if they are added in another order.
+// Returns numbers of many magnitudes and both signs, some subnormal in bfloat16 and some zero. Their
+// sums round differently if they are added in another order.
 std::vector<float> various_floats(int64_t count);
 void various_bf16(std::vector<bf16>& out);
 #endif

@@ -1,8 +1,8 @@
 // Computes y = x W^T + bias on tiles, with weights packed in panels.
 //
-// x is rounded to bfloat16. Every element of y is the bias, to which the products of TILE_DEPTH k at
-// a time are added in ascending order, see tiles.h. Any number of rows is computed in whole tiles, so
-// a row alone and a row in a batch give the same bits.
+// x is rounded to bfloat16. Every element of y begins as the bias. The products of TILE_DEPTH k at a
+// time are then added in ascending order, see tiles.h. Any number of rows is computed in whole tiles,
+// so a row has the same bits alone and in a batch.
 #ifdef TILES
 #include <algorithm>
 #include <vector>
@@ -13,15 +13,15 @@
 
 namespace {
 
-constexpr int WIDE = PANEL / TILE;  // tiles in a panel's width
-constexpr int STEP = TILE * PANEL;  // words of a panel that TILE_DEPTH k take
+constexpr int WIDE = PANEL / TILE;  // tiles side by side in a panel
+constexpr int STEP = TILE * PANEL;  // words of a panel for TILE_DEPTH k
 constexpr int ROWS = 2 * TILE;      // rows that are multiplied together
 constexpr int LINE = 64;            // bytes of a cache line
 constexpr int AHEAD = 4 * STEP;     // words to prefetch ahead in a panel
 
 const float NO_BIAS[PANEL] = {};
 
-// The panel as bfloat16.
+// Returns the panel as bfloat16, unpacked if it is quantised.
 inline const uint32_t* unpacked(const uint32_t* panel, int64_t) { return panel; }
 template <class Q>
 const uint32_t* unpacked(Packed<Q> panel, int64_t depth) {
@@ -31,14 +31,14 @@ const uint32_t* unpacked(Packed<Q> panel, int64_t depth) {
     return words.data();
 }
 
-// A panel of bfloat16: `whole` steps of TILE_DEPTH k, and `last`, which has zeros beyond the panel's
-// depth.
+// A panel of bfloat16: `whole` steps of TILE_DEPTH k in `panel`, and one step in `last`, which has
+// zeros beyond the panel's depth.
 struct Steps {
     static constexpr int ROW_BYTES = PANEL * 4;
     const uint32_t *panel, *last;
     int64_t whole;
 
-    // Prefetches later weights.
+    // Returns the weights of a step, and prefetches the weights of a later step.
     const uint32_t* at(int64_t step) const {
         const uint32_t* weights = step < whole ? panel + step * STEP : last;
         for (int line = 0; line < STEP * 4; line += LINE)
@@ -47,7 +47,7 @@ struct Steps {
     }
 };
 
-// Multiplies some rows by one panel, of which only the first `width` columns exist. x: tiles of the rows.
+// Multiplies some rows by one panel, whose first `width` columns exist in y. x: the rows, as tiles.
 template <class T, class W>
 void panel(T& tiles, const uint32_t* x, int64_t rows, int64_t depth, W weight, const float* bias,
            float* y, int64_t y_stride, int64_t width) {
@@ -79,7 +79,7 @@ void multiply_part(const uint32_t* x, int64_t rows, int64_t depth, W weight, con
                    int64_t columns, float* y, int64_t y_stride) {
     const int64_t panels = ceil_div(columns, PANEL), steps = ceil_div(depth, TILE_DEPTH);
     const int threads = team(rows * depth * columns);
-    // Rows are divided as well if there are fewer panels than threads need.
+    // If there are too few panels for the threads, the rows are divided, too.
     const int64_t cuts = std::clamp<int64_t>(4 * threads / panels, 1, ceil_div(rows, ROWS));
     const int64_t cut = ceil_div(ceil_div(rows, cuts), ROWS) * ROWS;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -123,7 +123,7 @@ void multiply_parts(const float* x, int64_t rows, int64_t depth, const LinearPar
 
 }  // namespace
 
-// Semantics: linear() for weights in bfloat16 or quantised.
+// Semantics: linear() on tiles, for weights that are bfloat16 or quantised.
 void linear_on_tiles(const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
                      int64_t num_parts, const float* bias, int64_t columns, float* y) {
     multiply_parts<Tiles<TILE>>(x, rows, depth, parts, num_parts, bias, columns, y);

@@ -2,8 +2,8 @@
 //
 // x and x A^T are rounded to bfloat16. Each element of x A^T is a sum over K, and each element of y is
 // a sum over the ranks. Both add TILE_DEPTH products at a time in ascending order, see tiles.h. Rows
-// are computed in whole tiles, which may include rows of other segments; only the segment's rows are
-// kept. So a row's bits depend neither on the other rows nor on the threads.
+// are computed in whole tiles, which may include rows of other segments. Only the results of the
+// segment's rows are kept, so a row's bits depend neither on the other rows nor on the threads.
 #ifdef TILES
 #include <vector>
 
@@ -16,12 +16,12 @@ using namespace lora;
 namespace {
 
 constexpr int WIDE = 2;              // tiles of ranks or columns that are multiplied together
-constexpr int WIDTH = WIDE * TILE;   // ranks or columns of these
+constexpr int WIDTH = WIDE * TILE;   // ranks or columns of these WIDE tiles
 constexpr int ROW_BLOCK = 8 * TILE;  // rows per item, for which A and B are packed once
 constexpr int COLUMN_BLOCK = 256;    // columns of an item of expand
 constexpr int LINE = 64;             // bytes of a cache line
 
-static_assert(WIDTH == TILE_DEPTH);  // so that the ranks of a shrink are a step of the expand
+static_assert(WIDTH == TILE_DEPTH);  // WIDTH ranks of a shrink are one step of the expand
 
 const float NO_SUMS[WIDTH] = {};
 
@@ -33,7 +33,7 @@ struct Packed {
     const uint32_t* at(int64_t step) const { return words + step * TILE * WIDTH; }
 };
 
-// out[column][row] = the word `column` of row `row`, for TILE rows of TILE words. stride: in bytes.
+// Transposes TILE rows of TILE words into out[word][row]. stride: bytes from one row to the next.
 inline void transpose(const char* at, int64_t stride, uint32_t* out) {
 #ifdef VECTOR_AVX512
     __m512i a[TILE], b[TILE];
@@ -47,7 +47,7 @@ inline void transpose(const char* at, int64_t stride, uint32_t* out) {
             a[r + 2 * i] = _mm512_unpacklo_epi64(b[r + i], b[r + 2 + i]);
             a[r + 2 * i + 1] = _mm512_unpackhi_epi64(b[r + i], b[r + 2 + i]);
         }
-    // a[4 g + i] has in its quarter q the words 4 q + i of the rows 4 g to 4 g + 3.
+    // Quarter q of a[4 g + i] has word 4 q + i of each of the rows 4 g to 4 g + 3.
     for (int i = 0; i < 4; i++) {
         const __m512i even0 = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
         const __m512i odd0 = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
@@ -68,7 +68,8 @@ inline void transpose(const char* at, int64_t stride, uint32_t* out) {
 #endif
 }
 
-// Packs up to TILE rows of A [rows, depth], and zeros for those that do not exist, into columns of [steps][TILE][WIDTH].
+// Packs the first TILE rows of A [rows, depth] into columns of [steps][TILE][WIDTH]. Packs zeros for
+// rows that do not exist.
 void pack_ranks(const bf16* a, int64_t rows, int64_t depth, uint32_t* out) {
     rows = std::min<int64_t>(rows, TILE);
     for (int64_t k = 0; k < depth; k += TILE_DEPTH, out += TILE * WIDTH) {
@@ -110,7 +111,7 @@ uint32_t* scratch(int64_t words) {
     return buffer.data();
 }
 
-// x A^T of a part: tiles [rows / TILE][rank / TILE_DEPTH][TILE][TILE_DEPTH], from its first row on.
+// x A^T of a part's rows, as tiles [rows / TILE][rank / TILE_DEPTH][TILE][TILE_DEPTH].
 struct Hidden {
     bf16* at;
     int64_t steps;
@@ -123,7 +124,7 @@ struct Hidden {
     }
 };
 
-// Ranks item.begin..item.end of x A^T, in multiples of WIDTH. x: tiles of all rows.
+// Computes ranks item.begin..item.end of x A^T, WIDTH ranks at a time. x: all rows, as tiles.
 template <class T>
 void shrink(T& tiles, const Item& item, const uint32_t* x, int64_t depth) {
     const Part& part = *item.part;
@@ -156,7 +157,7 @@ void shrink(T& tiles, const Item& item, const uint32_t* x, int64_t depth) {
     }
 }
 
-// Adds to columns item.begin..item.end of y.
+// Adds (x A^T) B to columns item.begin..item.end of y.
 template <class T>
 void expand(T& tiles, const Item& item, float* y, int64_t stride) {
     const Part& part = *item.part;
@@ -206,14 +207,14 @@ void add(std::vector<Part>& parts, const float* x, int64_t depth, float* y, int6
     uint32_t* tiles_of_x = rounded.data();
     const int threads = team(work);
     list_whole_items(parts, ROW_BLOCK, shrinks);
-    // With enough items per thread, a thread runs shrink and expand of an item without waiting.
+    // If there are enough items, a thread runs shrink and expand of an item without waiting for others.
     const bool are_whole = (int64_t)shrinks.size() >= ITEMS_A_THREAD * threads;
     if (!are_whole) {
         list_items(parts, &Part::rank, ROW_BLOCK, [](const Part&) { return WIDTH; }, shrinks);
         list_items(parts, &Part::width, ROW_BLOCK, [](const Part&) { return COLUMN_BLOCK; },
                    expands);
     }
-    std::vector<Item>&first = shrinks, &second = expands;  // this thread's, for all of the team
+    std::vector<Item>&first = shrinks, &second = expands;  // the calling thread's, seen by its team
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         T tiles;

@@ -13,9 +13,9 @@ namespace {
 constexpr int TILE_WORDS = TILE * TILE;
 constexpr int TILE_ROW_BYTES = 4 * TILE;
 
-// x [rows, depth], rounded to bfloat16, as tiles [rows / TILE][depth / TILE_DEPTH][TILE][TILE_DEPTH].
-// Sets elements beyond `depth` to zero and leaves rows beyond `rows` as they were. Called by each
-// thread of a team.
+// Rounds x [rows, depth] to bfloat16, as tiles [rows / TILE][depth / TILE_DEPTH][TILE][TILE_DEPTH].
+// Sets elements beyond `depth` to zero, and does not write rows beyond `rows`. Called by each thread
+// of a team.
 inline void to_tiles(const float* x, int64_t rows, int64_t depth, bf16* out) {
     const int64_t steps = ceil_div(depth, TILE_DEPTH);
 #pragma omp for schedule(static)
@@ -29,12 +29,12 @@ inline void to_tiles(const float* x, int64_t rows, int64_t depth, bf16* out) {
         }
 }
 
-// Number of words that such tiles take.
+// Number of words in the tiles that to_tiles writes.
 inline int64_t tile_words(int64_t rows, int64_t depth) {
     return ceil_div(rows, TILE) * ceil_div(depth, TILE_DEPTH) * TILE_WORDS;
 }
 
-// Location of sums. bytes: from a row to the next; 0 = the same for every row.
+// Location of sums. bytes: distance of two rows in bytes; 0 if all rows have the same sums (a bias).
 template <class T>
 struct TileSums {
     T* at;
@@ -46,10 +46,10 @@ inline void for_each(std::integer_sequence<int, I...>, Act act) {
     (act(std::integral_constant<int, I>{}), ...);
 }
 
-// Multiplies ROWS tiles of rows of x with WIDE tiles of weights side by side, and adds the products of
-// TILE_DEPTH k at a time to `from` in ascending order. x: the tiles of the first rows, those of the
-// second follow. w: at(step) is the first of the weights' tiles, of w.ROW_BYTES from a row to the next.
-// Tile ROW * WIDE + COLUMN holds sums, 6 rows of x, and 7 weights.
+// Multiplies ROWS tiles of rows of x by WIDE tiles of weights side by side, and adds the products of
+// TILE_DEPTH k at a time to `from` in ascending order. x: tiles of the first TILE rows, followed by the
+// tiles of the second TILE rows. w: w.at(step) points to the weights of a step, whose rows are
+// w.ROW_BYTES apart. Tile ROW * WIDE + COLUMN holds sums, tile 6 rows of x, and tile 7 weights.
 template <int ROWS, int WIDE, class T, class W>
 void multiply_tiles(T& tiles, const uint32_t* x, const W& w, int64_t steps,
                     TileSums<const float> from, TileSums<float> to) {
@@ -74,7 +74,7 @@ void multiply_tiles(T& tiles, const uint32_t* x, const W& w, int64_t steps,
         });
         if constexpr (ROWS == 2) {
             tiles.template load<6>(x + (steps + s) * TILE_WORDS, TILE_ROW_BYTES);
-            // From the last column to the first, because the last one's weights are loaded.
+            // The order is reversed because the weights of the last column are already loaded.
             for_each(columns, [&](auto column) {
                 constexpr int C = WIDE - 1 - decltype(column)::value;
                 if constexpr (C < WIDE - 1) load_weights(weights, std::integral_constant<int, C>{});

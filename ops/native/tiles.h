@@ -1,15 +1,15 @@
-// Eight tiles of TILE rows and the product of two of them, in two forms that give the same bits: AMX's
-// instructions, and plain C++ for every processor.
+// Eight tiles of TILE rows and the product of two of them, in two forms that give the same bits: with
+// AMX instructions, and in plain C++ for every processor.
 //
-// Tiles 0 to 5 hold float32 sums, C [TILE][TILE], tile 6 rows of x in bfloat16, A [TILE][2 * PAIRS], and
-// tile 7 pairs of weights, B [PAIRS][TILE] of pairs of k as in panels.h. The sums of C += A B
-// are those of TDPBF16PS in Intel's Software Developer's Manual: for each element, a chain of fused
-// multiply-adds over even k and one over odd k, both begun with zero, are added to each other, and
-// then to C. Every operation rounds to nearest even, and takes and gives zero for subnormal numbers.
-// So a row of C depends only on the same row of A.
+// Tiles 0 to 5 hold float32 sums, C [TILE][TILE]. Tile 6 holds rows of x in bfloat16, A [TILE][2 *
+// PAIRS]. Tile 7 holds weights, B [PAIRS][TILE], as pairs of k (see panels.h). C += A B is computed as
+// by TDPBF16PS in Intel's Software Developer's Manual. For each element, one chain of fused
+// multiply-adds over even k and one over odd k begin with zero. The results of the two chains are added
+// to each other, and then to C. Every operation rounds to nearest even, and treats subnormal operands
+// and results as zero. A row of C therefore depends only on the same row of A.
 //
-// If TILES is defined, bfloat16 and quantised weights are multiplied on tiles; if AMX is defined as
-// well, AMX's instructions compute the products.
+// If TILES is defined, bfloat16 and quantised weights are multiplied on tiles. If AMX is also defined,
+// AMX instructions compute the products.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ class ScalarTiles {
   private:
     uint32_t tiles[8][TILE][TILE];
 
-    // NOTE: not inline, because it would be in many places.
+    // NOTE: not inlined, because many callers would each get a copy of this code.
     __attribute__((noinline)) void multiply(uint32_t (&sums)[TILE][TILE]) {
         const auto &a = tiles[6], &b = tiles[7];
         float low[PAIRS][TILE], high[PAIRS][TILE];
@@ -67,7 +67,7 @@ class ScalarTiles {
         }
     }
 
-    // The float32 of these bits, zero if it is subnormal.
+    // Returns the float32 with these bits, or zero if it is subnormal.
     static float normal(uint32_t bits) {
         if ((bits & 0x7f800000u) == 0) bits &= 0x80000000u;
         float value;
@@ -75,10 +75,11 @@ class ScalarTiles {
         return value;
     }
 
-    // Rounds a sum of two float32, or of a float32 and a product of two bfloat16, to float32, or to
-    // zero if it is subnormal. Products are exact in double. Rounding a sum twice gives the same as
-    // rounding it once, because double has more than twice the digits. The bound is where rounding to
-    // the digits of float32 gives less than the smallest normal number.
+    // Rounds a sum of two float32 numbers, or of a float32 number and a product of two bfloat16
+    // numbers, to float32, or to zero if the result is subnormal. Products are exact in double. The sum
+    // is rounded twice, to double and to float32, with the same result as if it were rounded once,
+    // because double has more than twice as many digits as float32. Sums below the bound would round,
+    // with the digits of float32, to less than the smallest normal number.
     static float rounded(double sum) {
         const float nearest = (float)sum;
         const bool is_small = __builtin_fabs(sum) < 0x1p-126 - 0x1p-151;
@@ -87,7 +88,7 @@ class ScalarTiles {
 };
 
 #ifdef AMX
-// The processor's own tiles, which are configured for the calling thread while the object exists.
+// The processor's tiles, which are configured for the calling thread while the object exists.
 template <int PAIRS>
 class AmxTiles {
   public:
@@ -96,8 +97,8 @@ class AmxTiles {
     AmxTiles(const AmxTiles&) = delete;
     AmxTiles& operator=(const AmxTiles&) = delete;
 
-    // NOTE: not the compiler's intrinsics, which take only literals and let stores to memory that a
-    // tile is loaded from be moved or removed.
+    // NOTE: the compiler's intrinsics are not used. They take only literals, and the compiler may move
+    // or remove stores to memory that a tile is loaded from.
     template <int T>
     void load(const void* at, int64_t stride) {
         asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(at), "r"(stride), "i"(T) : "memory");

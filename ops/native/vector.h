@@ -1,5 +1,5 @@
-// The one vector type the kernels are written in: LANES floats in a native register (16 with AVX-512,
-// 8 with AVX2, else 4 of the compiler's generic vectors), and the functions libm has no vectors for.
+// Vector types of all kernels, with LANES numbers of 32 bits (16 with AVX-512, 8 with AVX2, otherwise 4
+// in the compiler's generic vectors), and vector forms of libm's functions.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ constexpr int LANES = 8;
 constexpr int LANES = 4;
 #endif
 
-// With instructions that multiply bfloat16 pairs, a linear's input is rounded to bfloat16 as well,
-// because this is faster. See tiles.h for TILES.
+// If the processor can multiply bfloat16 pairs, a linear's input is also rounded to bfloat16, because
+// this is faster. See tiles.h for TILES.
 #if defined(__AVX512BF16__) && defined(VECTOR_AVX512) && !defined(TILES)
 #define PAIR_DOT 1
 #endif
 
-/* How stored numbers are encoded. The values are the same as in ops/weight_format.py. */
+/* Encodings of stored numbers. The values are the same as in ops/weight_format.py. */
 enum WeightFormat { FP32 = 0, BF16 = 1, Q8_0 = 2, Q4_0 = 3, Q4_1 = 4, Q4_K = 5, Q6_K = 6 };
 
 struct bf16 {
@@ -45,7 +45,7 @@ static inline I splat(int32_t x) { return x - I{}; }
 
 static inline F load(const float* p) { return *(const FMem*)p; }
 static inline U load(const uint32_t* p) { return *(const UMem*)p; }
-// NOTE: intrinsics, because the compiler widens generic vectors in halves.
+// NOTE: uses intrinsics, because the compiler widens generic vectors in two halves.
 static inline F load(const bf16* p) {
 #if defined(VECTOR_AVX512)
     return (F)((U)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)) << 16);
@@ -55,7 +55,7 @@ static inline F load(const bf16* p) {
     return (F)(__builtin_convertvector(*(const HMem*)p, U) << 16);
 #endif
 }
-// LANES words of 16 or 8 bits, widened without sign.
+// Loads LANES unsigned words of 16 or 8 bits, widened to 32 bits.
 static inline U load(const uint16_t* p) {
 #if defined(VECTOR_AVX512)
     return (U)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
@@ -85,7 +85,7 @@ static inline float widen(bf16 x) {
     return out;
 }
 
-// Rounds to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even. A NaN remains a NaN.
 static inline void narrow(float x, float* p) { *p = x; }
 static inline void narrow(float x, bf16* p) {
     uint32_t bits;
@@ -93,7 +93,8 @@ static inline void narrow(float x, bf16* p) {
     p->bits = x == x ? (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) : (uint16_t)0x7fc0;
 }
 
-// NOTE: intrinsics, because the tuning for some processors splits contracted chains again.
+// NOTE: uses intrinsics, because with the tuning for some processors the compiler would split the
+// multiply-add into two operations again.
 static inline F fma(F a, F b, F c) {
 #if defined(VECTOR_AVX512)
     return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -104,14 +105,14 @@ static inline F fma(F a, F b, F c) {
 #endif
 }
 
-// bfloat16 of each lane, to nearest, ties to even, in the high half of a word; the low half is zero.
-// Not for NaN.
+// Rounds each lane to bfloat16, to nearest, ties to even. The result is in the high half of a word, and
+// the low half is zero. Lanes must not be NaN.
 static inline U round_bf16(F x) {
     const U bits = (U)x;
     return (bits + 0x7fffu + ((bits >> 16) & 1)) & 0xffff0000u;
 }
 
-// LANES float16, stored in the low halves of words.
+// Converts float16 numbers, which are in the low halves of words, to float.
 static inline F from_half(U bits) {
     const F magnitude = (F)((bits & 0x7fffu) << 13) * splat(0x1p112f);
     return (F)((U)magnitude | (bits & 0x8000u) << 16);
@@ -162,7 +163,8 @@ static inline F upper(F x) {
     return __builtin_shuffle(x, (lane_ids() + HALF) & (LANES - 1));
 }
 
-// Adds the lanes in halves, always in this order.
+// Returns the sum of the lanes. Adds the upper half to the lower half until one lane remains, so that
+// the order of the additions is fixed.
 template <int HALF = LANES / 2>
 static inline float sum(F x) {
     if constexpr (HALF == 0)
@@ -180,12 +182,12 @@ static inline float maximum(F x) {
 }
 
 static inline F round_nearest(F x) {
-    const F magic = splat(12582912.0f);  // 1.5 * 2^23 pushes the fraction out
+    const F magic = splat(12582912.0f);  // after adding 1.5 * 2^23, a float has no room for a fraction
     return (x + magic) - magic;
 }
 
-// e^x to about 1 ulp; 0 below -87.3 (so for -inf), inf above 88.7.
-// Range reduction and coefficients after Cephes expf.
+// Returns e^x with an error of about 1 ulp: 0 below -87.3 (also for -inf), and infinity above 88.7.
+// Range reduction and coefficients are from Cephes expf.
 static inline F exp(F x) {
     const F low = splat(-87.33654f), high = splat(88.72284f);
     const F n = round_nearest(x * splat(1.44269504088896341f));
@@ -205,7 +207,8 @@ static inline F exp(F x) {
     return x > high ? splat(__builtin_inff()) : y;
 }
 
-// ln x to about 1 ulp for normal positive x. Reduction and coefficients after Cephes logf.
+// Returns ln x with an error of about 1 ulp, for normal positive x. Range reduction and coefficients
+// are from Cephes logf.
 static inline F log(F x) {
     I bits = (I)x;
     I exponent = (bits >> 23) - 126;
@@ -229,7 +232,8 @@ static inline F log(F x) {
     return fma(e, splat(0.693359375f), m + p);
 }
 
-// tanh x to a few ulp: a polynomial near 0 (Cephes tanhf), 1 - 2 / (e^2x + 1) elsewhere.
+// Returns tanh x with an error of a few ulp: a polynomial near 0 (from Cephes tanhf), and
+// 1 - 2 / (e^2x + 1) elsewhere.
 static inline F tanh(F x) {
     const F z = x * x;
     F p = splat(-5.70498872745e-3f);
