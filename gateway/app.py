@@ -57,8 +57,8 @@ ROUTES = [
 ]
 
 START_WAIT_S = 2.0
-"""Maximum seconds that the start waits for the first catalog. After that, the health routes are
-answered without a catalog."""
+"""Maximum seconds that the application's startup waits for the first catalog. After that, the port
+is opened without a catalog, so that the health routes can report this."""
 WAL_CHECK_S = 5.0
 """Seconds between checks that the usage log can be written."""
 
@@ -84,8 +84,8 @@ class _Tasks:
 
     @asynccontextmanager
     async def running(self, app: Litestar) -> AsyncGenerator[None, None]:
-        """Runs the tasks while the application serves requests. Waits for the first catalog before
-        the port is opened, so that clients that wait for the port are not refused."""
+        """Runs the tasks while the application serves requests. Waits up to START_WAIT_S for the
+        first catalog before the port is opened, so that the first clients are not refused."""
         gateway, control = self._gateway, self._control
         await gateway.wal.open()
         # The OpenAPI documents are written here, because otherwise the first request for one would

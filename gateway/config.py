@@ -27,7 +27,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     security: Security = Security()
     """Security of TCP connections to workers."""
     pepper: bytes
-    """Secret key of the hash by which API keys are stored."""
+    """Secret key of the HMAC of API keys. The database stores only the HMACs."""
     clock: Callable[[], float] = time.time
     """Returns this machine's time in seconds since 1970."""
     wal: Path
@@ -38,7 +38,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     catalog_stale_s: float = 300.0
     """Seconds for which known keys and models are served while the database is unavailable."""
     default_chat_tokens: int = 4096
-    """Default of `max_tokens` for chats. It is cut to the room in the context."""
+    """Default `max_tokens` of chats. If the context has less room, the room is the limit."""
     default_completion_tokens: int = 16
     request_timeout_s: float = 600.0
     """Default seconds that a request may take until its first token."""
@@ -46,15 +46,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum seconds that a request waits for the database or other gateways to grant it a lease
     of limits."""
     tenant_refusals_per_minute: int = 1200
-    """Maximum requests per minute of a tenant that are refused after their bodies were read. A
-    request counts as one, plus one for each 16 KiB of its body."""
+    """Maximum refusals per minute of a tenant's requests whose bodies were read. After that, its
+    requests are refused unread. A refusal counts as one, plus one for each 16 KiB of the body."""
     failover_wait_s: float = 30.0
-    """Maximum seconds that a request whose worker was lost waits for another worker."""
+    """Maximum seconds that a request whose worker refused or lost it waits for another worker."""
     tracing: Tracing = Tracing()
     """Tracing of requests, off by default."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may send requests from a browser, or `*` for all."""
     ping_interval_s: float = 15.0
-    """Seconds without an event after which a stream sends the comment `: ping`."""
+    """Seconds without an event after which a stream sends a ping."""
     slow_client_s: float = 30.0
     """Seconds without reading after which a client is disconnected."""

@@ -88,4 +88,4 @@ CODES: Mapping[str, tuple[int, str]] = {
     "usage_unavailable": (503, "The usage of the request could not be recorded."),
     "worker_lost": (503, "The worker was lost before the answer could continue on another one."),
 }
-"""Status and meaning, by code."""
+"""HTTP status and meaning of each error code."""

@@ -1,4 +1,4 @@
-"""Defines the gateway's errors that are answered to clients, and maps workers' error codes to
+"""Defines the errors with which the gateway answers clients, and maps workers' error codes to
 them."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class TooManyRefusals(TooMany):
-    """Error for a tenant of which too many requests, or too many bytes of them, were refused after
-    they were read."""
+    """Error for a tenant whose recently refused requests were too many or too large. Counts only
+    requests whose bodies were read."""
 
     code = "too_many_refusals"
 
@@ -68,7 +68,7 @@ class CatalogStale(Overloaded):
 
 
 class QuotaExceeded(ApiError):
-    """Error for a request that exceeds what is left of a limit of its tenant or key."""
+    """Error for a request that needs more than is left of a limit of its tenant or API key."""
 
     status = 429
     type = "rate_limit_error"
@@ -186,8 +186,8 @@ FAILURES: Mapping[ErrorCode, type[ApiError]] = {
 
 
 def of_worker(error: Exception) -> Exception:
-    """Returns the API error for a worker's error code, or the error itself if it is not a
-    WorkerFailed."""
+    """Returns the API error that corresponds to a WorkerFailed. Returns any other error
+    unchanged."""
     if not isinstance(error, WorkerFailed):
         return error
     failure = FAILURES[error.code](error.message)

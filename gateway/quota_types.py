@@ -15,7 +15,7 @@ FREE = Price(model="", input=0, cached_input=0, output=0)
 
 
 class Span(Enum):
-    """Length of a limit's window. Minutes, days and months begin by the UTC clock."""
+    """Length of a limit's window. A window is a minute, day or month of UTC, or all time."""
 
     MINUTE = "minute"
     DAY = "day"
@@ -24,7 +24,7 @@ class Span(Enum):
 
 
 class Kind(StrEnum):
-    """Kind of a limit, by its name in store.records.Quota."""
+    """Kind of limit. Its value is the name of the limit's field in store.records.Quota."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"
@@ -151,8 +151,8 @@ class Tariff(NamedTuple):
 
 
 def leased_bits(tenant_id: str, limits: Iterable[Limit]) -> int:
-    """Returns the budgets among the limits as bits: bit n for the tenant's budget `BUDGETS[n]`, and
-    bit 4 + n for the key's."""
+    """Returns a mask of the daily and monthly limits in `limits`. Bit n stands for the tenant's
+    limit of kind `BUDGETS[n]`, and bit 4 + n for the API key's limit of that kind."""
     bits = 0
     for limit in limits:
         if limit.kind in BUDGETS:

@@ -1,5 +1,5 @@
-"""Defines the neutral request, into which every API dialect translates its own: a conversation,
-prompts or pairs to be judged, with the way in which answers are generated."""
+"""Defines the neutral request, into which every API dialect translates its requests. It has a
+conversation, prompts or pairs to be judged, and the parameters of generation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ JUDGE = (
 )
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 VERDICTS = ("no", "yes")
-"""Possible answers, in the order of their logits in the vector of a pair."""
+"""Answers to the question whether a document is relevant. A pair's vector has the logits of these
+answers, in this order."""
 
 
 class MadeCall(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class Message(msgspec.Struct, frozen=True):
     name: str | None = None
     """Name of the speaker, or of the tool."""
     reasoning: str = ""
-    """Text that the model wrote before this answer."""
+    """Reasoning that the model wrote before `content`."""
     calls: list[MadeCall] = []
     call_id: str | None = None
     """Id of the call whose result this message is."""
@@ -69,8 +70,8 @@ class Message(msgspec.Struct, frozen=True):
 def in_turns(
     messages: Iterable[Message], goes_on: Callable[[Message, Message], bool]
 ) -> list[Message]:
-    """Returns the messages, each joined to the previous one if `goes_on(previous, message)` says
-    that it continues the same turn."""
+    """Joins each message to the previous one if `goes_on(previous, message)` returns true, which
+    means that both belong to one turn. Returns the turns."""
     turns: list[list[Message]] = []
     for message in messages:
         if turns and goes_on(turns[-1][-1], message):
@@ -131,9 +132,10 @@ class Conversation(msgspec.Struct, frozen=True):
     messages: list[Message]
     tools: list[Tool] = []
     add_generation_prompt: bool = True
-    """Whether the text ends with the beginning of an answer."""
+    """Whether the rendered prompt ends with the beginning of an answer."""
     continue_final_message: bool = False
-    """Whether the text ends with the last message's content, which the model continues."""
+    """Whether the rendered prompt ends with the last message's content, so that the model
+    continues it."""
     template_arguments: dict[str, Any] = {}
     """Additional variables for the template."""
 
@@ -144,8 +146,8 @@ class Conversation(msgspec.Struct, frozen=True):
 
     @property
     def num_chars(self) -> int:
-        """Number of characters that a template may render: the contents of messages, and everything
-        else as JSON."""
+        """Number of characters that a chat template may render. Calls, tools and template arguments
+        count by the length of their JSON."""
         total = sum([message.num_chars for message in self.messages])
         for message in self.messages:
             if message.calls or message.reasoning:
@@ -161,7 +163,7 @@ class Pair(msgspec.Struct, frozen=True):
     query: str
     document: str
     instruction: str = INSTRUCTION
-    """Criterion of relevance."""
+    """Text that tells the model which documents are relevant."""
 
     @property
     def num_chars(self) -> int:
@@ -169,13 +171,13 @@ class Pair(msgspec.Struct, frozen=True):
         return len(self.query) + len(self.document) + len(self.instruction)
 
     def with_document(self, document: str) -> Pair:
-        """Returns the pair with another document, which was shortened. Removes the replacement
-        characters that are left at its ends where a character was cut in two."""
+        """Returns the pair with a shortened document. Removes replacement characters from the
+        document's ends, because shortening may have cut a character in two."""
         return msgspec.structs.replace(self, document=document.strip("\ufffd"))
 
     def messages(self) -> list[Message]:
-        """Returns the question as a conversation. The document comes last, so that all documents of
-        a query share a prefix."""
+        """Returns the question as a conversation. The document comes last, so that the prompts of
+        all documents of a query share a prefix."""
         question = (
             f"<Instruct>: {self.instruction}\n<Query>: {self.query}\n<Document>: {self.document}"
         )
@@ -220,8 +222,8 @@ class ThoughtBudget(msgspec.Struct, frozen=True):
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Checked request for generated text or vectors. A generation parameter that is None takes the
-    default of the adapter, the base model or the gateway. Either `messages` is set, or `prompts`
-    has one entry for each prompt, as text or token ids, or `pairs` is set."""
+    default of the adapter, the base model or the gateway. Exactly one of `messages`, `prompts` and
+    `pairs` is set. Each of the `prompts` is a text or a list of token ids."""
 
     model: str
     messages: list[Message] | None = None
@@ -231,7 +233,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     returns a vector for each prompt, and needs `max_tokens` 0."""
     pairs: list[Pair] = []
     """Pairs of a query and a document, instead of prompts for kind `embed`. The chat template
-    renders each pair as a question, and its vector has the logits of the answers "no" and "yes"."""
+    renders each pair as a question. The pair's vector has the logits of "no" and "yes"."""
     dimensions: int | None = None
     """Number of leading dimensions that are kept of each vector, for kind `embed`. None keeps
     all."""
@@ -240,13 +242,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompts_param: str = "prompt"
     """Name of the body field that contains the prompts. Error messages name it."""
     echo: bool = False
-    """Whether each prompt is shown before its answer, and scored if log-probabilities are
+    """Whether each prompt is shown before its answer, with log-probabilities if these are
     requested. With `messages`, whether the content that the answer continues is shown."""
     num_prompt_logprobs: int | None = None
-    """Number of most likely tokens that are returned with each prompt token, apart from the answer.
-    None returns no prompt tokens."""
+    """Number of most likely tokens that are returned with each prompt token, separately from the
+    answer. None returns no prompt tokens."""
     truncation: Truncation | None = None
-    """Truncation of long prompts. None refuses them."""
+    """Truncation of long prompts. If None, long prompts are refused."""
     max_document_tokens: int | None = None
     """Maximum number of tokens kept from the beginning of the document of each pair. None keeps
     all."""
@@ -287,12 +289,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `num_logprobs` is set."""
     scores_texts: bool = False
     """Whether each piece of the answer's text is returned with the log-probabilities of its tokens.
-    The end of a stream repeats them."""
+    A stream repeats the log-probabilities at its end."""
     priority: int = 0
     cache_salt: str = ""
     tools: list[Tool] = []
     tool_choice: ToolChoice = "auto"
-    """Choice whether the answer may, must not or must call one of the `tools`."""
+    """Whether the answer may, must or must not call one of the `tools`."""
     is_parallel: bool = True
     """Whether an answer may have several tool calls."""
     constraint: Constraint | None = None
@@ -307,7 +309,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     shows_stop: bool = False
     """Whether the text includes the stop string that ended the answer."""
     user: str | None = None
-    """Id of the caller's end user, by which a canary splits requests. None splits by API key."""
+    """Id of the caller's end user, by which a canary splits requests. If None, it splits them by
+    API key."""
     dropped: tuple[str, ...] = ()
     """Names of fields without effect. The answer's header `loraplex-dropped` lists them."""
 

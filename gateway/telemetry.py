@@ -129,7 +129,7 @@ server_per_token = Histogram(
 
 https://github.com/open-telemetry/semantic-conventions-genai"""
 LATENCIES = (request_duration, time_to_first_token, time_per_output_token)
-"""Histograms whose values link to traces."""
+"""Histograms whose buckets have exemplars, which link to traces."""
 lease_renewal = Histogram(
     _meter,
     "loraplex_lease_renewal_seconds",
@@ -191,8 +191,8 @@ class Standing(NamedTuple):
     workers: dict[str, int]
     """Number of workers by state. Workers that are not connected are included."""
     moves: dict[str, int]
-    """Number of sequences since the start of the process by kind of move: retried, resumed or
-    poisonous."""
+    """Number of sequences that were moved to another worker (`retried`, `resumed`) or presumed to
+    crash workers (`poisonous`) since the process started."""
     tenants: Mapping[str, Tenant]
     """Tenants of the catalog by id."""
 
@@ -259,7 +259,7 @@ _meter.create_observable_gauge(
 
 
 def _names(standing: Standing) -> Iterator[Observation]:
-    """Yields the name of each tenant that has a series in `tenant_use`."""
+    """Yields an observation, labelled with id and name, for each tenant in `tenant_use`."""
     for (tenant_id,) in tenant_use.totals():
         if (tenant := standing.tenants.get(tenant_id)) is not None:
             yield Observation(1, {"tenant": tenant_id, "name": tenant.name})

@@ -1,9 +1,9 @@
 """Creates the spans of a request when the request has ended, from times that were recorded while it
 ran.
 
-So failed and slow requests can be kept even if the sampler would drop them, and a dropped request
-costs only the recording of times. Uses only the OpenTelemetry API. The code that starts the process
-sets up the SDK.
+Failed and slow requests can therefore be kept even if the sampler would drop them, and a dropped
+request costs only the recording of times. The module uses only the OpenTelemetry API. The code that
+starts the process sets up the SDK.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from store.records import Tenant
 from web.headers import find_header, find_headers
 
 MAX_CHARS = 512
-"""Maximum length of the header. It is the length up to which W3C asks that headers are passed on.
+"""Maximum characters of a `tracestate` header. W3C asks servers to pass on at least this many.
 Longer headers are dropped."""
 MAX_MEMBERS = 32
 
 _MEMBER = re.compile(
     r"([a-z0-9][a-z0-9_*/@-]{0,255})=([\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])"
 )
-"""https://www.w3.org/TR/trace-context/#tracestate-header"""
+"""Matches one member of the list in https://www.w3.org/TR/trace-context/#tracestate-header."""
 _MULTI_TENANT = re.compile(r"[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}")
 REQUEST_IDS = "loraplex-request-ids"
 """Key in the OpenTelemetry context, set while a request's span is created. Its value is the (trace
 id, span id) that the SDK's id generator must return for the span."""
 KEPT = "loraplex.kept"
-"""Attribute of a request's span that makes the sampler keep the span. Its value is the reason."""
+"""Attribute of a request's span that makes the sampler keep it. Its value is `error` or `slow`."""
 MAX_KEPT_PER_S = 10
-"""Maximum requests per second that are kept because they failed or were slow. In an overload, all
-requests may be slow."""
+"""Maximum requests per second that are kept because they failed or were slow. They are limited
+because all requests may be slow in an overload."""
 MAX_EVENTS = 32
 """Maximum number of events of one request's span."""
 OLDER_LATENCIES = {
@@ -57,7 +57,7 @@ OLDER_LATENCIES = {
     "prefill": "gen_ai.latency.time_in_model_prefill",
     "decode": "gen_ai.latency.time_in_model_decode",
 }
-"""Names of the attributes with which vLLM's request spans report the duration of each stage."""
+"""Attributes with which vLLM's request spans report durations, by the name of loraplex's stage."""
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
 )
@@ -100,7 +100,7 @@ class Event(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """Contents of a recorded request's spans, without the phases."""
+    """Attributes, events and worker stages of a recorded request. Phases are recorded elsewhere."""
 
     attributes: Attributes
     events: list[Event]
@@ -121,7 +121,7 @@ class Untraced:
     def __init__(self, client_trace_id: str | None = None) -> None:
         self.trace_id = client_trace_id
         self.tenant: Tenant | None = None
-        """Tenant of the request. None if the request was not admitted. It is then not traced."""
+        """Tenant of the request. While it is None, `end` creates no spans."""
         self.model = ""
         """Model name in the request, set once the model is resolved."""
         self.first_output_at: float | None = None
@@ -138,7 +138,7 @@ class Untraced:
         """Ends the current phase without beginning another."""
 
     def drop_phases(self) -> None:
-        """Drops the phases recorded so far. Called for a request that no worker runs."""
+        """Drops the phases recorded so far. Called for requests that need no worker."""
 
     def event(self, name: str) -> None:
         """Adds an event with the current time to the request's span."""
@@ -179,8 +179,8 @@ class Tracing:
         self.has_older_names = has_older_names
         self._kept_since = 0.0
         self._num_kept = 0
-        """Number of requests that `may_keep` was asked about in the second that began at
-        `_kept_since`."""
+        """Number of calls of `may_keep` in the second that began at `_kept_since`, including calls
+        that returned False."""
 
     def begin(self, scope: Scope) -> Untraced:
         """Begins the trace of a request, which must have a request id. If the client sent no valid
@@ -213,7 +213,7 @@ class RequestTrace(Untraced):
         scope: Scope,
         client: re.Match[str] | None,
     ) -> None:
-        """`client` is the match of the client's `traceparent`. None if there is none."""
+        """`client` is the match of the client's `traceparent`, or None if it sent none."""
         state: Mapping[str, Any] = scope["state"]
         trace_id: str = state["request_id"][-32:] if client is None else client[1]
         super().__init__(trace_id)

@@ -1,4 +1,4 @@
-"""Fills the spans of an answered request. They contain neither its prompts nor its answers."""
+"""Fills the spans of an answered request. The spans contain no text of prompts and answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def answer_detail(run: Run, generation: Generation, outcome: str) -> Detail:
 
 
 def _request_attributes(run: Run) -> dict[str, Value]:
-    """Returns span attributes of the request, named by loraplex and by
+    """Returns span attributes of the request. The names that begin with `gen_ai` follow
     https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/."""
     request, target, caller = run.request, run.target, run.caller
     found: dict[str, Value | None] = {
@@ -78,8 +78,8 @@ def _usage_attributes(generation: Generation) -> dict[str, Value]:
 
 
 def _events(generation: Generation) -> list[Event]:
-    """Returns the sequences' moves to other workers, and the preemptions and evictions that the
-    sequence that reported last had on its worker."""
+    """Returns events for the moves of all sequences to other workers. Adds the preemptions and
+    adapter evictions in the report of the sequence that reported its times last."""
     events = [
         Event(
             "resume" if move.num_resumed else "retry",
@@ -106,9 +106,9 @@ def _events(generation: Generation) -> list[Event]:
 
 
 def _stages(generation: Generation) -> list[Stage]:
-    """Returns the stages of the sequence that reported last. The worker's clock differs from the
-    gateway's, so the stages are placed as if the sequence had reached the worker at the moment it
-    was sent."""
+    """Returns the stages of the sequence that reported its times last. The worker's clock differs
+    from the gateway's, so the stages are placed as if the sequence had reached the worker at the
+    moment it was sent."""
     told = generation.placement.worker_times
     if told is None:
         return []

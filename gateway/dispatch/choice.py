@@ -42,13 +42,13 @@ class Delta(msgspec.Struct, frozen=True):
     scored: list[Scored]
     finish_reason: str | None
     tokens: list[int] = []
-    """Generated tokens that are billed: all up to the stop string, and the token that ended the
-    sequence."""
+    """Generated tokens that are billed. They include the token that ended the sequence, but no
+    token after a stop string."""
     stop: str | int | None = None
     """Stop string, or id of the request's stop token, that ended the choice."""
     prompt_scored: list[Scored] = []
-    """Tokens of the prompt with log-probabilities, if the request wants them apart from the
-    answer."""
+    """Tokens of the prompt with log-probabilities, if the request asks for prompt tokens separately
+    from the answer."""
     prompt: list[int] = []
     """Tokens of the prompt. Every delta of a choice has the same list."""
     num_tokens: int = 0
@@ -142,7 +142,7 @@ class Choice:
         )
 
     def _read(self, output: SequenceOutput) -> list[Part]:
-        """Reads and counts the tokens that have text, until one of them ends the answer."""
+        """Parses and counts the tokens before the stop token, until one of them ends the answer."""
         tokens, scored = output.tokens, output.logprobs or []
         if output.stop_token is not None and tokens[-1:] == [output.stop_token]:
             tokens = tokens[:-1]
@@ -173,8 +173,8 @@ class Choice:
         return parts
 
     def _told(self, parts: list[Part], scored: list[TokenLogprobs]) -> list[Part]:
-        """Returns the parts, with the log-probabilities of their tokens if `scores_texts` is
-        set."""
+        """Returns the parts, each text with the log-probabilities of its tokens if the request sets
+        `scores_texts`. Records whether any part is a tool call."""
         self._has_calls = self._has_calls or any(type(part) is ToolCall for part in parts)
         return parts if self._scores is None else self._scores.told(join_parts(parts), scored)
 
@@ -197,10 +197,11 @@ class Choice:
 
 
 class TextScores:
-    """Log-probabilities of one answer's text, without tokens of thoughts, calls and their markers.
+    """Assignment of log-probabilities to the pieces of one answer's text. Leaves out the tokens of
+    thoughts, calls and their markers.
 
-    Tokens are matched to the text by their bytes. If the tokens do not spell the text, because a
-    special token is omitted from it, the text gets all tokens since the previous piece.
+    Tokens are matched to a piece by their bytes. If the tokens do not spell the piece, because it
+    omits a special token, the piece gets all tokens since the previous piece.
     """
 
     def __init__(self, spelled: TokenBytes) -> None:
@@ -211,7 +212,7 @@ class TextScores:
 
     def told(self, parts: Sequence[Part], scored: Sequence[TokenLogprobs]) -> list[Part]:
         """Returns the parts of a step, each text with the log-probabilities of its tokens. `scored`
-        are the step's tokens."""
+        are the step's tokens with their log-probabilities."""
         self._open += scored
         told: list[Part] = []
         for part in parts:

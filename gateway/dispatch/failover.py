@@ -2,13 +2,13 @@
 
 refused     The worker is draining or does not have the model. The sequence moves to another worker,
             or waits for one.
-overloaded  The sequence moves once, to a worker that has not just refused such a request. If any
-            choice of the answer has begun, it may also wait for a worker, and does not expire.
+overloaded  The sequence moves once, to a worker that has not just refused a similar request. Once a
+            choice of the request has begun, it may also wait for a worker, and does not expire.
 lost        Before its first token, the sequence is retried on another worker, within the budget of
             retries. After its first token, it continues on another worker. If there is no other
             worker, it waits for one.
-lost again  Two workers were lost without a token in between. The sequence waits for them to return.
-            If they do not, it is presumed to have crashed them, and ends.
+lost again  Two workers were lost without a token in between. The sequence waits for the workers to
+            return. If they do not, it is presumed to have crashed them, and ends.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ EXCLUDED_S = 1.0
 """Seconds for which a sequence avoids a worker that refused it. After that, the worker's own status
 shows whether it accepts requests."""
 MAX_WITHOUT_PROGRESS = 2
-"""Number of workers that may be lost in a row, without a token in between, before the sequence is
-suspected of crashing them."""
+"""Number of workers lost in a row, without a token in between, at which a sequence is suspected of
+crashing them."""
 MAX_LOST = 5
-"""Number of workers that may be lost in all before the sequence is suspected of crashing them."""
+"""Total number of lost workers at which a sequence is suspected of crashing them."""
 VERDICT_S = 3.0
 """Seconds in which lost workers may return before a sequence is presumed to have crashed them."""
 REFUSALS = (ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN)
@@ -78,8 +78,8 @@ class RetryBudget:
 
 
 class Failover:
-    """Search for other workers for a gateway's sequences whose workers fail, with a budget of
-    retries."""
+    """Search for other workers for sequences whose workers have failed, with one budget of retries
+    for the whole gateway."""
 
     def __init__(self, fleet: Fleet, wait_s: float) -> None:
         """`wait_s` is the number of seconds that a sequence waits if no worker is available."""
@@ -97,7 +97,7 @@ class Failover:
         self, request: Generate, excluded: Collection[WorkerClient], num_bytes: int
     ) -> WorkerClient | None:
         """Chooses a worker that is not silent, and counts the sequence as sent to it. Returns None
-        if no worker is available, or all available workers have just refused such a request.
+        if no worker is available, or if all available workers have just refused a similar request.
         `num_bytes` is the size of the request's body."""
         if not request.num_resumed:
             excluded = [*excluded, *self.full.full(self._fleet.clients, request, num_bytes)]
@@ -176,9 +176,9 @@ class RetryState:
         is_answering: bool,
     ) -> None:
         """Records a failure. Raises `failure` if the sequence may not move to another worker.
-        `instance_id` is the id that the worker had when the sequence was sent. `is_begun` tells
-        whether the sequence has tokens, and `is_answering` whether any choice of its request
-        has."""
+        `instance_id` is the id that the worker had when the sequence was sent. `is_begun` means
+        that the sequence has tokens, and `is_answering` that any choice of its request has an
+        output."""
         self.failure, self._is_patient = failure, True
         self.exclude(worker, max(EXCLUDED_S, failure.retry_after_s))
         if failure.code is ErrorCode.WORKER_LOST:

@@ -36,7 +36,7 @@ gateways stays finite while this gateway is idle."""
 
 
 class Fleet:
-    """Clients of all workers, with the choice of a worker for each request."""
+    """Clients of all workers, among which a worker is chosen for each request."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Fleet:
         the gateway had only one worker."""
         self._workers: Workers[WorkerClient] = Workers()
         self._statuses: dict[WorkerClient, WorkerStatus | None] = {}
-        """Worker's status from which its standing was computed."""
+        """Status from which each worker's standing was computed."""
         self._rates: dict[str, float] = {}
         """Prefill tokens per second by model, as last measured by any worker."""
         self._num_sequences, self._num_own = 0.0, 1.0
@@ -162,8 +162,8 @@ class Fleet:
         return [c for c in able if not c.is_silent] or able
 
     def prefetch(self, target: ResolvedModel) -> None:
-        """Makes the worker load the target's adapter if only one worker can serve it. If there are
-        several, the choice depends on the prompt, which has not been read yet."""
+        """Makes a worker load the target's adapter in advance if no other worker can serve the
+        target. With several, the choice depends on the prompt, which has not been read yet."""
         if target.version is None:
             return
         model, digest = target.base.digest, target.version.digest

@@ -1,4 +1,5 @@
-"""Generates the answers of one request. Merges the outputs of its sequences, wherever these run."""
+"""Generates the answers of one request. Merges the outputs of the request's sequences, which may
+run on different workers."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ NEVER_BEGUN = (
     *(ErrorCode.ADAPTER_UNAVAILABLE, ErrorCode.PROMPT_TOO_LONG),
     *(ErrorCode.OVERLOADED, ErrorCode.EXPIRED),
 )
-"""Failures before which no worker has computed anything. `INVALID` is excluded, because workers
-also report it for answers that they computed but cannot send."""
+"""Error codes that a worker reports before it has computed anything. `INVALID` is excluded, because
+workers also report it for answers that they computed but cannot send."""
 
 
 class Generation:
@@ -57,10 +58,10 @@ class Generation:
         self._is_submitted = False
         self._deltas: list[Delta] = []
         self._failure: Exception | None = None
-        """Exception that `step` raises after it has returned the deltas before it."""
+        """Exception that `step` raises once it has returned the deltas that arrived earlier."""
         self._news = asyncio.Event()
         self._is_patient = False
-        """Whether the task is woken only when every choice has ended or one has failed."""
+        """Whether the waiting task is woken only when all choices have ended or one has failed."""
 
     @property
     def is_done(self) -> bool:
@@ -82,8 +83,8 @@ class Generation:
 
     @property
     def is_refused(self) -> bool:
-        """Whether nothing was used, because no sequence was sent to a worker, or the request failed
-        before a worker computed any of its prompts."""
+        """Whether the request used no tokens, because no sequence was sent to a worker, or because
+        the request failed before a worker computed any of its prompts."""
         failure = self._failure
         if isinstance(failure, WorkerFailed) and failure.code in NEVER_BEGUN:
             return not any(prompt.num_reached for prompt in self._prompts)
@@ -182,9 +183,9 @@ class Generation:
             self._begin_followers(sequence, output)
 
     def _begin_followers(self, first: RemoteSequence, output: SequenceOutput) -> None:
-        """Begins the followers of a prompt's first choice. `output` is the first output of that
-        choice, and has the prompt's scores. If the request only scores prompts, all choices get
-        this output."""
+        """Begins the other choices of a prompt once its first choice has scored it. `output` is the
+        first output of the first choice, and has the scores. If the request only scores prompts,
+        all choices get this output."""
         followers, first.followers = first.followers, []
         for number in followers:
             sequence = self._sequences[number]

@@ -1,5 +1,5 @@
-"""Knows the requests in flight, from the resolution of their model to their end, and ends those
-whose API key is no longer valid."""
+"""Tracks requests from the resolution of their model to their end, and ends requests whose API key
+is no longer valid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_VALID = "This API key is no longer valid."
 
 class InFlightRequests:
     """Set of the requests in flight. Passes the outcomes of canaries' requests to `outcomes`. `run`
-    runs in the background."""
+    must run as a background task."""
 
     def __init__(self, outcomes: Outcomes, is_valid: Callable[[str], bool]) -> None:
         """`is_valid` returns whether the API key with the given id is still valid."""
@@ -36,8 +36,8 @@ class InFlightRequests:
         return InFlightRequest(self, target, key_id)
 
     async def run(self) -> None:
-        """Ends the generations of keys that are no longer valid. Checks every second until
-        cancelled."""
+        """Ends the generations of requests whose API keys are no longer valid. Checks the keys
+        every second until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             keys = {request.key_id for request in self.open}

@@ -1,5 +1,5 @@
-"""Counts the outcomes of requests to the versions of canaries. They are written to Postgres every
-second."""
+"""Counts the outcomes of requests to the versions of canaries. The counts are written to Postgres
+every second."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tally(msgspec.Struct):
 
 
 def ttft_step(seconds: float) -> int:
-    """Returns the index in the histogram for a time in seconds."""
+    """Returns the index of the histogram step that counts a time in seconds."""
     octaves = math.log2(max(seconds * 1000, SHORTEST_MS) / SHORTEST_MS)
     return min(max(math.ceil(octaves * STEPS_PER_OCTAVE) - 1, 0), NUM_STEPS - 1)
 
@@ -57,8 +57,8 @@ def median_ms(ttft: Sequence[int]) -> float:
 
 
 class Outcomes:
-    """Outcomes that are not written to the database yet, by canary (the id of the alias change that
-    set it) and version."""
+    """Counts of outcomes that are not written to the database yet, by canary and version. A canary
+    is identified by the id of the alias change that set it."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[int, int], Tally] = {}

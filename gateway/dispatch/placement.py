@@ -47,10 +47,10 @@ class PromptUsage:
     """Counter of the positions of a prompt, each counted once.
 
     Every sequence computes a prompt from its start, so the positions that any of them has reached
-    are the first `num_reached`. A position that a second sequence computes, or the same one after a
-    preemption or at another worker, lies below that and is not counted again.
+    are the first `num_reached`. If another sequence computes such a position again, or the same
+    sequence does after a preemption or a move, the position is not counted again.
 
-        choice 0, first worker   [cached | computed ...]                     it is lost
+        choice 0, first worker   [cached | computed ...]          then the worker is lost
         choice 0, second worker  [computed .................. | computed]
         counted as                cached | computed           | computed
     """
@@ -130,8 +130,8 @@ class RemoteSequence:
 
 
 class Placement:
-    """Places of one request's sequences: which worker has which sequence, and which sequences wait
-    for a worker."""
+    """Assignment of one request's sequences to workers. Also holds the sequences that wait for a
+    worker."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class Placement:
 
     async def stop(self, timeout_s: float) -> bool:
         """Aborts running sequences, and waits until their workers have reported how much of the
-        prompts they computed. Returns False if they have not within `timeout_s`."""
+        prompts they computed. Returns False if a report is missing after `timeout_s` seconds."""
         self.abort()
         if self._aborted:
             with contextlib.suppress(TimeoutError):

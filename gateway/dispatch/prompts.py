@@ -96,7 +96,7 @@ class _PromptReader:
         self._domain = domain
         self._max_model_len = target.base.max_model_len
         self._max_tokens = None if request.truncation else self._max_model_len
-        """Maximum tokens of a text. None if longer texts are cut."""
+        """Maximum tokens of a prompt. None if longer prompts are truncated, not refused."""
 
     async def of_chat(self, messages: list[Message]) -> list[Prompt]:
         """Returns the prompt of a conversation."""
@@ -242,9 +242,9 @@ class _PromptReader:
     async def _prompts(
         self, tokenised: list[list[int]], echoed: Sequence[str | list[int]]
     ) -> list[Prompt]:
-        """Returns the prompts of tokenised texts. `echoed` are the prompts as the request has them
-        if the answer repeats them, and empty otherwise. Raises InvalidRequest if a prompt is empty
-        or has an id outside the vocabulary."""
+        """Returns the prompts of tokenised texts. `echoed` has the text or the token ids that are
+        shown before the answers to each prompt. It is empty if nothing is shown. Raises
+        InvalidRequest if a prompt is empty or has an id outside the vocabulary."""
         size, param = self._target.base.shape.vocab_size, self._request.prompts_param
         for tokens in tokenised:
             if not tokens:

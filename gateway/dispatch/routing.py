@@ -16,10 +16,11 @@ the same reason, only a few randomly drawn workers are compared: some that hold 
 some that hold the adapter, some that hold the base model, and some of all workers. An adapter or a
 model that no worker holds goes to one of two workers that are determined by a hash, so that
 gateways agree without coordination. A popular adapter spreads to another worker once the queues of
-the workers that hold it take longer than loading it. The content of each worker is indexed when it
-reports, so that a choice takes the same time however many workers there are.
+the workers that hold it take longer than loading it. The adapters and models of each worker are
+indexed when it reports, so that the holders of an adapter are found without a search.
 
-Functions here read no clock and no global random generator. Time and random numbers are arguments.
+Functions in this module read neither a clock nor a global random generator. Time and random numbers
+are arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defines a request that is ready to run, and its constraints in the form for workers."""
+"""Defines a request that is ready to run, and its constraints in the form that workers expect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sent with each sequence."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Request that is ready to run: everything that is known of it before a worker is chosen."""
+    """Request that is ready to run, with all that is known about it before a worker is chosen."""
 
     request_id: str
     caller: Principal
@@ -44,9 +44,9 @@ class Run(msgspec.Struct, frozen=True):
     trace: Untraced = Untraced()
     service: Service = ORDINARY
     grammar: str = ""
-    """Grammar that constrains the answer, in the form for workers. Empty if any text is allowed."""
+    """Grammar that constrains the answer, as workers expect it. Empty if any text is allowed."""
     rules: TokenRules | None = None
-    """Rules on the tokens that the answer may have. None allows any."""
+    """Rules on the tokens that the answer may have. None if any token is allowed."""
 
     @property
     def stops(self) -> list[str]:
@@ -55,8 +55,8 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Token ids that end answers because the caller or the adapter says so, in addition to the
-        base model's."""
+        """Ids of the stop tokens that the caller and the adapter set, in addition to the base
+        model's. `ignore_eos` leaves out the adapter's."""
         if self.request.ignore_eos:
             return self.request.stop_token_ids
         return *self.request.stop_token_ids, *self.target.serving.stop_token_ids
@@ -87,11 +87,11 @@ class Constraints(NamedTuple):
     """Constraints on the answers of a request."""
 
     grammar: str
-    """Grammar that constrains the text, in the form for workers. Empty if any text is allowed."""
+    """Grammar that constrains the text, as workers expect it. Empty if any text is allowed."""
     rules: TokenRules | None
-    """Rules on the tokens that the answer may have. None allows any."""
+    """Rules on the tokens that the answer may have. None if any token is allowed."""
     dropped: frozenset[str]
-    """Names of keywords of schemas and of fields that are not enforced."""
+    """Names of schema keywords and request fields that are not enforced."""
 
 
 async def constraints_of(
@@ -101,8 +101,8 @@ async def constraints_of(
     grammars: Grammars,
     user: GrammarUser,
 ) -> Constraints:
-    """Returns the constraints of a request. `prompt`: any of its prompts, because all have the same
-    form. Raises InvalidRequest if a constraint cannot be used."""
+    """Returns the constraints of a request. `prompt` is any prompt of the request, because all have
+    the same form. Raises InvalidRequest if a constraint cannot be used."""
     grammar, dropped = "", frozenset[str]()
     if request.constraint is not None:
         grammar, dropped = msgspec.structs.astuple(await grammars.of(request.constraint, user))
@@ -127,7 +127,7 @@ async def token_rules(
     *,
     has_grammar: bool,
 ) -> TokenRules | None:
-    """Returns the rules of a request, or None if any token is allowed. Raises InvalidRequest."""
+    """Returns the request's rules on tokens, or None if any is allowed. Raises InvalidRequest."""
     if request.allowed_token_ids and has_grammar:
         raise InvalidRequest(
             "'allowed_token_ids' cannot be combined with a schema, a grammar or a call that is "
@@ -185,8 +185,9 @@ def _thought(request: Request, tokenizer: ModelTokenizer, prompt: Prompt) -> Tho
 
 
 def check_answer_of(run: Run, default_tokens: int) -> None:
-    """Raises InvalidRequest if the answer could be too large. Generated tokens of a stream do not
-    count, because they are sent at once, unless the end of the stream repeats them."""
+    """Raises InvalidRequest if the answer could have too many log-probabilities or characters of
+    echo. Generated tokens of a stream do not count, because they are sent at once, unless the
+    stream repeats their scores at its end or the scores cover the whole vocabulary."""
     request, num_choices = run.request, run.request.num_choices
     num_told = _num_told(run)
     if request.kind is OutputKind.EMBED and not request.pairs:

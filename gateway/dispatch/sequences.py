@@ -33,7 +33,7 @@ worker is lost, the tokens that it has not sent are generated again."""
 
 
 def work_of(run: Run) -> Work:
-    """Returns the request's requirements, by which a worker is chosen."""
+    """Returns the request's requirements that determine which worker is chosen."""
     version = run.target.version
     prompts = [_prefix(run, prompt, version) for prompt in run.prompts]
     num_sequences = len(prompts) * run.request.num_choices
@@ -85,7 +85,7 @@ def plan(
         usage = PromptUsage(len(prompt.tokens))
         for number in range(num_choices):
             if number:
-                # The first choice scores the prompt for all.
+                # The first choice scores the prompt for all choices.
                 numbered = msgspec.structs.replace(params, choice=number, prompt_logprobs=None)
                 request = msgspec.structs.replace(request, params=numbered)
             choice = Choice(run, prompt, len(sequences))
@@ -142,9 +142,9 @@ def _first(*values: float | None) -> float:
 
 
 def _generate(run: Run, prompt: Prompt, layout: str, params: SamplingParams) -> Generate:
-    """Returns the request for a worker. The client sets its id."""
-    # If a stop string or a second run may end the answer, each token is checked before the next is
-    # generated.
+    """Returns the request for a worker. WorkerClient sets the request's id."""
+    # A stream shows each token at once. If a stop string or a second tool call may end the answer,
+    # the gateway must see each token early, so that few tokens are generated after the end.
     is_heard = run.request.stream or run.stops or not run.request.is_parallel
     return Generate(
         id=0,

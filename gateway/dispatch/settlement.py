@@ -1,5 +1,5 @@
-"""Settles one admitted request exactly once, however it ends: its usage, its limits, and what
-metrics, trace and log say of it."""
+"""Settles one admitted request exactly once, however it ends: records its usage, settles its
+limits, and reports it in metrics, trace and log."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PICO = 1e-12
 """Dollars in a pico-dollar, the unit of costs."""
 
 Latency = tuple[float, Histogram, Histogram]
-"""Seconds, and the two histograms that count them: loraplex's own, and the one of OpenTelemetry's
-GenAI conventions."""
+"""Seconds, and the two histograms that record them: first loraplex's own histogram, then the
+histogram of OpenTelemetry's GenAI conventions."""
 
 
 class Settlement:
-    """End of one admitted request. `settle` must be called exactly once. Before it, `keep` may
-    record the usage earlier and wait until it is on disk."""
+    """End of one admitted request. `settle` must be called exactly once. Before that, `keep` may be
+    called to record the usage and wait until it is on disk."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Settlement:
         self._log(outcome, failure)
 
     def _record(self, status: Status) -> Batch:
-        """Records the usage and returns the record's batch. The batch is written even if it is not
-        awaited. Only the first run counts."""
+        """Records the usage and returns the record's batch, which is written even if it is not
+        awaited. Later calls return the same batch and record nothing."""
         if self._batch is None:
             record = self._usage_record(status)
             self._batch = self._wal.append(msgspec.msgpack.encode(record))

@@ -2,10 +2,10 @@
 their prompts are tokenised, so that an overload costs the workers little.
 
 A worker that refuses a request reports how long it takes until one place in its queue becomes free
-for the tenant. During that time the gateway sends it no more such requests, unless one of the
+for the tenant. During that time the gateway sends the worker no similar requests, unless one of the
 gateway's requests has ended there, or the new request is smaller than the refused one and so may
 find room. A large request needs many places, and refusing it costs the worker as much as refusing
-many small ones. So large requests are sent to such a worker less often.
+many small ones. Therefore the refusal of a large request applies for longer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 ASK_AGAIN_S = 0.25
-"""Maximum seconds for which a refusal is remembered. A large request's refusal lasts longer."""
+"""Maximum seconds for which a refusal applies to similar requests, if the refused request had at
+most LARGE bytes."""
 LARGE = 64 << 10
-"""Size of a request's body in bytes above which its refusal is remembered longer, in proportion to
-the size."""
+"""Size of a request's body in bytes above which a refusal applies for longer than ASK_AGAIN_S, in
+proportion to the size."""
 MANY = 64
 """Minimum number of remembered refusals at which expired ones are removed."""
 
@@ -33,7 +34,7 @@ Line = tuple[str, str, ServiceClass]
 @dataclass(slots=True)
 class Refused:
     num_bytes: int
-    """Bytes of the smallest request that was refused."""
+    """Bytes of the smallest body that was refused."""
     until: float
     num_finished: int
     """Number of this gateway's sequences that had ended at the worker at the time of the
@@ -50,7 +51,7 @@ class Refused:
 
 
 class FullQueues:
-    """Refusals for lack of room in the queues of all workers, as reported to one gateway."""
+    """Recent refusals by workers whose queues were full, as reported to one gateway."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -65,8 +66,8 @@ class FullQueues:
     def note(
         self, worker: WorkerClient, request: Generate, num_bytes: int, failure: WorkerFailed
     ) -> None:
-        """Records a refusal. Ignores a failure whose reason is not lack of room. `num_bytes` is the
-        size of the request's body."""
+        """Records that a worker refused a request because its queue was full. Ignores a failure
+        with another reason. `num_bytes` is the size of the request's body."""
         if not failure.pace_s:
             return
         now = self._clock()
@@ -88,8 +89,8 @@ class FullQueues:
     def check(
         self, workers: Sequence[WorkerClient], line: Line, num_bytes: int
     ) -> Sequence[WorkerClient]:
-        """Returns the workers that have just refused such a request. Raises WorkerFailed, as a
-        worker's own refusal does, if all `workers` have."""
+        """Returns the workers that have just refused a similar request. Raises WorkerFailed, as a
+        worker's own refusal does, if all of `workers` have just refused one."""
         now = self._clock()
         found = self._full(workers, line, num_bytes, now)
         if not found or len(found) < len(workers):
@@ -102,7 +103,7 @@ class FullQueues:
     def full(
         self, workers: Sequence[WorkerClient], request: Generate, num_bytes: int
     ) -> Sequence[WorkerClient]:
-        """Returns the workers that have just refused such a request."""
+        """Returns the workers that have just refused a similar request."""
         return list(self._full(workers, _line_of(request), num_bytes, self._clock()))
 
     def _full(
@@ -116,7 +117,7 @@ class FullQueues:
         return found
 
     def _forget(self, now: float) -> None:
-        """Removes refusals whose clients should have retried by now."""
+        """Removes refusals for which the time to retry has passed."""
         for key in [key for key, each in self._refused.items() if each.next_room_at <= now]:
             del self._refused[key]
         self._forget_at = max(MANY, 2 * len(self._refused))

@@ -1,7 +1,7 @@
-"""Knows the state of the workers as one gateway estimates it: their reports, and the requests sent
-since.
+"""Estimates the state of each worker for one gateway, from the worker's last report and the
+requests that the gateway has sent to it since.
 
-Functions here read no clock. Time is an argument.
+Functions in this module read no clock. Time is an argument.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ STALE_S = 3.0
 """Seconds after which a status is stale. A worker with a stale status gets only requests that no
 other worker can take."""
 PREFILL_TOKENS_PER_S = 1000.0
-"""Prefill tokens per second, assumed until a worker has measured them for the model. The next two
-constants are also assumed until measured."""
+"""Prefill tokens per second of a model, assumed until a worker has measured them. DECODE_STEP_S and
+MODEL_LOAD_S are also assumed until a worker has measured the real values."""
 DECODE_STEP_S = 0.02
 MODEL_LOAD_S = 5.0
 ANSWER_TOKENS = 128
-"""Expected number of tokens of an answer, one for each step."""
+"""Assumed number of tokens of an answer. An engine step generates one of them."""
 
 
 @dataclass(eq=False)
 class Work:
-    """Requirements of a request, by which a worker is chosen."""
+    """Requirements of a request that determine which worker is chosen."""
 
     model: str
     """Digest of the base model."""
@@ -70,7 +70,7 @@ class ModelReport(msgspec.Struct, frozen=True):
         return num_before * ANSWER_TOKENS * self.decode_step_s / self.num_rows
 
     def crowd_s(self, num_bytes: int) -> float:
-        """Returns the seconds that another adapter adds to the steps of an answer."""
+        """Returns the seconds by which one more adapter in the batch lengthens an answer."""
         share = num_bytes / self.num_bytes if self.num_bytes else 0.0
         return ANSWER_TOKENS * self.decode_step_s * share if self.num_sequences else 0.0
 
@@ -118,7 +118,7 @@ class Claims:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Seconds to compute the prompts of these requests."""
+        """Seconds that the worker needs to compute the prompts of the claimed requests."""
         self.num_sequences = 0
 
     def add(self, seconds: float, num_sequences: int) -> None:
@@ -127,8 +127,8 @@ class Claims:
 
 
 class Standing:
-    """State of a worker as one gateway estimates it: its last report, and the requests sent
-    since."""
+    """Estimated state of a worker, which one gateway computes from the worker's last report and the
+    requests that it has sent to the worker since."""
 
     def __init__(self, report: Report, reported_at: float, num_gateways: float = 1.0) -> None:
         """`num_gateways` is the estimated total traffic of all gateways, in multiples of this
@@ -139,7 +139,7 @@ class Standing:
         self.num_more = 0
         """Change in the number of this gateway's sequences on the worker since the report."""
         self.claims = Claims()
-        """Requests of this gateway that wait for their limits to be reserved."""
+        """Requests that are assigned to the worker, and wait for their limits to be reserved."""
         self._known_s = report.queue_s
         self._sent_s = 0.0
         """Seconds to compute the requests that this gateway has sent since the report."""
@@ -147,7 +147,8 @@ class Standing:
         """Time for which `_known_s` and `_sent_s` were computed."""
         self._sent_adapters: set[str] = set()
         self._sent_models: dict[str, float] = {}
-        """Seconds of waiting for each model that must be loaded for the requests sent."""
+        """Seconds until each model is on the device, for models that must be loaded for requests
+        sent since the report."""
 
     @property
     def near(self) -> Set[str]:
@@ -170,7 +171,7 @@ class Standing:
 
     def wait_s(self, model: str) -> float:
         """Returns the seconds until the base model is on the device. Models that earlier requests
-        need are loaded first."""
+        need are loaded first. A load that an earlier request began counts as half done."""
         wait_s = self.model(model).wait_s
         if not wait_s:
             return 0.0
@@ -206,8 +207,8 @@ class Standing:
             self._sent_models[work.model] = wait_s
 
     def _left(self, now: float) -> tuple[float, float]:
-        """Returns the seconds left to compute the prompts in the report, which are computed first,
-        and the seconds left to compute the prompts sent since."""
+        """Returns the seconds that remain for the prompts in the report, which are computed first,
+        and the seconds that remain for the prompts sent since the report."""
         seconds = now - self._queue_at
         if seconds <= self._known_s:
             return self._known_s - seconds, self._sent_s

@@ -17,7 +17,8 @@ checked."""
 
 
 class Pool(Generic[W]):
-    """Set of workers from which random ones are drawn. Each operation takes constant time."""
+    """Set of workers from which random ones are drawn. Each operation takes constant time, unless
+    `draw` finds few able workers."""
 
     def __init__(self) -> None:
         self._members: list[W] = []
