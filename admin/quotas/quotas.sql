@@ -1,10 +1,12 @@
 -- name: quota_exchange
--- $1: gateway id; $2: number of the exchange; $3: seconds that its slices outlive it; $4: as the function takes them.
+-- $1: gateway id; $2: number of the exchange; $3: seconds after the exchange until the gateway's leases expire; $4:
+-- asks, in the form that the function quota_exchange takes.
 SELECT quota_exchange($1, $2, make_interval(secs => $3), $4) AS responses,
        extract(epoch FROM clock_timestamp())::float8 AS database_at;
 
 -- name: quota_release
--- $1: gateways that are gone, and all of whose usage is loaded. After a loss one holds as <id>#<number>.
+-- $1: ids of gateways that have ended and whose usage has all been loaded. A gateway that lost its leases holds the new
+-- ones under <id>#<number>.
 DELETE FROM quota_holders WHERE split_part(gateway_id, '#', 1) = ANY ($1::text[]);
 
 -- name: quota_upkeep
@@ -14,7 +16,7 @@ SELECT quota_upkeep();
 SELECT {columns of store.records.Quota} FROM quotas WHERE subject = $1;
 
 -- name: quota_put
--- $1: tenant id; $2: id of a key that is its own subject, or null: of the tenant as a whole.
+-- $1: tenant id; $2: id of the key that the limits apply to, or null if they apply to the tenant as a whole.
 INSERT INTO quotas (tenant_id, key_id, {columns of store.records.Quota})
 VALUES ($1, $2, {values of store.records.Quota})
 ON CONFLICT (subject) DO UPDATE
@@ -24,12 +26,12 @@ SET {updates of store.records.Quota}, updated_at = now();
 DELETE FROM quotas WHERE subject = $1;
 
 -- name: quotas_lock
--- $1: tenant id. Its limits and its keys', in the order in which exchanges lock them.
+-- $1: tenant id. Locks the limits of the tenant and of its keys, in the order in which exchanges lock them.
 SELECT FROM quotas WHERE tenant_id = $1 ORDER BY subject FOR UPDATE;
 
 -- name: quota_use
--- $1: subject. Of each limit that gateways share out: what is used and loaded in the window that is open now,
--- what they hold of it, and when it ends.
+-- $1: subject. Returns, for each limit that gateways divide among themselves, the loaded usage in the current window,
+-- the amount that gateways hold, and the end of the window.
 SELECT kind, ends_at,
        coalesce((SELECT CASE unit WHEN 'tokens' THEN metered_tokens ELSE cost END FROM usage_totals t
                  WHERE (t.subject, t.span, t.start) = ($1, w.span, (w.start AT TIME ZONE 'UTC')::date)), 0)::numeric AS used,
@@ -44,7 +46,8 @@ FROM (SELECT kind, span, split_part(kind, '_', 1) AS unit,
       ) AS k (kind, span)) w;
 
 -- name: adapters_held
--- $1: tenant id; $2, $3: a name and a content's digest, and whether it has them.
+-- $1: tenant id; $2: adapter name; $3: digest of a content. Returns the number of adapters and the bytes of contents
+-- that the tenant has, and whether it already has this name and this content.
 WITH held AS (
     SELECT name, digest, (manifest ->> 'file_bytes')::bigint AS bytes FROM adapter_versions
     WHERE tenant_id = $1 AND state NOT IN ('rejected', 'retired')

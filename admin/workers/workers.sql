@@ -1,5 +1,6 @@
 -- name: worker_list
--- $1: where the page before ended; $3: the one that is asked for, or null. A worker without a status has only been registered.
+-- $1: id of the previous page's last worker; $2: limit; $3: id of the only worker to return, or null. `status` is null
+-- if no gateway has reported the worker yet.
 SELECT {columns of admin.workers.workers.Worker}, leased_until IS NOT NULL AS is_registered,
        coalesce(extract(epoch FROM now() - reported_at), 0)::double precision AS age_s
 FROM workers WHERE id > $1 AND ($3::text IS NULL OR id = $3) ORDER BY id LIMIT $2;
@@ -13,7 +14,7 @@ INSERT INTO workers (id, address, leased_until) VALUES ($1, $2, now() + make_int
 ON CONFLICT (id) DO UPDATE SET address = excluded.address, leased_until = excluded.leased_until;
 
 -- name: worker_renew
--- Null: it is not registered (any more).
+-- $1: id; $2: seconds of the lease. Returns null if the worker is not registered or its registration has ended.
 UPDATE workers SET leased_until = now() + make_interval(secs => $2) WHERE id = $1 AND leased_until IS NOT NULL
 RETURNING true;
 
@@ -21,8 +22,8 @@ RETURNING true;
 DELETE FROM workers WHERE id = $1;
 
 -- name: workers_report
--- $1: gateway id; $2: [{id, address, status}], no id twice. Of several gateways one goes on as long as it has news, so that
--- each status is written once.
+-- $1: gateway id; $2: [{id, address, status}], each id once. If several gateways report a worker, only the gateway that
+-- wrote the last report updates it, until that report is 1.5 seconds old, so that each status is written once.
 INSERT INTO workers AS w (id, address, status, reported_at, reported_by)
 SELECT id, address, status, now(), $1 FROM jsonb_to_recordset($2) AS r (id text, address text, status jsonb) ORDER BY id
 ON CONFLICT (id) DO UPDATE
@@ -30,7 +31,7 @@ SET status = excluded.status, failure = '', reported_at = excluded.reported_at, 
 WHERE w.reported_by = excluded.reported_by OR w.reported_at < now() - interval '1.5 seconds' OR w.reported_at IS NULL;
 
 -- name: workers_gone
--- Whether there are any: $1 seconds without lease and report.
+-- Returns whether there are workers that have had neither a valid lease nor a report for $1 seconds.
 SELECT EXISTS (
     SELECT FROM workers WHERE greatest(leased_until, reported_at, registered_at) < now() - make_interval(secs => $1));
 
@@ -38,7 +39,8 @@ SELECT EXISTS (
 DELETE FROM workers WHERE greatest(leased_until, reported_at, registered_at) < now() - make_interval(secs => $1);
 
 -- name: workers_not_reached
--- $1: [{address, failure}] of those that a gateway does not reach. One that another has just reported is reached.
+-- $1: [{address, failure}] of workers that a gateway cannot reach. Ignores workers that another gateway has reported in
+-- the last 1.5 seconds.
 UPDATE workers AS w SET failure = left(r.failure, 512)
 FROM jsonb_to_recordset($1) AS r (address text, failure text)
 WHERE w.id IN (
