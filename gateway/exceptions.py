@@ -1,5 +1,4 @@
-"""Defines the errors with which the gateway answers clients, and maps workers' error codes to
-them."""
+"""Defines the errors that the gateway sends to clients, and maps workers' error codes to them."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class TemplateNotApproved(Conflict):
 
 
 class CatalogStale(Overloaded):
-    """Error for a gateway whose catalog was not confirmed for so long that it may be too old to
-    use."""
+    """Error for a gateway whose catalog has not been confirmed for too long to be used."""
 
     code = "catalog_stale"
     retry_after_s = 5
@@ -186,8 +184,7 @@ FAILURES: Mapping[ErrorCode, type[ApiError]] = {
 
 
 def of_worker(error: Exception) -> Exception:
-    """Returns the API error that corresponds to a WorkerFailed. Returns any other error
-    unchanged."""
+    """Returns the API error that corresponds to a WorkerFailed, and any other error unchanged."""
     if not isinstance(error, WorkerFailed):
         return error
     failure = FAILURES[error.code](error.message)
@@ -202,8 +199,7 @@ def to_failure(error: Exception) -> ApiError:
 
 
 def is_our_fault(error: Exception) -> bool:
-    """Returns whether the server caused the error: its status is 500 or above, or it is
-    unforeseen."""
+    """Returns whether the server caused the error: its status is 5xx, or it is unforeseen."""
     return to_api_error(of_worker(error)).status >= 500
 
 

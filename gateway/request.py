@@ -50,7 +50,6 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def num_chars(self) -> int:
-        """Number of characters of the content."""
         return len(self.content)
 
     def for_template(self) -> dict[str, Any]:
@@ -117,8 +116,7 @@ class NamedTool(msgspec.Struct, frozen=True):
 
 
 class AllowedTools(msgspec.Struct, frozen=True):
-    """Choice of tools that shows the model all of the request's tools, but allows calls of only
-    some."""
+    """Choice of tools that shows all tools to the model, but allows calls of only some of them."""
 
     names: tuple[str, ...]
     must_call: bool
@@ -134,8 +132,7 @@ class Conversation(msgspec.Struct, frozen=True):
     add_generation_prompt: bool = True
     """Whether the rendered prompt ends with the beginning of an answer."""
     continue_final_message: bool = False
-    """Whether the rendered prompt ends with the last message's content, so that the model
-    continues it."""
+    """Whether the rendered prompt ends with the last message, so that the model continues it."""
     template_arguments: dict[str, Any] = {}
     """Additional variables for the template."""
 
@@ -235,8 +232,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of a query and a document, instead of prompts for kind `embed`. The chat template
     renders each pair as a question. The pair's vector has the logits of "no" and "yes"."""
     dimensions: int | None = None
-    """Number of leading dimensions that are kept of each vector, for kind `embed`. None keeps
-    all."""
+    """Number of leading dimensions kept of each vector, for kind `embed`. None keeps all."""
     dimensions_param: str = "dimensions"
     """Name of the body field that sets `dimensions`. Error messages name it."""
     prompts_param: str = "prompt"
@@ -250,8 +246,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     truncation: Truncation | None = None
     """Truncation of long prompts. If None, long prompts are refused."""
     max_document_tokens: int | None = None
-    """Maximum number of tokens kept from the beginning of the document of each pair. None keeps
-    all."""
+    """Maximum number of tokens kept from the beginning of each document. None keeps all."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its special tokens to prompts. None adds them to texts, but not to
     the output of a chat template."""
@@ -309,8 +304,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     shows_stop: bool = False
     """Whether the text includes the stop string that ended the answer."""
     user: str | None = None
-    """Id of the caller's end user, by which a canary splits requests. If None, it splits them by
-    API key."""
+    """Id of the end user, by which a canary splits requests. If None, the API key's id is used."""
     dropped: tuple[str, ...] = ()
     """Names of fields without effect. The answer's header `loraplex-dropped` lists them."""
 

@@ -28,8 +28,7 @@ RENEWAL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 
 
 class LastErrors:
-    """Last failure of each error code, for at most `MAX_CODES` codes. Used only on the event
-    loop."""
+    """Last failure of each error code, for at most `MAX_CODES` codes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._by_code: dict[str, LastError] = {}

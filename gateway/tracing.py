@@ -112,8 +112,7 @@ NO_DETAIL = Detail({}, [], [])
 
 
 class Untraced:
-    """Trace of a request if tracing is off. It records nothing, and has only the client's trace
-    id."""
+    """Trace of a request if tracing is off. Records nothing, and has only the client's trace id."""
 
     traceparent: str | None = None
     """Value of the header `traceparent` that is sent to the worker. None if tracing is off."""
@@ -131,8 +130,7 @@ class Untraced:
         """Begins a phase, which ends the previous one."""
 
     def annotate(self, attributes: Callable[[], Attributes]) -> None:
-        """Adds attributes to the current phase. The function is called only if the request is
-        recorded."""
+        """Adds attributes to the current phase. Calls the function only if a span is recorded."""
 
     def leave(self) -> None:
         """Ends the current phase without beginning another."""
@@ -148,8 +146,7 @@ class Untraced:
         the first failure counts."""
 
     def detail(self, make: Callable[[], Detail]) -> None:
-        """Sets the function that returns the span's details. `end` calls it if the request is
-        recorded."""
+        """Sets the function for the span's details. `end` calls it only if the span is recorded."""
 
     def when_kept(self, tell: Callable[[int, int], None]) -> None:
         """Sets the function that `end` calls with the trace id and the span id if the request is

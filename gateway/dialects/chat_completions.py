@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: POST /v1/chat/completions."""
+"""Translates OpenAI's chat completions: POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     @property
     def thought_budget(self) -> ThoughtBudget | None:
-        """Maximum tokens of a thought, None for no limit. Raises InvalidRequest if
+        """Maximum tokens of a thought, or None if there is no limit. Raises InvalidRequest if
         `thinking_budget` and `thinking_token_budget` are both set and differ."""
         param, given = "thinking_token_budget", self.thinking_token_budget
         if self.thinking_budget is not None:

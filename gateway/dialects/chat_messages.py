@@ -1,4 +1,4 @@
-"""Schema and reading of the messages and tools of OpenAI's chat completions."""
+"""Defines and reads the messages and tools of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_end(continue_final_message: bool | None, add_generation_prompt: bool |
 
 
 def neutral_messages(messages: Sequence[Json], reader: ConversationReader) -> list[Message]:
-    """Returns the messages of the neutral request. Raises InvalidRequest if one is invalid."""
+    """Returns the neutral form of the messages. Raises InvalidRequest if a message is invalid."""
     typed, place = typed_index(messages, _writer), Place("messages")
     return [
         _neutral(message, reader, Place(number, place, number == typed))
@@ -84,8 +84,8 @@ def _writer(message: Json) -> Writer:
 
 
 def read_role(message: Json, place: Place, roles: Mapping[str, Any]) -> Any:
-    """Returns the value of the message's role in `roles`. Raises InvalidRequest if `roles` lacks
-    the role."""
+    """Returns the neutral role to which `roles` maps the message's role. Raises InvalidRequest if
+    `roles` lacks the message's role."""
     role = message.get("role")
     if not isinstance(role, str) or role not in roles:
         shown = f"{role[:64]!r}" if isinstance(role, str) else "none"
@@ -139,7 +139,8 @@ def _calls(fields: Json, reader: ConversationReader, place: Place) -> list[MadeC
             f"Expected at most {MAX_CALLS} calls, got {len(calls)}"
         )
     if "function_call" in fields:
-        # A result names the function instead of a call, so the name serves as the id.
+        # A result of role `function` has the function's name but no call id, so the name serves as
+        # the id.
         function = as_object(fields["function_call"])
         calls = [*calls, {"function": function, "id": function.get("name")}]
     return [

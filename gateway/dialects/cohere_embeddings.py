@@ -1,4 +1,4 @@
-"""Cohere's embeddings: POST /v2/embed."""
+"""Translates Cohere's embeddings: POST /v2/embed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 SIDES: Mapping[str, Literal["left", "right"]] = {"START": "left", "END": "right"}
 """Side at which a long text is cut, by the value of `truncate`."""
 OFFSET = 128
-"""Difference between an unsigned byte and the signed byte that represents it."""
+"""Difference between an unsigned byte and its signed form, as in Cohere's API."""
 
 
 class EmbedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""OpenAI's text completions: POST /v1/completions."""
+"""Translates OpenAI's text completions: POST /v1/completions."""
 
 from __future__ import annotations
 

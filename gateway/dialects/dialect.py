@@ -1,5 +1,5 @@
-"""Interface of the dialects. A dialect turns a request's body into the neutral request, and the
-answer's deltas into bytes."""
+"""Defines the interface of the API dialects. A dialect translates a request's body into the neutral
+request, and the answer's deltas into bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct):
 
     @property
     def parts(self) -> list[Part]:
-        """Parts of the answer, whole: neighbouring pieces of the same part are joined."""
+        """Parts of the answer. Each is joined from its neighbouring pieces."""
         return join_parts(self.pieces)
 
     @property
@@ -93,7 +93,7 @@ class AnswerFormat(BodyFormat):
 
 
 class AnswerContext(NamedTuple):
-    """Facts about a request that formats use, besides its body."""
+    """Facts about a request that answer formats use in addition to its body."""
 
     request_id: str
     spelled: TokenBytes
@@ -111,7 +111,7 @@ class Dialect(ABC, Generic[B]):
 
     @abstractmethod
     def read(self, body: B) -> Request:
-        """Returns the neutral request. Raises InvalidRequest that names the invalid field."""
+        """Returns the neutral request. Raises an InvalidRequest that names the invalid field."""
 
     @abstractmethod
     def answer_format(self, body: B, context: AnswerContext) -> BodyFormat:

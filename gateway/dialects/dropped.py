@@ -1,5 +1,5 @@
-"""Fields that agents send and that have no effect here. Such fields are accepted, and named in the
-answer's header `loraplex-dropped`. All other unsupported fields are refused.
+"""Lists the fields that agents send and that have no effect here. Such fields are accepted, and
+named in the answer's header `loraplex-dropped`. All other unsupported fields are refused.
 
 The API pages in docs/use have the same tables.
 """
@@ -41,8 +41,8 @@ CONVERSATIONS: Mapping[str, str] = {
     "`input_examples`, `output_schema` and `toolset_name` of a tool, and the description of a "
     "namespace.",
 }
-"""Contents that chats, Messages and Responses drop from a conversation: their name in the header
-`loraplex-dropped`, and the reason."""
+"""Contents that chats, Messages and Responses drop from a conversation. A key is the name in the
+header `loraplex-dropped`, and its value explains what is dropped or why."""
 
 MESSAGES: Mapping[str, str] = {
     "billing_header": "A line of the system prompt that begins with `x-anthropic-billing-header:` "
@@ -56,8 +56,8 @@ MESSAGES: Mapping[str, str] = {
     UNBOUNDED_THOUGHT: "Dropped if the model's `<think>` and `</think>` are not single tokens.",
     "thinking.display": "Reasoning is shown as it is generated.",
 }
-"""Contents that only the Messages dialect drops: their name in the header `loraplex-dropped`, and
-the reason."""
+"""Contents that only the Messages dialect drops. A key is the name in the header
+`loraplex-dropped`, and its value explains what is dropped or why."""
 
 RESPONSES: Mapping[str, str] = {
     "client_metadata": "Notes of an application about its own session.",
@@ -72,14 +72,14 @@ RESPONSES: Mapping[str, str] = {
     "text.verbosity": "Models have no levels of verbosity.",
     "truncation": "`auto`, because a conversation that is too long is refused and not cut.",
 }
-"""Fields that only the Responses dialect drops: their name in the header `loraplex-dropped`, and
-the reason."""
+"""Fields that only the Responses dialect drops. A key is the name in the header
+`loraplex-dropped`, and its value explains what is dropped or why."""
 
 EMBED: Mapping[str, str] = {
     "input_type": "The texts contain what the model's prompts require.",
 }
-"""Fields that Cohere's embeddings drop: their name in the header `loraplex-dropped`, and the
-reason."""
+"""Fields that Cohere's embeddings drop. A key is the name in the header `loraplex-dropped`, and its
+value is the reason."""
 
 MAX_NAMED = 32
 """Maximum number of names in the header `loraplex-dropped` of an answer."""

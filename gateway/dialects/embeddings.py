@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: POST /v1/embeddings."""
+"""Translates OpenAI's embeddings: POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workers.wire.protocol import OutputKind
 MAX_INPUTS = 2048
 """Maximum number of inputs in a request, as in OpenAI's API."""
 NUMBERS_AT_ONCE = 1 << 15
-"""Numbers written, in about 5 ms, before the event loop runs other tasks."""
+"""Numbers written before the event loop runs other tasks. Writing them takes about 5 ms."""
 
 
 class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class EmbeddingFormat(BodyFormat):
     """Response with vectors of length 1, in the order of the inputs."""
 
     def __init__(self, model: str, dimensions: int | None, *, is_base64: bool) -> None:
-        """`model`: name of the model in the request."""
+        """`model` is the name of the model in the request. `dimensions` is None to keep all."""
         self._model = model
         self._dimensions = dimensions
         self._is_base64 = is_base64
@@ -113,7 +113,7 @@ async def unit_vectors(
 ) -> AsyncIterator[tuple[int, NDArray[np.float32]]]:
     """Yields the index of each answer, and its vector's first `dimensions` numbers, scaled to
     length 1 unless all are zero. Lets the event loop run other tasks after `NUMBERS_AT_ONCE`
-    numbers, each of which is written in `num_forms` forms."""
+    numbers. The caller writes each number in `num_forms` forms, and each form counts."""
     num_written = 0
     for answer in answers:
         assert answer.vector is not None

@@ -1,4 +1,4 @@
-"""Functions that a request offers as tools: their schema, and the options that are dropped."""
+"""Reads the functions that a request offers as tools, and drops options that have no effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = frozenset(
         *("output_schema", "toolset_name"),
     )
 )
-"""Tool options that are dropped."""
+"""Fields of a tool that are dropped, and reported as `tools.options`."""
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,5 +1,5 @@
-"""Request fields for sampling, for ending an answer and for constraining it to a schema or grammar,
-as in OpenAI's APIs and vLLM."""
+"""Defines the request fields of OpenAI's APIs and vLLM that set the sampling, the end of an answer
+and its constraint to a schema or grammar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Priority = Annotated[int, Meta(ge=-100, le=100)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_BIASES = 300
-"""Maximum entries of `logit_bias`, because each is copied to every step's input."""
+"""Maximum entries of `logit_bias`. Each entry is copied to the input of every engine step."""
 MAX_ALLOWED = 4096
 MAX_BAD_WORDS = 256
 MAX_CONSTRAINT_CHARS = 256 << 10
@@ -93,8 +93,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         }
 
     def check_min_tokens(self, max_tokens: int | None, name: str = "max_tokens") -> None:
-        """Raises InvalidRequest if `min_tokens` exceeds `max_tokens`. `name`: the request's field
-        that `max_tokens` came from."""
+        """Raises InvalidRequest if `min_tokens` exceeds `max_tokens`. `name` is the name of the
+        field of the request that set `max_tokens`."""
         if max_tokens is not None and (self.min_tokens or 0) > max_tokens:
             raise InvalidRequest(
                 f"'min_tokens' is {self.min_tokens}, and '{name}' only {max_tokens}.",

@@ -1,11 +1,10 @@
 """Reads the parts of a conversation, for chats, Messages and Responses alike.
 
 All of a conversation is history, except for the message that a person has just typed. Unreadable
-history is not refused. It is replaced by a short text or omitted, and named in the answer's header
-`loraplex-dropped`. A client cannot correct history that a model, a tool, another server or an
-earlier version of the client wrote, so that every later turn would be refused too. A message just
-typed is refused if a part of it cannot be read, and the error names the part. Size limits apply to
-both.
+history is replaced by a short text or omitted, and named in the answer's header `loraplex-dropped`.
+It is not refused, because then every later turn would be refused too: a client cannot correct
+history that a model, a tool, another server or an earlier version of the client wrote. A message
+just typed is refused if a part of it cannot be read. Size limits apply to both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: POST /v1/messages and /v1/messages/count_tokens."""
+"""Translates Anthropic's Messages: POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class MessageReading:
         return merged(turns) or [Message(role)]
 
     def _block(self, role: Role, block: Any, content: Place, number: int) -> Sequence[Message]:
-        """Returns a content block as neutral messages, none if the block is dropped."""
+        """Returns the neutral messages of a content block, or nothing if the block is dropped."""
         given = as_object(block)
         if "tool_use_id" in given:
             return [self._result(given, content.inner(number))]

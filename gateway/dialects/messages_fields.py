@@ -1,4 +1,4 @@
-"""Schema of Anthropic's Messages, with its bounds.
+"""Defines the schema of Anthropic's Messages, with its bounds.
 
 Fields that have no effect follow a comment that says so. The answer's header `loraplex-dropped`
 names them. All other fields of the structs are supported, and fields that no struct has are refused

@@ -1,4 +1,4 @@
-"""Answers of Anthropic's Messages: a stream of events about content blocks, or one body."""
+"""Writes answers of Anthropic's Messages: a stream of events about content blocks, or a body."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class MessagesFormat(AnswerFormat):
                 return call | {"caller": None, "toolset_name": None}
 
     def _block(self, part: Part) -> dict[str, Any]:
-        """Returns a complete part as a block."""
+        """Returns the content block of a complete part."""
         block = self._empty_block(part)
         match part:
             case Text(text=text):
@@ -189,8 +189,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def read_arguments(arguments: str) -> msgspec.Raw:
-    """Returns the arguments of a call as JSON. Returns an empty object if they are truncated or not
-    an object."""
+    """Returns the arguments of a call as JSON. Returns {} if they are truncated or no object."""
     for text in (arguments, _with_whole_characters(arguments)):
         try:
             msgspec.json.decode(text, type=dict[str, Any])

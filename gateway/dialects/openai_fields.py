@@ -1,5 +1,5 @@
-"""Fields that both of OpenAI's completion routes accept, with their bounds, and the fields of
-OpenAI's and vLLM's requests that have no effect here.
+"""Defines the fields that both of OpenAI's completion routes accept, with their bounds, and the
+fields of OpenAI's and vLLM's requests that have no effect here.
 
 A field outside the schemas is refused by name. `null`, `[]` and `{}` count as absent. `make api`
 writes the fields without effect into docs/use/api-chat.md.
@@ -24,7 +24,8 @@ Short = Annotated[str, Meta(max_length=256)]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 WITHOUT_EFFECT = frozenset(("metadata", "prompt_cache_key", "spaces_between_special_tokens"))
-"""Fields that need no action here, or hold only the client's notes. No header names them."""
+"""Fields that need no action here, or hold only the client's notes. The header `loraplex-dropped`
+does not name them."""
 M = TypeVar("M")
 MAX_NAMED_TOKENS = 128
 MAX_SEQUENCES = 128
@@ -96,7 +97,7 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
 
 @cache
 def marked(request: type[FieldsWithoutEffect], mark: type[M]) -> Mapping[str, M]:
-    """Returns the marks of this type in a request's schema, by field name."""
+    """Returns the marks of type `mark` in a request's schema, by field name."""
     hints = get_type_hints(request, include_extras=True)
     return {
         name: found

@@ -1,4 +1,4 @@
-"""Answers of both of OpenAI's completion routes: chunks, bodies and usage.
+"""Writes the answers of OpenAI's chat and text completions: chunks, bodies and usage.
 
 A stream has about one chunk per token. Most bytes of a chunk are therefore encoded only once per
 response.
@@ -35,7 +35,7 @@ BARE_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]'
 NOTHING_TOLD = {"service_tier": None, "system_fingerprint": None}
 """Keys of bodies and chunks that are always null here. Clients expect them."""
 LOWEST_LOGPROB = -9999.0
-"""Replaces minus infinity, which JSON cannot express."""
+"""Log-probability that replaces minus infinity, which JSON cannot express."""
 
 encode = msgspec.json.encode
 
@@ -46,7 +46,7 @@ class OpenAIFormat(AnswerFormat):
     chunk_kind: ClassVar[str]
     body_kind: ClassVar[str]
     tells_prompt_once: ClassVar[bool]
-    """Whether the prompt's log-probabilities are next to the choices, not in each choice."""
+    """Whether the prompt's tokens are written once, next to the choices, not in each choice."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class OpenAIFormat(AnswerFormat):
         *,
         logprobs: bool,
     ) -> None:
-        """`spelled`: bytes of each token id."""
+        """`spelled` maps token ids to bytes."""
         self._id = response_id
         self._model = body.model
         self._created = int(time.time())
@@ -173,8 +173,8 @@ class OpenAIFormat(AnswerFormat):
     def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]: ...
 
     def _end(self, delta: Delta, told: bytes = b"") -> bytes:
-        """Returns the bytes of a chunk after its text. `told`: JSON of further members of the
-        choice, with a leading comma."""
+        """Returns the bytes of a chunk after its text. `told` is the JSON of further members of the
+        choice, and begins with a comma unless it is empty."""
         scored = delta.scored if self._logprobs else None
         if not scored and delta.finish_reason is None and not self._token_ids:
             return self._bare_end(delta)
@@ -188,7 +188,7 @@ class OpenAIFormat(AnswerFormat):
         )
 
     def _bare_end(self, delta: Delta) -> bytes:
-        """Returns the bytes after the text, for a chunk that has only text."""
+        """Returns the bytes after the text of a chunk that has only text."""
         return BARE_END + self._tail_of(delta) if self._continuous_usage else self._plain_end
 
     def _tail_of(self, delta: Delta) -> bytes:

@@ -1,5 +1,5 @@
-"""Relevance of documents to queries: vLLM's POST /v1/score, and POST /v1/rerank in the form of
-Jina, Cohere and vLLM."""
+"""Translates requests for the relevance of documents to queries: vLLM's POST /v1/score, and POST
+/v1/rerank in the form of Jina, Cohere and vLLM."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class ScoreFormat(BodyFormat):
     """Response with scores in the order of the texts."""
 
     def __init__(self, response_id: str, model: str) -> None:
-        """`model`: name of the model in the request."""
+        """`model` is the name of the model in the request."""
         self._id = response_id
         self._model = model
 
@@ -178,7 +178,7 @@ class RerankFormat(BodyFormat):
     def __init__(
         self, response_id: str, model: str, texts: list[str] | None, top_n: int | None
     ) -> None:
-        """`texts`: texts of the documents. None if the response does not include them."""
+        """`texts` are the texts of the documents, or None if the response does not show them."""
         self._id = response_id
         self._model = model
         self._texts = texts

@@ -29,7 +29,7 @@ ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
     "developer": "system",
 }
 ANSWERED = ("type", "id", "status")
-"""Fields of items in an answer that the prompt does not contain."""
+"""Fields of items that answers have and prompts do not contain."""
 MESSAGE_FIELDS = frozenset((*ANSWERED, "role", "content"))
 CALL_FIELDS = frozenset(
     (*ANSWERED, "call_id", "name", "namespace", "arguments", "parsed_arguments")
@@ -49,7 +49,6 @@ class ItemReading:
     def __init__(self, reader: ConversationReader) -> None:
         self._reader = reader
         self.tools: list[Json] = []
-        """Tools that items offer."""
 
     def messages(self, items: Sequence[Json]) -> list[Message]:
         """Returns the items as messages. Joins the reasoning, text and calls of one turn. Raises
@@ -214,8 +213,7 @@ def names_of(tools: Any) -> list[str]:
 
 
 def reasoning_of(carried: str) -> str:
-    """Returns the reasoning in `encrypted_content`, or an empty string if another server wrote
-    the field."""
+    """Returns the reasoning in `encrypted_content`, or "" if another server wrote the field."""
     if not carried.startswith(CARRIED):
         return ""
     try:

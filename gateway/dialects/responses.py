@@ -1,4 +1,4 @@
-"""OpenAI's Responses, without a store: POST /v1/responses."""
+"""Translates OpenAI's Responses, of which none is stored: POST /v1/responses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REASONING_OPTIONS = ("context", "mode")
 
 
 def echoed(body: ResponsesRequest, used: SamplingParams) -> dict[str, Any]:
-    """Returns the fields that are the same in the whole answer and in each event. `used`: sampling
+    """Returns the fields that every response object of one answer repeats. `used` are the sampling
     parameters, including defaults of the adapter and the base model."""
     reasoning = body.reasoning or Reasoning()
     return {

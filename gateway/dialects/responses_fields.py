@@ -1,4 +1,4 @@
-"""Schema of OpenAI's Responses, with its bounds.
+"""Defines the schema of OpenAI's Responses, with its bounds.
 
 Fields that have no effect follow a comment that says so. The answer's header `loraplex-dropped`
 names them. All other fields of the structs are supported, and fields that no struct has are refused

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses: a stream of numbered events about items, or one body."""
+"""Writes the answers of OpenAI's Responses: a stream of numbered events about items, or a body."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from workers.wire.protocol import TokenLogprobs
 
 encode = msgspec.json.encode
 NAMES = {Text: "output_text", Reasoning: "reasoning_text", ToolCall: "function_call_arguments"}
-"""Middle of an event's name, by type of part. Used as in `response.output_text.delta`."""
+"""Middle of an event's name, such as `response.output_text.delta`, by type of part."""
 FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-"""Codes of a failed response, by HTTP status of the error. Other statuses: `server_error`."""
+"""Error codes of a failed response, by HTTP status. Other statuses have `server_error`."""
 CARRIED = "loraplex:"
 """Prefix of the `encrypted_content` that this server writes."""
 
@@ -42,14 +42,14 @@ class ResponsesFormat(AnswerFormat):
         summarises: bool = False,
         namespaces: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
-        """
-        echoed: fields that every response object of the answer repeats, including `id`.
-        spelled: bytes of each token id.
+        """echoed: fields that every response object of the answer repeats, including `id`.
+        spelled: map of token ids to bytes.
         carries_reasoning: whether `encrypted_content` repeats the reasoning, because some clients
             send back only that field.
         summarises: whether the summary repeats the reasoning, because some clients show only the
             summary.
-        namespaces: namespace of a function and its name there, by the name that the model calls.
+        namespaces: pairs of a function's namespace and its name there, by the name that the model
+            calls.
         """
         self._request_id = request_id
         self._echoed = echoed | {"created_at": int(time.time())}
@@ -66,7 +66,7 @@ class ResponsesFormat(AnswerFormat):
         self._written: list[str] = []
         """Pieces of text of the part in progress."""
         self._scores: list[bytes] = []
-        """Log-probabilities of the tokens of the part in progress, as JSON."""
+        """Log-probabilities, as JSON, of each token of the part in progress."""
         self._finish_reason: str | None = None
 
     def start(self, usage: Usage) -> bytes:
@@ -176,7 +176,7 @@ class ResponsesFormat(AnswerFormat):
         return [self._item(self._part, len(self._done), text, "incomplete")]
 
     def _place(self) -> dict[str, Any]:
-        """Returns the position of the item in progress."""
+        """Returns the fields of an event that say which item is in progress."""
         index = len(self._done)
         assert self._part is not None
         place = {"item_id": self._item_id(self._part, index), "output_index": index}

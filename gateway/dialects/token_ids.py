@@ -1,4 +1,4 @@
-"""Conversion of text to token ids and back: vLLM's /tokenize and /detokenize."""
+"""Defines the bodies of vLLM's /tokenize and /detokenize, which convert text to ids and back."""
 
 from __future__ import annotations
 

@@ -65,8 +65,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Choice:
-    """Answer to a prompt. Pass each output of its sequence to `feed` until `finish_reason` is
-    set."""
+    """Answer to a prompt. `feed` takes each output of the sequence until `finish_reason` is set."""
 
     def __init__(self, run: Run, prompt: Prompt, index: int) -> None:
         request, spelling = run.request, run.tokenizer.spelling
@@ -106,7 +105,6 @@ class Choice:
 
     @property
     def num_thought_tokens(self) -> int:
-        """Number of tokens of the thought so far."""
         return self._parser.num_thought_tokens
 
     def feed(self, output: SequenceOutput) -> Delta:

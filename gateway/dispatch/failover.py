@@ -44,8 +44,7 @@ OVERLOADED = (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE)
 
 
 class RetryBudget:
-    """Limit of retries to a tenth of the sequences sent in the last minute, but at least `FLOOR`
-    retries."""
+    """Budget of retries: a tenth of the sequences sent in the last minute, but at least `FLOOR`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -152,8 +151,7 @@ class RetryState:
         return [worker for worker, until in self._excluded.items() if until > now]
 
     def gives_up(self) -> bool:
-        """Returns whether the sequence has waited as long as it may. The first call starts the
-        wait."""
+        """Returns whether the sequence must not wait longer. The first call starts the wait."""
         now = time.monotonic()
         if self._give_up_at is None:
             self._give_up_at = now + self._failover.wait_s

@@ -56,14 +56,12 @@ class Fleet:
         self._rates: dict[str, float] = {}
         """Prefill tokens per second by model, as last measured by any worker."""
         self._num_sequences, self._num_own = 0.0, 1.0
-        """Decaying sums of the numbers of sequences at the workers: of all gateways, and of this
-        one."""
+        """Decaying sums of numbers of sequences: all at the workers, and this gateway's alone."""
         self._clock = clock
         self._random = rng or random.Random()
         self._view: CatalogView | None = None
         self._told: dict[WorkerClient, Mapping[str, ModelInfo]] = {}
-        """Models that the worker had on its connection when the wanted adapters were last sent to
-        it."""
+        """Models of each worker at the time when the wanted adapters were last sent to it."""
 
     async def run(self) -> None:
         """Sends the adapters and models that the catalog wants loaded to each newly connected
@@ -121,9 +119,8 @@ class Fleet:
         return reason and f"no worker can serve any base model: {reason}"
 
     def _why_none(self, work: Work) -> NoWorker:
-        """Returns the error for a request without a worker. It is ModelUnsatisfiable, which tells
-        the client not to retry, only if every worker has reported that it cannot serve the
-        model."""
+        """Returns the error for a request without a worker. If every worker has reported that it
+        cannot serve the model, this is ModelUnsatisfiable, which tells the client not to retry."""
         found = [_find_model(client, work.model) for client in self.clients]
         reasons = [m.error for m in found if m is not None and m.tier == UNSATISFIABLE]
         if found and len(reasons) == len(found):

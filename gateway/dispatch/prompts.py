@@ -119,8 +119,7 @@ class _PromptReader:
         ]
 
     async def of_pairs(self) -> list[Prompt]:
-        """Returns one prompt for each pair. Lets the event loop run other tasks after each
-        prompt."""
+        """Returns one prompt for each pair. Yields to the event loop after each prompt."""
         tokenizer, request, most = self._tokenizer, self._request, self._most_tokens()
         pairs, cut = request.pairs, request.truncation
         self._check_total([min(most, tokenizer.fewest_tokens(each.num_chars)) for each in pairs])

@@ -95,9 +95,8 @@ class Report(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(status: WorkerStatus, rates: Mapping[str, float]) -> Report:
-        """Returns the report for a worker's status. `rates` are the prefill tokens per second that
-        other workers have measured, by model. They are used if this worker has not measured its
-        own."""
+        """Returns the report for a worker's status. `rates` are the prefill tokens per second by
+        model, as other workers measured them, for models that this worker has not measured."""
         models = {model.digest: _model_report(model, status, rates) for model in status.models}
         adapters = {adapter.digest: adapter for adapter in status.adapters if adapter.num_bytes}
         return Report(
@@ -199,8 +198,7 @@ class Standing:
         self.expect(work)
 
     def expect(self, work: Work) -> None:
-        """Records that the worker will load the adapter and the base model that the request
-        needs."""
+        """Records that the worker will load the request's adapter and base model."""
         if work.adapter is not None and self.tier(work.adapter) != "device":
             self._sent_adapters.add(work.adapter)
         if wait_s := self.model(work.model).wait_s:

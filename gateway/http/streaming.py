@@ -1,4 +1,4 @@
-"""Answers as server-sent events or as one body. They end when the client disconnects.
+"""Sends answers as server-sent events or as one body, and ends them when the client disconnects.
 
 The framework's own streaming neither closes generators nor stops when a client disconnects. The
 answers are therefore plain ASGI applications that cancel their generation in a `finally` block.
@@ -38,10 +38,10 @@ from workers.wire.client import HUNG_STEP_S
 log = logging.getLogger(__name__)
 
 ANSWER_WAIT_S = 2.0
-"""Seconds that an error answer waits for the workers' reports of how much of the prompts they have
+"""Maximum seconds that an error answer waits for the workers to report how much of the prompts they
 computed. Workers report after their current step."""
 LAST_REPORT_S = HUNG_STEP_S
-"""Seconds that recording the usage waits for the workers' reports, unless a worker is lost."""
+"""Maximum seconds that the settlement of an ended answer waits for reports by connected workers."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -148,7 +148,8 @@ class StreamResponse(GenerationResponse):
         try:
             deltas = await self.generation.step()
             self._start = self.format.start(self.generation.usage)
-            # Checked before the next await, because during an await a later step may set `is_done`.
+            # `is_done` is read before the next await, because during an await it may become true
+            # although the last deltas have not been sent.
             while not self.generation.is_done:
                 if (chunks := await self._chunks(send, deltas)) or self._start:
                     await self._write(send, chunks)
@@ -194,7 +195,7 @@ class StreamResponse(GenerationResponse):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
     def _watch(self, send: Send, client: Client) -> None:
-        """Starts the task that sends pings. Most answers end before this is called."""
+        """Starts the task that sends pings. Most answers end before a ping is due."""
         self._watcher = asyncio.create_task(self._keep_alive(send, client))
 
     async def _keep_alive(self, send: Send, client: Client) -> None:
@@ -233,7 +234,7 @@ class Client:
     """
 
     def __init__(self, lost: asyncio.Future[None]) -> None:
-        """`lost`: future that is done when the connection is lost."""
+        """`lost` is a future that is done when the connection is lost."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task

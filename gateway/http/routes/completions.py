@@ -1,4 +1,4 @@
-"""Routes that generate text, and the steps of every request that runs on a worker, in `answer`."""
+"""Defines the routes that generate text, and `answer`, which handles all requests for workers."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ async def create_response(request: HttpRequest, data: JSONBody[ResponsesRequest]
 
 async def answer(http: HttpRequest, dialect: Dialect[B], body: B) -> ASGIApp:
     """Prepares the answer to a request and returns it as an ASGI application, which has sent
-    nothing yet. The application settles the request when it ends. If this function raises, the
-    request holds nothing any more."""
+    nothing yet. The application settles the request when it ends. If this function raises, it has
+    released everything that the request held."""
     gateway, caller = http.gateway, http.user
     request = dialect.read(body)
     target = await gateway.catalog.resolve(caller, request.model, request.user or caller.key.id)
@@ -96,10 +96,9 @@ async def answer(http: HttpRequest, dialect: Dialect[B], body: B) -> ASGIApp:
 
 
 def refuse_early(http: HttpRequest, target: ResolvedModel) -> Sequence[WorkerClient]:
-    """Refuses a request before its prompt is read, for the reasons that are known by then: its
-    usage could not be recorded, or the queues of all workers that serve the model have just refused
-    a similar request. Returns the workers whose queues have. Raises UsageUnavailable or
-    WorkerFailed."""
+    """Refuses a request before its prompt is read if its usage could not be recorded, or if all
+    workers that serve the model have just refused a similar request. Otherwise returns the workers
+    that have just refused a similar request. Raises UsageUnavailable or WorkerFailed."""
     gateway, digest, tenant_id = http.gateway, target.base.digest, http.user.tenant.id
     gateway.wal.refuse_if_unavailable()
     full_queues = gateway.failover.full
@@ -149,8 +148,7 @@ class Admitted(NamedTuple):
 
 
 async def admit(gateway: Gateway, run: Run, full_workers: Sequence[WorkerClient]) -> Admitted:
-    """Chooses a worker that is not in `full_workers`, and reserves the usage that the request may
-    have."""
+    """Chooses a worker that is not in `full_workers`, and reserves the request's maximum usage."""
     request, target = run.request, run.target
     config, is_chat = gateway.config, request.messages is not None
     default_tokens = config.default_chat_tokens if is_chat else config.default_completion_tokens
@@ -184,7 +182,7 @@ def respond(
     dialect: Dialect[B],
     body: B,
 ) -> ASGIApp:
-    """Returns the response. It submits the generation, sends the answer and settles the request."""
+    """Returns a response that runs the generation, sends the answer and settles the request."""
     worker, model, reservation = admitted
     run.trace.enter("stream")
     generation = plan(run, reservation, worker, model.adapter_layout, gateway.failover)
@@ -229,5 +227,5 @@ def with_dropped(request: Request, *names: str) -> Request:
 
 
 def dropped_header(request: Request) -> Headers:
-    """Returns the header that names fields without effect. Empty if there are no such fields."""
+    """Returns the header that names fields without effect, or an empty list if there are none."""
     return [(b"loraplex-dropped", header_of(request.dropped))] if request.dropped else []

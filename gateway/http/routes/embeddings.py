@@ -1,4 +1,4 @@
-"""Routes that answer with vectors or with relevance scores."""
+"""Defines the routes that answer with vectors or with relevance scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes for probes and people, without a key: liveness, readiness and version."""
+"""Defines routes that need no API key: liveness, readiness, version and a connection check."""
 
 from __future__ import annotations
 

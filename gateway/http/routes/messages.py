@@ -1,4 +1,4 @@
-"""Anthropic's routes."""
+"""Defines the routes of Anthropic's Messages API."""
 
 from __future__ import annotations
 

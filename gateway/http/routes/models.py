@@ -1,4 +1,4 @@
-"""Routes that list what the caller may name as `model`."""
+"""Defines the routes that list the names that the caller may use as `model`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of HTML pages: the gateway's start page and the API reference."""
+"""Defines the routes of HTML pages: the gateway's start page and the API reference."""
 
 from __future__ import annotations
 

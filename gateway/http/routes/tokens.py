@@ -1,4 +1,4 @@
-"""Routes that convert text to token ids and back, as the completion routes do."""
+"""Defines routes that convert text to token ids and back, as the completion routes do."""
 
 from __future__ import annotations
 
