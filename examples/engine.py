@@ -1,7 +1,4 @@
-"""Generates with a random model and two random adapters of it in one batch.
-
-Run it with `python -m examples.engine`.
-"""
+"""Generates with a random model and two of its adapters in one batch: `python -m examples.engine`."""
 
 import json
 import tempfile
@@ -46,8 +43,7 @@ def random_model(folder: Path, ops: ReferenceOps) -> LoadedModel:
 
 
 def random_adapters(plan: ModelPlan, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:
-    """Returns the bytes of the adapters' factors (LoRA matrices), and the tables of the factors'
-    byte offsets in memory if the first factor is stored at `begin`."""
+    """Returns the factors' bytes, and tables of their offsets if the first is at byte `begin`."""
     shape, end = plan.shape, begin
     a, b, rank = torch.zeros(3, count, shape.num_layers + 1, len(shape.projections)).long()
     for at in torch.nonzero(rank[:, :-1] == 0).tolist():

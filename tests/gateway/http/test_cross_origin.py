@@ -84,5 +84,5 @@ def test_questions_without_a_key_are_limited(open_service: Service) -> None:
 
 def test_origins_are_checked() -> None:
     assert load_settings({}, {"LORAPLEX_CORS_ORIGINS": f"{APP}, *"}).cors_origins == (APP, "*")
-    with pytest.raises(BadSettings, match="cors_origins"):
+    with pytest.raises(BadSettings, match="LORAPLEX_CORS_ORIGINS"):
         load_settings({}, {"LORAPLEX_CORS_ORIGINS": f"{APP}/path"})
