@@ -1,4 +1,4 @@
-"""Generates with a random model and two of its adapters in one batch: `python -m examples.engine`."""
+"""Generates with a random model and two of its adapters in a batch: `python -m examples.engine`."""
 
 import json
 import tempfile
