@@ -18,7 +18,7 @@ from loraplex.settings import Settings
 
 NOT_NOW = (502, 503, 504)
 AWAY_S = 1.0
-"""Seconds between repeated calls while the server is unavailable."""
+"""Seconds between retries of a call while the server is unavailable."""
 ADVICE = {
     "tenant_missing": "give --tenant NAME, one of `loraplex tenant list`",
     "tenant_not_found": "see `loraplex tenant list`",

@@ -53,7 +53,7 @@ class MetricSender:
         self._thread = Thread(target=self._run, name="metrics-otlp", daemon=True)
 
     def start(self) -> None:
-        """Starts sending. The reader must belong to a provider."""
+        """Starts sending. `reader` must already belong to a MeterProvider."""
         self._thread.start()
         atexit.register(self.end)
 

@@ -26,7 +26,7 @@ Signal = Literal["traces", "metrics"]
 
 
 def otlp_url(environ: Mapping[str, str], signal: Signal) -> str | None:
-    """Returns the URL to which a signal is sent, or None.
+    """Returns the URL to which a signal (traces or metrics) is sent, or None.
 
     Returns None unless an endpoint is given or OTEL_<SIGNAL>_EXPORTER is `otlp`. Also returns None,
     with a warning, if the protocol is not http/protobuf: operators set these variables for all

@@ -15,7 +15,8 @@ def find_holder(port: int) -> str | None:
     visible."""
     links = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for process in PROC.glob("[0-9]*") if links else ():
-        # Descriptors of other accounts' processes are not visible, and any process may have ended.
+        # Descriptors of other accounts' processes cannot be read, and any process may end in the
+        # meantime.
         with contextlib.suppress(OSError):
             if any(str(each.readlink()) in links for each in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (pid {process.name})"

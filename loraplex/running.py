@@ -1,4 +1,4 @@
-"""Finds the running servers of this account on this machine, without settings.
+"""Finds the running servers of this account on this machine, even if the settings do not name them.
 
 `serve` writes its addresses to `serve.json` in its data directory, and links that directory in a
 folder of the account. It locks the file while it runs: a file without a lock was left by a server

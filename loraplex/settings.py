@@ -78,7 +78,8 @@ class MemoryRange(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of all roles. The docstring of one that is also an option is the option's help."""
+    """Settings of all roles. If a setting is also an option of a command, its docstring is the
+    option's help."""
 
     data_dir: Path = Path("~/.loraplex")
     """Folder of everything that is stored."""

@@ -39,7 +39,7 @@ MIN_DESCRIPTORS = 4096
 MIN_PYTHON = (3, 11)
 CERTIFICATE_DAYS = 14
 MAX_SKEW_S = 5.0
-"""Maximum difference in seconds between this machine's clock and the database's or a server's.
+"""Maximum seconds by which this machine's clock may differ from the database's or a server's.
 Budgets, keys and traces depend on the time."""
 LOW_DISK = 2 << 30
 """Bytes of free disk space in addition to `min_free_disk` below which a warning is shown."""

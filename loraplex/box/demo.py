@@ -1,4 +1,4 @@
-"""Demo with a small model from a package, two tenants, and adapters with the same names."""
+"""Demo with a small model from a package, and two tenants whose adapters have the same names."""
 
 from __future__ import annotations
 

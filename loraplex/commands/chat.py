@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from loraplex.api import Api
 
 KEY_S = 3600
-"""Lifetime in seconds of a key that a chat creates, in case it cannot be revoked at the end."""
+"""Lifetime in seconds of a key that a chat creates. It limits the harm if the key cannot be revoked
+at the end."""
 MAX_HISTORY = 1000
 """Maximum lines kept from earlier sessions."""
 HELP = """\
@@ -227,7 +228,8 @@ def _ask() -> str:
 
 @contextmanager
 def _line_editing() -> Iterator[None]:
-    """Enables arrow keys and a history of lines, which a private file keeps between sessions."""
+    """Enables arrow keys and a history of lines. A file that only this account can read keeps the
+    history between sessions."""
     try:
         import readline
     except ImportError:

@@ -1,5 +1,5 @@
-"""Commands `loraplex top` and `loraplex status`, which show what runs and its load: continuously,
-or once."""
+"""Commands `loraplex top` and `loraplex status`, which show workers, models and tenants with their
+load: `top` continuously, `status` once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates, times and goodput of the outcomes of a load."""
+"""Computes rates, times and goodput from the outcomes of a load."""
 
 from __future__ import annotations
 

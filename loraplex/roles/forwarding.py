@@ -1,4 +1,5 @@
-"""Forwards vLLM's routes that load adapters to the admin plane. Used by a gateway without an admin
+"""Forwards requests to the admin plane that load adapters by vLLM's routes. Used by a gateway
+without an admin plane. Used by a gateway without an admin
 plane."""
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ RETURNED = (
 
 
 class Forwarding:
-    """Forwarder of requests that load adapters to the admin plane. The client gets the admin
+    """Forwarder to the admin plane, for requests that load adapters. The client gets the admin
     plane's answer.
 
     The key is checked here first, so that requests without a valid key never reach the admin plane.

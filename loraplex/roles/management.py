@@ -109,7 +109,7 @@ def _metrics_app(guard: Any, on_error: Any, worker_health: str | None) -> Litest
 
 
 def _page(worker_health: str | None, form: str) -> bytes:
-    """Returns the metrics page. Omits the worker's metrics if it does not answer."""
+    """Returns the metrics page. Omits the worker's metrics if the worker does not answer."""
     if worker_health is None:
         return render_metrics(form=form)
     head, _, body = answer_of(worker_health, METRICS, MAX_PAGE_BYTES).partition(b"\r\n\r\n")

@@ -109,8 +109,8 @@ def run_admin(settings: Settings, sockets: Sockets) -> None:
 
 def _run(serving: Coroutine[Any, Any, None], settings: Settings) -> None:
     set_up_logging(settings.log_format or "text", settings.log_level)
-    # Messages of these loggers are reported elsewhere, or repeated for each connection of a pool
-    # that retries.
+    # These loggers' messages are hidden, because they are reported elsewhere, or are repeated for
+    # each connection of a pool that retries.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     # A signal that arrives before the process serves cancels the task and ends the process.
@@ -246,7 +246,8 @@ class Role:
             await Server(config).serve(sockets=[self._public])
 
     async def connect(self, stack: AsyncExitStack, **options: Any) -> Database:
-        """Waits for the database and returns it. In the meantime, the public socket answers 503."""
+        """Waits until the database is available and returns it. Until then, the public socket
+        answers 503."""
 
         async def attempt() -> Database:
             database = await Database.connect(self.settings.database_url or "", **options)

@@ -17,7 +17,8 @@ from store.queries import catalog_generation
 from web.guards import public
 
 FRESH_S = 1.0
-"""Seconds for which the database's state is reused, because probes have no rate limit."""
+"""Seconds for which the result of a database check is reused. Checks are limited in this way,
+because probes have no rate limit."""
 
 
 class Readiness:

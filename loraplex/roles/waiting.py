@@ -87,6 +87,6 @@ def _refusing(
     listener: socket.socket, tls: ssl.SSLContext | None
 ) -> AbstractAsyncContextManager[None]:
     app = make_probes(_never, on_error=_refuse, before_send=[_number])
-    # The server closes the duplicate. Connections that are still queued then are accepted by the
-    # next server.
+    # This server closes only a duplicate of the socket. Connections that are still queued then are
+    # accepted by the next server.
     return serving_beside(server.make_config(app, drain_s=1, tls=tls), listener.dup())
