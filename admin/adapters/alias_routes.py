@@ -1,6 +1,6 @@
 """Routes of aliases: point to a version or a canary, roll back, pin.
 
-An admin key names the `tenant`.
+A request with an admin key must name the tenant in the parameter `tenant`.
 """
 
 from __future__ import annotations

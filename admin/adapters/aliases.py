@@ -72,8 +72,8 @@ async def set_alias(
     """Points `alias` to a ready version, which ends the alias's canary.
 
     If `completions_only` is set, also accepts a version whose chat template awaits approval. Chat
-    requests to such a version are refused. Raises NotFound, Invalid, or Conflict (version not
-    ready, template not approved, or pins beyond the quota).
+    requests to such a version are refused. Raises NotFound and Invalid. Raises Conflict if
+    the version is not ready, its template is not approved, or pins would exceed the quota.
     """
     await lock_catalog(connection)
     target = _Target(version, "promote")

@@ -22,7 +22,7 @@ RENEW_S = 15.0
 """Seconds between renewals of a hold on a content. A hold expires after three times as long."""
 REMOVAL_WAIT_S = 10.0
 REMOVER = "-"
-"""Prefix of a holder's id if the holder removes the content."""
+"""First character of the id of a holder that removes the content."""
 
 
 @asynccontextmanager

@@ -1,4 +1,7 @@
-"""Routes of adapters and their versions: list, show, retire. An admin key names the `tenant`."""
+"""Routes of adapters and their versions: list, show, retire.
+
+A request with an admin key must name the tenant in the parameter `tenant`, except to list adapters.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ REJECTED_DAYS = 7
 
 
 class NewVersion(VersionFields, frozen=True, kw_only=True):
-    """Columns of a version that its upload sets."""
+    """Columns of a version whose values come with its upload."""
 
     tenant_id: str
     base_name: str
@@ -158,8 +158,8 @@ async def find_version(
 
 
 async def approve_template(connection: Connection, digest: str, key_id: str | None) -> None:
-    """Approves the chat template with this digest for all tenants. Versions that waited for it
-    become ready."""
+    """Approves the chat template with this digest for all tenants. Versions that waited for the
+    approval become ready."""
     await connection.execute(sql["template_approve"], digest, key_id)
 
 

@@ -85,8 +85,8 @@ async def get_key(connection: Connection, key_id: str) -> KeyDetails:
 async def list_keys(
     connection: Connection, tenant_id: str | None, after: str, limit: int
 ) -> list[KeyDetails]:
-    """Returns keys, including revoked and expired ones. If `tenant_id` is None, returns the admin
-    keys."""
+    """Returns up to `limit` keys of a tenant, or admin keys if `tenant_id` is None, by id,
+    beginning after the id `after`. Includes revoked and expired keys."""
     return await fetch_all(connection, KeyDetails, "key_list", tenant_id, after, limit)
 
 
@@ -115,10 +115,10 @@ async def rotate_key(
 
 
 async def revoke_key(connection: Connection, key_id: str) -> KeyDetails:
-    """Revokes a key permanently. Repeating this has no effect.
+    """Revokes a key permanently. Revoking it again has no effect.
 
-    Must be called in a transaction. Raises NotFound, and Conflict for the last valid admin key
-    without expiry, because no further key could be created.
+    Must be called in a transaction. Raises NotFound. Raises Conflict for the last valid
+    admin key that never expires, because without it no key could be created.
     """
     await lock_catalog(connection)
     key = await get_key(connection, key_id)

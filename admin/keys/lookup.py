@@ -28,8 +28,8 @@ class KeyLookup:
         self._looking: asyncio.Task[None] | None = None
 
     async def find(self, key_id: str) -> ApiKey | None:
-        """Returns the current key, or None if there is none. Requests that arrive during a query
-        share the next query. Raises DatabaseUnavailable."""
+        """Returns the key as the database has it now, or None if it does not exist. Requests that
+        arrive during a query share the next query. Raises DatabaseUnavailable."""
         if key_id not in self._waiting:
             self._waiting[key_id] = asyncio.get_running_loop().create_future()
         if self._looking is None:

@@ -43,7 +43,7 @@ async def set_residency(connection: Connection, name: str, residency: Residency)
 async def list_models(
     connection: Connection, after: str = "", limit: int | None = None
 ) -> list[BaseModel]:
-    """Returns models by name, all of them if `limit` is None."""
+    """Returns models by name, beginning after the name `after`. Returns all if `limit` is None."""
     return await fetch_all(connection, BaseModel, "model_list", after, limit)
 
 

@@ -31,7 +31,7 @@ def read_own_serving(folder: Path) -> OwnServing:
 
 def add_found(serving: ServingData, found: ServingData, own: OwnServing) -> ServingData:
     """Returns an upload's serving data, completed with the values `found` in the adapter's folder.
-    A found value is used if the upload does not set it and the base model has another value."""
+    Uses a found value if the upload has none and the base model (`own`) has another value."""
     template = serving.chat_template
     if template is None and _as_rendered(found.chat_template) != _as_rendered(own.chat_template):
         template = found.chat_template

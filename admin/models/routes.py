@@ -107,8 +107,8 @@ class ModelController(Controller):
 async def _describe(
     request: AdminRequest, digest: str, length: int | None
 ) -> tuple[BaseModelShape, int]:
-    """Returns the shape of a model in the store, and the maximum length with which it is served.
-    Raises Invalid."""
+    """Returns the shape of a model in the store, and its maximum length in tokens: `length`, or the
+    model's own maximum if `length` is None. Raises Invalid."""
     shape, longest = await asyncio.to_thread(request.plane.describe_model, digest)
     if (length or longest) > longest:
         raise Invalid(f"the model was made for {longest} tokens", None, "max_model_len")

@@ -1,7 +1,7 @@
 """Overview of all workers and gateways.
 
-It is based on reports in the database. Gateways report what they served recently, and pass on what
-workers report to them. The admin plane connects to neither.
+The overview is read from reports in the database. Gateways write their own load there, and the
+reports that they receive from workers. The admin plane connects to neither gateways nor workers.
 """
 
 from __future__ import annotations

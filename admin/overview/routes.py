@@ -1,4 +1,4 @@
-"""Route of the overview of what runs and its load."""
+"""Route of the overview of workers, models, tenants and problems."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class PriceDetails(Price, frozen=True, kw_only=True):
 
 
 async def list_prices(connection: Connection, after: str, limit: int) -> list[PriceDetails]:
-    """Returns the prices by model."""
+    """Returns up to `limit` prices by model, beginning after the model `after`."""
     return await fetch_all(connection, PriceDetails, "price_list", after, limit)
 
 

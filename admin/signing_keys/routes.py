@@ -1,4 +1,7 @@
-"""Routes of signing keys: register, list, show, revoke. An admin key names the `tenant`."""
+"""Routes of signing keys: register, list, show, revoke.
+
+A request with an admin key must name the tenant in the parameter `tenant`.
+"""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ async def add_key(
 async def list_keys(
     connection: Connection, tenant_id: str, after: str, limit: int | None
 ) -> list[SigningKeyView]:
-    """Returns signing keys by id, including revoked ones. Returns all of them if `limit` is
-    None."""
+    """Returns signing keys by id, beginning after the id `after` and including revoked ones.
+    Returns all of them if `limit` is None."""
     return await fetch_all(
         connection, SigningKeyView, "signing_key_list", tenant_id, after, limit, None
     )
@@ -86,7 +86,7 @@ async def find_key(connection: Connection, tenant_id: str, key_id: str) -> Signi
 
 
 async def revoke_key(connection: Connection, tenant_id: str, key_id: str) -> SigningKeyView:
-    """Revokes a key permanently. Repeating this has no effect. Raises NotFound."""
+    """Revokes a key permanently. Revoking it again has no effect. Raises NotFound."""
     await lock_catalog(connection)
     await find_key(connection, tenant_id, key_id)
     await connection.execute(sql["signing_key_revoke"], tenant_id, key_id)

@@ -39,7 +39,7 @@ async def find_tenant(connection: Connection, reference: str) -> Tenant:
 
 async def find_past_or_present(connection: Connection, reference: str) -> PastTenant:
     """Returns a tenant by id or name. Also returns a deleted tenant by id while the audit log has
-    it. Raises NotFound."""
+    its deletion. Raises NotFound."""
     query, missing = "tenant_find_past_or_present", _missing(reference)
     return await fetch_one(connection, PastTenant, query, reference, missing=missing)
 
@@ -50,13 +50,13 @@ def _missing(reference: str) -> NotFound:
 
 async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
     """Returns the names of tenants by id, including deleted tenants while the audit log has
-    them."""
+    their deletion."""
     rows = await connection.fetch(sql["tenant_names"], list(tenant_ids))
     return {row["id"]: row["name"] for row in rows}
 
 
 async def change_tenant(connection: Connection, tenant: Tenant) -> Tenant:
-    """Stores the tenant's sharing group, and whether it requires signatures. Raises Invalid."""
+    """Stores the sharing group and `require_signature` of the tenant. Raises Invalid."""
     values = tenant.id, tenant.sharing_group, tenant.require_signature
     return await fetch_one(connection, Tenant, "tenant_change", *values)
 

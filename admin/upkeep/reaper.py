@@ -50,7 +50,8 @@ class Reaper:
         await asyncio.to_thread(self._store.delete, "adapters", digest)
 
     async def prune(self) -> None:
-        """Deletes old refused uploads, and faults of removed contents."""
+        """Deletes old refused uploads, old versions that failed verification, and faults of removed
+        contents."""
         async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["faults_prune"])
             await versions.prune_rejected(connection)

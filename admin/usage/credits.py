@@ -29,9 +29,9 @@ class CreditFields(Price, frozen=True, kw_only=True):
     tenant_id: str | None
     """Id of the tenant. None for all tenants."""
     since: datetime
-    """Beginning of the first whole hour."""
+    """Beginning of the first corrected hour."""
     until: datetime
-    """End of the last whole hour."""
+    """End of the last corrected hour."""
     reason: str
 
 
@@ -49,12 +49,12 @@ class _Repriced(msgspec.Struct, frozen=True):
     cost_before: Decimal | None
     cost_after: Decimal | None
     raised: datetime | None
-    """First hour whose cost the price would raise. If it is set, nothing was changed."""
+    """First hour whose cost the prices would raise, or None. If it is set, no cost was changed."""
 
 
 def whole_hours(start: datetime, end: datetime) -> tuple[datetime, datetime]:
-    """Returns the whole hours from the one that contains `start` to the last that begins before
-    `end`. Raises Invalid for an empty or too long span."""
+    """Returns the beginning of the hour that contains `start`, and the end of the last hour that
+    begins before `end`. Raises Invalid for a span that is empty or longer than `MAX_SPAN`."""
     if not start < end <= start + MAX_SPAN:
         days = MAX_SPAN.days
         raise Invalid(f"end must be after start, by up to {days} days", "invalid_range", "end")
@@ -63,7 +63,7 @@ def whole_hours(start: datetime, end: datetime) -> tuple[datetime, datetime]:
 
 
 async def list_credits(connection: Connection, after: str, limit: int) -> list[Credit]:
-    """Returns the credits by id."""
+    """Returns up to `limit` credits by id, beginning after the id `after`."""
     return await fetch_all(connection, Credit, "credit_list", after, limit)
 
 

@@ -39,8 +39,8 @@ class Parameters(NamedTuple):
 
     widths: Mapping[str, Widths]
     model: str
-    """OpenAI's name of the dimension for a base model, by which results are grouped. With an s
-    appended, it is the parameter that selects models."""
+    """OpenAI's name of the base model's dimension, for `group_by`. The same name with an s appended
+    is the parameter that selects models."""
 
     @property
     def dimensions(self) -> tuple[str, ...]:

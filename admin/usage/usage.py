@@ -1,4 +1,4 @@
-"""Usage from the ledger that gateways fill: sums over time, and the retention of days."""
+"""Usage from the rows that gateways write: sums over time, and the retention of rows by day."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class UsageSum(msgspec.Struct, frozen=True):
 
     @property
     def unsplit_cost(self) -> Decimal:
-        """Cost of requests for which only the total was recorded."""
+        """Part of `cost` from requests for which only the total cost was recorded."""
         return self.cost - self.input_cost - self.cached_input_cost - self.output_cost
 
 
