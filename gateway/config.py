@@ -38,7 +38,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     catalog_stale_s: float = 300.0
     """Seconds for which known keys and models are served while the database is unavailable."""
     default_chat_tokens: int = 4096
-    """Default `max_tokens` of chats. If the context has less room, the room is the limit."""
+    """Default `max_tokens` of chats. It is reduced to the room that the prompt leaves."""
     default_completion_tokens: int = 16
     request_timeout_s: float = 600.0
     """Default seconds that a request may take until its first token."""
@@ -49,7 +49,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum refusals per minute of a tenant's requests whose bodies were read. After that, its
     requests are refused unread. A refusal counts as one, plus one for each 16 KiB of the body."""
     failover_wait_s: float = 30.0
-    """Maximum seconds that a request whose worker refused or lost it waits for another worker."""
+    """Maximum seconds that a request waits for a worker after its worker refused it or was lost."""
     tracing: Tracing = Tracing()
     """Tracing of requests, off by default."""
     cors_origins: tuple[str, ...] = ()

@@ -24,8 +24,8 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class TooManyRefusals(TooMany):
-    """Error for a tenant whose recently refused requests were too many or too large. Counts only
-    requests whose bodies were read."""
+    """Error for a tenant of which too many requests, or too large ones, were refused recently after
+    their bodies had been read."""
 
     code = "too_many_refusals"
 
@@ -113,7 +113,7 @@ class NoWorker(Overloaded):
 
 
 class ModelUnsatisfiable(NoWorker):
-    """Error for a model that no worker can serve with its settings."""
+    """Error for a model that no worker can serve as the workers are configured."""
 
     code = "model_unsatisfiable"
     retry_after_s = None
@@ -194,7 +194,7 @@ def of_worker(error: Exception) -> Exception:
 
 
 def to_failure(error: Exception) -> ApiError:
-    """Returns the API error with which an exception is answered. Logs unforeseen exceptions."""
+    """Returns the API error that a client gets for an exception. Logs unforeseen exceptions."""
     return to_logged_error(of_worker(error))
 
 

@@ -254,7 +254,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     num_choices: int = 1
     """Number of answers to each prompt."""
     max_tokens: int | None = None
-    """Maximum number of generated tokens. It is cut to the room that the prompt leaves in the
+    """Maximum number of generated tokens. It is reduced to the room that the prompt leaves in the
     context."""
     max_tokens_param: str = "max_tokens"
     """Name of the body field that sets `max_tokens`. Error messages name it."""

@@ -142,11 +142,11 @@ class Untraced:
         """Adds an event with the current time to the request's span."""
 
     def fail(self, code: str) -> None:
-        """Records that the request failed. `code` is the code of the error that is answered. Only
-        the first failure counts."""
+        """Records that the request failed. `code` is the code of the error that the client gets.
+        Only the first failure counts."""
 
     def detail(self, make: Callable[[], Detail]) -> None:
-        """Sets the function for the span's details. `end` calls it only if the span is recorded."""
+        """Sets the function that returns the `Detail`, which `end` calls if a span is recorded."""
 
     def when_kept(self, tell: Callable[[int, int], None]) -> None:
         """Sets the function that `end` calls with the trace id and the span id if the request is

@@ -73,7 +73,7 @@ class AnswerFormat(BodyFormat):
     """Format of one response, as server-sent events or as one body."""
 
     ping: ClassVar[bytes] = b": ping\n\n"
-    """Comment sent while a stream is silent. Clients skip it."""
+    """Event or comment that is sent while a stream is silent. Clients ignore it."""
 
     def start(self, usage: Usage) -> bytes:
         """Returns the events before the first delta. `usage` contains the prompt's usage."""

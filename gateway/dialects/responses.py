@@ -1,4 +1,4 @@
-"""Translates OpenAI's Responses, of which none is stored: POST /v1/responses."""
+"""Translates OpenAI's Responses, without storing any response: POST /v1/responses."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 refused     The worker is draining or does not have the model. The sequence moves to another worker,
             or waits for one.
-overloaded  The sequence moves once, to a worker that has not just refused a similar request. Once a
-            choice of the request has begun, it may also wait for a worker, and does not expire.
+overloaded  The sequence moves once, to a worker that has not just refused a similar request. If any
+            choice has begun, the sequence may also wait for a worker, and does not expire.
 lost        Before its first token, the sequence is retried on another worker, within the budget of
             retries. After its first token, it continues on another worker. If there is no other
             worker, it waits for one.
@@ -28,7 +28,7 @@ from workers.wire.protocol import ErrorCode, Generate, version_needed
 WINDOW_S = 60
 SHARE = 0.1
 FLOOR = 32
-"""Minimum retries per window, so that a quiet gateway can retry too."""
+"""Retries that are always allowed in WINDOW_S seconds, so that a quiet gateway can retry too."""
 EXCLUDED_S = 1.0
 """Seconds for which a sequence avoids a worker that refused it. After that, the worker's own status
 shows whether it accepts requests."""

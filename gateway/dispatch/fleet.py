@@ -56,7 +56,7 @@ class Fleet:
         self._rates: dict[str, float] = {}
         """Prefill tokens per second by model, as last measured by any worker."""
         self._num_sequences, self._num_own = 0.0, 1.0
-        """Decaying sums of numbers of sequences: all at the workers, and this gateway's alone."""
+        """Decaying sums of sequence counts: of all gateways, and of this gateway alone."""
         self._clock = clock
         self._random = rng or random.Random()
         self._view: CatalogView | None = None

@@ -67,8 +67,8 @@ class PromptUsage:
         return self.num_reached == self._num_tokens
 
     def note(self, event: SequenceOutput | PromptProgress) -> None:
-        """Counts a worker's report about one of the prompt's sequences. A sequence with an output
-        has computed its whole prompt."""
+        """Counts the positions that a worker reports for one of the prompt's sequences. A sequence
+        with an output has computed its whole prompt."""
         if isinstance(event, PromptProgress):
             num_positions, num_cached = event.num_positions, event.num_cached
         else:
@@ -121,7 +121,7 @@ class RemoteSequence:
     tokens: list[int] = field(default_factory=list[int])
     """Tokens generated so far by all its workers."""
     retry_state: RetryState | None = None
-    """None until the first failure."""
+    """Failures of the sequence so far. None until the first failure."""
     followers: list[int] = field(default_factory=list[int])
     """Indexes of the other choices of the same prompt, if this sequence also scores the prompt.
     They are sent once these scores have arrived, and find the prompt in the prefix cache."""
@@ -148,7 +148,7 @@ class Placement:
         self.worker_id = sequences[0].worker_id
         """Instance id of the worker to which a sequence was last sent."""
         self.moves: list[Move] = []
-        """The first `MAX_MOVES` moves."""
+        """First `MAX_MOVES` moves of the request's sequences."""
         self.worker_times: WorkerTimes | None = None
         """Stage times of the sequence that reported last. None if the request is not traced."""
         self.is_sent = False
@@ -262,8 +262,8 @@ class Placement:
         for sequence in [self.sequences[number] for number in self._aborted]:
             sequence.worker.cancel(sequence.id)
         self._aborted.clear()
-        # The functions refer to the owner of this placement. Such a cycle of references would stay
-        # in memory until the garbage collector runs.
+        # The functions refer to the owner of this placement, which refers to the placement. This
+        # cycle would stay in memory until the garbage collector runs.
         self._on_event = self._on_failure = _ignore
 
     async def stop(self, timeout_s: float) -> bool:

@@ -204,8 +204,8 @@ class _PromptReader:
         check_total(lengths, request.num_choices, self._max_model_len, param=request.prompts_param)
 
     def _most_tokens(self) -> int:
-        """Returns the maximum number of tokens that a prompt keeps. Without truncation this is
-        `MAX_TOKEN_IDS`, because long prompts are then refused instead of cut."""
+        """Returns the maximum number of tokens of a truncated prompt. If prompts are not truncated,
+        this is `MAX_TOKEN_IDS`, because long prompts are then refused elsewhere."""
         request, max_model_len = self._request, self._max_model_len
         if request.truncation is None:
             return MAX_TOKEN_IDS

@@ -1,19 +1,20 @@
 """Chooses the worker on which a request's first token is predicted to come soonest.
 
-    first token =   queue       prompt tokens to be computed before the request's / prefill rate
+    first token =   queue       prompt tokens of earlier requests / prefill rate
                   + prefill     the request's prompt tokens that are not cached / prefill rate
-                  + row         if the batch is full: earlier sequences x time of an answer / rows
-                  + model       until the base model is on the device: its load, and a drain if
-                                there is no room
-                  + adapter     until the adapter is on the device, by its tier and its bytes
-                  + crowd       another distinct adapter lengthens the steps of the batch, by its
-                                share of the bytes that a step reads
+                  + row         wait for a row of a full batch: earlier sequences x time of an
+                                answer / rows
+                  + model       wait until the base model is on the device. If there is no room,
+                                another model must finish its requests first
+                  + adapter     wait until the adapter is on the device, by its tier and bytes
+                  + crowd       time by which one more adapter in the batch lengthens its steps,
+                                from the adapter's share of the bytes that a step reads
 
 Workers report once a second. A gateway adds the requests that it has sent since the report, and
 subtracts the work that the worker has done since. It assumes that every other gateway has sent as
 much, because all gateways saw the same report and would otherwise choose the same idle worker. For
-the same reason, only a few randomly drawn workers are compared: some that hold most of the prompt,
-some that hold the adapter, some that hold the base model, and some of all workers. An adapter or a
+the same reason, only a few randomly drawn workers are compared: some that have most of the prompt
+cached, some that hold the adapter, some that hold the base model, and some of all. An adapter or a
 model that no worker holds goes to one of two workers that are determined by a hash, so that
 gateways agree without coordination. A popular adapter spreads to another worker once the queues of
 the workers that hold it take longer than loading it. The adapters and models of each worker are

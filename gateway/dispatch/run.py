@@ -146,7 +146,7 @@ async def token_rules(
 async def _banned(
     words: list[str], tokenizer: ModelTokenizer, domain: str
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the tokens that spell each word at the beginning of a text, and after a space."""
+    """Returns, for each word, the tokens that spell it at a text's beginning and after a space."""
     if not words:
         return ()
     bare = [word.lstrip() or word for word in words]
@@ -155,7 +155,7 @@ async def _banned(
     )
     banned: dict[tuple[int, ...], None] = {}
     for number, tokens in enumerate(spelled):
-        # If these tokens end with the tokens of the bare word, banning the bare word is enough.
+        # If the tokens of " word" end with the tokens of "word", banning "word" is enough.
         plain = spelled[number - len(bare)] if number >= len(bare) else []
         if tokens and not (plain and tokens[-len(plain) :] == plain):
             banned[tuple(tokens)] = None

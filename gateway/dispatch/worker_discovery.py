@@ -17,9 +17,9 @@ LOOK_INTERVAL_S = 0.25
 
 class WorkerDiscovery:
     """Clients of all workers. The client of a registered worker is removed once the worker is
-    neither registered nor connected. A connected worker's requests can therefore end, and the
-    worker is kept even if the database is unavailable until its registration expires. Clients of
-    workers in the settings are never removed."""
+    neither registered nor connected. The client of a connected worker is kept, so that the worker's
+    requests can end, and so that no worker is lost if the database is unavailable for a long time.
+    Clients of workers in the settings are never removed."""
 
     def __init__(
         self, clients: Sequence[WorkerClient], connect: Callable[[str], WorkerClient]
