@@ -1,6 +1,5 @@
-"""Forwards requests to the admin plane that load adapters by vLLM's routes. Used by a gateway
-without an admin plane. Used by a gateway without an admin
-plane."""
+"""Forwards requests that load adapters by vLLM's routes to the admin plane. Used by a gateway
+without an admin plane."""
 
 from __future__ import annotations
 
