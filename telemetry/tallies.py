@@ -174,7 +174,7 @@ class Tally(Protocol):
 
 
 class Recent:
-    """Counts that some tallies made in about the last `SPAN_S` seconds. Not thread-safe."""
+    """Increase of some tallies during about the last `SPAN_S` seconds. Not thread-safe."""
 
     def __init__(self, *tallies: Tally, clock: Callable[[], float] = time.monotonic) -> None:
         self._tallies = tallies

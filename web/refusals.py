@@ -16,7 +16,7 @@ MAX_SERIES = 256
 """Maximum number of pairs of reason and address prefix with log lines of their own. Further
 addresses share one log line for each reason."""
 MANY = "many"
-"""Name in a log line that several address prefixes share."""
+"""Name in a log line that stands for all address prefixes without log lines of their own."""
 LOGGED = frozenset({401, 403, 429})
 """Statuses that are logged, because attacks on keys or limits cause them. Other statuses are only
 counted."""

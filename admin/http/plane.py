@@ -223,9 +223,9 @@ class AdminPlane:
     async def publish(
         self, new: NewVersion, staged: Path, actor: Actor, *, approves_template: bool
     ) -> tuple[int, bool]:
-        """Stores the files and adds the version. Returns its number and whether it is new. If
-        `approves_template` is set, also approves its chat template. If the version is known, waits
-        until gateways know the change of its alias."""
+        """Stores the files and adds the version. If an identical version exists, only updates its
+        alias and signature, and waits until gateways know them. Returns the version's number and
+        whether it is new. If `approves_template` is set, also approves its chat template."""
 
         async def add(connection: Connection) -> tuple[int, bool]:
             template = new.serving.template_digest

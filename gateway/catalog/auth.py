@@ -66,8 +66,8 @@ def _bearer(authorization: str | None) -> str:
 
 
 def is_valid(view: CatalogView, key_id: str, now: datetime) -> bool:
-    """Returns whether the key is live and its tenant exists. Does not check the key's scopes,
-    because they never change."""
+    """Returns whether the key and its tenant exist, and the key is valid at the time `now`. Does
+    not check the key's scopes, because they never change."""
     key = view.keys.get(key_id)
     return key is not None and key.is_live(now) and key.tenant_id in view.tenants
 

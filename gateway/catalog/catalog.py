@@ -19,8 +19,8 @@ CATCH_UP_S = 1.0
 """Maximum seconds that a request with an unknown model name waits for changes of the catalog that
 are not loaded yet."""
 MAX_LOOKUPS = 2
-"""Maximum number of concurrent queries of the catalog's generation. Requests with unknown names
-cause them."""
+"""Maximum number of concurrent queries of the catalog's generation. Requests with unknown model
+names cause these queries."""
 
 
 class Catalog:

@@ -43,8 +43,8 @@ class ResolvedModel(msgspec.Struct, frozen=True):
         return f"ephemeral {version.tenant_id}/{version.name}@{version.version}\0"
 
     def adapter_for(self, layout: str) -> AdapterRef | None:
-        """Returns the reference to the version that is sent to workers with this adapter layout.
-        Returns None for a base model."""
+        """Returns the version's reference in the form that is sent to workers with this adapter
+        layout. Returns None for a base model."""
         version = self.version
         if version is None:
             return None

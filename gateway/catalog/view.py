@@ -68,7 +68,7 @@ class AdapterPart:
 
     @property
     def judged(self) -> list[Alias]:
-        """Aliases with a canary and a policy, which may be rolled back automatically."""
+        """Aliases whose canary has a policy, and may therefore be rolled back automatically."""
         return [
             alias
             for alias in self.aliases.values()
@@ -90,7 +90,7 @@ class AdapterPart:
 
 
 def tenants_of(snapshot: CatalogSnapshot) -> dict[str | None, TenantPart]:
-    """Returns the tenants' parts by tenant id. The part of the key None holds the admin keys."""
+    """Returns the tenants' parts by tenant id. The part under None holds the admin keys."""
     parts: defaultdict[str | None, TenantPart] = defaultdict(TenantPart)
     subjects: dict[str, TenantPart] = {}
     for tenant in snapshot.tenants:
@@ -314,7 +314,7 @@ class CatalogView:
         ]
 
     def judged(self) -> Iterator[Alias]:
-        """Yields the aliases with a canary and a policy, which may be rolled back automatically."""
+        """Yields aliases whose canary has a policy and may be rolled back automatically."""
         for aliases in self._judged.values():
             yield from aliases
 

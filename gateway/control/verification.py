@@ -206,9 +206,9 @@ class AdapterVerification:
     async def _probe(
         self, able: list[WorkerClient], claim: Claim, adapter: AdapterRef
     ) -> tuple[str, ProbeResult]:
-        """Probes the adapter on one of the workers, and returns the worker's id and its result. If
-        there is no worker, or it does not answer, returns a result with an error that is not
-        final."""
+        """Probes the adapter on one of the workers, and returns the worker's id and the result of
+        the probe. If there is no worker, or it does not answer, returns a result with an error that
+        is not final."""
         base = claim.base_digest
         worker = ""
         try:

@@ -9,7 +9,7 @@ from workers.wire.protocol import WorkerStatus
 
 REPORTS_TO_REPEAT = 60
 """Number of reports after which the errors of all workers are written again, because another
-gateway that does not know a worker may have removed its rows."""
+gateway that does not know a worker may have removed the worker's rows."""
 
 AdapterErrors = list[dict[str, str]]
 

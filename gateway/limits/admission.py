@@ -1,5 +1,5 @@
-"""Admits requests: charges a request before its body is read, reserves tokens and money before it
-runs, and settles both with the actual usage."""
+"""Admits requests. Charges a request before its body is read, reserves tokens and money before it
+runs, and replaces these reservations by the actual usage when it ends."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ for other requests, and large enough that answers rarely wait for a renewal of l
 
 
 class RequestCharge:
-    """Charge of one client request against the limits of requests per minute and, if a worker runs
-    it, of concurrent requests. If the request is refused, it also counts against the limit of
-    refusals."""
+    """Charge of one client request. Counts the request against the limits of requests per minute,
+    of concurrent requests if a worker runs it, and of refused requests if it is refused."""
 
     def __init__(
         self,
@@ -55,10 +54,10 @@ class RequestCharge:
         RefusalLimit.end was called."""
 
     async def take(self, num_bytes: int, *, on_worker: bool) -> None:
-        """Charges the request to the tenant's limits. With `on_worker`, also counts the request
-        against the limits of concurrent requests, and raises if a limit of tokens or money is used
-        up. `num_bytes` is the size of the body, as far as it is known. Raises TooManyRefusals,
-        QuotaExceeded or QuotaUnavailable."""
+        """Charges the request to the tenant's limits. If `on_worker` is set, also counts the
+        request against the limits of concurrent requests, and raises if a limit of tokens or money
+        is used up. `num_bytes` is the size of the body, as far as it is known. Raises
+        TooManyRefusals, QuotaExceeded or QuotaUnavailable."""
         self._body.on_unread = partial(self._refusals.add_unread, self._tenant_id)
         self._refusals.begin(self._tenant_id, num_bytes)
         self._num_begun = num_bytes
@@ -73,8 +72,8 @@ class RequestCharge:
 
     def settle(self, status: int, *, is_ours: bool) -> None:
         """Settles the charge against the limits of requests per minute. Called when the answer
-        begins, with the answer's HTTP status. If `is_ours`, the server is at fault, and the request
-        is not charged."""
+        begins, with the answer's HTTP status. If `is_ours` is set, the server caused the failure,
+        and the request is not charged."""
         self._settle_requests(0 if is_ours else 1)
         self._end_refusal(self._body.num_read if status >= 400 else None)
 
@@ -139,8 +138,8 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Part of a reservation: holds on limits that were reserved together, and the tokens that they
-    cover."""
+    """Amounts that a request has reserved in one step: one hold for each limit, and the numbers of
+    prompt and completion tokens that these holds cover."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -184,7 +183,7 @@ class Reservation:
 
     async def begin(self) -> None:
         """Reserves the tokens of the prompts and the first step of completion tokens. Raises
-        QuotaExceeded or QuotaUnavailable, and then reserves nothing."""
+        QuotaExceeded or QuotaUnavailable, in which case nothing is reserved."""
         if self._limits:
             await self._reserve(self._prompt_tokens, self._step)
 
@@ -253,8 +252,8 @@ class Reservation:
         holds = await self._leases.take(wanted, self.admitted_at)
         if self.holder != self._leases.holder:
             if self._parts:
-                # A request's usage is deducted from the leases of one holder, and the leases of the
-                # holder of the earlier parts have been lost.
+                # The usage of a request is deducted from the leases of one holder, but the holder
+                # of the earlier parts has lost its leases.
                 for hold in holds:
                     self._leases.settle(hold, 0)
                 raise QuotaUnavailable("The leases of limits were lost meanwhile.")

@@ -1,5 +1,5 @@
 """Checks the size limits of one request: each prompt and its answer must fit the model's context,
-and all prompts, choices, tools and template variables together are limited."""
+and the prompts, choices, tools and template variables are limited in total."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_TEMPLATE_BYTES = 64 << 10
 """Maximum bytes, as JSON, of a caller's own variables for the chat template."""
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 NESTING = np.zeros(256, np.int8)
-"""Change of the nesting depth at each byte value, for JSON bytes outside strings."""
+"""Change of the nesting depth that each byte value causes outside of JSON strings."""
 NESTING[list(b"[{")], NESTING[list(b"]}")] = 1, -1
 VARIABLE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}")
 TEMPLATE_VARIABLES = frozenset(
@@ -102,9 +102,9 @@ def check_answer(num_logprobs: int, num_echoed: int) -> None:
 def check_tools(
     tools: Sequence[Tool], choice: ToolChoice = "auto", dropped: Sequence[str] = ()
 ) -> None:
-    """Raises InvalidRequest if there are too many tools, they are too large, two have the same
-    name, or `choice` names a tool that is not among them. `dropped` are the names of request fields
-    that were ignored. The error message lists the ignored tools of other types."""
+    """Raises InvalidRequest if the tools are too many or too large, two tools have the same name,
+    or `choice` names a tool that is not among them. `dropped` are the names of request fields that
+    were ignored. The error message lists the ignored tools of other types."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(
             f"A request may have {MAX_TOOLS} tools; yours has {len(tools)}.", param="tools"

@@ -1,5 +1,5 @@
-"""Gives a gateway the database's time. Windows of limits, lifetimes of keys and times of usage use
-it, so that all gateways agree on them."""
+"""Gives a gateway the database's time, which is used for windows of limits, lifetimes of keys and
+times of usage, so that all gateways agree on them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ is logged."""
 
 
 class DatabaseClock:
-    """Clock that returns the database's time without a query, computed from earlier queries that
-    returned it.
+    """Clock that returns the database's time without a query. It is computed from the results of
+    earlier queries.
 
     The database reads its clock after a query was sent and before the answer arrives, so each
     exchange gives an upper and a lower bound of the database's time. Before the first exchange,
@@ -28,7 +28,7 @@ class DatabaseClock:
         """`machine` returns this machine's time in seconds since 1970."""
         self._machine = machine
         self._offset_s = machine() - time.monotonic()
-        """Seconds from time.monotonic() to the database's time."""
+        """Database's time minus time.monotonic(), in seconds."""
         self._differs = False
 
     def __call__(self) -> float:

@@ -19,8 +19,8 @@ AHEAD_S = 3.0
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
-    """Part of a renewal that concerns one limit in one window: what the gateway has used and
-    returns, and how much more it requests. Passed as a row to the SQL function `quota_exchange`."""
+    """Part of a renewal for one limit in one window: the amounts that the gateway has used without
+    a grant, returns, and requests. Passed as a row to the SQL function `quota_exchange`."""
 
     subject: str
     kind: str
@@ -31,7 +31,7 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     answered: int = 0
     """Id of the newest recall that this gateway has followed, or 0."""
     need: int = 0
-    """Amount that the first waiting request still lacks. If less is left, the database grants
+    """Amount that the first waiting request lacks. If the limit has less left, the database grants
     nothing, and recalls the leases of other gateways."""
     want: int = 0
     call: int = 0
@@ -55,8 +55,7 @@ class LeaseResponse(msgspec.Struct, frozen=True):
 
 
 class LeaseRecall(msgspec.Struct, frozen=True):
-    """Another gateway's request that this gateway return the unused part of its lease of a
-    limit."""
+    """Request by another gateway to return the unused part of this gateway's lease of a limit."""
 
     subject: str
     kind: str
@@ -72,8 +71,8 @@ class Waiter:
         self.is_done = False
         self.is_served = False
         self.refused: Hold | None = None
-        """Hold that is refused. None if the waiter is served, or if its window has ended, so that
-        it must try again."""
+        """Hold that is refused. None if the waiter is served, or if the window has ended and the
+        waiter must try again."""
 
     @property
     def quotas(self) -> list[QuotaWindow]:
@@ -182,8 +181,8 @@ class LeaseBook:
         return done
 
     def hear(self, recall: LeaseRecall) -> None:
-        """Records another gateway's recall. The next renewal returns the unused lease of its
-        limit."""
+        """Records another gateway's recall. The next renewal returns the unused lease of the
+        recalled limit."""
         quota = self._held.get((recall.subject, recall.kind, recall.start))
         if quota is None:
             self._recalls.append(recall)
@@ -202,8 +201,8 @@ class LeaseBook:
             quota.may_share = 0.0
 
     def sweep(self, now: float) -> None:
-        """Marks windows as due because time has passed, and opens windows that begin soon. Called
-        about once a second."""
+        """Opens windows that begin soon. Marks each window as due that must report, request or
+        return an amount. Called about once a second."""
         for place, quota in self._current.items():
             if quota.window.end <= now + AHEAD_S and now - quota.used_at < IDLE_S:
                 limit = Limit(place[0], quota.kind, quota.limit)
@@ -236,7 +235,7 @@ class LeaseBook:
         for quota, response in zip(self._requested, responses, strict=True):
             if quota is None:
                 continue
-            # Amounts that were taken without a grant since the request are deducted from the grant.
+            # Amounts taken without a grant since the request was sent are deducted from the grant.
             taken_of_it = min(quota.taken, response.granted)
             quota.taken -= taken_of_it
             quota.granted += response.granted - taken_of_it
@@ -255,13 +254,13 @@ class LeaseBook:
             quota.remaining = 0
 
     def give_up(self) -> None:
-        """Returns all unused leases with the next renewal."""
+        """Makes the next renewal return all unused leases."""
         for quota in self._held.values():
             self._give_up(quota)
 
     def give_back(self, now: float) -> list[LeaseRequest]:
-        """Returns the last requests of a gateway that shuts down, which return the unused leases of
-        minute windows. Amounts in use remain leased until the minute ends. `apply` need not be
+        """Returns the requests for the last renewal at shutdown, which gives back the unused leases
+        of minute windows. Amounts in use remain leased until the minute ends. `apply` need not be
         called."""
         requests: list[LeaseRequest] = []
         for quota in self._held.values():
@@ -289,8 +288,8 @@ class LeaseBook:
     def _open(self, limit: Limit, window: Window, before: QuotaWindow | None) -> QuotaWindow:
         quota = QuotaWindow(limit, window)
         known = self._held.setdefault(quota.key, quota)
-        # Only limits per minute are shared while the database is unavailable. Gateways that reach
-        # the database may be granted all of a daily or monthly budget.
+        # Only limits per minute are shared while the database is unavailable, because gateways that
+        # reach the database may be granted all of a daily or monthly budget.
         is_new_rate = known is quota and limit.kind not in BUDGETS
         if is_new_rate and before is not None and before.window.end == window.start:
             share = max(0, before.granted) / max(1, before.highest)
@@ -321,8 +320,8 @@ class LeaseBook:
                 self._due[quota] = None
 
     def _needs(self) -> dict[QuotaWindow, tuple[int, int]]:
-        """Returns for each window with waiters the amount that the first waiter needs, and the
-        amount that all waiters need together."""
+        """Returns, for each window with waiters, the amount that the first waiter needs, and the
+        amount that all waiters together need."""
         needs: dict[QuotaWindow, tuple[int, int]] = {}
         for waiter in self.waiters:
             for hold in waiter.holds:

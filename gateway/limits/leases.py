@@ -41,8 +41,7 @@ PACE_S = 0.01
 RENEWAL_TIMEOUT_S = 2.0
 REQUESTS_AT_ONCE = 1000
 """Maximum number of lease requests in one renewal. The database handles a few thousand lease
-requests per second, and the renewals of other gateways wait while it handles one of this
-gateway."""
+requests per second, and other gateways' renewals wait while it handles a renewal."""
 RETRY_S = 0.25
 REFUSED_S = 0.5
 """Seconds for which a refusal is remembered. During this time, other requests that need at least
@@ -66,7 +65,7 @@ class LeaseRenewal(Protocol):
     async def upkeep(self) -> None: ...
 
     async def release(self, holders: Sequence[str]) -> None:
-        """Removes from the database the gateways that have ended and whose usage is loaded. Their
+        """Removes the ended gateways `holders` from the database. Their usage must be loaded. Their
         leases of the current minute count as used until the minute ends. Raises ApiError."""
         ...
 
@@ -249,8 +248,8 @@ class Leases:
                             await self._wake.wait()
 
     async def release(self, gateways: Sequence[str]) -> None:
-        """Removes from the database the gateways that have ended and whose usage is loaded. Raises
-        ApiError."""
+        """Removes the gateways from the database. They must have ended, and their usage must be
+        loaded. Raises ApiError."""
         await self._renewal.release(gateways)
 
     async def leave(self) -> None:
@@ -291,7 +290,7 @@ class Leases:
         self, requests: list[LeaseRequest]
     ) -> tuple[list[LeaseResponse] | None, float]:
         """Sends one renewal, and repeats it until the database answers. Returns the responses, and
-        the time of time.monotonic() at which the last attempt was sent."""
+        the value of time.monotonic() when the last attempt was sent."""
         self._number += 1
         while True:
             sent_at = time.monotonic()

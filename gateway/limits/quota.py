@@ -1,10 +1,10 @@
 """Tracks a gateway's lease of one limit in one window of time.
 
 The leases of all gateways together never exceed the limit. Before a client's request runs, an
-amount is reserved from its gateway's lease. When the request ends, the amount is replaced by the
-actual usage. The database deducts the usage from the lease when it loads the usage record. The
-gateway continues to count this usage as used, so that the gateway and the database agree on the
-unused part of the lease, which is granted - used - reserved.
+amount is reserved from the lease of the gateway that runs it. When the request ends, the amount is
+replaced by the actual usage. The database deducts the usage from the lease when it loads the usage
+record. The gateway continues to count this usage as used, so that the gateway and the database
+agree on the unused part of the lease, which is granted - used - reserved.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class QuotaWindow:
         self.needed = 0
         """Amount that the first waiting request needed when the last renewal was sent."""
         self.is_refused = False
-        """Whether less than `needed` could be reserved after the last response, and no other
-        gateway still had to follow a recall by this gateway."""
+        """Whether less than `needed` could be reserved after the last response, although all other
+        gateways had followed this gateway's recall, if there was one."""
         self.refused_at = -math.inf
         """Time of the last refusal, in seconds of time.monotonic()."""
         self.refused_amount = 0
@@ -64,9 +64,9 @@ class QuotaWindow:
         """Fraction of a limit per minute that this gateway may use without a grant while the
         database is unavailable."""
         self.taken = 0
-        """Amount taken without a grant and not yet reported."""
+        """Amount taken without a grant and not yet reported to the database."""
         self.returning = 0
-        """Amount that the next renewal returns."""
+        """Unused amount that the next renewal returns to the database."""
         self.is_void = False
         """Whether the limit was deleted from the database. This gateway's catalog may still contain
         it."""

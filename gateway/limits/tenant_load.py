@@ -33,8 +33,8 @@ UNREAD_BURST_S = 0.25
 """Seconds by which a refusal without reading the body may be answered before its scheduled time.
 Refusals are scheduled at the rates `UNREAD_PER_S` and `UNREAD_BYTES_PER_S`."""
 MAX_DELAY_S = 5.0
-"""Maximum seconds that the answer of a refusal without reading the body is delayed. If it would
-have to wait longer, the connection is closed."""
+"""Maximum seconds that the answer of a refusal without reading the body is delayed. If the delay
+would be longer, the connection is closed."""
 
 
 class BodyPace:
@@ -126,8 +126,8 @@ class RefusalLimit:
             telemetry.refused_bytes.add(num_refused_bytes)
 
     def add_unread(self, tenant_id: str, num_bytes: int) -> None:
-        """Counts bytes of a body that are discarded after the request was refused. They delay the
-        answers to the tenant's next refused requests."""
+        """Counts bytes of a body that are discarded after the request was refused. These bytes
+        delay the answers to the tenant's next refused requests."""
         use, now = self._use(tenant_id), self._clock()
         use.answers_at = max(use.answers_at, now) + num_bytes / UNREAD_BYTES_PER_S
         telemetry.refused_bytes.add(num_bytes)

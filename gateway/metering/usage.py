@@ -54,7 +54,7 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     cost: int = 0
     """Cost of the request in pico-dollars."""
     leased: int = 0
-    """Daily and monthly budgets from which the request was reserved, as bits of
+    """Daily and monthly budgets from which the request has reserved amounts, as bits of
     `quota_types.leased_bits`."""
     input_cost: int = 0
     """Cost of the prompt tokens that were not cached. `input_cost`, `cached_input_cost` and

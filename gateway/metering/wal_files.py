@@ -72,8 +72,8 @@ class WalFiles:
         self.num_bytes += done
 
     def check(self) -> None:
-        """Writes and syncs a small file next to the segments. Raises OSError if records could not
-        be written either."""
+        """Writes and syncs a small file next to the segments. Raises OSError if this fails, because
+        records could then not be written either."""
         with (self._folder / CHECK).open("wb") as file:
             file.write(bytes(CHECK_BYTES))
             file.flush()

@@ -1,7 +1,7 @@
-"""Creates the grammars that constrain an answer with tools or thoughts, for each format of tool
-calls.
+"""Creates, for each format of tool calls, the grammar that constrains an answer with tool calls or
+thoughts.
 
-For each format, a parser in `parsers/` parses the answers that the grammar allows.
+A parser in `parsers/` for the same format parses the answers that the grammar allows.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ BARE: dict[ToolFormat, tuple[str, str]] = {
     "llama_json": ("{[", json_calls.LLAMA_TAG),
     "pythonic": ("[", pythonic.OPEN),
 }
-"""For each format whose calls need no marker, the characters with which an answer with a call may
-begin, and the marker that may precede the call. If calls are constrained, plain text may neither
-begin with these characters nor contain the marker."""
+"""For each format whose calls need no marker: the characters with which an answer that contains a
+call may begin, and a marker that may precede a call. If calls are constrained, plain text must not
+begin with one of these characters, and must not contain the marker."""
 CLOSING = (FUNCTION_GEMMA.end, GEMMA_4.end)
 MARKERS = (
     *(thoughts.OPEN, thoughts.CLOSE),
@@ -90,14 +90,14 @@ class HeldGrammar(msgspec.Struct, frozen=True):
     grammar: str = ""
     """Text that is sent to a worker. Empty if any text is allowed."""
     dropped: frozenset[str] = frozenset()
-    """Schema keywords that the grammar does not enforce, each after the name of the request's field
-    that contains the schema, for example `tools.contains`."""
+    """Schema keywords that the grammar does not enforce. Each keyword is prefixed with the name of
+    the request field that contains the schema, for example `tools.contains`."""
 
 
 def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> HeldGrammar:
     """Returns the grammar of an answer. `special` returns the token id of a marker, or None if the
-    model has no special token for it. Raises ValueError if a schema is invalid, or is strict and
-    cannot be enforced."""
+    model has no special token for it. Raises ValueError if a schema is invalid, or if a strict
+    schema cannot be enforced."""
     parts: list[dict[str, Any]] = []
     dropped: frozenset[str] = frozenset()
     for number, tool in enumerate(rules.tools):
@@ -122,7 +122,7 @@ def _lines(rules: AnswerRules, special: Callable[[str], int | None]) -> Sequence
         return json.dumps(text) if token is None else f"<[{token}]>"
 
     def text_until(name: str, end: str) -> str:
-        """Returns a rule for any text up to and including the first `end` marker."""
+        """Returns a rule that matches any text up to and including the first `end` marker."""
         return f"{name}{'[lazy]' if special(end) is None else ''}: TEXT {marker(end)}"
 
     before = ""

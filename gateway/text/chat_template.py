@@ -35,9 +35,9 @@ RENDERING_ERRORS = (
 """Exceptions that expressions in a template may raise for messages that the template does not
 expect."""
 FINAL_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Text appended to the message that an answer continues, to find the end of that message in the
-rendered prompt. As in transformers, the space at its end shows whether the template trims
-contents."""
+"""Text appended to the message that the answer is to continue, so that the end of this message can
+be found in the rendered prompt. The trailing space shows whether the template trims contents, as in
+transformers."""
 
 
 SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
@@ -73,8 +73,8 @@ class ChatTemplate:
         self.answer_form = form_of(source, shows_tools=self.shows_tools)
         self._wants_short_ids = "length 9" in source
         self._template: Any = ENVIRONMENT.from_string(source)
-        # One dict is used instead of Jinja's chain of dicts, in which looking names up takes as
-        # long as rendering.
+        # One dict replaces Jinja's chain of dicts, because looking up names in the chain takes as
+        # long as the rendering itself.
         self._template.globals = {
             **self._template.globals,
             **special_tokens,
@@ -168,7 +168,7 @@ def _until_mark(text: str) -> str:
 
 
 class CompiledTemplates:
-    """Cache of the chat templates of adapter versions on one base model, compiled at first use."""
+    """Compiled chat templates of the adapter versions of one base model. Compiles on first use."""
 
     def __init__(self, special_tokens: dict[str, str], capacity: int = 256) -> None:
         self._special_tokens = special_tokens

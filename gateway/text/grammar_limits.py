@@ -49,10 +49,10 @@ class _Step(Generic[K]):
 def longest_path(
     begins: Iterable[K], followers: Callable[[K], Iterable[K]], weight: Callable[[K], int]
 ) -> int:
-    """Returns the largest sum of weights on a path that starts at one of `begins`. A path ends
-    where it would repeat a node. Visits each node once."""
+    """Returns the largest sum of weights on a path from one of `begins`. Ignores edges that close a
+    cycle. Processes each node only once, and so takes linear time."""
     lengths: dict[K, int] = {}
-    """Weight of the longest path from each node. 0 while the node is on the current path."""
+    """Weight of the longest path from each visited node. 0 for nodes on the current path."""
     for begin in begins:
         if begin in lengths:
             continue

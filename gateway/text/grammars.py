@@ -1,4 +1,4 @@
-"""Compiles and caches the grammars that constrain answers while a worker generates them."""
+"""Compiles and caches the grammars that constrain which tokens a worker may generate."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Grammars:
         self._num_bytes = 0
 
     async def of(self, constraint: Constraint, user: GrammarUser) -> HeldGrammar:
-        """Returns the grammar of a constraint. Raises InvalidRequest if it cannot be used."""
+        """Returns a constraint's grammar. Raises InvalidRequest if the constraint is unusable."""
         return await self._find(constraint, user, lambda: self._compile_constraint(constraint))
 
     async def of_rules(

@@ -232,8 +232,8 @@ class SchemaReader:
 
     def _constants(self, branch: Any, name: str, *, must: bool) -> frozenset[str] | None:
         """Returns the values that a branch enumerates for the property `name`, as JSON texts.
-        Returns None if the values are not enumerated or, with `must`, if the property is not
-        required."""
+        Returns None if the branch does not enumerate them, or if `must` is set and the property is
+        not required."""
         values: set[str] = set()
         for leaf in self._leaves(branch):
             found = None if leaf is None else self._constants_in(leaf, name, must=must)

@@ -124,8 +124,8 @@ class PromptEncoder:
         max_tokens: int | None = None,
     ) -> list[list[int]]:
         """Encodes texts without the cache. Long texts of one `domain` are encoded one after the
-        other. Raises ContextLengthExceeded if a text has more than `max_tokens` tokens. Checks this
-        before it copies the token ids."""
+        other. Raises ContextLengthExceeded, before copying any token ids, if a text has more than
+        `max_tokens` tokens."""
 
         def encode() -> list[list[int]]:
             # `encode_batch_fast` does not compute the offsets of tokens, which are not needed.
@@ -154,9 +154,9 @@ class PromptEncoder:
 
 
 def _parting_tokens(file: TokenizerFile, template: str) -> dict[str, int]:
-    """Returns the special tokens of the template at which a text can be split without changing the
-    token ids of its pieces, with their ids. Returns an empty dict if a piece's token ids may depend
-    on the text around it."""
+    """Returns the special tokens of the template, with their ids, at which a text can be split so
+    that its pieces, encoded separately, have the token ids of the whole text. Returns an empty dict
+    if a piece's token ids may depend on the text around it."""
     if any(token.single_word for token in file.added_tokens) or _marks_first(file.pre_tokenizer):
         return {}
     found_first = [token for token in file.added_tokens if not token.normalized]
@@ -174,9 +174,9 @@ def _parting_tokens(file: TokenizerFile, template: str) -> dict[str, int]:
 
 
 def _may_hide(other: str, token: str) -> bool:
-    """Returns whether the tokenizer may match `other` at a position where a text contains `token`,
-    because `other` contains `token`, or ends with the beginning of `token`. The tokenizer prefers
-    the earliest match, then the longest."""
+    """Returns whether a match of `other` can keep the tokenizer from matching `token`. This is
+    possible if `other` contains `token`, or ends with the beginning of `token`, because the
+    tokenizer prefers the earliest match, then the longest."""
     return token in other or any(other.endswith(token[:end]) for end in range(1, len(token)))
 
 

@@ -20,15 +20,15 @@ from jinja2.exceptions import SecurityError, TemplateRuntimeError
 
 CHARS_PER_STEP = 16
 SEARCHED_PER_STEP = 256
-"""Number of pairs of characters whose comparison costs one step. A search for a text in another one
-is charged for all pairs of their characters, because some searches compare every pair."""
+"""Number of pairs of characters whose comparison costs one step. Searching one text for another is
+charged for all pairs of their characters, because some searches compare every pair."""
 SHORT = 128
-"""Maximum number of characters of a short text. Reading or writing a short text costs only the step
-of its expression."""
+"""Maximum number of characters of a short text. An expression that reads or writes only short texts
+costs no steps for their length."""
 BASE_STEPS = 1 << 19
 STEPS_PER_MESSAGE = 2048
-"""Steps allowed for each message of a conversation. The longest published template needs several
-times fewer steps for a message."""
+"""Steps allowed for each message of a conversation. The longest published template needs only a
+fraction of them for a message."""
 STEPS_PER_CHAR = 1
 """Steps allowed for each character of a conversation. They suffice to read each character 16
 times."""
@@ -46,7 +46,7 @@ NUMBERS = re.compile(r"[0-9]+")
 TAKEN_WIDTH = re.compile(r"%[-#0 +0-9.]*\*")
 """Matches a conversion of a % format whose width is `*`, that is, taken from the values."""
 MAX_NESTED_ITERATORS = 16
-"""Maximum depth of nested lazy filters. Each of them uses the interpreter's stack."""
+"""Maximum depth of nested lazy filters. Each level uses the interpreter's stack."""
 
 
 class BudgetExceeded(Exception):

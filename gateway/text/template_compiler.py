@@ -18,8 +18,8 @@ from gateway.text.template_budget import CHARS_PER_STEP, MAX_INTEGER
 RUNTIME = (
     "spend, weighed, text, joined, add, multiply, power, modulo, contains, key, integer, spend_size"
 )
-"""Names of `template_budget` that compiled templates use. They cannot collide with a template's own
-names, because Jinja adds a prefix to a template's names."""
+"""Names of the functions in `template_budget` that compiled templates call. A template's own names
+cannot collide with them, because Jinja adds a prefix to a template's names."""
 
 UNSUPPORTED: dict[type[nodes.Node], str] = {
     nodes.Include: "include",
@@ -154,7 +154,7 @@ def _count_bodies(template: nodes.Template) -> None:
     weights = [1 + sum(map(_weight, node.body)) for node in found]
     for node, weight in zip(found, weights, strict=True):
         if isinstance(node, nodes.For) and node.test is not None:
-            # Items for which the test is false also cost steps.
+            # Testing an item costs steps even if the test is false.
             node.test = nodes.And(_spend(1 + _weight(node.test)), node.test)
         node.body = [nodes.ExprStmt(_spend(weight), lineno=node.lineno), *node.body]
 

@@ -1,9 +1,9 @@
-"""Rewrites conversations for chat templates that do not render tools or that refuse their turns.
+"""Rewrites conversations for chat templates that do not render tools or that refuse some turns.
 
 Tools are described as JSON in plain messages, in the format of Hermes and Qwen 2.5, which many
-other models have seen in training. Agents send turns that many templates refuse, such as
-instructions in the middle, two turns of one role in a row, or several calls in one turn. Only a
-conversation that was refused is simplified, so that the prompts of other conversations do not
+other models have also seen in training. Agents send turns that many templates refuse, such as a
+system message in the middle, two turns of one role in a row, or several calls in one turn. A
+conversation is simplified only after a template has refused it, so that other prompts do not
 change.
 """
 

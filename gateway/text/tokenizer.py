@@ -48,8 +48,8 @@ SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 MANY_MESSAGES = 256
 STEPS_ON_LOOP = 1 << 16
-"""Maximum number of steps (see `template_budget`) of a rendering on the event loop. They take about
-10 ms. A rendering that needs more steps is repeated in a thread."""
+"""Maximum number of steps (see `template_budget`) of a rendering on the event loop, which take
+about 10 ms. A rendering that needs more steps is repeated in a thread."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):

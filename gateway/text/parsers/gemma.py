@@ -32,8 +32,8 @@ GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 class GemmaParser(JsonCallParser):
-    """Parser of Gemma's calls. Their arguments are JSON, or an object with unquoted keys and
-    scalars. Returns arguments while they are read."""
+    """Parser of Gemma's calls, whose arguments are JSON or an object with unquoted keys and
+    scalars. Returns the arguments piece by piece while they are read."""
 
     def __init__(self, markers: GemmaMarkers) -> None:
         super().__init__()

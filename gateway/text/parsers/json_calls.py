@@ -130,8 +130,8 @@ class JsonCallParser(ReadingParser):
 
     def read_value(self, add: Callable[[str], None], depth: int = 0) -> Reading[None]:
         """Reads a JSON value, and passes its text to `add` while it is read. `depth` is the number
-        of brackets of the value that were read before. Raises Malformed if the text ends inside the
-        value."""
+        of the value's opening brackets that were read before. Raises Malformed if the text ends
+        inside the value."""
         first = yield from self.peek()
         if not depth and first not in ("{", "[", '"'):
             add((yield from self.until(END_OF_SCALAR)))

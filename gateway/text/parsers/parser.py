@@ -21,8 +21,8 @@ class Text(msgspec.Struct, frozen=True):
 
     text: str
     scored: list[TokenLogprobs] = []
-    """Tokens of the piece with their log-probabilities. Empty unless the request asks for
-    log-probabilities of pieces of text."""
+    """Tokens of this piece with their log-probabilities. Empty unless the request sets
+    `scores_texts`."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -68,8 +68,8 @@ class Parser(ABC):
 
     @property
     def needs_each_token(self) -> bool:
-        """Whether the next `push` must have the text of a single token, because the answer may end
-        after the token, or the token must be counted if it belongs to a thought."""
+        """Whether the next `push` must have the text of exactly one token, because the answer may
+        end after any token, or because tokens of a thought are counted."""
         return False
 
     @property
@@ -152,8 +152,8 @@ def join_parts(pieces: Iterable[Part]) -> list[Part]:
 
 
 def part_key(piece: Part) -> tuple[type[Part], int]:
-    """Returns a key that is equal for pieces of the same part. It consists of the kind and the
-    index of a tool call."""
+    """Returns the piece's class and, for a tool call, the index of the call (otherwise 0).
+    Consecutive pieces with equal keys belong to the same part of the answer."""
     return type(piece), piece.index if isinstance(piece, ToolCall) else 0
 
 

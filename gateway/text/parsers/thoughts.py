@@ -27,7 +27,7 @@ class ThoughtParser(ReadingParser):
         self._num_taken = 0
         """Number of characters read so far."""
         self._tokens: ThoughtTokens | None = ThoughtTokens()
-        """Counter of the thought's tokens. None once the thought has ended, or if there is none."""
+        """Counter of the thought's tokens. None if there is no thought, or once it has ended."""
         self._num_thought_tokens = 0
         """Number of tokens of the thought. Set when the thought has ended."""
 
