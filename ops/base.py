@@ -34,14 +34,14 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 of `AdapterTables`."""
 
 EMBEDDING, HEAD = range(2)
-"""Indices of the embedding and the output matrix on the `projection` axis of `AdapterTables`. Their
-entries are in the last layer of the tables, which is in addition to the model's layers."""
+"""Indices of the embedding and the output matrix on the `projection` axis of `AdapterTables`, in
+the last layer of the tables. This layer follows the layers of the model."""
 
 Activation = Literal["silu", "gelu_tanh"]
 
 StreamName = Literal["adapters", "tables", "weights"]
-"""Names of side streams. Each kind of copy has its own, so that copies of table entries do not wait
-for copies of weights."""
+"""Names of side streams. Each kind of copy has its own stream, so that copies of table entries do
+not wait for copies of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class LayerAttention:
 
     The row at position p sees positions max(0, p - window + 1)..p, or all up to p if `window` is
     None. scores = q k^T * scale, then softcap * tanh(scores / softcap) unless `softcap` is None.
-    sinks: float32 [H]. In the softmax of head h, sinks[h] is one more score, with a value of zero.
+    sinks: float32 [H]. In the softmax of head h, sinks[h] is one more score, for which V is zero.
     """
 
     batch: AttentionBatch
@@ -187,7 +187,7 @@ class AdapterTables:
     )
 
     def replaces_rows(self, slots: NDArray[Any]) -> bool:
-        """Returns whether the adapter of one of the slots, given on the host, replaces rows."""
+        """Returns whether an adapter in one of these slots replaces rows. slots: host array."""
         return bool(self.replaced) and not self.replaced.keys().isdisjoint(slots.tolist())
 
 

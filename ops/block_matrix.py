@@ -2,7 +2,7 @@
 
 Each row is a sequence of blocks. A block holds integer *levels* and, for each group of 16 or 32
 levels, a scale and possibly a minimum: element = scale * level + minimum, computed in float32 and
-rounded to bfloat16. The byte layouts are those of ggml
+rounded to bfloat16. The byte layouts are the same as in ggml
 (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
 """
 

@@ -60,7 +60,7 @@ class NativeStep(Structure):
 
 
 class NativeLayers:
-    """`LayerStack` on the CPU."""
+    """Implementation of `LayerStack` on the CPU."""
 
     def __init__(
         self,

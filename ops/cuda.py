@@ -81,15 +81,15 @@ class CudaOps:
             knobs.cache.dir = str(cache_dir)
         self._graph_pool, self._streams = None, dict[str, torch.cuda.Stream]()
         self.overlaps, self.shared_bytes = False, 0
-        """Whether a kernel may start before the kernel whose results it needs has ended, and the
-        maximum bytes of shared memory of a program."""
+        """overlaps: whether a kernel may start before the kernel whose results it needs has ended.
+        shared_bytes: maximum bytes of shared memory of a program."""
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self.overlaps = properties.major >= 9
             # Builds of torch for GPUs of other vendors may lack this property.
             self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
             self._graph_pool = torch.cuda.graph_pool_handle()
-            # Created once, because torch hands out 32 streams in rotation, and a copy could
+            # The streams are created once. torch gives out 32 streams in rotation, so a copy could
             # otherwise get the capture's stream.
             for name in ("capture", *get_args(StreamName)):
                 self._streams[name] = torch.cuda.Stream(device)
@@ -198,7 +198,7 @@ class CudaOps:
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local, because loader threads copy and allocate during the capture.
+            # The mode is thread_local because loader threads copy and allocate during the capture.
             with torch.cuda.graph(
                 graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"
             ):

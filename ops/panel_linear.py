@@ -14,7 +14,7 @@ from ops.block_matrix import BlockMatrix, Weight
 from ops.weight_format import BLOCK_SIZES, WeightFormat
 
 PANEL = 48
-"""Output columns per panel."""
+"""Number of output columns in a panel."""
 
 
 class NativePart(Structure):

@@ -26,7 +26,7 @@ from ops.triton_table import ALIGNMENT, MAX_PARTS, SMALLEST_DOT, AttentionBlocks
 
 COUNTS = ("num_seqs", "table_stride", "part_rows")
 """Arguments that change from step to step. They are not specialised, because Triton would compile
-another kernel for 1 or a multiple of 16 while a request waits."""
+another kernel, while a request waits, if the value is 1 or a multiple of 16."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -14,7 +14,8 @@ import triton.language as tl
 
 COUNTS = ("num_segments", "first_entry", "num_rows")
 """Arguments of the LoRA kernels that change between steps or layers. They are not specialised,
-because Triton would compile another kernel for 1 or a multiple of 16 while a request waits."""
+because Triton would compile another kernel, while a request waits, if the value is 1 or a multiple
+of 16."""
 
 
 @triton.jit

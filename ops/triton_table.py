@@ -29,7 +29,8 @@ MAX_PARTS = 16
 """Maximum number of parts that a context is split into."""
 
 PART_TOKENS = 256
-"""Minimum tokens per part, so that short contexts have one part and need no combination."""
+"""Minimum number of tokens in a part of a context. A shorter context is not split, so that its
+parts need not be combined."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Command `python -m workers CONFIG.json [ID]`, which runs one worker process until it is drained.
 
-Without an ID, the worker generates one. A worker that is started by this command has no /metrics;
-`loraplex.roles.worker_process` starts it with them.
+Without an ID, the worker generates one. The worker has no page /metrics. The command `python -m
+loraplex.roles.worker_process` starts a worker that has this page.
 
 Exit codes: 0 after a drain, 1 after a failure, 2 if the configuration cannot be served."""
 

@@ -56,7 +56,7 @@ class Answer:
         logprobs: list[TokenLogprobs] | None,
         now: float,
     ) -> SequenceOutput | None:
-        """Appends tokens to the sequence, generated at `now`; it ends if `finish_reason` is set.
+        """Appends tokens generated at `now` to the sequence, which ends if `finish_reason` is set.
         Returns the output to send, or None if the tokens are sent with a later output."""
         sequence, request = self.sequence, self.sequence.request
         is_first = not sequence.is_begun

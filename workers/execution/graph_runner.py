@@ -44,8 +44,8 @@ NUM_TOKENS_WITH_PROMPTS = (128, 256, 512)
 """Token counts for which a graph of a step with prompts is captured. Larger steps are computed op
 by op."""
 FEW_SEQUENCES = 16
-"""Number of sequences of the smaller graphs. For each entry of `NUM_TOKENS_WITH_PROMPTS`, there are
-graphs for steps of at most this many sequences, and graphs for the maximum number of sequences."""
+"""Maximum number of sequences in the smaller graphs with prompts. Each size of
+`NUM_TOKENS_WITH_PROMPTS` has such graphs, and also graphs for the largest number of sequences."""
 NUM_SEGMENTS = (4, 16, 64)
 """Adapter counts for which graphs are captured (see `segment_sizes`). There are several because
 each padding segment launches kernel programs, although these end at once."""
@@ -149,8 +149,8 @@ class GraphInputs:
         )
 
     def fill(self, inputs: BatchInputs[Array]) -> None:
-        """Replaces all inputs with `inputs` and padding, without waiting. The device does so after
-        the work that was already submitted to it."""
+        """Replaces all inputs with `inputs` and padding. Does not block; the device replaces them
+        after the work that was already submitted to it."""
         count, num_pages = inputs.block_tables.shape
         num_tokens, has_prompts, num_sequences, *_ = self._key
         wide = Packing([np.zeros((num_sequences, num_pages), np.int64)])

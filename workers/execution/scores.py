@@ -101,7 +101,7 @@ def score_samples(
     """
     num_top = max(0, *(each.logprobs or 0 for each in params))
     chosen, *top = ops.log_softmax_top(logits, tokens, num_top)
-    # A token's logit minus its log-probability is log(sum(exp(row))), without a second pass.
+    # A token's logit minus its log-probability is log(sum(exp(row))). This saves a second pass.
     sums = logits.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - chosen
     rows, ids = named
     return SampleScores(

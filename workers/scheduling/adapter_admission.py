@@ -141,7 +141,8 @@ class AdapterAdmission:
                 return NO_MEMORY if num_bytes else LATER
 
     def may_load(self, digest: str) -> bool:
-        """Whether the adapter may be loaded. While adapters starve, only starving adapters may."""
+        """Whether the adapter may be loaded. While adapters starve, no other adapters may be
+        loaded."""
         if self._lacks_pages:
             return digest in self._starves_at_s
         return not self._victims or digest in self._victims

@@ -158,7 +158,7 @@ class SchedulingPolicy(Protocol):
 
 class FifoPolicy:
     """Implementation of `SchedulingPolicy` that serves sequences in the order of arrival, up to a
-    maximum number of tokens in a step. Tenants make no difference."""
+    maximum number of tokens in a step. All tenants are treated alike."""
 
     weight = 1
 

@@ -179,8 +179,8 @@ class Scheduler:
                 self._release(sequence)
 
     def _decode(self, schedule: Schedule) -> None:
-        """Schedules the uncomputed tokens of sequences that generate: one each, unless the last
-        step gave several. Sequences whose constraint is not ready are left out."""
+        """Schedules the uncomputed tokens of generating sequences, usually one token of each.
+        Sequences whose constraint is not ready are left out."""
         for sequence in list(self.running):
             constraint = sequence.constraint
             if not constraint.is_ready:
@@ -301,8 +301,8 @@ class Scheduler:
         return Blocked(BlockReason.PAGES, failure, lacks_memory=True)
 
     def _find_slot(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
-        """Preempts a sequence of an over-share tenant if no slot is free. No sequence can be
-        preempted while a step is in flight."""
+        """Returns None if a slot is free, or if one becomes free by preempting a sequence of an
+        over-share tenant. While a step is in flight, no sequence can be preempted."""
         if self._num_free_slots:
             return None
         if self._in_flight:

@@ -33,7 +33,7 @@ class StageTimes:
     num_preemptions: int = 0
 
     def record_model(self, now: float, *, is_loaded: bool) -> None:
-        """Records that the base model was loaded at `now`, or that it is not loaded any longer."""
+        """Records that the base model was loaded at `now`, or that it is no longer loaded."""
         if is_loaded:
             self.model_back_s = now
         else:
