@@ -1,4 +1,5 @@
-"""Converts weights to the canonical layout, for families that join, reorder or rename modules."""
+"""Converts the weights of model families that join, reorder or rename modules to the canonical
+layout."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ NORMS: dict[str, dict[str, str]] = {
         "post_feedforward_layernorm": "post_mlp_layernorm",
     }
 }
-"""For each model type whose checkpoints name norms differently: the checkpoint's name of each norm,
-by the norm's name in canonical folders."""
+"""Names of norms in the checkpoints of model types that name them differently from canonical
+folders. Maps each model type to the checkpoint's name of each norm, by the norm's canonical
+name."""
 
 
 def is_canonical(spec: ModelSpec) -> bool:
-    """Returns whether the family's checkpoints already have the canonical layout."""
+    """Returns whether checkpoints of the model's family already have the canonical layout."""
     own = spec.model_type in JOINED or spec.model_type in NEIGHBOURS or spec.model_type in NORMS
     return not own and not spec.layers[0].rope.rotary_dim
 

@@ -36,8 +36,8 @@ NUMPY_TYPES = {
     "I8": np.int8,
     "U8": np.uint8,
 }
-"""numpy type for each safetensors type. bfloat16 and FP8 are read as their bits, because numpy has
-neither type."""
+"""numpy type as which each safetensors type is read. bfloat16 and FP8 are read as unsigned integers
+with the same bits, because numpy has neither type."""
 
 
 def _float8_values() -> NDArray[np.float32]:
@@ -57,8 +57,8 @@ FLOAT8_VALUES = _float8_values()
 class FileTensor:
     """Location of a stored tensor in a file, its shape, and its type as safetensors calls it.
 
-    order: index of the stored row for each row that `read` returns. None returns the rows in the
-    order in which they are stored.
+    order: for each row that `read` returns, the index of the stored row. If it is None, `read`
+    returns the rows in the order in which they are stored.
     """
 
     path: Path
@@ -68,14 +68,16 @@ class FileTensor:
     order: list[int] | None = None
 
     def rows(self, first: int, count: int, order: list[int] | None) -> FileTensor:
-        """Returns a tensor of `count` rows, starting at row `first`. order: for each row that
-        `read` returns, its index among these `count` rows. None keeps the stored order."""
+        """Returns the part of this tensor that has `count` rows, starting at row `first`. order:
+        for each row that `read` returns, the index of the stored row among these `count` rows. If
+        it is None, `read` returns the rows in the order in which they are stored."""
         row_bytes = math.prod(self.shape[1:]) * np.dtype(NUMPY_TYPES[self.dtype]).itemsize
         shape = (count, *self.shape[1:])
         return replace(self, offset=self.offset + first * row_bytes, shape=shape, order=order)
 
     def read(self) -> NDArray[Any]:
-        """Reads the numbers in the stored type; bfloat16 and FP8 are returned as their bits."""
+        """Reads the numbers in the stored type. Returns bfloat16 and FP8 numbers as unsigned
+        integers with the same bits."""
         count = math.prod(self.shape)
         raw: NDArray[Any] = np.fromfile(
             self.path, NUMPY_TYPES[self.dtype], count, offset=self.offset
@@ -100,8 +102,8 @@ class FileTensor:
 def file_tensors(
     source: Path, others: tuple[str, ...], dtypes: Collection[str] = FLOATS
 ) -> dict[str, FileTensor]:
-    """Returns the tensors by canonical name. Leaves out tensors whose canonical names begin with
-    one of the prefixes `others`.
+    """Returns the tensors in the weight files of a source folder, by canonical name. Leaves out
+    tensors whose canonical names begin with one of the prefixes `others`.
 
     Raises CheckpointError if a file is damaged or a tensor is stored twice, and ImportRefused if
     the type of a tensor is not among `dtypes`.

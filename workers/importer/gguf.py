@@ -88,8 +88,8 @@ class _Metadata(dict[str, Any]):
         raise ImportRefused(f"metadata {key} is missing")
 
     def leave_out_unknown_tokens(self) -> None:
-        """Deletes the ids of special tokens that are outside the vocabulary, which some files store
-        if the model has no such token."""
+        """Deletes the ids of special tokens that are outside the vocabulary. Some files have such
+        an id if the model lacks the special token."""
         size = len(self["tokenizer.ggml.tokens"])
         for key in [key for key in self if key.endswith("_token_id")]:
             if not 0 <= self[key] < size:

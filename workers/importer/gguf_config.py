@@ -25,8 +25,8 @@ CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM",
 }
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
-"""Number of layers of each Gemma family's 27B model, by which the import recognises the model. The
-model's query scale does not follow from its head size, and GGUF files do not store the scale."""
+"""Number of layers of the 27B model of each Gemma family. The import recognises 27B models by this
+number, because they compute the query scale differently and GGUF files do not store the scale."""
 
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
@@ -36,7 +36,8 @@ LLAMA3_ROPE = {
 
 
 class _Section:
-    """Metadata keys that begin with the name of the file's architecture."""
+    """Access to the metadata keys that begin with the name of the file's architecture, for example
+    `llama.block_count`. Callers leave out this prefix."""
 
     def __init__(self, metadata: dict[str, Any], architecture: str) -> None:
         self._metadata = metadata
@@ -74,8 +75,8 @@ def build_config(metadata: dict[str, Any], tensors: GGUFTensors) -> dict[str, An
 
 
 def build_generation_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of generation_config.json. Every token that ends a turn or a text is an
-    end token of the generation."""
+    """Returns the content of generation_config.json. The tokens that end a text, a turn or a
+    message (`eos`, `eot` and `eom`) all become end tokens of the generation."""
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     distinct = list(dict.fromkeys(token for token in ends if token is not None))
     return _token_ids(metadata) | {"eos_token_id": distinct}
@@ -131,7 +132,7 @@ def _rope(section: _Section, config: dict[str, Any], tensors: GGUFTensors) -> di
 
 def _llama3(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
     """Returns the Llama 3 rope parameters that produce these frequency factors. All parameters
-    except `factor` have their published values. Repeats the smoothing of
+    except `factor` have their published values. This function repeats in numpy the smoothing of
     `workers/layers/rotary.py`, because the import of GGUF files does not use torch."""
     factor = float(factors.max())
     low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
@@ -173,5 +174,6 @@ def _gemma(section: _Section, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shorten(value: float) -> float:
-    """Returns the shortest decimal that is the same float32: 1e-05 for 9.999999747378752e-06."""
+    """Returns the shortest decimal number that rounds to the same float32, for example 1e-05 for
+    9.999999747378752e-06."""
     return float(str(np.float32(value)))

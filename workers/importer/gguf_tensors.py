@@ -1,4 +1,4 @@
-"""Reads GGUF tensors under the names and in the layout of Hugging Face checkpoints."""
+"""Reads the tensors of a GGUF file with the names and the layout of Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ class GGUFTensors:
         return format if format in BLOCK_SIZES else None
 
     def read_blocks(self, name: str, spec: ModelSpec) -> Blocks:
-        """Returns the rows of a matrix as they are stored in the GGUF file, in the row order of the
+        """Returns the quantised rows of a matrix without converting them, in the row order of the
         Hugging Face checkpoint."""
         rows = np.atleast_2d(self._tensors[name].data)
         return self._reordered(name, rows, spec)
 
     def read(self, name: str, spec: ModelSpec) -> BFloat16:
         """Returns a tensor dequantised to bfloat16, in the layout of the Hugging Face checkpoint.
-        Subtracts 1 from norm weights of Gemma, because GGUF files store them increased by 1."""
+        Subtracts 1 from Gemma's norm weights, because GGUF files store these weights plus 1."""
         if name.endswith("norm.weight"):
             return _dequantise(self._tensors[name], self._norm_offset)
         return self._reordered(name, _dequantise(self._tensors[name], 0.0), spec)
@@ -145,9 +145,9 @@ def to_bfloat16(exact: NDArray[np.float32]) -> BFloat16:
 
 
 def _split_halves(weight: NDArray[Bits], num_heads: int) -> NDArray[Bits]:
-    """Reorders the rows of Llama's q_proj or k_proj from GGUF's order to the checkpoint's. In GGUF,
-    the two rows of a rotated pair are neighbours. In the checkpoint, one of them is in the first
-    half of the head and the other in the second half."""
+    """Reorders the rows of Llama's q_proj or k_proj from the order of GGUF to the order of Hugging
+    Face checkpoints. In GGUF, the two rows of a rotated pair are neighbours. In Hugging Face
+    checkpoints, one row is in the first half of the head and the other row in the second half."""
     rows, columns = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)

@@ -1,7 +1,8 @@
 """Builds tokenizer.json from GGUF metadata.
 
-`tokenizer.ggml.model` selects the kind of tokenizer and `tokenizer.ggml.pre` the pre-tokenizer,
-which is the same as in the tokenizer.json that the model's family publishes.
+The metadata key `tokenizer.ggml.model` selects the kind of tokenizer, and `tokenizer.ggml.pre`
+selects the pre-tokenizer. Each pre-tokenizer is the same as in the tokenizer.json that the model's
+family publishes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tokenizers import (
 from workers.importer.canonical import ImportRefused
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-"""Kinds of tokens, as numbered in `tokenizer.ggml.token_type`."""
+"""Numbers of the kinds of tokens in `tokenizer.ggml.token_type`."""
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
@@ -54,7 +55,8 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "qwen2": lambda: _split(QWEN2_WORDS),
     "smollm": _digits,
 }
-"""Pre-tokenizers of byte-level BPE models, by `tokenizer.ggml.pre`."""
+"""Functions that build the pre-tokenizers of byte-level BPE models, by the value of
+`tokenizer.ggml.pre`."""
 
 
 def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
@@ -110,7 +112,7 @@ def _byte_level_bpe(metadata: dict[str, Any], pre: str) -> Tokenizer:
 
 def _sentencepiece_bpe(metadata: dict[str, Any]) -> Tokenizer:
     """Returns a BPE tokenizer that encodes spaces as U+2581 and unknown characters as bytes.
-    Llama's tokenizer prepends a space to the text, Gemma's does not."""
+    Llama's tokenizer also prepends a space to the text, and Gemma's does not."""
     tokens = metadata["tokenizer.ggml.tokens"]
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     tokenizer = Tokenizer(
@@ -142,11 +144,11 @@ def _bpe(**options: Any) -> models.BPE:
 
 def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns the BPE merges that give the same tokens as SentencePiece. There is one merge for
-    each split of a token into two other tokens. Merges that form the token with the highest score
-    are first.
+    each split of a token into two other tokens. The merges are sorted by the score of the token
+    that they form, with the highest score first.
 
-    Only normal tokens have merges, because SentencePiece never joins control and user-defined
-    tokens, nor pairs that would form one of them.
+    All tokens of a merge are normal tokens, because SentencePiece never joins control or
+    user-defined tokens to other tokens, and never forms such a token by joining.
     """
     scores = {
         token: score
@@ -167,7 +169,7 @@ def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _added_tokens(metadata: dict[str, Any]) -> list[AddedToken]:
-    """Returns the tokens that the tokenizer splits off the text before any other step. Control
+    """Returns the tokens that the tokenizer recognises in a text before it splits the text. Control
     tokens and the unknown token are special tokens."""
     return [
         AddedToken(token, special=kind != USER_DEFINED, normalized=False)
@@ -179,8 +181,8 @@ def _added_tokens(metadata: dict[str, Any]) -> list[AddedToken]:
 
 
 def _adds(metadata: dict[str, Any], kind: str) -> bool:
-    """Returns whether encoding adds the token of this kind (`bos` or `eos`). If the file has no
-    setting, SentencePiece and Llama 3 tokenizers add `bos`, and no tokenizer adds `eos`."""
+    """Returns whether the tokenizer adds the token `kind` (`bos` or `eos`) to each text. If the
+    file does not say, tokenizers of SentencePiece and Llama 3 add `bos`, and none adds `eos`."""
     families = ("llama", "llama-bpe")
     names = (metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre"))
     default = kind == "bos" and any(name in families for name in names)

@@ -67,11 +67,11 @@ def write_from_huggingface(
     check_room: Callable[[int], None],
     progress: ByteProgress | None,
 ) -> None:
-    """Fills the canonical folder from a Hugging Face directory. Copies the weights bit for bit,
-    unless the source is quantised or `formats` requests quantisation.
+    """Fills the canonical folder from a Hugging Face directory. Checks config, weights and
+    tokenizer before it writes the weights.
 
-    Quantised matrices are dequantised, unless `formats` is to keep them and a block format can hold
-    them exactly. Checks config, weights and tokenizer before it writes the weights.
+    Stores unquantised weights unchanged, unless `formats` requests int8 or int4. Dequantises
+    quantised matrices, unless `formats` requests `keep` and a block format can hold them exactly.
     """
     whole = _read_object(source / "config.json")
     config = text_part(whole)
@@ -94,8 +94,8 @@ def write_from_huggingface(
 def _of_transformers(
     source: Path, config: dict[str, Any], formats: ImportFormats
 ) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Returns the canonical config and the tensors of a model that has no native family and is run
-    by its code in transformers."""
+    """Returns the canonical config and the tensors of a model that workers run with transformers'
+    code, because the model has no native family."""
     try:
         from workers.importer.transformers_model import read_transformers_model
     except ImportError as error:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from workers.models.progress import ByteProgress, ProgressMeter
 
 BFloat16 = NDArray[np.uint16]
-"""bfloat16 numbers as their bits, because numpy has no bfloat16."""
+"""Array of bfloat16 numbers, each stored as its 16 bits, because numpy has no bfloat16 type."""
 Blocks = NDArray[np.uint8]
-"""Rows of a matrix that is stored in blocks, see `ops.block_matrix`."""
+"""Array of the bytes of a matrix in quantised blocks (see `ops.block_matrix`). Each row of the
+array has the bytes of one row of the matrix."""
 DTYPES = {
     np.dtype(np.uint16): "BF16",
     np.dtype(np.uint8): "U8",
@@ -31,7 +32,7 @@ ALIGNMENT = 64
 
 
 class StoredTensor(NamedTuple):
-    """Tensor to be written: its numpy type, its shape, and the function that reads it."""
+    """Tensor that will be written to a file. read: function that returns the tensor's content."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -46,7 +47,8 @@ def write_safetensors(
 ) -> None:
     """Writes the tensors one after the other. Reads each tensor just before it is written.
 
-    check_room: function that raises OSError if the disk has no room for this number of bytes.
+    check_room: function that receives the total number of bytes, and raises OSError if the disk has
+    no room for them.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -72,7 +74,8 @@ def write_safetensors(
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Returns the header entries of a valid safetensors file and the offset of its data."""
+    """Returns the header of a valid safetensors file, and the offset of the file's data in
+    bytes."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         return json.loads(file.read(size)), 8 + size

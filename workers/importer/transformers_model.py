@@ -1,4 +1,4 @@
-"""Reads the Hugging Face directory of a model without a native family, with transformers.
+"""Uses transformers to read the Hugging Face directory of a model that has no native family.
 
 transformers converts the checkpoint to the names and layouts of its modules; for example, it joins
 the experts of a layer into one tensor. The whole model is in memory during the import.
@@ -31,8 +31,8 @@ TEXT_ROOTS = {
     r"^(language|text)_model\.model\.": "model.",
     r"^(language|text)_model\.lm_head\.": "lm_head.",
 }
-"""Prefixes of tensor names in checkpoints that also have image or audio parts (as patterns), and
-the prefix that replaces each of them in the language model alone."""
+"""Map from prefixes of tensor names in checkpoints with image or audio parts to the prefixes of the
+same tensors in the language model alone. The keys are regular expressions."""
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
@@ -49,7 +49,8 @@ class ModuleTensor:
         return cls(tensor, TYPES[tensor.dtype], tuple(tensor.shape))
 
     def read(self) -> NDArray[Any]:
-        """Returns the numbers in the tensor's type; bfloat16 numbers are returned as their bits."""
+        """Returns the numbers in the tensor's type. Returns bfloat16 numbers as unsigned integers
+        with the same bits."""
         plain = self.tensor.detach().contiguous()
         if self.dtype == "BF16":
             return plain.view(torch.int16).numpy().view(np.uint16)
@@ -61,8 +62,8 @@ class ModuleTensor:
 
 @dataclass(frozen=True, slots=True)
 class TransformersModel:
-    """Canonical config of a model, and its tensors by stored name. matrices: names of the tensors
-    that may be stored in blocks."""
+    """Canonical config and tensors of a model. tensors: tensors by their names in the weight file.
+    matrices: names of the tensors that may be stored in quantised blocks."""
 
     config: dict[str, Any]
     tensors: dict[str, ModuleTensor]
@@ -116,7 +117,8 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
 
 def _load(source: Path, config: Any, is_part: bool) -> PreTrainedModel:
     """Loads the language model without log output. is_part: whether the checkpoint also has image
-    or audio parts. transformers would log a long table of their tensors as unexpected keys."""
+    or audio parts. For such a checkpoint, transformers would log a long table of the tensors of
+    these parts as unexpected keys."""
     logging = library().logging
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -1,8 +1,8 @@
 """Records the structure of a transformers model by running it on two short texts.
 
 The model is then run in packed form: the rows of both texts form one input, and only our attention
-function knows where each text begins. The model is refused unless these logits equal, within
-rounding, the logits that transformers computes for each text alone.
+function knows where each text begins. The model is refused unless the logits of the packed run
+equal, within rounding, the logits that transformers computes for each text alone.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Mask:
 
 @dataclass(slots=True)
 class Probe:
-    """Calls of attention and of linears, recorded during forward passes. text_of_row: index of the
-    text to which each row of the packed input belongs."""
+    """Record of the calls of attention modules and linears during forward passes. text_of_row:
+    index of the text to which each row of the packed input belongs."""
 
     text_of_row: Tensor
     sites: dict[str, AttentionSite] = field(default_factory=dict[str, AttentionSite])
@@ -234,7 +234,7 @@ def _attend(
 
 
 def _recognise(mask_function: Any) -> Mask:
-    """Returns the mask that transformers describes by `mask_function`.
+    """Returns the attention mask that transformers describes by `mask_function`.
 
     Raises NotServable if the mask is neither causal nor a sliding window.
     """
@@ -259,8 +259,8 @@ def _recognise(mask_function: Any) -> Mask:
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
-    """Returns the other names of tensors that have several names. Maps each of them to the tensor's
-    first name."""
+    """Returns a map for tensors that have several names, from each further name of such a tensor to
+    the tensor's first name."""
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
@@ -283,8 +283,8 @@ def _check_head(module: nn.Module | None) -> None:
 
 
 def _count_numbers(model: nn.Module) -> tuple[int, int]:
-    """Returns upper bounds of two numbers: the elements of all linears and embedding tables, and
-    the elements of all other tensors."""
+    """Returns an upper bound of the number of elements of all linears and embedding tables, with
+    padding, and an upper bound of the number of elements of all other tensors."""
     matrices = others = 0
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):

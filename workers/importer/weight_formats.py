@@ -13,17 +13,22 @@ from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.importer.safetensors_file import BFloat16, Blocks
 
 ImportFormat = Literal["bfloat16", "keep", "int8", "int4"]
-"""bfloat16: quantised matrices are dequantised to bfloat16, and other Hugging Face weights are
-stored unchanged. keep: a quantised matrix keeps its format if workers can serve this format, and is
-otherwise stored as with bfloat16. int8, int4: matrices are quantised to 8 or 4 bits."""
+"""Requested format of weights.
+
+- bfloat16: quantised matrices are dequantised to bfloat16. Other Hugging Face weights are stored
+  unchanged.
+- keep: a quantised matrix stays quantised if the import can store it without loss in a block format
+  that workers serve. All other weights are stored as with bfloat16.
+- int8, int4: matrices are quantised to 8 or 4 bits.
+"""
 INTO: dict[str, WeightFormat] = {"int8": WeightFormat.Q8_0, "int4": WeightFormat.Q4_0}
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 class ImportFormats(NamedTuple):
-    """Formats of a model's matrices. tables: format of the embedding and the output matrix. None
-    uses the format of the layers, but int8 instead of int4, because every token passes through
-    these two matrices."""
+    """Formats of a model's matrices. tables: format of the embedding and the output matrix. If it
+    is None, they have the format of the layers, except that int8 replaces int4, because every token
+    passes through these two matrices."""
 
     layers: ImportFormat = "bfloat16"
     tables: ImportFormat | None = None
@@ -39,8 +44,8 @@ class ImportFormats(NamedTuple):
 
     def target(self, name: str, shape: tuple[int, ...]) -> WeightFormat | None:
         """Returns the block format into which a tensor is quantised, or None if it is not
-        quantised. Vectors and matrices whose row length is not a multiple of the block size are not
-        quantised."""
+        quantised. A vector is not quantised, nor is a matrix whose row length is not a multiple of
+        the block size."""
         format = INTO.get(self.of(name))
         if format is None or len(shape) != 2 or shape[1] % BLOCK_SIZES[format].block:
             return None
@@ -52,11 +57,11 @@ def widened(rounded: BFloat16) -> NDArray[np.float32]:
 
 
 def quantized(exact: NDArray[np.float32], format: WeightFormat) -> Blocks:
-    """Returns a matrix quantised to blocks, with the same rounding as in ggml."""
+    """Quantises a matrix to blocks of the format, with the same rounding as ggml."""
     return quantize(exact, GGMLQuantizationType[format.name])
 
 
 def block_shape(shape: tuple[int, ...], format: WeightFormat) -> tuple[int, int]:
-    """Returns the shape of a matrix [N, K] when it is stored in blocks: [N, bytes of a row]."""
+    """Returns the shape [N, bytes of a row] with which a matrix [N, K] is stored in blocks."""
     sizes = BLOCK_SIZES[format]
     return shape[0], shape[1] // sizes.block * sizes.block_bytes

@@ -1,8 +1,9 @@
-"""Proves the effect of adapters while the engine serves requests, one probe at a time.
+"""Proves that adapters have the effect that their files describe, while the engine serves requests.
 
-A separate thread computes, from the adapter's files, the checksum and log-probabilities that the
-worker must produce. The engine thread compares the checksum with that of the loaded image. It then
-runs the probe prompt as an ordinary sequence, with the adapter and without.
+Probes run one at a time. A separate thread computes, from an adapter's files, the checksum and
+log-probabilities that the worker must produce. The engine thread compares this checksum with the
+checksum of the loaded image. It then runs the probe prompt as an ordinary sequence, with the
+adapter and without, and compares the log-probabilities.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ NICENESS = 10
 
 @dataclass(slots=True)
 class ModelInstance:
-    """Base model that a worker has registered. Its weights may be on the device or not."""
+    """Base model that a worker has registered. Its weights may or may not be on the device."""
 
     engine: Engine
     pool: AdapterPool
@@ -67,7 +68,8 @@ class ModelInstance:
 
 
 class AdapterVerifier:
-    """Verifier that proves the effect of adapters, one probe at a time. Used on the engine thread.
+    """Verifier that proves the effect of adapters, one probe at a time. All methods are called on
+    the engine thread.
 
     instances: registered base models by digest.
     """
@@ -101,8 +103,8 @@ class AdapterVerifier:
 
     def advance(self) -> list[tuple[int, ProbeResult]]:
         """Advances the probe in progress, or starts a queued probe whose model is on the device.
-        Called between two steps. Returns the connection and the answer of a probe that has
-        finished, in a list that is otherwise empty."""
+        Called between two steps. Returns a list with the connection and the answer of the probe
+        if the probe has finished, and an empty list otherwise."""
         if self._active is None:
             item = next((i for i in self._queue if self._is_here(i[1].model)), None)
             if item is None:
@@ -125,7 +127,7 @@ class AdapterVerifier:
 
     def put_back(self, model: str) -> None:
         """Returns the model's probe in progress to the head of the queue, because the model is
-        about to be unloaded from the device. The probe starts again once the model has been loaded
+        about to be unloaded from the device. The probe restarts after the model has been loaded
         again."""
         if self._active is not None and self._active[1].model == model:
             self._queue.extendleft(self._stop())
@@ -141,15 +143,16 @@ class AdapterVerifier:
             self._stop()
 
     def withdraw(self, connection: int, probe_id: int) -> None:
-        """Drops a probe that is queued or in progress. If its scores are already being computed
-        from the adapter's files, the computation finishes and its scores are kept."""
+        """Drops a probe that is queued or in progress. If the scores of the probe's adapter are
+        already being computed from its files, this computation finishes, and later probes use the
+        scores."""
         withdrawn = connection, probe_id
         self._queue = deque(item for item in self._queue if (item[0], item[1].id) != withdrawn)
         if self._active is not None and (self._active[0], self._active[1].id) == withdrawn:
             self._stop()
 
     def drain(self) -> list[tuple[int, ProbeResult]]:
-        """Drops all probes. Returns the connection and the answer of each."""
+        """Drops all probes. Returns the connection and the answer of each probe."""
         probes = [*self._queue, *self._stop()]
         self._queue.clear()
         return [(connection, refuse_draining(probe)) for connection, probe in probes]
@@ -192,8 +195,8 @@ class AdapterVerifier:
         effect_proof = instance.effect_proof
         read = yield from self._on_thread(lambda: effect_proof.read(digest))
         # Another thread packs the image while the files are scored. Packing starts only after the
-        # files have been read and checked, because the pool remembers a failure to pack them, which
-        # would also fail the next proof.
+        # files have been read and checked, because the pool would remember a failure to pack them,
+        # and the next proof would fail, too.
         instance.pool.prefetch(AdapterRef(digest, probe.adapter.name))
         next_ones = self._next_ones(probe.model)
         expected = yield from self._on_thread(lambda: effect_proof.expect(digest, next_ones, read))

@@ -41,10 +41,15 @@ PROBE_TOKENS = 16
 CHANGE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 NOISE_FACTOR = 8.0
 LEAST_SCORE_ERROR = 1e-4
-"""Allowed deviation of the engine's changes of log-probabilities from the reference's changes. It
-is the sum of three terms: `CHANGE_ERROR` times the norm of the reference's changes (measured: 4e-5
-in float32, 0.01 in bfloat16), `NOISE_FACTOR` times the deviation of the base model's scores
-(measured: 3), and `LEAST_SCORE_ERROR` times the square root of the number of scores."""
+"""Terms of the allowed deviation. An adapter changes the log-probabilities of the probe's tokens.
+The changes that the engine computes may deviate from the changes that the reference backend
+computes by the sum of three terms:
+
+- `CHANGE_ERROR` times the norm of the reference's changes (measured: 4e-5 times in float32, 0.01
+  times in bfloat16),
+- `NOISE_FACTOR` times the deviation of the base model's scores (measured: 3 times),
+- `LEAST_SCORE_ERROR` times the square root of the number of scores.
+"""
 
 
 class NotProved(Exception):
@@ -62,8 +67,8 @@ class Expected:
     """Results that were computed from an adapter's files.
 
     checksum: checksum of the packed image. is_zero: whether the adapter adds nothing to any module.
-    scores, base_scores float32 [PROBE_TOKENS - 1]: log-probability of each token of the probe
-    except the first, with the adapter and without.
+    scores: log-probability, with the adapter, of each token of the probe except the first, float32
+    [PROBE_TOKENS - 1]. base_scores: log-probabilities of the same tokens without the adapter.
     """
 
     checksum: str
@@ -94,18 +99,19 @@ class EffectProof:
         self._shape = shape
         self.layout = layout
         self._scores: OrderedDict[str, Tensor] = OrderedDict()
-        """Scores of each adapter, by digest, with the most recent last. The base model's key is
-        `BASE`."""
+        """Scores of each adapter by digest, the most recently computed last. The base model's
+        scores have the key `BASE`."""
         self.num_steps = 0
-        """Number of adapters read plus number of layers or linears computed. Grows while the proof
-        makes progress. Any thread may read it."""
+        """Number of adapters that were read, plus number of layers or linears that were computed.
+        The number grows while a proof makes progress. Any thread may read it."""
         random = torch.Generator().manual_seed(SEED)
         self.tokens: list[int] = torch.randint(
             spec.vocab_size, (PROBE_TOKENS,), generator=random
         ).tolist()
 
     def read(self, digest: str) -> tuple[AdapterFiles, Factors]:
-        """Reads and checks the adapter's files. Raises the same errors as `expect`."""
+        """Reads and checks the adapter's files. Raises AdapterRejected, AdapterUnavailable,
+        NotProved or OSError."""
         files = stored_files(self._store, digest)
         factors = Factors(files, self._shape)
         self._count_step()
@@ -120,9 +126,10 @@ class EffectProof:
     ) -> Expected:
         """Computes from the adapter's files the results that the worker must produce.
 
-        read: result of the method `read`; None reads the files. next_ones: digests of the adapters
-        for which this method will be called next, and which are therefore scored in the same pass
-        through the model. Raises AdapterRejected, AdapterUnavailable, NotProved or OSError.
+        read: result of the method `read`. If it is None, this method reads the files. next_ones:
+        digests of the adapters for which this method will be called next. They are scored in the
+        same pass through the model. Raises AdapterRejected, AdapterUnavailable, NotProved or
+        OSError.
         """
         files, factors = self.read(digest) if read is None else read
         if digest not in self._scores:
@@ -138,8 +145,8 @@ class EffectProof:
         self.num_steps += 1
 
     def _check_copies(self, factors: Factors) -> None:
-        """Raises NotProved unless the base model weights that the adapter's file repeats equal the
-        served base model's weights, rounded to the file's dtype."""
+        """Raises NotProved if the adapter's file repeats weights of its base model, and they differ
+        from the served base model's weights after rounding to the file's dtype."""
         if not factors.copies:
             return
         with Checkpoint(self._folder) as checkpoint:
@@ -159,7 +166,7 @@ class EffectProof:
 
     def _readable(self, digests: Sequence[str]) -> dict[str, Factors]:
         """Returns the factors of the adapters that have no scores yet. Leaves out adapters that
-        cannot be read, because `expect` raises the error when it is called for them."""
+        cannot be read, because a later call of `expect` for such an adapter raises the error."""
         found: dict[str, Factors] = {}
         for digest in digests:
             if digest not in self._scores:
@@ -190,9 +197,9 @@ class EffectProof:
             self._scores.popitem(last=False)
 
     def check_scores(self, expected: Expected, scores: Tensor, base_scores: Tensor) -> float:
-        """Returns the adapter's largest effect on a log-probability. Raises NotProved if the
-        engine's changes deviate from the expected changes by more than the allowed error, or if an
-        adapter that is not zero changes nothing.
+        """Returns the adapter's largest change of a log-probability. Raises NotProved if the
+        changes that the engine computed deviate too far from the expected changes, or if an adapter
+        that is not zero changes nothing.
 
         scores, base_scores: log-probabilities that the engine computed, shaped as in `Expected`.
         """

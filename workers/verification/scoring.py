@@ -1,7 +1,8 @@
-"""Scores a few tokens with the reference backend, for several adapters in one pass.
+"""Computes log-probabilities of a few tokens with the reference backend, for several adapters in
+one pass through the model.
 
-Only one layer's weights are in memory at a time. Scoring is slow, but it can check a model that is
-being served without a second copy of the weights.
+Only one layer's weights are in memory at a time. This is slow, but a model that is being served can
+be checked without loading all its weights a second time.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ HEAD_ROWS = 8192
 class UnmergedOps(ReferenceOps):
     """Reference ops that read adapters from their files, in full precision.
 
-    factors: factors of the adapter of each segment.
+    factors: LoRA factors of each segment's adapter.
     """
 
     def __init__(self, factors: Sequence[Factors]) -> None:
@@ -92,8 +93,9 @@ def score_tokens(
     """Computes the log-probability of each token except the first, float32 [len(adapters) + 1,
     len(tokens) - 1]. There is one row for each adapter, and a last row for the base model.
 
-    folder: canonical folder of the model. dtype: serving dtype, to which weights, keys and values
-    are rounded, but not the adapters' factors. on_layer: function that is called after each layer.
+    folder: canonical folder of the model. dtype: serving dtype. Weights, keys and values are
+    rounded to it, but the adapters' factors are not. on_layer: function that is called after each
+    layer.
     """
     ops = UnmergedOps(adapters)
     count, num_tokens = len(adapters) + 1, len(tokens)
@@ -136,8 +138,8 @@ def score_tokens(
 
 
 def _embedding_rows(adapters: Sequence[Factors], tokens: list[int]) -> tuple[ReplacedRows, ...]:
-    """Returns the embedding rows of these tokens that adapters replace. Adapters that replace none
-    of the rows are left out."""
+    """Returns, for each adapter, the rows with which it replaces embeddings of these tokens. Leaves
+    out adapters that replace no embedding of these tokens."""
     replaced: list[ReplacedRows] = []
     for index, factors in enumerate(adapters):
         found = [factors.read_rows(EMBEDDING, token, token + 1) for token in sorted({*tokens})]
@@ -151,8 +153,8 @@ def _embedding_rows(adapters: Sequence[Factors], tokens: list[int]) -> tuple[Rep
 def _head_rows(
     adapters: Sequence[Factors], num_tokens: int, first: int, end: int
 ) -> tuple[ReplacedRows, ...]:
-    """Returns the rows first..end - 1 of the output matrix that adapters replace, with ids relative
-    to `first`. Adapters that replace none of the rows are left out."""
+    """Returns, for each adapter, the rows with which it replaces rows first..end - 1 of the output
+    matrix, and their ids minus `first`. Leaves out adapters that replace none of these rows."""
     replaced: list[ReplacedRows] = []
     for index, factors in enumerate(adapters):
         if (found := factors.read_rows(HEAD, first, end)) is not None:
@@ -180,8 +182,8 @@ def _sequences(count: int, length: int, layout: KVLayout) -> tuple[AttentionBatc
 
 
 def _segments(count: int, length: int, shape: BaseModelShape, dtype: torch.dtype) -> LoRABatch:
-    """Returns one segment per adapter. The tables are empty, because `UnmergedOps` reads the
-    factors from files."""
+    """Returns a LoRA batch with one segment per adapter. Its adapter tables have only zeros,
+    because `UnmergedOps` reads the factors from files."""
     size = (count, shape.num_layers + 1, len(shape.projections))
     offsets = torch.zeros(size, dtype=torch.int64)
     return LoRABatch(

@@ -1,8 +1,8 @@
-"""Scores a few tokens with transformers' code for the model, including its attention, for several
-adapters in one pass.
+"""Computes log-probabilities of a few tokens for several adapters in one pass through the model,
+with transformers' code for the model and its attention.
 
 A module's weights are read when the module is called and dropped afterwards, so that scoring needs
-little memory in addition to a served model.
+little memory alongside the served model.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class _Weights:
 
 
 def _add_when_called(module: nn.Module, adapters: Sequence[Factors], at: tuple[int, int]) -> None:
-    """Makes the linear add the LoRA products of adapter i to the output of text i. The last text,
-    which has no adapter, is unchanged. at: layer and projection of the linear."""
+    """Makes the linear add the LoRA product of adapter i to its output for text i. The last text
+    has no adapter, so its output is unchanged. at: layer and projection of the linear."""
 
     def add(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         for x, y, factors in zip(inputs[0], output, adapters, strict=False):

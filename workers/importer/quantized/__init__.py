@@ -1,8 +1,8 @@
 """Dequantises the matrices of quantised checkpoints, in the same way as the libraries that wrote
 the checkpoints.
 
-There is one module per format. The stored tensors show which matrices are quantised, and usually
-with how many bits.
+Each format has its own Python module. The names and shapes of the stored tensors show which
+matrices are quantised, and usually with how many bits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads matrices that AutoAWQ and GPTQModel packed in AWQ's order.
+"""Reads matrices in AWQ's packed layout, as AutoAWQ and GPTQModel write them.
 
 A matrix [N, K] with G groups of columns is stored as qweight [K, N / 8], qzeros [G, N / 8] and
-scales [G, N]. The eight integers of a word are interleaved.
+scales [G, N]. Each 32-bit word has eight integers of 4 bits in the order `ORDER`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from workers.importer.quantized.source_tensors import SourceTensors
 BITS = 4
 PER_WORD = 32 // BITS
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""For each of eight neighbouring entries of a row: the entry's place in its 32-bit word. Place 0
-has the lowest bits."""
+"""Position of each of eight neighbouring entries of a row in their 32-bit word. Position 0 has the
+lowest bits."""
 
 
 def open_awq(config: dict[str, Any]) -> FindMatrix:

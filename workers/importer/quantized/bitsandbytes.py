@@ -101,7 +101,8 @@ def _item_bytes(name: str, dtype: str) -> int:
 
 
 def _repeated(scales: NDArray[np.float32], block: int, count: int) -> NDArray[np.float32]:
-    """Returns the scale of each of `count` elements. Each scale applies to `block` neighbours."""
+    """Returns the scale of each of `count` elements. Each scale applies to `block` neighbouring
+    elements."""
     return np.repeat(scales, block)[:count]
 
 

@@ -19,8 +19,8 @@ from workers.importer.quantized.source_tensors import SourceTensors
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
 BITS = (4, 8)
-"""Supported numbers of bits of a packed integer. Other numbers are packed differently by different
-versions of the library."""
+"""Supported numbers of bits of a packed integer. Versions of the library differ in how they pack
+integers of other sizes."""
 
 
 def open_compressed_tensors(config: dict[str, Any]) -> FindMatrix:
@@ -50,8 +50,8 @@ def open_compressed_tensors(config: dict[str, Any]) -> FindMatrix:
 
 
 def _only(weights: list[dict[str, Any]], field: str) -> object:
-    """Returns the value of a field that must be the same in all groups, or None if no group has the
-    field. Raises ImportRefused if the value differs between groups."""
+    """Returns the value of a field that must be the same in all groups of the config, or None if no
+    group has the field. Raises ImportRefused if the value differs between groups."""
     values = [value for each in weights if (value := each.get(field)) is not None]
     if any(value != values[0] for value in values):
         raise ImportRefused(

@@ -28,8 +28,8 @@ ACTIVATION_SCALES = (
     ".output_zero_point",
     ".v_scale",
 )
-"""Suffixes of the names of scales and zero points of activations. These tensors are ignored,
-because workers do not quantise activations."""
+"""Suffixes of the names of tensors that have scales or zero points of activations. These tensors
+are ignored, because workers do not quantise activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class DequantizedTensor:
     shape: tuple[int, ...]
     read_floats: Callable[[], NDArray[np.float32]]
     read_integers: Callable[[], GroupedIntegers] | None = None
-    """Function that reads the matrix as integers with scales. None if the matrix is stored in
-    another form."""
+    """Function that reads the matrix as integers with scales. None if the tensor is not stored in
+    this form."""
 
     def read(self) -> BFloat16:
         return to_bfloat16(self.read_floats())
@@ -53,8 +53,8 @@ def dequantized_tensors(
 ) -> dict[str, DequantizedTensor]:
     """Returns all tensors of the model.
 
-    Raises ImportRefused unless the source has all tensors of the spec, and no others except tensors
-    that do not change the model's results.
+    Raises ImportRefused if the source lacks a tensor of the spec, or has an additional tensor that
+    may change the model's results.
     """
     found: dict[str, DequantizedTensor] = {}
     unused = set(tensors)
@@ -76,9 +76,9 @@ def dequantized_tensors(
 
 
 def _is_spare(tensors: SourceTensors, name: str) -> bool:
-    """Returns whether the tensor can be ignored, because the model computes the same without it.
+    """Returns whether the tensor can be ignored, because the model's results do not depend on it.
 
-    For example, AutoGPTQ stored a bias of zeros with every matrix.
+    For example, AutoGPTQ stores a bias of zeros with every matrix.
     """
     if name.startswith("lm_head.") or name.endswith(("rotary_emb.inv_freq", *ACTIVATION_SCALES)):
         return True

@@ -1,4 +1,4 @@
-"""Reads matrices that AutoGPTQ and GPTQModel packed.
+"""Reads matrices in GPTQ's packed layout, as AutoGPTQ and GPTQModel write them.
 
 A matrix [N, K] with G groups of columns is stored as qweight [K * bits / 32, N], qzeros [G, N *
 bits / 32] and scales [G, N]. If the columns were ordered by their activations, g_idx [K] has the
@@ -76,9 +76,9 @@ def _find(
 def _zeros(
     words: NDArray[np.int32], bits: int, count: int, is_first_layout: bool
 ) -> NDArray[np.uint8]:
-    """Returns the zero points. The first layout (`gptq`) stores zero points reduced by 1, so this
-    function adds 1 again. It adds to whole 32-bit words if `bits` divides 32, and to each unpacked
-    integer otherwise, because the writer subtracted in the same way."""
+    """Returns the zero points. The first layout (`gptq`) stores zero points minus 1, so this
+    function adds 1 to each. If `bits` divides 32, it adds to whole 32-bit words before it unpacks
+    them, and otherwise to each unpacked integer, because the writer subtracted in the same way."""
     if is_first_layout and 32 % bits == 0:
         ones = sum(1 << shift for shift in range(0, 32, bits))
         words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)

@@ -12,12 +12,12 @@ from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.importer.safetensors_file import Blocks
 
 LEVELS = {WeightFormat.Q4_0: (-8, 7), WeightFormat.Q8_0: (-128, 127)}
-"""Lowest and highest integer of each block format that stores no minimums. The smallest format is
-first."""
+"""Lowest and highest integer of each block format that has scales, but no minimums. The formats are
+in order of increasing size."""
 
 
 class GroupedIntegers(NamedTuple):
-    """Matrix [N, K] of elements (code - zero) * scale.
+    """Matrix [N, K] whose elements are (code - zero) * scale.
 
     zeros, scales: zero point and scale of each row and group, [N, G]. If `zeros` is an int, it is
     the zero point of the whole matrix. groups: index of each column's group.
@@ -35,8 +35,8 @@ class GroupedIntegers(NamedTuple):
         return values
 
     def format(self) -> WeightFormat | None:
-        """Returns the smallest block format that can hold the matrix exactly, or None if none
-        can."""
+        """Returns the smallest block format that can hold the matrix exactly, or None if there is
+        no such format."""
         block = BLOCK_SIZES[WeightFormat.Q8_0].block
         if len(self.groups) % block:
             return None
@@ -54,8 +54,8 @@ class GroupedIntegers(NamedTuple):
         )
 
     def blocks(self, format: WeightFormat) -> Blocks:
-        """Returns the matrix in blocks, uint8 [N, bytes of a row]. format: result of the method
-        `format`."""
+        """Returns the matrix in blocks, uint8 [N, bytes of a row]. format: block format that the
+        method `format` returned."""
         sizes = BLOCK_SIZES[format]
         scales = self.scales[:, self.groups[:: sizes.block]].astype(np.float16)
         levels = self._levels().reshape(*scales.shape, sizes.block)

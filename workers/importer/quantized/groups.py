@@ -31,8 +31,8 @@ def read_groups(
     """Returns the index of each column's group. Reads the indices from the tensor `name` if it
     exists.
 
-    If the tensor is missing or contains only -1, each group has as many neighbouring columns as
-    `group_size` returns.
+    If the tensor is missing or contains only -1, each group consists of neighbouring columns, and
+    `group_size` returns their number.
     """
     if name in tensors:
         groups = tensors.require(name, (width,), "I32").read()

@@ -1,4 +1,5 @@
-"""Unpacks integers of a few bits from words of 32 bits, lowest bits first."""
+"""Unpacks integers of a few bits from 32-bit words. The first integer of a word is in the word's
+lowest bits."""
 
 from __future__ import annotations
 
