@@ -1,6 +1,7 @@
-"""Tenants' accounts: the bytes that each holds, and the order of eviction when bytes are short.
+"""Tenants' accounts: the bytes that each account holds, and the order of eviction when memory is
+short.
 
-    level of an account = bytes it holds / its weight
+    level of an account = bytes that it holds / its weight
 
 Bytes are evicted from the account of the highest level first, and only while its level stays above
 the requesting account's level. This is max-min fairness: each account can always hold its share,
@@ -103,12 +104,12 @@ class Ask:
         self._spare = spare
 
     def priority(self, *names: str) -> float:
-        """Returns the eviction priority of an item that these accounts would lose. Items of the
-        lowest priority are evicted first."""
+        """Returns the eviction priority of an item that the accounts `names` would lose. Items with
+        the lowest priority are evicted first."""
         return max((-self._level(name) for name in names), default=-math.inf)
 
     def may_take(self, *names: str) -> bool:
-        """Whether an item that these accounts would lose may be evicted for this request."""
+        """Whether an item that the accounts `names` would lose may be evicted for this request."""
         return self._is_first or all(
             name == self.name or self._level(name) > self._level(self.name) for name in names
         )

@@ -61,7 +61,7 @@ class Arena:
         self._kv: dict[int, str] = {}
         self._weights: dict[int, str] = {}
         self.num_beside = 0
-        """Number of extents outside the arena."""
+        """Number of extents that `extend` has added outside the arena, used and free."""
         self._weights_beside: Counter[str] = Counter()
 
     @property
@@ -70,16 +70,18 @@ class Arena:
 
     @property
     def num_kv_extents(self) -> int:
-        """Number of extents that KV and weights may use (all outside the adapters' floor)."""
+        """Number of extents that KV and weights may use (the arena without the adapters' floor)."""
         return self.num_extents - self.adapter_floor
 
     @property
     def num_beside_obtainable(self) -> int:
-        """Number of free extents outside the arena."""
+        """Number of free extents among the extents that `extend` has added outside the arena. They
+        can hold only weights."""
         return self.num_beside - self._weights_beside.total()
 
     def extend(self, num_extents: int) -> None:
-        """Adds extents outside the arena. The caller must have allocated their memory."""
+        """Adds extents outside the arena, which can hold only weights. The caller must have
+        allocated their memory."""
         self.num_beside += num_extents
 
     @property
@@ -132,8 +134,8 @@ class Arena:
 
     def allocate_adapters(self, least: int, most: int) -> range | None:
         """Allocates `least` to `most` adjacent free extents to the adapters, as many as possible.
-        Of equally long runs, allocates the highest. Returns None if no run is long enough or the
-        ceiling would be exceeded."""
+        Of equally long runs of free extents, chooses the highest. Returns None if no run has
+        `least` extents, or if `least` extents would exceed the adapters' ceiling."""
         most = min(most, self.adapter_ceiling - self.num_adapter_extents)
         starts, length = self._all, 0
         while length < most and (longer := starts & self._free >> length):

@@ -11,8 +11,8 @@ from memory.page_key import PAGE_TOKENS
 
 
 class BlockTable:
-    """Page ids of one sequence: pages[i] holds the KV of tokens 16 i .. 16 i + 15. Reusable after
-    `free`.
+    """Page ids of one sequence: pages[i] holds the KV of tokens 16 i .. 16 i + 15. After `free`,
+    the table can be used for another sequence.
 
     pages    0        1        2        3
              matched  computed computed being filled
@@ -20,17 +20,17 @@ class BlockTable:
     """
 
     def __init__(self, kv: KVCache, tenant: Tenant = NO_TENANT) -> None:
-        """tenant: account that is charged for the pages that the table adds."""
+        """tenant: tenant that is charged for the pages that `grow` allocates."""
         self._kv = kv
         self.tenant = tenant
         self.pages: list[int] = []
         self.num_committed = 0
         self._num_matched = self._num_used = 0
-        """`_num_matched`: number of pages from the prefix cache. `_num_used`: number of these pages
-        that count as reused. 0 until `grow` succeeds, because until then none has been used."""
+        """`_num_matched`: number of pages from the prefix cache. `_num_used`: the same number once
+        `grow` has succeeded, and 0 before that, because the pages have not been used yet."""
         self._duplicates: dict[int, int] = {}
-        """Cached page with the same content as a private page, by the private page's index. The
-        table holds it, because a cached page must not be evicted before the pages after it."""
+        """Cached pages with the same content as private pages, by the private page's index. The
+        table holds them, because a cached page must not be evicted before the pages after it."""
 
     def make_room(self, num_pages: int, *, num_beside: int = 0) -> bool:
         """Makes `num_pages` pages free for `grow`, evicting idle items that may be evicted for the
@@ -87,8 +87,8 @@ class BlockTable:
     def commit(self, keys: Sequence[bytes]) -> None:
         """Offers the table's full pages to the prefix cache.
 
-        keys[i] is the key of page i. Pages committed before are skipped. The table keeps its pages,
-        cached or not. A page whose key the cache already has stays private.
+        keys[i] is the key of page i. Pages committed earlier are skipped. The table keeps all its
+        pages. If the cache already has another page with the same key, the table's stays private.
         """
         start, end = self.num_committed, len(keys)
         if start >= end:
@@ -114,6 +114,6 @@ class BlockTable:
         self._kv.tables.charge(self.tenant.name, change)
 
     def _ask(self, num_pages: int) -> Ask:
-        """Returns a request for pages. Marks it first if no other table of the tenant has any."""
+        """Returns a request for pages. It has `is_first` if the tenant's other tables are empty."""
         is_first = self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
         return self._kv.ask(num_pages, self.tenant, is_first=is_first)

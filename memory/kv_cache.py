@@ -16,7 +16,7 @@ class KVCache:
     """KV pages of one model. Every page is free, used by sequences, or idle in the prefix cache.
     `num_free` includes idle pages.
 
-    Sequences allocate pages here and release them with `prefix_cache.release`, not with the pool.
+    Block tables allocate pages from `pool`, but release them with `prefix_cache.release`.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class KVCache:
 
     @property
     def num_free(self) -> int:
-        """Number of free pages plus idle cached pages. A tenant may get fewer, because some idle
-        pages may not be evicted for it."""
+        """Number of free pages plus idle cached pages. A tenant may get fewer pages, because some
+        idle pages may not be evicted for its requests."""
         return self.pool.num_free + self.idle.num_pages
 
     @property

@@ -17,14 +17,14 @@ def _field(tag: bytes, value: bytes) -> bytes:
 class PageHasher:
     """Computes the keys of pages of one model, with one adapter (or none), in one cache domain.
 
-    key = SHA-256 over tagged, length-prefixed fields: model digest, cache domain, adapter content
-    digest and activation or base, salt, layout version, parent key (absent for a first page),
-    tokens. Keys are equal if and only if the fields of the page and of all pages before it are
-    equal (barring a SHA-256 collision).
+    key = SHA-256 over tagged, length-prefixed fields: model digest, cache domain, salt, layout
+    version, adapter (its content digest and `activation`, or an empty field), key of the page
+    before (absent for a first page), tokens. Two keys are equal if and only if the fields of their
+    pages and of all pages before are equal (barring a SHA-256 collision).
 
-    The adapter acts on positions from `activation` on. Pages wholly before it have the base model's
-    keys, whatever adapter follows. Later pages have the adapter and `activation` in their keys,
-    because the same adapter may be activated elsewhere after the same tokens.
+    The adapter acts on positions from `activation` on. Pages wholly before that position have the
+    same keys as without an adapter. The keys of later pages depend on `activation`, because the
+    same adapter may be activated at another position after the same tokens.
     """
 
     def __init__(

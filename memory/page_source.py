@@ -11,7 +11,7 @@ from memory.eviction.idle_pages import IdlePages
 
 
 class PageSource(Protocol):
-    """Source of free pages for KV caches. A cache does not know which items the source evicts."""
+    """Source of free pages for KV caches. It decides which idle items it evicts to free pages."""
 
     lock: Lock
     """Held while reading or changing the owners of the arena's bytes."""
@@ -27,9 +27,9 @@ class PageSource(Protocol):
         ...
 
     def make_room(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
-        """Makes `num_pages` pages free in the pool of the cache whose idle pages are `idle`.
-        Returns False if too few can be freed. ask: the account's request, which decides the items
-        that may be evicted."""
+        """Evicts items until `num_pages` pages are free in the page pool of one cache. Returns
+        False if too few pages can be freed. idle: the cache's idle pages. ask: request of the
+        account that needs the pages, which determines the items that may be evicted."""
         ...
 
     def check_integrity(self) -> None:

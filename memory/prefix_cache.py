@@ -20,8 +20,8 @@ class PrefixCache:
     pages before it, so that it identifies the page's node in the tree.
 
     The cache itself holds one reference to each of its pages. A page without other references is
-    *idle* and may be evicted. A holder of a cached page also holds all cached pages before it, and
-    releases them last page first. Hence all descendants of an idle page are idle.
+    *idle* and may be evicted. A sequence that holds a cached page also holds all cached pages
+    before it, and releases the last page first. Hence all descendants of an idle page are idle.
     """
 
     def __init__(self, pool: PagePool, clock: Callable[[], float]) -> None:
@@ -57,9 +57,9 @@ class PrefixCache:
         """Offers full pages to the cache, in order. parent: key of the page before the first one,
         None at the start of a sequence. The caller must hold the cached page of `parent`.
 
-        If a key is new, the cache stores the offered page and adds its own reference. If a key is
-        known, the cache keeps the page stored before, and a different offered page stays private to
-        the caller. Returns the cached page of each key. If the cached page is not the offered one,
+        If a key is new, the cache stores the offered page and adds its own reference. If the cache
+        already has another page with the key, it keeps that page, and the offered page stays
+        private to the caller. Returns the cached page of each key. If it is not the offered page,
         the caller owns a new reference to the cached page.
         """
         before = None if parent is None else self._by_key[parent]
@@ -110,9 +110,9 @@ class PrefixCache:
         self._pool.release(page.id)
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Raises IntegrityError unless the tree is consistent, the idle pages are exactly those
-        that only the cache holds, no used page has an idle ancestor, and the pool's reference
-        counts are right. held: page ids, one for each reference outside the cache."""
+        """Raises IntegrityError unless the tree is consistent, exactly the pages that only the
+        cache holds are idle, no used page has an idle ancestor, and the pool's reference counts
+        are right. held: page ids, one for each reference outside the cache."""
         require(len(self._by_key) == len(self._by_id), "one page has two keys")
         for key, page in self._by_key.items():
             require(page.key == key and self._by_id.get(page.id) is page, "a page is misfiled")
@@ -145,7 +145,7 @@ class Changes(NamedTuple):
 
 class Journal:
     """Keys that were added to or removed from a set since the last `take`. An addition and a
-    removal of the same key cancel out. Beyond `MAX_CHANGES` changes, all of them are dropped."""
+    removal of the same key cancel out. If more than `MAX_CHANGES` remain, all are dropped."""
 
     def __init__(self) -> None:
         self._is_added: dict[bytes, bool] = {}

@@ -26,22 +26,23 @@ class Reuse:
         self.at_s = now
 
     def expected(self, now: float) -> float:
-        """Returns the expected number of future uses, if these are like the past ones."""
+        """Returns the count at the time `now`, as an estimate of the number of future uses."""
         if self.count == 0.0:
             return 0.0
         return self.count * 2.0 ** ((self.at_s - now) / HALF_LIFE_S)
 
     @property
     def rank(self) -> float:
-        """Sort key that orders counts like `expected` at any time, because all decay alike."""
+        """Sort key. Its order is the order of the `expected` counts at any time, because all counts
+        decay at the same rate."""
         if self.count == 0.0:
             return -math.inf
         return math.log2(self.count) + self.at_s / HALF_LIFE_S
 
 
 class ReuseByKey:
-    """Reuse of items by name. Written by one thread. Other threads may call `expected`, and get
-    a count from just before or after a concurrent change."""
+    """`Reuse` of each item, by key. Only one thread changes it. Other threads may call `expected`,
+    and get the count before or after a concurrent change."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

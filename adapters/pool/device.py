@@ -109,8 +109,8 @@ class DeviceTier:
         num_slots: int,
         clock: Callable[[], float],
     ) -> None:
-        """memory: uint8 tensor on the device. placements: allocates parts of it. broker: evicts
-        items from it. The caller must add the tier to the broker."""
+        """memory: uint8 tensor on the device. placements: allocator of parts of `memory`. broker:
+        evicts items from `memory`. The caller must add the tier to the broker."""
         self._memory = memory
         self.placements = placements
         self._broker = broker
@@ -119,7 +119,7 @@ class DeviceTier:
         self.slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
         self._resident: dict[Placement, AdapterEntry] = {}
         self._refused: dict[str, int] = {}
-        """Bytes of each account's last failed allocation, which is not retried before `poll`."""
+        """Bytes of each account's last failed allocation. Until `poll`, only smaller ones are tried."""
         self.is_here = True
         """Whether the base model is on the device. If not, no adapters are loaded to it."""
         self.num_evictions = 0
@@ -177,7 +177,7 @@ class DeviceTier:
             self.placements.charge(entry.placement, tenant.name)
 
     def free(self, entry: AdapterEntry) -> None:
-        """Frees the adapter's memory and slot. Neither a lease nor a load may use them."""
+        """Frees the adapter's memory and slot. The adapter must be neither leased nor loading."""
         if entry.slot is not None and entry.placement is not None:
             self.slots.free(entry.slot)
             self.placements.free(entry.placement)
@@ -200,8 +200,8 @@ class DeviceTier:
         self.free(self._resident[placement])
 
     def _free_slot(self, account: str, *, is_first: bool) -> bool:
-        """Evicts an idle adapter to free a slot: the adapter with the least loss per byte, from the
-        account with the most slots for its weight. Returns False if none may be evicted."""
+        """Evicts an idle adapter to free a slot: from the account with the most slots for its
+        weight, the adapter with the least loss per byte. Returns False if none may be evicted."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
             placement: (ask.priority(*lost.accounts), lost.cost_s / placement.num_bytes)

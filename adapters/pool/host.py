@@ -70,8 +70,9 @@ class HostTier:
         return entry.needs_copy, ask.priority(entry.account), loss_s / entry.image_bytes
 
     def check_integrity(self, known: dict[str, AdapterEntry]) -> None:
-        """Raises IntegrityError unless the tier has exactly the images of one pool's entries, and
-        its images do not exceed its bound. known: entries of the pool."""
+        """Raises IntegrityError if the images of one pool's entries are not exactly the pool's
+        images in the tier, or if all images together exceed the tier's bound. known: entries of
+        the pool, by digest."""
         on_host = {entry for entry in known.values() if entry.image is not None}
         here = {entry for entry in self._tier if entry.known is known}
         require(on_host == here, f"{len(on_host)} images, {len(here)}")

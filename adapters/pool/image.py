@@ -1,4 +1,5 @@
-"""Packed images on local disk, as checksummed files that can be rebuilt from the store.
+"""Cache of packed adapter images on local disk. Each image is a file with checksums, which can be
+rebuilt from the store.
 
 File: magic, u32 header length, SHA-256 of the header, header (msgpack), zeros to a multiple of 64,
 payload. A read checks the payload's CRC-32. The payload's SHA-256 identifies the image. It is
@@ -94,10 +95,11 @@ class AdapterImage:
 
 
 class ImageCache:
-    """Image files of all layouts, in `<root>/<layout>/<digest>.img`, at most `max_bytes` in total.
+    """Image files of all layouts, in `<root>/<layout>/<digest>.img`, of at most `max_bytes` bytes
+    in total.
 
-    Evicts the images that take the least time to build per byte, weighted by their expected reuse,
-    and of equal images the oldest. Thread-safe.
+    Evicts the images that take the least time to build per byte, weighted by their expected reuse.
+    Of images with the same cost, evicts the oldest. Thread-safe.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Estimated seconds to load an adapter from one tier to the next, which is also the cost of
-evicting it from the second tier. Measured on one CPU core."""
+"""Estimated seconds to load an adapter from one tier to the next. The cost of an eviction is the
+time of the loads that undo the eviction. Measured on one CPU core."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ class AdapterLoader:
         """Loads an image to the host, from the cache if possible, or else by packing it from the
         store.
 
-        proved: checksum that the image must have, or empty; a cached image with another checksum is
-        rebuilt. signed: signature to verify before loading, if any. keeps_file: whether a newly
-        packed image is written to the cache.
+        proved: checksum that the image must have, or empty. A cached image with another checksum is
+        rebuilt. signed: signature to verify before loading, if any. keeps_file: whether to write a
+        newly packed image to the cache.
         """
         if not DIGEST.fullmatch(digest):
             raise AdapterUnavailable("adapter.store.missing", "not a digest")
@@ -111,8 +111,8 @@ def stored_files(store: Store, digest: str) -> AdapterFiles:
 
 
 class LoaderThread(ThreadPoolExecutor):
-    """Executor with one thread, in which torch uses no further threads, so that the other cores are
-    left to the engine's step. Calls `on_done` after each task."""
+    """Executor with one thread. torch uses no further threads for this thread's work, so that the
+    other cores are left to the engine's step. Calls `on_done` after each task."""
 
     def __init__(self, name: str, on_done: Callable[[], None] = lambda: None) -> None:
         super().__init__(1, name, torch.set_num_threads, (1,))

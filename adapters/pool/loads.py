@@ -51,8 +51,8 @@ class LoadCount:
 
 
 class Failures:
-    """Failed loads. Owns `AdapterEntry.failure`, and keeps each adapter's last failure for status
-    reports until a load of the adapter succeeds."""
+    """Failed loads. Owns `AdapterEntry.failure`. For status reports, keeps each adapter's last
+    failure until a load of the adapter succeeds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -83,20 +83,21 @@ class Failures:
         self._faults.pop(entry.digest, None)
 
     def recent(self, entry: AdapterEntry) -> AdapterUnavailable | None:
-        """Returns the error if the adapter must not be retried yet, else None."""
+        """Returns the error of the adapter's last load if it failed and must not be retried yet.
+        Otherwise returns None."""
         if entry.failure is not None and self._clock() >= entry.failure[1]:
             entry.failure = None
         return None if entry.failure is None else entry.failure[0]
 
     def due(self) -> Iterator[AdapterEntry]:
-        """Yields each entry that may be retried, once."""
+        """Removes and yields the entries whose failed loads may be retried."""
         while self._recent and self.recent(self._recent[0]) is None:
             yield self._recent.popleft()
 
 
 class Loads:
-    """Loads of one base model's adapters. `loader` fetches images to the host by digest, which may
-    take long if the store is slow. Then they are copied to the device, which is fast.
+    """Loads of one base model's adapters. A load has two stages: `loader` fetches the image to the
+    host, which takes long if the store is slow, and then the image is copied to the device.
 
     fetcher, copier: executors with one thread each, which `close` shuts down. The threads do not
     hold the lock while they load.
@@ -143,7 +144,8 @@ class Loads:
         return "disk" if self._loader.is_cached(digest) else "store"
 
     def advance(self, entry: AdapterEntry) -> None:
-        """Starts the next load of the adapter towards the device, unless one is running."""
+        """Starts the next stage of the adapter's load: from disk or store to the host, or from the
+        host to the device. Does nothing while a stage is running."""
         if entry.loading is not None or entry.slot is not None:
             return
         if entry.image is None:
@@ -175,7 +177,8 @@ class Loads:
             self.device.free(entry)
 
     def unload(self, entry: AdapterEntry) -> None:
-        """Drops the image from the host and the device. Neither a lease nor a load may use it."""
+        """Drops the adapter's image from the host and the device. It must be neither leased nor
+        loading."""
         self._host.drop(entry)
         self.device.free(entry)
 
@@ -241,8 +244,8 @@ class Loads:
             self.device.free(entry)
 
     def _store_on_host(self, entry: AdapterEntry, image: AdapterImage) -> None:
-        """Stores a fetched image on the host, or drops it if there is no room. Callers then
-        retry."""
+        """Stores a fetched image on the host, or drops the image if there is no room. Then callers
+        must request the adapter again."""
         entry.load_times.fetched_s = self._clock()
         victims = self._host.victims(entry)
         if victims is None:

@@ -22,10 +22,10 @@ from memory.reuse import ReuseByKey
 
 
 class AdapterPool:
-    """`AdapterSource` with the tiers disk, host and device, each bounded in bytes.
+    """`AdapterSource` that keeps adapters on disk, host and device, each bounded in bytes.
 
-    An adapter is charged to the tenant that last requested it. An adapter that does not fit into an
-    empty tier is refused (adapter.too_large).
+    An adapter is charged to the tenant that last requested it. An adapter that does not fit into
+    one of these tiers even if the tier is empty is refused (adapter.too_large).
 
     requests: recent requests for each adapter, shared by all base models. All methods except
     `close` are called with the memory lock held.
@@ -102,8 +102,8 @@ class AdapterPool:
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:
         """Implements `AdapterSource.evict_all_idle`. Evicts even `ref`, so that it can be placed
-        again in fewer extents. Otherwise a sequence whose adapter fits alone could fail for lack of
-        memory."""
+        again in fewer extents. Otherwise a sequence could fail for lack of memory although its
+        adapter would fit into empty memory."""
         idle = list(self.device.idle(with_awaited=True))
         own = self.entries.get(ref.digest)
         if all(own is not None and placement is own.placement for placement in idle):
@@ -114,7 +114,7 @@ class AdapterPool:
 
     def keep(self, refs: Iterable[AdapterRef]) -> None:
         """Makes `refs` the adapters to pin on the device. `poll` loads and pins them, up to half of
-        the pool's share of adapter memory and half of its slots."""
+        the pool's share of adapter memory and half of the pool's slots."""
         wanted = {ref.digest: ref for ref in refs}
         for digest in self._pins.keys() - wanted.keys():
             entry = self._pins.pop(digest)
@@ -156,7 +156,7 @@ class AdapterPool:
                 self.loads.cancel(entry)
 
     def close(self) -> None:
-        """Waits for running loads and frees all memory. The lock and leases must not be held."""
+        """Waits for running loads and frees all memory. Called without the lock, with no leases."""
         with self.loads.lock:
             self.keep(())
             for entry in list(self.entries.values()):
@@ -174,9 +174,9 @@ class AdapterPool:
 
     def _entry(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterEntry:
         """Returns the adapter's entry, creating it if needed. Charges it to the tenant, if any.
-
         Records the checksum in `ref` as proved, unless a proved image is loaded or a load is
-        running. An image with another checksum gets no new leases, and is dropped if it has none.
+        running. A loaded image with another checksum gets no new leases, and is dropped once it has
+        none.
         """
         entry = self.entries.get(ref.digest)
         if entry is None:

@@ -52,7 +52,7 @@ class AdapterRef(Protocol):
 
 
 class Load(NamedTuple):
-    """Load of an adapter to the device. Times in seconds of the source's clock."""
+    """Load of an adapter to the device. Times are in seconds of the source's clock."""
 
     tier: Tier
     """Tier that the adapter was loaded from."""
@@ -76,9 +76,9 @@ class LoadTimes:
     num_evicted: int = 0
 
     def since(self, arrival_s: float) -> Load | None:
-        """Returns the load that put the adapter on the device after `arrival_s`, starting from the
-        tier where the adapter was at `arrival_s`. Returns None if the adapter was already on the
-        device."""
+        """Returns the load that put the adapter on the device after the time `arrival_s`. The load
+        starts from the tier where the adapter was at that time. Returns None if the adapter was on
+        the device by then."""
         if self.copied_s <= arrival_s:
             return None
         tier, begun_s = "host", self.copy_begun_s
@@ -148,7 +148,7 @@ class AdapterSource(Protocol):
         ...
 
     def load(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
-        """Starts to load the adapter to the device. An `acquire` will follow at the next step."""
+        """Starts to load the adapter to the device. The caller calls `acquire` at the next step."""
         ...
 
     def cancel(self, ref: AdapterRef) -> None:
@@ -169,7 +169,7 @@ class AdapterSource(Protocol):
         ...
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
-        """Whether adapter `other` (a digest) would be evicted for `ref` once `other` is idle."""
+        """Whether the adapter with digest `other` would be evicted for `ref` once it is idle."""
         ...
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:

@@ -15,20 +15,20 @@ from memory.eviction.copy_queue import Copy
 from memory.reuse import Reuse
 
 AWAITED_POLLS = 2
-"""Number of polls during which the caller of a request counts as waiting. One would be enough,
-because a waiting caller repeats its request at each step, which polls once."""
+"""Number of calls of `AdapterPool.poll` until an adapter that was requested no longer counts as
+awaited. 1 would be enough, because each step polls once and a waiting caller requests it again."""
 
 
 @dataclass(slots=True, eq=False)
 class AdapterEntry:
     """State of an adapter. `placement` and `slot` are both set or both None. If they are set, the
-    adapter is copied to them while `loading` is set, and can be leased afterwards."""
+    adapter is being copied to the device while `loading` is set, and can be leased after that."""
 
     digest: str
     known: dict[str, AdapterEntry]
     """Entries of the same pool, by digest. `forget` removes the entry."""
     far_tier: Callable[[str], Tier]
-    """Returns, by digest, the tier of an adapter that is neither on the host nor the device."""
+    """Function that returns the tier of an adapter (a digest) that is not on host or device."""
     reuse: Reuse
     name: str = ""
     """Name in the last request that had one."""
@@ -54,13 +54,13 @@ class AdapterEntry:
     """Error of the last load, and the time from which the load may be retried."""
     leases: int = 0
     num_unpaid_bytes: int = 0
-    """Bytes copied to the device since the last lease began."""
+    """Bytes of the last copy to the device, for which the next lease is charged; 0 after that."""
     is_kept: bool = False
     """Whether the adapter is to be pinned. `is_pinned` is set while there is room to pin it."""
     is_pinned: bool = False
     awaited_polls: int = 0
-    """Number of further polls during which a caller counts as waiting for the adapter. Waiting
-    sequences repeat their requests at each step."""
+    """Number of further polls for which the adapter counts as awaited. Waiting sequences request it
+    again at each step."""
 
     @property
     def is_ready(self) -> bool:

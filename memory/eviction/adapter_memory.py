@@ -18,7 +18,7 @@ UNIT_BYTES = 64 << 10
 
 
 class Piece(NamedTuple):
-    """Bytes start..stop of an image, which are stored at byte `offset` of the device's memory."""
+    """Bytes [start, stop) of an image, stored from byte `offset` of the device's memory on."""
 
     offset: int
     start: int
@@ -75,7 +75,8 @@ class AdapterMemory:
         return _num_units(num_bytes) * UNIT_BYTES
 
     def could_hold(self, ends: Sequence[int]) -> bool:
-        """Whether an image whose factors end at the bytes `ends` would fit into empty memory."""
+        """Whether an image would fit if the memory contained no other image. ends: position in the
+        image, in bytes, at which each factor ends."""
         arena = Arena(self.capacity_bytes, self._arena.extent_bytes)
         return AdapterMemory(arena).allocate(ends) is not None
 
@@ -150,9 +151,9 @@ class AdapterMemory:
         return first, first + _num_units(piece.stop - piece.start)
 
     def _sections(self, bounds: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yields ranges [first, last) of factors, in the order in which they are placed. Each
-        factor that is larger than an extent comes first, alone, because it needs adjacent
-        extents."""
+        """Yields ranges [first, last) of factors, in the order in which memory is allocated for
+        them. Each factor that is larger than an extent is a range of its own, and these ranges are
+        first, because such a factor needs adjacent extents."""
         size = self._arena.extent_bytes
         large = [i for i, (start, end) in enumerate(pairwise(bounds)) if end - start > size]
         yield from ((i, i + 1) for i in large)
@@ -182,7 +183,8 @@ class AdapterMemory:
             self._arena.free_adapters(extents)
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless placements and holes tile the adapter extents exactly."""
+        """Raises IntegrityError unless placements and holes together cover the adapter extents
+        exactly, without overlap."""
         size = self._extent_units
         pieces = [self._units(piece) for each in self._placements for piece in each.pieces]
         covered = Holes()

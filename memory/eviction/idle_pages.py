@@ -26,7 +26,8 @@ MEMORY = 0.9
 
 @dataclass(eq=False, slots=True)
 class CachedPage:
-    """Page of the prefix cache. `parent` and `children` are the pages before and after it."""
+    """Page of the prefix cache. `parent` is the page before it, and `children` are the pages that
+    follow it in different sequences."""
 
     key: bytes
     id: int
@@ -44,9 +45,10 @@ _Leaf = tuple[float, int, CachedPage]
 """Entry of a heap of idle pages without children: rank of the page's reuse, the page's `idle_order`
 when the entry was added, and the page."""
 _Turn = tuple[float, bool, float, str, int, CachedPage]
-"""Entry by which `evict` chooses the next account: the account's eviction priority, whether it is
-not the requesting account, the expected reuse of the account's least reused leaf, the account's
-name, and the leaf's `idle_order` and the leaf."""
+"""Entry of the heap from which `evict` chooses the next page. Each account has one valid entry, for
+its least reused idle page without children: eviction priority of the account, whether the account
+is not the requesting one, expected reuse of the page, name of the account, `idle_order` of the
+page, and the page."""
 
 
 class PageReuse:
@@ -230,7 +232,7 @@ class IdlePages:
             turn = heappop(heap)
             priority, _, reuse, account, _, page = turn
             if turn is not turns[account]:
-                continue  # A newer turn of the account is in the heap, if it has a leaf.
+                continue  # The entry is outdated, because the account's pages have changed.
             if (priority, reuse) > (limit.priority, max_reuse) or not ask.may_take(account):
                 break
             self._evict(page, now)
@@ -242,9 +244,9 @@ class IdlePages:
         return num_evicted
 
     def drainable(self) -> dict[int, Idle]:
-        """Returns the extents whose used pages are all idle. Their cost is the seconds to compute
-        their pages again, times the pages' expected reuse. It is at most the cost that `lost_with`
-        returns."""
+        """Returns the extents whose used pages are all idle, with the cost of evicting these pages:
+        the seconds to compute them again, times their expected reuse. The cost that `lost_with`
+        returns is at least as high, because it includes descendants in other extents."""
         now = self._clock()
         chance, cost_s = self.reuse.chance(now), self.page_cost_s
         found: dict[int, Idle] = {}
@@ -256,8 +258,8 @@ class IdlePages:
         return found
 
     def lost_with(self, extent: int) -> Idle:
-        """Returns the exact cost of draining the extent, including pages in other extents that
-        follow its pages."""
+        """Returns the exact cost of draining the extent. It includes the cost of the descendants in
+        other extents, which `drain` evicts, too."""
         now = self._clock()
         pages = self._with_descendants(extent)
         reuse = sum(self.reuse.expected(page, now) for page in pages)
@@ -270,8 +272,8 @@ class IdlePages:
             self._evict(page, now)
 
     def _turn(self, account: str, ask: Ask, now: float) -> _Turn | None:
-        """Returns the account's turn. Returns None if the account has no leaf, for example because
-        each of its idle pages has a child of another account."""
+        """Returns the account's entry in the heap of `evict`. Returns None if the account has no
+        idle page without children, for example because each has a child of another account."""
         if account not in self._of_account:
             return None
         leaves = [(self.reuse.expected(p, now), p) for p in self._of_account[account].least()]

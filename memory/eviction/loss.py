@@ -37,8 +37,8 @@ NO_LIMIT = Loss(math.inf, math.inf)
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
     """Idle adapter, or extent that can be freed. exact: function that computes the cost of evicting
-    the item. lost: lower bound of that cost. For an extent of pages, it excludes pages in other
-    extents that follow pages of the extent."""
+    the item. lost: lower bound of the cost. For an extent of pages, the lower bound omits pages in
+    other extents that must be evicted, too, because they follow the extent's pages."""
 
     num_bytes: int
     lost: Idle

@@ -1,4 +1,4 @@
-"""Storage tier with a bound in bytes, which drops the items that are cheapest to load again."""
+"""Sizes of the items in a storage tier with a bound in bytes, and the choice of items to drop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ K = TypeVar("K")
 
 
 class Tier(Generic[K]):
-    """Sizes of the items that a tier of at most `max_bytes` bytes holds, by key."""
+    """Sizes of the items in a tier, by key. The tier holds at most `max_bytes` bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
