@@ -79,8 +79,8 @@ class Connection(Protocol):
 class Database:
     """Pool of connections, plus one connection for each listener. Raises only `store.errors`.
 
-    Row-level security limits the rows that a connection sees. `sees` is a tenant's id for that
-    tenant's rows, EVERYTHING or NOTHING. The pool has a default, which a transaction may override.
+    Row-level security limits the rows that a connection sees. `sees` is EVERYTHING, NOTHING, or the
+    id of the tenant whose rows are seen. The pool has a default, which a transaction may override.
     """
 
     def __init__(self, pool: Any, dsn: str, role: str | None, acquire_timeout: float) -> None:
@@ -116,7 +116,7 @@ class Database:
             "lock_timeout": _milliseconds(LOCK_TIMEOUT_S),
             "idle_in_transaction_session_timeout": _milliseconds(IDLE_IN_TRANSACTION_TIMEOUT_S),
             "loraplex.tenant": sees,
-            # Times in JSON that the database makes have the zone of the session.
+            # The database formats times in JSON in the session's time zone.
             "timezone": "UTC",
         }
         with translated_errors():
@@ -182,7 +182,7 @@ class Database:
         readonly: bool = False,
     ) -> AsyncGenerator[Connection, None]:
         """Acquires a connection in a transaction, which commits at the end and rolls back on an
-        exception. `sees` None uses the pool's default."""
+        exception. If `sees` is None, the pool's default applies."""
         async with (
             self.acquire() as connection,
             connection.transaction(isolation=isolation, readonly=readonly),
@@ -197,11 +197,11 @@ class Database:
         callback: Callable[[str], None],
         check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
-        """Calls `callback(payload)` for each notification until `close`, on a separate connection.
+        """Calls `callback(payload)` for each notification, on a separate connection, until `close`.
 
         Also calls `callback("")` whenever the connection is lost or established again, because
-        notifications are missed in between. Returns when the first connection listens. Raises
-        DatabaseUnavailable if that fails.
+        notifications are missed in between. Returns once the connection listens for the first time.
+        Raises DatabaseUnavailable if that fails.
         """
         connection = await self._open_listener(channel, callback)
         task = asyncio.create_task(

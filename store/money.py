@@ -39,5 +39,5 @@ def format_dollars(count: int | Decimal, decimals: int) -> str:
 
 
 def in_dollars(record: Any, names: Iterable[str], decimals: int) -> dict[str, str]:
-    """Returns the formatted amounts of these fields of the record, by name."""
+    """Returns the record's fields `names` as formatted amounts in dollars, by field name."""
     return {name: format_dollars(getattr(record, name), decimals) for name in names}

@@ -1,11 +1,11 @@
 """Named queries of the `.sql` files in store/ and admin/, and the catalog that gateways load.
 
 A file consists of blocks, each a line `-- name: <name>` and the statement after it. Names are
-unique. `{columns of MODULE.STRUCT}` stands for the columns of a struct's fields, without those that
-the statement itself names with AS. `{t.columns of MODULE.STRUCT}` takes the columns from the table
-`t`. `{values of MODULE.STRUCT}` stands for the values of a struct's fields, which are the
+unique. `{columns of MODULE.STRUCT}` stands for the columns of a struct's fields, except columns
+that the statement itself names with AS. `{t.columns of MODULE.STRUCT}` takes the columns from the
+table `t`. `{values of MODULE.STRUCT}` stands for the values of a struct's fields, which are the
 statement's last parameters: pass them as `*msgspec.structs.astuple(record)`. `{updates of
-MODULE.STRUCT}` stands for the assignments with which ON CONFLICT updates them.
+MODULE.STRUCT}` stands for the assignments with which ON CONFLICT updates the columns.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PARAMETER = re.compile(r"\$(\d+)")
 
 class Queries(dict[str, str]):
     """SQL text by name. Columns are filled in when a statement is first used, because the modules
-    of the structs import this one."""
+    that define the structs import this module."""
 
     def __getitem__(self, name: str) -> str:
         text = super().__getitem__(name)
@@ -97,7 +97,7 @@ def from_row(kind: type[T], row: Row) -> T:
 
 
 async def lock_catalog(connection: Connection) -> None:
-    """Prevents other transactions from changing the catalog until this one ends."""
+    """Prevents other transactions from changing the catalog until the current one ends."""
     await connection.fetchval(sql["catalog_lock"])
 
 

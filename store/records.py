@@ -122,8 +122,8 @@ class ApiKey(msgspec.Struct, frozen=True):
 
     @property
     def quota_subject(self) -> str:
-        """Id under which the key's limits apply and its usage is counted. A key and the keys that
-        it was rotated from share it."""
+        """Id under which the key's limits apply and its usage is counted. All keys of a chain of
+        rotated keys share this id."""
         return self.family or self.id
 
     def is_live(self, now: datetime) -> bool:

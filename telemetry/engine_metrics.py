@@ -1,8 +1,9 @@
 """Counters and histograms of a worker's requests and steps.
 
 A metric whose name begins with `vllm.` has the name that vLLM gives it. On a Prometheus page, a
-colon replaces the period. Its labels and buckets are vLLM's too, so that dashboards and autoscalers
-made for vLLM can read it. Metrics of a worker's current state are in workers/observe/metrics.py.
+colon replaces the period. The labels and buckets of such a metric are vLLM's too, so that
+dashboards and autoscalers made for vLLM can read it. Metrics of a worker's current state are in
+workers/observe/metrics.py.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ SHOWN = ("model", "in_tok", "out_tok", "ttft_ms", "dur_ms", "error", "reason", "
 
 
 def set_up_logging(format: LogFormat, level: LogLevel = "info") -> None:
-    """Logs records of the level and above to standard error. With the format `json`, Python's
-    warnings and uncaught exceptions are logged too."""
+    """Sets up logging of records of the level and above to standard error. With the format `json`,
+    Python's warnings and uncaught exceptions are logged too."""
     # Logging skips the caller, thread and process of a record, because no format shows them and a
     # gateway logs a line for each request.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -20,20 +20,20 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 Labels = tuple[str, ...]
 """Label values, in the order of the tally's label names. Each value is from a bounded set."""
 LE = "le"
-"""Label of a histogram's `_bucket` series that holds the bucket's inclusive upper bound."""
+"""Label with a bucket's inclusive upper bound, in the `_bucket` series of histograms."""
 Totals = Mapping[Labels, Sequence[float]]
 """Counts since the start, by label values. A counter has one number, a histogram one for each
 bucket."""
 SPAN_S = 60.0
 """Seconds that `Recent` covers."""
 NUM_LOOKS = 30
-"""Number of intervals into which `Recent` divides `SPAN_S`. It keeps at most one snapshot of the
-counts per interval."""
+"""Number of intervals into which `Recent` divides `SPAN_S`. `Recent` keeps at most one snapshot of
+the counts per interval."""
 
 
 class Exemplar(NamedTuple):
-    """One value recorded in a histogram, with the ids of the trace and span that it was measured
-    in."""
+    """One value recorded in a histogram, with the ids of the trace and span in which it was
+    measured."""
 
     trace_id: int
     span_id: int
@@ -54,9 +54,9 @@ class Counter:
         unit: str = "",
         expected: Iterable[str] = (),
     ) -> None:
-        """`expected` lists values of a single label whose series exist from the start with the
-        value 0, so that `rate()` sees their first increase. A counter without labels always has its
-        series."""
+        """`expected` are values of the counter's only label. Their series exist from the start with
+        the value 0, so that `rate()` sees their first increase. A counter without labels always has
+        its series."""
         self._labels = tuple(labels)
         self._values: dict[Labels, float] = {(each,): 0 for each in expected} if labels else {(): 0}
         meter.create_observable_counter(name, [self._observe], unit, description)
@@ -74,10 +74,10 @@ class Counter:
 
 
 class Histogram:
-    """Histogram with the number of values in each bucket and their sum, for each combination of
-    label values. It is exported as three counters with the suffixes of a Prometheus histogram,
-    `_bucket`, `_sum` and `_count`, because OpenTelemetry's API has no histogram that takes many
-    values in one call or is read on demand."""
+    """Histogram with the number of values in each bucket and the sum of all values, for each
+    combination of label values. It is exported as three counters with the suffixes of a Prometheus
+    histogram, `_bucket`, `_sum` and `_count`, because OpenTelemetry's API has no histogram that
+    takes many values in one call or is read on demand."""
 
     def __init__(
         self,
@@ -183,8 +183,8 @@ class Recent:
         self._look()
 
     def read(self) -> tuple[float, list[Totals]]:
-        """Returns the seconds covered, and each tally's counts in these seconds. The seconds are
-        about `SPAN_S`, or fewer soon after the start. Series without new counts are omitted."""
+        """Returns the seconds covered, and each tally's increase in these seconds. The seconds are
+        about `SPAN_S`, or fewer soon after the start. Series without an increase are omitted."""
         now_s, newest = self._look()
         then_s, oldest = self._looks[0]
         return now_s - then_s, [

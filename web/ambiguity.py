@@ -15,7 +15,7 @@ _PLAIN = re.compile(rb"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\
 empty, `.` or `..` segments."""
 _CHARACTER = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2}")
 _NEEDLESS = re.compile(rb"%(?:[46][1-9A-Fa-f]|[57][0-9Aa]|3[0-9]|2[DdEe]|5[Ff]|7[Ee])")
-"""Matches the percent-encoding of a letter, a digit, or one of `-._~`, none of which needs it."""
+"""Matches needless percent-encoding of a letter, a digit, or one of `-._~`."""
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 AT_MOST_ONCE = frozenset(
@@ -26,7 +26,7 @@ AT_MOST_ONCE = frozenset(
 )
 """Headers that may occur only once."""
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
-"""Syntax of https://www.rfc-editor.org/rfc/rfc9110#name-host-and-authority"""
+"""Matches a valid Host header (https://www.rfc-editor.org/rfc/rfc9110#name-host-and-authority)."""
 
 
 def find_ambiguous_path(raw_path: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""Rate limits of requests without a valid key, for each client address and for all together."""
+"""Rate limits of requests without a valid key: one for each client address, and one for all."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ ADDRESS_PER_S, ADDRESS_BURST = 5.0, 50
 """Requests per second, and maximum burst, of one address prefix. A reader of the API's description
 needs a few requests per minute."""
 ALL_PER_S, ALL_BURST = 50.0, 200
-"""Requests per second, and maximum burst, of all addresses together. They take 1 % of a core at
-about 0.2 ms for each request."""
+"""Requests per second, and maximum burst, of all addresses together. 50 requests of about 0.2 ms
+each take 1 % of a core."""
 MAX_ADDRESSES = 4096
 """Maximum number of address prefixes that have a bucket. The least recently used bucket is
 dropped first. The next request from its prefix then gets a new, full bucket."""
 
 
 class AnonymousLimit:
-    """Token bucket for each address and one for all. A bucket is stored as the time at which it is
-    full again (GCRA, ITU-T I.371)."""
+    """One token bucket for each address prefix, and one for all addresses. A bucket is stored as
+    the time at which it is full again (GCRA, ITU-T I.371)."""
 
     def __init__(self) -> None:
         self._full_at = 0.0

@@ -1,5 +1,5 @@
-"""Memory budgets of request bodies, from the socket until they are decoded: one for each tenant and
-one for all. The server counts the bytes, and the gateway or admin plane sets the owning tenant."""
+"""Memory budgets of request bodies, for each tenant and for all. A body counts from its arrival
+until it is decoded. The server counts its bytes, and the gateway or admin plane sets its owner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALL = 256 << 20
 """Default maximum bytes of all bodies: 25 of the largest size, or thousands of the usual size."""
 TENANT_PART = 8
 """Divisor of the total limit. The quotient is the limit of one tenant, and also the limit of all
-bodies together whose key is not known yet."""
+bodies together that belong to requests whose key is not known yet."""
 GRACE_S = 30.0
 MIN_BYTES_PER_S = 32 << 10
 """Minimum rate of a body. A body may take 30 s after its head, plus 1 s for each 32 KiB, at most
@@ -105,8 +105,8 @@ class HeldBody:
         return self._num_unread <= MAX_UNREAD_BYTES
 
     def latest_end(self, began: float, num_bytes: int) -> float:
-        """Returns the time by which a body with these bytes received so far must be complete. The
-        time is on the clock of `began`."""
+        """Returns the time by which the body must be complete if `num_bytes` have been received so
+        far. `began` is the time at which the body began, on the same clock."""
         return began + self._budget.grace_s + num_bytes / MIN_BYTES_PER_S
 
     @property
@@ -115,7 +115,7 @@ class HeldBody:
 
     @property
     def excess(self) -> Excess | None:
-        """Limit that is exceeded now, either the tenant's or the total one, or None."""
+        """Limit that is exceeded now: `tenant` (one tenant's) or `all`. None if there is none."""
         return self.excess_with(0)
 
     def excess_with(self, num_more: int) -> Excess | None:

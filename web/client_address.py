@@ -14,7 +14,7 @@ from web.errors import Forbidden
 MAX_CHARS = 45
 """Length of the longest textual form, which is an IPv6 address with an embedded IPv4 address."""
 IPV6_PREFIX = 64
-"""Bits of the prefix that one subscriber usually has."""
+"""Length in bits of the IPv6 prefix that one subscriber usually has."""
 
 
 def client_address(scope: Mapping[str, Any]) -> str | None:
@@ -40,8 +40,8 @@ def canonical(host: str) -> str | None:
 
 
 def address_prefix(address: str | None) -> str:
-    """Returns the prefix that rate limits and log lines group addresses by: the whole IPv4 address,
-    or the /64 of an IPv6 address."""
+    """Returns the prefix by which rate limits and log lines group addresses: the whole IPv4
+    address, or the /64 of an IPv6 address."""
     if address is None:
         return "unknown"
     if ":" not in address:

@@ -2,7 +2,7 @@
 
 When a limit is reached, an open connection is closed to make room for a new one: the oldest one
 with an incomplete head, otherwise the one that has been idle longest. A connection with a request
-in progress is never closed. If all connections have one, the new connection is refused.
+in progress is never closed. If all have requests in progress, the new connection is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds the field because of which msgspec cannot decode a value, for error messages."""
+"""Determines which field prevents msgspec from decoding a value, for error messages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def first_step(path: str) -> str:
 
 @lru_cache(maxsize=64)
 def members(kind: Any) -> list[inspect.Type]:
-    """Returns the members of a union, or the type itself in a list, without metadata."""
+    """Returns the members of a union, or a list with only the type itself. Removes metadata."""
     return _flat([inspect.type_info(kind)])
 
 
@@ -94,7 +94,7 @@ def _below(parent: inspect.Type, field: str) -> list[inspect.Type]:
 
 
 def _flat(types: Iterable[inspect.Type]) -> list[inspect.Type]:
-    """Returns the types with unions replaced by their members and without metadata."""
+    """Returns the types, after replacing unions by their members and removing metadata."""
     flat: list[inspect.Type] = []
     for each in types:
         match each:

@@ -17,8 +17,8 @@ from web.headers import add_request_headers
 from web.refusals import Refusals
 
 PUBLIC = ("/docs", "/schema", "/version")
-"""Routes, including all routes below them, that need no key. Probes are not included, because they
-have a fixed cost and are never refused."""
+"""Routes that need no key, and below which no route needs one. Probes are not included, because
+they have a fixed cost and are never refused."""
 PROBES = ("/livez", "/readyz", "/health")
 """Probe routes. Their error statuses do not count as refusals."""
 READINESS = ("/readyz", "/health")
@@ -122,7 +122,7 @@ class Edge:
 
 
 def _check(scope: HTTPScope) -> Invalid | None:
-    """Returns the refusal of a request that a proxy may have read differently, or None."""
+    """Returns the refusal if a proxy may have read the request differently, otherwise None."""
     if (reason := find_ambiguous_path(scope["raw_path"])) is not None:
         message = f"The path of the request is ambiguous: {reason}."
         return Invalid(message, code="ambiguous_path")

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 REFUSAL = "refusal"
 """Key in a request's state for the code of the error that is answered. Logs and counters use it."""
 CLOSES = "closes"
-"""Key in a request's state for whether its connection is closed after the answer."""
+"""Key in a request's state for a flag: whether its connection is closed after the answer."""
 
 CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
 """Error code of each status with which the framework refuses requests."""
@@ -30,7 +30,7 @@ HEADER_NAMES = {"if_match": "If-Match", "idempotency_key": "Idempotency-Key"}
 
 
 class FrameworkRefusal(ApiError):
-    """Refusal of the framework, such as an unknown route or an invalid parameter."""
+    """Refusal by the framework, for example of an unknown route or an invalid parameter."""
 
     def __init__(self, error: HTTPException) -> None:
         message, param = error.detail, None

@@ -10,7 +10,7 @@ from typing import Any
 from litestar.types import Message, Scope
 
 STATUS = "status"
-"""Key in a request's state for the status of its answer, set when it is sent."""
+"""Key in a request's state for the status of its answer, set when the answer is sent."""
 IS_OURS = "is_ours"
 """Key in a request's state for whether the server caused the refusal."""
 ON_ANSWER = "on_answer"
@@ -45,7 +45,7 @@ def find_headers(scope: Scope, name: bytes) -> list[str]:
 
 
 def bearer_key(authorization: str | None) -> str | None:
-    """Returns the text of the key in an Authorization header. Returns None if it has no key."""
+    """Returns the key in an Authorization header, or None if the header has no key."""
     scheme, _, text = (authorization or "").partition(" ")
     return (text.strip() or None) if scheme.lower() == "bearer" else None
 
@@ -57,7 +57,7 @@ def announced_bytes(scope: Scope) -> int:
 
 
 def number_request(scope: Any) -> None:
-    """Sets the id and start time of a request, unless it has them."""
+    """Sets the id and start time of a request, unless they are already set."""
     state = scope["state"]
     if "request_id" not in state:
         state["request_id"] = f"req_{os.urandom(16).hex()}"

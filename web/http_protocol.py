@@ -1,4 +1,4 @@
-"""HTTP connection that limits the bytes and the time of its client before a request is read."""
+"""HTTP connection with limits on a client's bytes and time before its request has been read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEAD_PIECE_BYTES = 16 << 10
 """Bytes that are parsed between two checks of a head's size. A head that follows another request in
 the same piece may exceed its limit by less than one piece."""
 FRAMING_PER_BYTE = 8
-"""Maximum bytes of framing for a chunk of one byte."""
+"""Bytes that may be received for each byte of chunked content, enough for chunks of one byte."""
 
 _CONNECTION_LOST = "connection_lost"
 
@@ -59,8 +59,8 @@ class Config(uvicorn.Config):
 
 
 def connection_lost(scope: Scope) -> asyncio.Future[None]:
-    """Returns a future that is done when the connection of a request is lost. Awaiting it needs no
-    task that waits for the protocol's disconnect message."""
+    """Returns a future that is done when the connection of a request is lost. Unlike a wait for the
+    protocol's disconnect message, awaiting this future needs no task."""
     state: dict[str, Any] = scope["state"]
     return state[_CONNECTION_LOST]
 
@@ -99,7 +99,7 @@ class _HeadWithBody:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Connection that times out whenever the server waits for the client."""
+    """HTTP connection with a timeout for each wait of the server for the client."""
 
     config: Config
 

@@ -17,7 +17,7 @@ PREFIXES = ("/openai", "/api", "/anthropic")
 
 def find_meant_path(path: str, served: Container[str]) -> str | None:
     """Returns the route that a client probably meant by a path that is not served. Returns None if
-    there is none.
+    there is no such route.
 
     The client's base URL may lack /v1, have it twice, end with a whole route, or have another
     server's prefix.

@@ -21,7 +21,7 @@ TYPES = {
 }
 """Type of an error by its status. An error with another status is an invalid request."""
 OVERLOADED = 529
-"""Status that replaces 503, which the other APIs use."""
+"""Status of answers of this API where the other APIs answer with 503."""
 
 
 class MessagesErrorDetails(msgspec.Struct, frozen=True):

@@ -81,7 +81,7 @@ class StructSchemas(OpenAPISchemaPlugin):
 
 class Requirements(ReceiveRoutePlugin):
     """Plugin that calls `describe` for each handler in the document. `describe` sets the handler's
-    OpenAPI properties that its guards and signature imply."""
+    OpenAPI properties that follow from the handler's guards and signature."""
 
     def __init__(self, describe: Callable[[HTTPRoute, HTTPRouteHandler], None]) -> None:
         self._describe = describe
@@ -95,8 +95,8 @@ class Requirements(ReceiveRoutePlugin):
 
 @cache
 def _written(kind: type[msgspec.Struct]) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Returns the struct's name, and by name its schema and the schemas that it refers to. Cached,
-    because the struct of error bodies is needed for each route."""
+    """Returns the struct's name, and a dict of its schema and all schemas that it refers to, by
+    name. Cached, because the struct of error bodies is needed for each route."""
     (own,), components = msgspec.json.schema_components([kind], ref_template=REFERENCE)
     # Defaults may be tuples or structs, which become JSON values when they are encoded.
     named = msgspec.json.decode(msgspec.json.encode(components))
@@ -120,8 +120,7 @@ def fill(schema: Schema, written: Mapping[str, Any]) -> Schema:
 
 
 def flat(kind: type[msgspec.Struct]) -> Schema:
-    """Returns the schema of a struct without references, for places where the framework creates
-    none."""
+    """Returns a struct's schema without references, for places where the framework creates none."""
     (own,), named = msgspec.json.schema_components([kind])
     example = vars(kind).get("example")
     return fill(Schema(examples=example and [example]), named[own["$ref"].rpartition("/")[2]])
@@ -176,7 +175,7 @@ class PlaneOperation(Operation):
     more_parameters: ClassVar[Sequence[Parameter]] = ()
     body: ClassVar[RequestBody | None] = None
     other_answers: ClassVar[Mapping[str, Schema]] = {}
-    """Forms of the answer with status 200 other than JSON, by media type."""
+    """Schemas of answers with status 200 that are not JSON, by media type."""
 
     def __post_init__(self) -> None:
         self.parameters = [*(self.parameters or ()), *self.more_parameters] or None

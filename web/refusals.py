@@ -13,8 +13,8 @@ from web.error_answers import REFUSAL
 INTERVAL_S = 10.0
 """Seconds between two log lines for the same reason and address prefix."""
 MAX_SERIES = 256
-"""Maximum number of pairs of reason and address prefix with log lines of their own. Further
-addresses share one log line for each reason."""
+"""Maximum number of pairs of reason and address prefix with log lines of their own. All further
+prefixes share one log line for each reason."""
 MANY = "many"
 """Name in a log line that stands for all address prefixes without log lines of their own."""
 LOGGED = frozenset({401, 403, 429})

@@ -27,8 +27,8 @@ class UploadPace:
     between two chunks does not count."""
 
     def __init__(self, idle_s: float, min_rate: int) -> None:
-        """The client must send `min_rate` bytes per second, averaged over `idle_s` seconds of
-        waiting for it."""
+        """The client must send `min_rate` bytes per second, averaged over `idle_s` seconds in which
+        the server waits for it."""
         self._idle_s = idle_s
         self._min_bytes = round(min_rate * idle_s)
         self._waited_s, self._num_bytes = 0.0, 0

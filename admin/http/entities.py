@@ -50,5 +50,5 @@ async def read_page(
 
 
 def page(found: list[V], limit: int) -> Page[V]:
-    """Returns a page of at most `limit` items. `found` must have been queried with `limit` + 1."""
+    """Returns a page of at most `limit` items from `found`, queried with the limit `limit` + 1."""
     return Page(data=found[:limit], has_more=len(found) > limit)

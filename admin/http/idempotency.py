@@ -32,7 +32,7 @@ async def once(
     """Runs `create` once for each value of the caller's header, and stores the result. Waits until
     gateways know of the change, and answers 201. A repeated call gets the stored result.
 
-    `finish` makes the body of the answer from the stored JSON and the seed, which is the same for a
+    `finish` makes the body of the answer from the stored JSON and a seed. Both are the same for a
     repeated call. Raises IdempotencyKeyReused if the header was used for another request.
     """
     async with request.transaction() as connection:

@@ -73,9 +73,9 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_quota: TenantLimits | None = None
     """Limits of new tenants. None sets no limits."""
     upload_idle_s: float = 60.0
-    """Seconds of waiting for the client over which an upload must average `min_upload_rate`. A
-    slower upload is aborted. An upload in pieces is removed if it is not continued for this
-    long."""
+    """Seconds of waiting for the client over which an upload's rate is averaged. An upload slower
+    than `min_upload_rate` is aborted. An upload in pieces is removed if it is not continued for
+    this long."""
     retention: Retention = Retention()
     """Limits of ephemeral versions."""
     adapter_roots: Mapping[str, Path] = {}

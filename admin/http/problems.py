@@ -1,4 +1,4 @@
-"""Maps errors of the adapters and their store to HTTP answers."""
+"""Maps errors of adapters and of the adapter store to HTTP answers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[A
 
 
 def _of_store(error: Exception) -> Exception:
-    """Converts an error of the adapters or their store to an error that has an HTTP answer. Returns
-    any other error unchanged."""
+    """Converts an error of an adapter or of the adapter store to an error that has an HTTP answer.
+    Returns any other error unchanged."""
     match error:
         case AdapterRejected():
             return Invalid(str(error), error.code, error.field, error.to_dict())

@@ -13,7 +13,7 @@ BURST_MINUTES = 5
 READS_PER_WRITE = 20
 """Number of calls without changes that cost as much as one change."""
 MAX_TENANTS = 10_000
-"""Maximum number of buckets. Beyond it, full buckets are forgotten."""
+"""Maximum number of buckets. If there are more, full buckets are dropped."""
 
 
 class TenantRates:

@@ -169,9 +169,9 @@ def _known_member(member: zipfile.ZipInfo) -> tuple[str, zipfile.ZipInfo] | None
 
 
 def _count_zip_members(file: IO[bytes]) -> int:
-    """Returns the number of members that the end record contains, or the ZIP64 end record if there
-    is one. Must be called before `zipfile` reads the directory. Raises Invalid if the directory has
-    too many members or bytes."""
+    """Returns the number of members according to the end record, or to the ZIP64 end record if
+    there is one. Must be called before `zipfile` reads the directory. Raises Invalid if the
+    directory has too many members or bytes."""
     size = file.seek(0, 2)
     tail_at = max(0, size - ZIP_END.size - 0xFFFF)
     file.seek(tail_at)
@@ -193,8 +193,8 @@ def _count_zip_members(file: IO[bytes]) -> int:
 
 
 def _read_zip64_end(file: IO[bytes], locator_at: int) -> tuple[int, int]:
-    """Returns the number of members and bytes of the directory. Reads the record right before the
-    locator, as `zipfile` does."""
+    """Returns the number of members, and the bytes of the directory. Reads the record right before
+    the locator, as `zipfile` does."""
     file.seek(max(0, locator_at - ZIP64_END.size))
     record = file.read(ZIP64_END.size)
     if len(record) < ZIP64_END.size or not record.startswith(ZIP64_END_MAGIC):

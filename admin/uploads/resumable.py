@@ -52,8 +52,8 @@ class PartialUpload(Record, frozen=True, kw_only=True):
 
     @property
     def data(self) -> Path:
-        """Path of the file with the bytes received so far, which is the archive once it is
-        complete."""
+        """Path of the file with the bytes received so far. It is the archive once all bytes are
+        received."""
         return self.folder / DATA
 
 

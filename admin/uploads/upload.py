@@ -42,7 +42,7 @@ ARCHIVE = "upload.archive"
 ARCHIVE_SUFFIXES = (".tar", ".zip")
 MULTIPART = "multipart/form-data"
 OVERHEAD_BYTES = 1 << 20
-"""Maximum bytes that an archive may have in addition to its files."""
+"""Maximum bytes that an archive may have in addition to the bytes of its files."""
 MAX_FORMS = 64
 MAX_FORMS_OF_TENANT = 8
 """Maximum number of forms that one process receives from a tenant at a time, because no quota
