@@ -106,7 +106,7 @@ class HeldBody:
 
     def latest_end(self, began: float, num_bytes: int) -> float:
         """Returns the time by which the body must be complete if `num_bytes` have been received so
-        far. `began` is the time at which the body began, on the same clock."""
+        far. `began` is the time at which reading the body began, on the same clock."""
         return began + self._budget.grace_s + num_bytes / MIN_BYTES_PER_S
 
     @property
