@@ -159,8 +159,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_model_drain_s: Annotated[float, Meta(ge=0)] = 10.0
     """Seconds for which running sequences of a model that is to be unloaded may continue."""
     adapter_memory: MemoryRange = MemoryRange()
-    """Part of that memory that adapters may use, such as 64MiB:256MiB (default: no minimum and no
-    maximum)."""
+    """Minimum and maximum memory for adapters, as a part of --memory or --device-memory, such as
+    64MiB:256MiB (default: no minimum and no maximum)."""
     host_adapter_memory: Bytes = 1 << 30
     """Host memory for packed adapters that are not on the device."""
     host_model_memory: PositiveBytes | None = None

@@ -34,7 +34,8 @@ def dollars_options(command: F) -> F:
         ("input", "prompt"),
     ):
         is_required = name != "cached-input"
-        text = f"Price per million {tokens} tokens{'' if is_required else ' (default: --input)'}."
+        default = "" if is_required else " (default: --input)"
+        text = f"Price in dollars per million {tokens} tokens{default}."
         command = click.option(
             f"--{name}",
             required=is_required,

@@ -31,7 +31,7 @@ async def embed(request: HttpRequest, data: JSONBody[EmbedRequest]) -> ASGIApp:
 
 @answering(["/v1/score", "/score"])
 async def create_scores(request: HttpRequest, data: JSONBody[ScoreRequest]) -> ASGIApp:
-    """Returns how relevant texts are to others, from 0 to 1, as a causal reranker judges."""
+    """Returns how relevant texts are to other texts, from 0 to 1, as computed by a reranker."""
     return await answer(request, SCORES, data)
 
 
