@@ -26,8 +26,7 @@ class AdapterRejected(Exception):
         super().__init__(f"{code} ({self.field}): got {self.got!r}. {self.hint}".rstrip())
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the error as a JSON object, for the answer of the upload route and for the
-        database."""
+        """Returns the error as a JSON object, for responses to uploads and for the database."""
         names = ("code", "field", "got", "allowed", "hint")
         return {name: getattr(self, name) for name in names}
 

@@ -25,8 +25,8 @@ def head_order(head_dim: int, rotary_dim: int, are_neighbours: bool) -> tuple[in
     """Returns, for each canonical row of a head, the index of this row in the family's layout.
     Returns None if both layouts are equal.
 
-    rotary_dim: number of rows that are rotated, which are the first ones in the family's layout.
-    The other rows form pairs whose rotation angle is 0, see `workers.layers.rotary`.
+    rotary_dim: number of rows that are rotated. In the family's layout, these are the first rows of
+    the head. The other rows form pairs whose rotation angle is 0 (see `workers.layers.rotary`).
     """
     half = rotary_dim // 2
     if are_neighbours:

@@ -21,8 +21,8 @@ when the model is imported."""
 class ModelLinear(msgspec.Struct, frozen=True, array_like=True):
     """Linear module, which adapters can change, of a model computed by transformers.
 
-    path: path of the module in a causal language model. layer: index of its decoder layer, or the
-    number of layers if the module is outside of the layers.
+    path: path of the module in a causal language model. layer: index of the module's decoder layer,
+    or the number of layers if the module is outside of the layers.
     """
 
     path: str
@@ -94,8 +94,8 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(linear.name for linear in self.linears))
 
     def modules(self, layer: int) -> tuple[str, ...]:
-        """Returns the names on the `projection` axis of the adapter tables for a layer. The modules
-        outside of the layers of a native family form one more layer, after the last one."""
+        """Returns the names on the `projection` axis of the adapter tables for a layer. In a native
+        family, the modules outside of the layers form one more layer, after the last one."""
         is_outer = layer == self.num_layers and not self.linears
         return OUTER if is_outer else self.projections
 
@@ -120,7 +120,7 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
         }[projection]
 
     def module_path(self, layer: int, projection: str) -> str:
-        """Returns the module's path in a canonical folder. It is the path that transformers uses,
+        """Returns the module's path in a canonical folder. It equals the path in transformers,
         unless the family joins several projections into one module."""
         if self.linears:
             return self._by_site[layer, projection].path
@@ -180,8 +180,8 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     layers: tuple[int, ...]
     warnings: tuple[str, ...] = ()
     equals_base: bool = False
-    """Whether the adapter has no effect. If so, an alias is pointed to the version only on explicit
-    request."""
+    """Whether the adapter has no effect. If so, an alias is set to the version only if the client
+    explicitly requests it."""
     invocation_tokens: tuple[int, ...] = ()
     """Token ids that activate the adapter, if it is an activated LoRA (aLoRA). The adapter is
     active from the start of their last occurrence in the prompt. If the prompt does not contain

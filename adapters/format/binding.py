@@ -21,11 +21,12 @@ from adapters.manifest import OUTER, BaseModelShape
 
 
 class BoundModule(msgspec.Struct, frozen=True):
-    """Module that an adapter changes. projection: index of the module in
-    `BaseModelShape.modules(layer)`.
+    """Module that an adapter changes.
 
-    a, b: header entries of the tensors A [rank, in] and B [out, rank], in the family's layout.
-    first_row: row of B at which the projection's rows begin. scale: factor of the product B A.
+    - projection: index of the module in `BaseModelShape.modules(layer)`.
+    - scale: factor of the product B A.
+    - a, b: header entries of the tensors A [rank, in] and B [out, rank], in the family's layout.
+    - first_row: row of B at which the projection's rows begin.
     """
 
     layer: int
@@ -52,7 +53,8 @@ class BoundRows(msgspec.Struct, frozen=True):
     """Rows that replace rows of the embedding or of the output matrix, one for each token.
 
     module: index of the replaced matrix in OUTER. entry: header entry of the tensor [rows, hidden
-    size]. tokens: token id of each row, in any order. If it is None, row n belongs to token n.
+    size]. tokens: token id of each row, in any order. If `tokens` is None, row n belongs to token
+    n.
     """
 
     module: int
@@ -142,8 +144,7 @@ class AdapterTensors:
         return _sorted(bound)
 
     def bind_rows(self, config: LoRAConfig) -> tuple[BoundRows, ...]:
-        """Binds the tensors that replace whole weights of the base model, or its rows of single
-        tokens.
+        """Binds the tensors that replace whole weights of the base model or rows of single tokens.
 
         As in peft, if the embedding is tied to the output matrix, new rows of the embedding replace
         rows of both. A whole new embedding does not change the output matrix.
@@ -168,7 +169,7 @@ class AdapterTensors:
         return tuple(rows)
 
     def copies(self) -> tuple[BaseCopy, ...]:
-        """Returns the copies of base model weights."""
+        """Returns the copies of base model weights that the file contains."""
         copies: list[BaseCopy] = []
         for path, name in self._names.copies.items():
             if path not in self._names.modules or path not in self._sites:
@@ -189,14 +190,14 @@ class AdapterTensors:
         return config.targets(path, None if layer == self._base.num_layers else layer, matcher)
 
     def _sites_of(self, path: str) -> list[tuple[int, int]]:
-        """Returns the layer and the index of each projection of the module."""
+        """Returns (layer, index) for each projection of the module. The index is the projection's
+        position in `BaseModelShape.modules(layer)`."""
         layer, projections = self._sites[path]
         modules = self._base.modules(layer)
         return [(layer, modules.index(projection)) for projection in projections]
 
     def _check_modules(self) -> None:
-        """Raises AdapterRejected for a module that the base lacks, or that lacks one of its
-        factors."""
+        """Raises AdapterRejected if a module with factors is not in the base or lacks a factor."""
         for path, factors in self._names.modules.items():
             name = next(iter(factors.values()))
             if path not in self._sites:
@@ -267,8 +268,8 @@ class AdapterTensors:
         self, modules: tuple[BoundModule, ...], rows: tuple[BoundRows, ...]
     ) -> None:
         """Raises AdapterRejected if an activated LoRA changes the embedding or replaces weights.
-        peft refuses the first, and uses replaced weights for all tokens of a prompt, including
-        those before the activation."""
+        peft refuses a changed embedding, and uses replaced weights for all tokens of a prompt,
+        including the tokens before the activation."""
         kinds = {m.a_name: self._base.modules(m.layer)[m.projection] for m in modules}
         touched = [name for name, kind in kinds.items() if kind == "embed_tokens"]
         if names := touched + [each.name for each in rows]:
@@ -313,8 +314,8 @@ def bind_any(
 
 @lru_cache(maxsize=16)
 def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """Returns the layer and the projections of each module that an adapter can change, by path, in
-    the order of the layers.
+    """Returns (layer, projections) of each module that an adapter can change, by the module's path
+    and in the order of the layers.
 
     The paths begin with `root`, as in the model that was trained, because the config's patterns
     match such paths. lm_head is left out if the trained model has no output matrix.

@@ -42,8 +42,8 @@ REFUSED = {
     "monteclora_config": "monteclora",
     "ensure_weight_tying": "weight_tying",
 }
-"""Keys of unsupported features that change the computation, with the last part of their error code.
-A feature is off if its key is null, false, {} or []."""
+"""Config keys of unsupported features that change the computation, each with the last part of its
+error code. A feature is off if the value of its key is null, false, {} or []."""
 
 HARMLESS = {
     "base_model_name_or_path",
@@ -98,8 +98,7 @@ class LoRAConfig(msgspec.Struct, frozen=True):
 
     @property
     def trained_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Ids of the tokens whose rows the adapter replaces, by the last part of the path of the
-        module."""
+        """Ids of tokens whose rows the adapter replaces, by the last part of the module's path."""
         tokens = self.trainable_token_indices or {}
         if not isinstance(tokens, dict):
             return {"embed_tokens": tokens}
@@ -187,7 +186,7 @@ class AutoMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _is_served_class(mapping: Any) -> bool:
     """Whether the base model's class is a decoder, with or without its output matrix. peft writes
-    the class if no task type was given, and Unsloth always. The class is not imported."""
+    the class if no task type was given, and Unsloth always writes it. The class is not imported."""
     try:
         known = msgspec.convert(mapping, AutoMapping)
     except msgspec.ValidationError:
@@ -281,8 +280,8 @@ def _check_invocation(tokens: tuple[int, ...], task: Any) -> None:
 
 
 def _is_named(names: list[str] | str, module: str, matcher: PatternMatcher) -> bool:
-    """Whether `names` contains the module. If it is a string, it is a regular expression for the
-    whole path. If it is a list, it contains paths or endings of paths."""
+    """Whether `names` matches the path `module`. A string is a regular expression for the whole
+    path. A list contains whole paths and endings of paths."""
     if isinstance(names, str):
         return matcher.fullmatch(names, module)
     return any(module == name or module.endswith(f".{name}") for name in names)
@@ -293,8 +292,8 @@ def _last_part(path: str) -> str:
 
 
 def _lookup(patterns: dict[str, T] | None, module: str, default: T, matcher: PatternMatcher) -> T:
-    """Returns the value of the first pattern that matches an ending of the path, or the default, as
-    peft's get_pattern_key does."""
+    """Returns the value of the first pattern that matches the path or an ending of it, as peft's
+    get_pattern_key does. Returns the default if no pattern matches."""
     for key, value in (patterns or {}).items():
         if matcher.ends_with(key, module):
             return value

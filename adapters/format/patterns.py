@@ -20,8 +20,8 @@ CPU_S = 2.0
 
 
 class _OutOfTime(Exception):
-    """Raised when the CPU time is used up. It ends all matching, whereas an AdapterRejected only
-    ends the attempt with one base model."""
+    """Raised when the CPU time is used up. This exception ends all matching, whereas an
+    AdapterRejected ends only the matching with one base model."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ class PatternMatcher:
     """Matches patterns against module names.
 
     All methods raise AdapterRejected(adapter.config.pattern*) for a pattern that is invalid or too
-    long. field: config key of the patterns, which the error names.
+    long. field: config key that contains the patterns. The error names it.
     """
 
     def __init__(self, field: str) -> None:

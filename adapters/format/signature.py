@@ -31,8 +31,8 @@ def sign(private: Ed25519PrivateKey, digest: str) -> bytes:
 
 
 def is_signed(public: bytes, signature: bytes, digest: str) -> bool:
-    """Whether the signature of the content with this digest (hex) was made with the private key
-    that belongs to `public`.
+    """Whether `signature` is a signature of the content with this digest (hex), made with the
+    private key that belongs to `public`.
 
     public: 32 raw bytes of the public key.
     """
@@ -44,8 +44,8 @@ def is_signed(public: bytes, signature: bytes, digest: str) -> bool:
 
 
 def read_private_key(text: bytes) -> Ed25519PrivateKey:
-    """Reads a private key in PEM (PKCS 8) or in OpenSSH's format. Raises KeyRefused for other text
-    and for a key with a passphrase."""
+    """Reads an ed25519 private key in PEM (PKCS 8) or in OpenSSH's format. Raises KeyRefused for
+    other text and for a key with a passphrase."""
     is_ssh = b"BEGIN OPENSSH PRIVATE KEY" in text
     load = load_ssh_private_key if is_ssh else load_pem_private_key
     try:
@@ -60,8 +60,8 @@ def read_private_key(text: bytes) -> Ed25519PrivateKey:
 
 
 def read_public_key(text: str) -> bytes:
-    """Reads a public key in PEM, or as `ssh-ed25519 ...`, and returns its 32 raw bytes. Raises
-    KeyRefused for other text."""
+    """Reads an ed25519 public key in PEM or in the form `ssh-ed25519 ...`, and returns its 32 raw
+    bytes. Raises KeyRefused for other text."""
     raw = text.strip().encode("ascii", "replace")
     if b"PRIVATE KEY" in raw:
         raise KeyRefused("this is a private key: keep it, and register the public one")

@@ -40,9 +40,9 @@ def decode_object(raw: bytes, code: str, field: str) -> dict[str, Any]:
 
 
 def find_nul(value: Json) -> str | None:
-    """Returns the path of a string that contains the character U+0000, or of an object with a key
-    that does. Returns None if there is no such string. PostgreSQL and C libraries do not accept the
-    character."""
+    """Returns the path of a string that contains the character U+0000, or of an object that has
+    such a string as a key. Returns None if there is no such string. PostgreSQL and C libraries do
+    not accept the character."""
     # Not recursive, because decoders accept deeper nesting than Python's call stack allows.
     waiting = [("", value)]
     while waiting:

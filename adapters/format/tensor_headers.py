@@ -103,8 +103,8 @@ def _parse_entry(name: str, value: object) -> TensorEntry:
 
 
 def _lay_out(tensors: dict[str, TensorEntry], data_bytes: int) -> dict[str, TensorEntry]:
-    """Returns the tensors in the order of their bytes. Raises AdapterRejected unless these cover
-    [0, data_bytes) exactly, without overlap."""
+    """Returns the tensors in the order of their bytes. Raises AdapterRejected unless the tensors'
+    bytes cover [0, data_bytes) exactly, without overlap."""
     ordered = dict(sorted(tensors.items(), key=lambda item: item[1].data_offsets))
     bounds = [(0, 0), *(entry.data_offsets for entry in ordered.values())]
     for name, (before, after) in zip(ordered, pairwise(bounds), strict=True):

@@ -26,7 +26,8 @@ WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 """Path parts that torch.compile, DistributedDataParallel, FSDP and activation checkpointing add."""
 
 DOUBLED = ((PREFIX, ""), ("model.model.", "model."))
-"""Beginnings of module paths that show that a prefix was added twice, each with its correction."""
+"""Beginnings of module paths to which a prefix was added twice, each with the corrected beginning.
+"""
 
 UNSUPPORTED = (
     ("lora_unet_", "kohya"),
@@ -87,10 +88,11 @@ Factor = Literal["A", "B"]
 class TensorNames(msgspec.Struct, frozen=True):
     """Names of an adapter's tensors by module and factor.
 
-    root: element of ROOTS with which all paths begin. modules: tensor names by module path and
-    factor. The other fields are tensor names by module path. copies: copies of base model weights.
-    tables: weights that replace whole weights of the base model. tokens: rows that replace the base
-    model's rows of single tokens.
+    - root: element of ROOTS with which all paths begin.
+    - modules: names of the LoRA factors, by module path and factor.
+    - copies: names of copies of base model weights, by module path.
+    - tables: names of weights that replace whole weights of the base model, by module path.
+    - tokens: names of rows that replace the base model's rows of single tokens, by module path.
     """
 
     root: str

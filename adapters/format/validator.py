@@ -1,4 +1,4 @@
-"""Validates adapters. Accepts an adapter that peft has written if it can be served exactly, and
+"""Validates adapters that peft has written. Accepts an adapter if it can be served exactly, and
 otherwise raises an error that names the reason. Torch-free.
 
 Reads both files once, in bounded memory. Nothing in them is executed, imported or used as a path.
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PICKLE_NAMES = ("adapter_model.bin", "adapter_model.pt")
-"""Files that older versions of peft wrote, in pickle format. They are refused, and the error names
-the file."""
+"""Files in pickle format, as older versions of peft wrote them. They are refused, and the error
+names the file."""
 CHUNK_BYTES = 4 << 20
 DIGEST_TAG = b"loraplex adapter 1\0"
 

@@ -62,8 +62,8 @@ class Store(Protocol):
         ...
 
     def sweep(self, max_age_s: float) -> None:
-        """Removes incoming folders that are not held and were not changed for `max_age_s`
-        seconds."""
+        """Removes incoming folders that no writer protects with `hold` and that were not changed
+        for `max_age_s` seconds."""
         ...
 
     def put(self, kind: Kind, digest: str, staged: Path, *, durable: bool = True) -> None:
@@ -129,8 +129,8 @@ class LocalStore:
 
     def sweep(self, max_age_s: float) -> None:
         for folder in self.incoming.iterdir():
-            # Errors are ignored: the folder may be gone by now, or the file system may have no
-            # locks, so that it is unknown whether a writer holds the folder.
+            # Errors are ignored, because the folder may be removed already, or the file system may
+            # have no locks, so that it is unknown whether a writer holds the folder.
             with contextlib.suppress(OSError), _open(folder) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if time.time() - last_touched(folder) > max_age_s:
@@ -194,7 +194,8 @@ class LocalStore:
 
 
 def check_free_space(folder: Path, min_free_bytes: int, num_bytes: int) -> None:
-    """Raises OSError (ENOSPC) unless the disk has room for the bytes in addition to the reserve."""
+    """Raises OSError (ENOSPC) unless the folder's disk has room for `num_bytes` bytes in addition
+    to `min_free_bytes`."""
     free = shutil.disk_usage(folder).free
     if free < num_bytes + min_free_bytes:
         raise OSError(
@@ -211,8 +212,9 @@ def check_address(kind: Kind, digest: str) -> None:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Generator[None]:
-    """Protects an incoming folder from `sweep` and other holders, at most until this process ends.
-    Raises BlockingIOError if the folder is held, FileNotFoundError if it is gone."""
+    """Context manager that protects an incoming folder from `sweep`, at most until this process
+    ends. Raises BlockingIOError if another `hold` protects the folder, and FileNotFoundError if the
+    folder does not exist."""
     with _open(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,8 +12,9 @@ S3_SCHEME = "s3://"
 def open_store(
     location: str, cache: Path, *, min_free_bytes: int = 0, cache_bytes: int = 4 << 30
 ) -> Store:
-    """Opens the store of a location. cache: folder for copies from a remote store, in which
-    adapters take up to `cache_bytes`.
+    """Opens the store at a location. cache: folder for copies of files of a remote store.
+    cache_bytes: maximum bytes of the adapters in the cache. min_free_bytes: bytes that are kept
+    free on the disk.
 
     Raises ValueError if the location is invalid, or if the needed library is not installed.
     """

@@ -1,7 +1,7 @@
 """Store in an S3 bucket, with a local folder as its cache. Torch-free.
 
 <prefix>/<kind>/<digest>/<put>/<file>    files of one `put`
-<prefix>/index/<kind>/<digest>           written last; names the put and its files
+<prefix>/index/<kind>/<digest>           index object, written last; names the put and its files
 
 A version is stored if and only if its index object exists.
 """
@@ -48,7 +48,7 @@ CONFIG = Config(
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
 UNFINISHED_S = 24 * 3600.0
-"""Age in seconds from which a file that no index entry names counts as left by a crashed writer."""
+"""Seconds after which a file that no index entry names is considered left by a crashed writer."""
 SWEEP_S = 3600.0
 
 logging.getLogger("botocore").setLevel(logging.WARNING)
@@ -57,8 +57,8 @@ FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """Content of an index object. put: name of the put that stored the digest's files. files: bytes
-    of each file, by name."""
+    """Content of an index object. put: random name of the `put` call that stored the files, which
+    is a part of their keys. files: size in bytes of each file, by name."""
 
     put: FileName
     files: dict[FileName, int]
@@ -72,8 +72,8 @@ class ObjectStore:
     """Store in S3. boto3 finds credentials, region and endpoint in its usual ways (such as
     AWS_ENDPOINT_URL).
 
-    Downloads a folder once and then reads it from the cache, which keeps adapters up to
-    `cache_bytes`.
+    Downloads a folder once and then reads it from the cache. The cached adapters have at most about
+    `cache_bytes` bytes in total.
     """
 
     def __init__(
@@ -196,8 +196,8 @@ class ObjectStore:
             self.sweep_bucket(UNFINISHED_S)
 
     def sweep_bucket(self, max_age_s: float) -> None:
-        """Removes files of puts that no index entry names, and parts of unfinished uploads, if they
-        are older than `max_age_s` seconds."""
+        """Removes files that no index entry names, and parts of unfinished uploads. Files and
+        uploads that are younger than `max_age_s` seconds stay."""
         before = datetime.now(UTC) - timedelta(seconds=max_age_s)
         kinds: tuple[Kind, ...] = ("adapters", "models")
         with _translated_errors():
@@ -242,8 +242,8 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _alone(self, target: Target) -> Generator[None]:
-        """Lets only one thread at a time work on a target. Threads with other targets do not
-        wait."""
+        """Context manager in which only one thread at a time works on a target. Threads with other
+        targets do not wait."""
         with self._brought:
             self._brought.wait_for(lambda: target not in self._bringing)
             self._bringing.add(target)
@@ -278,9 +278,10 @@ class ObjectStore:
             shutil.rmtree(staged, ignore_errors=True)
 
     def _trim(self, added: IndexEntry) -> None:
-        """Counts an adapter that was added to the cache. If the cached adapters exceed
-        `cache_bytes`, removes the least recently used adapters, except any that a thread is about
-        to use. Frees 1/16 of `cache_bytes`, so that not every new adapter lists the cache again."""
+        """Adds the size of an adapter that was added to the cache to the estimated size of the
+        cache. If the cached adapters exceed `cache_bytes`, removes the least recently used
+        adapters, except adapters that a thread is checking or downloading. Frees 1/16 of
+        `cache_bytes`, so that the cache is not listed again for every new adapter."""
         with self._brought:
             self._cached_bytes += sum(added.files.values())
             if self._cached_bytes <= self._cache_bytes:

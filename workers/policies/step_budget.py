@@ -7,22 +7,23 @@ import math
 from workers.policies.step_cost import StepTime
 
 MIN_TOKENS = 64
-"""Number of prompt tokens that a step may have even if generated tokens are late, because otherwise
-no prompt would be computed under load. The step may have fewer if these prompt tokens would exceed
-both the maximum gap between two tokens and `MIN_PART`."""
+"""Number of prompt tokens that a step may have even if generated tokens are late. Without it, no
+prompt would be computed under load. The number is smaller if the prompt tokens would exceed both
+the maximum gap between two tokens and `MIN_PART`."""
 MIN_PART = 0.25
-"""Fraction of the time of a step's generating sequences that the step may spend on `MIN_TOKENS`
-prompt tokens even if it then exceeds the maximum gap between two tokens."""
+"""Time that a step may spend on `MIN_TOKENS` prompt tokens even if the step then exceeds the
+maximum gap between two tokens, as a fraction of the time of the step's generating sequences."""
 
 
 class StepBudget:
     """Budget of one step.
 
-    num_tokens: maximum number of prompt tokens. decode_s: predicted seconds of the step with
-    generating sequences alone. over_share_s: maximum seconds of the step if it has prompts of
-    over-share tenants. seconds: maximum seconds of the step so that no generated token is late.
-    max_gap_s: maximum seconds of the step so that no gap between two tokens is too long, even if
-    the earlier tokens were early.
+    - num_tokens: maximum number of prompt tokens.
+    - decode_s: predicted seconds of the step with generating sequences alone.
+    - over_share_s: maximum seconds of the step if it has prompts of over-share tenants.
+    - seconds: maximum seconds of the step so that no generated token is late.
+    - max_gap_s: maximum seconds of the step so that no gap between two tokens is too long, even if
+      the earlier tokens were early.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import numpy as np
 MEMORY = 0.995
 """Factor by which each new step reduces the weight of earlier measurements."""
 NUM_REMEMBERED = 1 / (1 - MEMORY)
-"""Upper bound of the sum of all steps' weights, where the newest step has weight 1."""
+"""Upper bound of the sum of the weights of all steps, if the newest step has weight 1."""
 STALE_PART = 1 / 16
 """Fraction of the remembered steps that must be new before the coefficients are computed again.
 Computing them takes as long as scheduling a sequence, so it is not done for each step."""
@@ -46,7 +46,8 @@ class StepTime:
         self._coefficients = 0.0, 0.0, 0.0
 
     def record(self, num_tokens: int, num_attended: int, seconds: float) -> None:
-        """Records a step. num_attended: earlier positions read, summed over the step's tokens."""
+        """Records a step. num_attended: number of earlier positions that a token attends to, summed
+        over the step's tokens."""
         if seconds > 0.0:
             self._new.append((1 / seconds, num_tokens / seconds, num_attended / seconds))
             self._num_steps += 1
@@ -79,7 +80,7 @@ class StepTime:
         return self._coefficients
 
     def _solve(self) -> tuple[float, float, float]:
-        """Returns the coefficients. Negative ones are set to zero, one at a time."""
+        """Returns the coefficients. Negative coefficients are set to zero, one at a time."""
         features = np.array(self._new) / UNITS
         weights = MEMORY ** np.arange(len(features))[::-1]
         memory = MEMORY ** len(features)

@@ -70,7 +70,7 @@ class Worker:
     runner: type[ModelRunner] = ModelRunner
 
     def __init__(self, config: WorkerConfig, *, instance_id: str, progress: ModelProgress) -> None:
-        """Loads models to the device in the order of the configuration, if there is room for them.
+        """Loads models to the device in the order of the configuration, as long as there is room.
         Raises CannotServe, and the errors of `load_model`."""
         self.config = config = settled(config)
         self.instance_id = instance_id
@@ -153,7 +153,7 @@ class Worker:
         self._num_compiled = self.ops.num_compiled
 
     def close(self) -> None:
-        """Closes models and threads, dropping queued loads. Called after the loop has ended."""
+        """Closes models and threads, and drops queued loads. Called after the loop has ended."""
         self._closing.close()
         for model in self.instances.values():
             model.close()
@@ -278,8 +278,8 @@ def _tokens_per_s(ring: StepRing) -> float:
 
 
 def _make_slab(config: WorkerConfig, virtual: VirtualMemory) -> HostSlab:
-    """Allocates the host tier's pinned memory, with a margin for an image that is loaded before
-    other images are dropped."""
+    """Allocates pinned host memory for adapter images, with a margin for a new image that is loaded
+    before other images are dropped."""
     num_bytes = config.host_adapter_memory + config.host_adapter_memory // SLAB_MARGIN
     pages = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = torch.frombuffer(mmap.mmap(-1, pages), dtype=torch.uint8)

@@ -36,7 +36,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernel_variant: str = ""
     """Variant of the `cpu` backend's kernels (see `ops.processor`). Empty means the fastest one."""
     kernel_fault: str = ""
-    """Why the `amx` kernels are not used although the processor has AMX. Filled in at the start."""
+    """Reason why the `amx` kernels are not used although the processor has AMX. Set at start-up."""
     dtype: DType = "bfloat16"
     threads: int | None = None
     memory: int = 0
@@ -50,8 +50,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a request waits for its model before a busy model is unloaded for it, even if
     the busy model was loaded only recently."""
     max_model_drain_s: float = 10.0
-    """Seconds that running sequences may continue when their model is to be unloaded. After that
-    they are preempted until the model is loaded again."""
+    """Seconds that running sequences may continue when their model is to be unloaded. After that,
+    the sequences are preempted until the model is loaded again."""
     adapter_memory_min: int = 0
     adapter_memory_max: int | None = None
     host_adapter_memory: int = 1 << 30
@@ -71,7 +71,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued: int = 1024
     max_queued_tokens: int = 1 << 20
     max_queue_wait: float = 15.0
-    """This and the two settings above are the bounds of each model's queue (`QueueBounds`)."""
+    """Maximum seconds that an interactive request waits for its first token. Each model has a queue
+    with the bounds `max_queued`, `max_queued_tokens` and this one (`QueueBounds`)."""
     max_loaded_adapters: int = 128
     """Number of adapter slots, which are entries of the device tables. A slot does not include
     memory for the adapter."""

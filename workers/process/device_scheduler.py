@@ -1,9 +1,9 @@
 """Chooses the model whose engine runs the next step, so that models share the device by weight.
 
-Each engine has a virtual time, which is the seconds of its steps divided by its weight. The engine
-with the lowest virtual time runs next. An engine that was idle, or whose weights or adapters were
-not loaded, continues at the lowest virtual time of the other engines, so that it gets no credit for
-the time when it did not run.
+Each engine has a virtual time, which is the total seconds of its steps divided by its weight. The
+engine with the lowest virtual time runs next. When an engine can run again, after it was idle or
+its weights or adapters were not loaded, its virtual time is raised to the lowest virtual time of
+the other engines, so that it gets no credit for the time when it did not run.
 """
 
 from __future__ import annotations

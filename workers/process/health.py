@@ -28,9 +28,9 @@ class HealthServer:
         why_not_ready: Callable[[], str | None],
         documents: Mapping[str, Callable[[], bytes]],
     ) -> None:
-        """address: HOST:PORT or `unix:PATH`. why_not_ready: function that returns why the worker is
-        not ready, for /readyz, or None if it is ready. documents: functions that make documents, by
-        path such as /metrics. They are called on another thread."""
+        """address: HOST:PORT or `unix:PATH`. why_not_ready: function that returns the reason why
+        the worker is not ready, for /readyz, or None if it is ready. documents: functions that make
+        documents, by path, such as /metrics. These functions are called on another thread."""
         self.address = address
         self._why_not_ready = why_not_ready
         self._documents = documents

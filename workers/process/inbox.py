@@ -30,10 +30,11 @@ from workers.wire.protocol import (
 log = logging.getLogger(__name__)
 
 MAX_TENANTS_FULL = 4
-"""The limits of the whole inbox are the limits of one tenant's requests times this factor."""
+"""Limits of the whole inbox, as a multiple of the limits of one tenant's requests."""
 MAX_HINTS = 1024
-"""Maximum number of adapter loads that wait for the thread of hints. Beyond it, a request's adapter
-is loaded when the engine thread handles the request, and a prefetch is dropped."""
+"""Maximum number of adapter loads that wait in the executor `hints` to be started. If it is
+reached, a new request's adapter is loaded only once the engine thread handles the request, and a
+new prefetch is dropped."""
 RETRY_S = 1.0
 """Seconds after which a request that was refused by a full inbox may be sent again."""
 
@@ -80,7 +81,7 @@ class Inbox:
         self._deliver = deliver
         self._clock = clock
         self._changed = Condition(Lock())
-        """Condition that guards all attributes below. Its lock is held for microseconds only."""
+        """Condition that guards messages and counts. Its lock is held for microseconds only."""
         self._messages: list[Received] = []
         self._is_woken = False
         self._num_requests = Counter[str | None]()
@@ -180,8 +181,8 @@ class Inbox:
                 self._num_hints -= 1
 
     def _expect(self, model: str, number: int, adapter: AdapterRef, tenant: Tenant) -> None:
-        """Starts to load the adapter of a request unless the engine thread has taken the request.
-        number: number of the model's requests that were received before this request."""
+        """Starts to load the adapter of a request, unless the engine thread has taken the request.
+        number: number of requests for the model that were received before this request."""
         with self._changed:
             num_ahead = number - self._num_taken[model]
         if num_ahead >= 0:

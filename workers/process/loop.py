@@ -60,8 +60,8 @@ class WorkerLoop:
         status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
     ) -> None:
-        """memory: lock of the arena that the engines share. status: function that returns the
-        worker's status, given `is_draining` and `generation`."""
+        """memory: lock of the arena that the engines share. status: function of `is_draining` and
+        `generation` that returns the worker's status."""
         self._inbox = inbox
         self._device_scheduler = DeviceScheduler()
         self._served = served
@@ -87,8 +87,9 @@ class WorkerLoop:
         self.generation = 0
         """Generation of the last `Desired` that was applied."""
         self._pinned_generation = 0
-        """Generation whose pins are applied to every registered model. Set to -1 when the set of
-        models changes, so that the next `Desired` of the same generation is applied, too."""
+        """Generation of the `Desired` whose pins are applied to every registered model. Set to -1
+        when the set of models changes, so that a `Desired` with the same generation is reapplied.
+        """
 
     @property
     def step_age_s(self) -> float:
@@ -132,8 +133,8 @@ class WorkerLoop:
         self.is_ready = False
 
     def _step(self) -> list[Event]:
-        """Runs one step of one engine. Tries engines that found nothing to run at their last step
-        first, and then the engine with the lowest virtual time."""
+        """Runs one step of one engine. First tries the engines that found nothing to run at their
+        last step, and then the other engines, the lowest virtual time first."""
         events: list[Event] = []
         models = {m.engine: m for m in self._served.active.values() if m.engine.has_work}
         able = [engine for engine in models if not engine.is_stalled]
@@ -246,8 +247,8 @@ class WorkerLoop:
             self._served.activate(probe.model)
 
     def _want(self, desired: Desired) -> None:
-        """Applies the desired state. Ignores a copy that is outdated or was applied before, because
-        each gateway sends one."""
+        """Applies the desired state. Each gateway sends a copy of this state. Copies that are
+        outdated or already applied are ignored."""
         is_applied = desired.generation <= self._pinned_generation
         if desired.generation < self.generation or is_applied:
             return

@@ -1,4 +1,4 @@
-"""Settings that depend on the worker's machine, for example on whether it has a GPU."""
+"""Settings that depend on the worker's machine, for example on whether the machine has a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Card(NamedTuple):
 
 
 def find_card() -> Card | str:
-    """Returns the current GPU, or why no GPU can be used. Creates a CUDA context on the GPU."""
+    """Returns the current GPU, or the reason why no GPU can be used. Creates a CUDA context on the
+    GPU."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():

@@ -11,8 +11,8 @@ from workers.process.errors import CannotServe
 
 PAGES_PER_EXTENT = 8
 DEFAULT_PAGE_BYTES = 1 << 20
-"""Page size in bytes that is assumed while no model is known. It is as large as the pages of large
-models, so that extents can hold their pages later."""
+"""Page size in bytes that is assumed if no model is known at the start. It is the page size of
+large models, so that the pages of a model that is added later fit into the extents."""
 MAX_EXTENTS = 1024
 """Maximum number of extents. More extents would make every transfer of memory slower."""
 
@@ -26,9 +26,12 @@ class Footprint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Division of memory into extents. num_extents: number of extents of the arena. max_kv_extents:
-    maximum number of KV extents of one model. num_weight_extents: number of extents for the weights
-    of all models that are known at the start."""
+    """Division of memory into extents.
+
+    - num_extents: number of extents of the arena.
+    - max_kv_extents: maximum number of KV extents of one model.
+    - num_weight_extents: number of extents for the weights of all models known at the start.
+    """
 
     extent_bytes: int
     num_extents: int
@@ -40,18 +43,18 @@ class MemoryPlan:
 def plan_memory(
     config: WorkerConfig, models: Sequence[Footprint], *, granularity: int, graph_bytes: int = 0
 ) -> MemoryPlan:
-    """Returns the division for a worker that serves these models. Without `device_memory`, `memory`
-    bytes are available in addition to the weights of all models. Raises CannotServe if there is too
-    little memory.
+    """Returns the division for a worker that serves these models. If `device_memory` is not set,
+    `memory` bytes are available in addition to the weights of all models. Raises CannotServe if
+    there is too little memory.
 
-    granularity: number of bytes of which an extent's size is a multiple. graph_bytes: bytes of
-    `device_memory` for the buffers of captured graphs, which are outside the arena.
+    granularity: number of bytes of which the size of an extent must be a multiple. graph_bytes:
+    bytes of `device_memory` for the buffers of captured graphs, which are outside the arena.
     """
     outside = graph_bytes if config.device_memory is not None else 0
     given = (config.device_memory or config.memory) - outside
     extent_bytes, least = _cut(given, config, models, granularity)
     if given < least:
-        # With more memory, extents are larger, so that the minimum may also be larger.
+        # With more memory, extents are larger, and with larger extents, the minimum may be larger.
         while (larger := _cut(least, config, models, granularity)[1]) > least:
             least = larger
         raise CannotServe(
@@ -83,9 +86,9 @@ def setting(config: WorkerConfig) -> str:
 def _cut(
     given: int, config: WorkerConfig, models: Sequence[Footprint], granularity: int
 ) -> tuple[int, int]:
-    """Returns the bytes of an extent, and the minimum of `given` in bytes: `adapter_memory_min`,
-    one extent for KV and, with `device_memory`, the weights of the largest model. given: bytes of
-    `device_memory` if it is set, and otherwise of `memory`."""
+    """Returns the bytes of an extent, and the minimum value of `given`. The minimum is the sum of
+    `adapter_memory_min`, one extent for KV and, if `device_memory` is set, the weights of the
+    largest model. given: bytes of `device_memory` if it is set, and otherwise of `memory`."""
     is_all = config.device_memory is not None
     total = given if is_all else given + sum(model.weight_bytes for model in models)
     page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)

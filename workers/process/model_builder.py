@@ -54,12 +54,13 @@ LOAD_BYTES_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBuilder:
-    """Builder of a worker's models, with the parts that all of them share.
+    """Builder of a worker's models, with the parts that all models share.
 
-    host_slab: pinned memory for images of adapters, or None if the device reads ordinary memory.
-    notify: thread-safe function that is called when a load has ended. runner: class of the models'
-    runners. runs_ahead: whether a step is scheduled while the previous step is computed.
-    uses_graphs: whether steps of few tokens run as captured graphs.
+    - host_slab: pinned memory for images of adapters, or None if the device reads ordinary memory.
+    - notify: thread-safe function that is called when a load has ended.
+    - runner: class of the models' runners.
+    - runs_ahead: whether a step is scheduled while the previous step is computed.
+    - uses_graphs: whether steps of few tokens run as captured graphs.
     """
 
     config: WorkerConfig
@@ -97,8 +98,8 @@ class ModelBuilder:
         max_kv_extents = memory.max_kv_extents(num_extents, page_bytes)
         with _sized_by("max_num_seqs", config.max_num_seqs):
             buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
-        # Frees the tensor now, because the engine, which references the buffer, may be
-        # garbage-collected much later.
+        # Closing the model frees the buffer's tensor at once. The engine, which references the
+        # buffer, may be garbage-collected much later.
         closing.callback(setattr, buffer, "tokens", buffer.tokens.new_empty(0))
         with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
             device = DeviceTier(
@@ -206,7 +207,7 @@ class ModelBuilder:
 
 
 def read_plan(config: WorkerConfig, store: Store, digest: str) -> ModelPlan:
-    """Fetches the model unless it is on this machine, and returns its plan. Thread-safe."""
+    """Returns the model's plan. Fetches the model unless it is on this machine. Thread-safe."""
     folder, dtype = store.model_folder(digest), getattr(torch, config.dtype)
     return ModelPlan.read(folder, digest, dtype, config.max_model_len)
 

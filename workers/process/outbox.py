@@ -12,9 +12,10 @@ from workers.wire.protocol import Failed, PromptProgress, SequenceOutput, StepFr
 def frames(
     events: Iterable[Event], take_own: Callable[[SequenceOutput | Failed], None]
 ) -> list[tuple[int, StepFrame | Failed]]:
-    """Returns one frame per connection with all its events except failures, and then the failures,
-    because a failed sequence reports the progress of its prompt before it fails. Passes the final
-    events of the verifier's own sequences to `take_own`."""
+    """Returns one frame per connection with all events of this connection except failures, followed
+    by the failures. Failures are last, because a failed sequence may have reported the progress of
+    its prompt before. Passes events of the verifier's own sequences, except prompt progress, to
+    `take_own`."""
     steps: dict[int, StepFrame] = {}
     failures: list[tuple[int, Failed]] = []
     for connection, event in events:

@@ -60,15 +60,16 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """Message of the engine thread during a shutdown. It means that no sequence runs, and that the
-    end of each sequence was delivered."""
+    """Message of the engine thread to the server during a shutdown. It means that no sequence runs,
+    and that the last output or failure of each sequence was delivered."""
 
 
 Command = Generate | Abort | Prefetch | Probe | Withdraw | Desired | Drain | Disconnected
 WorkerMessage = StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages | Models
 Delivery = Sequence[tuple[int, WorkerMessage | Drained]]
-"""Messages, each with the number of the connection to which it is sent. WorkerStatus, CachedPages
-and Models are sent to all connections, and Drained to none."""
+"""Messages of the engine, each with a connection number. Most messages are sent to the connection
+with this number. WorkerStatus, CachedPages and Models are sent to all connections, whatever the
+number. Drained is not sent, but ends the wait of `Server.drain`."""
 
 
 class EngineLoop(Protocol):
@@ -112,7 +113,7 @@ class Server:
         self.instance_id = instance_id
         self.status: WorkerStatus | None = None
         self._prefixes = PrefixIndex()
-        """Cached prefixes that gateways know of. A new gateway receives all of them."""
+        """Cached prefixes that were reported to gateways. A new gateway receives all of them."""
         self._security = security
         self._outbox_bytes = outbox_bytes
         self._events = asyncio.get_running_loop()
@@ -123,7 +124,7 @@ class Server:
         self._engine: EngineLoop | None = None
         self._listener: Listener | None = None
         self._is_leaving = False
-        """Whether the process is shutting down. The engine learns this after its current step."""
+        """Whether the process is shutting down. The engine knows it only after its current step."""
         self._pulse: asyncio.Task[None] | None = None
 
     def why_not_ready(self) -> str | None:
@@ -146,8 +147,8 @@ class Server:
         self._pulse = asyncio.create_task(self._beat(engine))
 
     async def drain(self) -> None:
-        """Makes the engine refuse new work, and waits until it has delivered the end of each
-        sequence."""
+        """Makes the engine refuse new work, and waits until the engine has delivered the last
+        output or failure of each sequence."""
         assert self._engine is not None
         self._is_leaving = True
         self._engine.post(SERVER, Drain())
@@ -265,8 +266,8 @@ class Server:
             self._drop(number)
 
     def _send_apart(self, number: int, message: ToGateway, error: FrameTooLarge) -> None:
-        """Splits a step that is too large for one frame, and sends the output of each sequence
-        separately. Fails a sequence whose output alone is too large."""
+        """Splits the message of a step that is too large for one frame, and sends the output of
+        each sequence separately. A sequence whose output is too large by itself fails."""
         match message:
             case StepFrame(sequences=[output], progress=[]):
                 if self._engine is not None:

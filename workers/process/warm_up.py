@@ -12,8 +12,9 @@ WARM_TOKENS = 8
 
 def warm_up(engine: Engine) -> None:
     """Runs a short sequence through the whole engine, and then the maximum number of sequences in
-    one step, so that kernels are built and caches and threads are warm. Prompts are shorter than a
-    page, so that no page of them stays cached. Raises CannotServe if a step fails."""
+    one step. After that, kernels are built, and caches and threads are warm. The prompts are
+    shorter than a page, so that none of their pages stays cached. Raises CannotServe if a step
+    fails."""
     longest = min(engine.info.max_model_len, PAGE_TOKENS)
     _run_alone(engine, [[0, 1, 2]], max_tokens=min(WARM_TOKENS, longest - 3))
     scheduler = engine.scheduler

@@ -17,8 +17,10 @@ from workers.process.memory_plan import Footprint, plan_memory, setting
 class WorkerMemory:
     """Memory that all models of a worker share.
 
-    arena: records the owner of each extent. device: contains the bytes of the extents. adapters:
-    allocates memory for adapters in the arena. broker: evicts idle pages and adapters.
+    - arena: records the owner of each extent.
+    - device: contains the bytes of the extents.
+    - adapters: allocates memory for adapters in the arena.
+    - broker: evicts idle pages and adapters.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class WorkerMemory:
 
     def max_kv_extents(self, num_extents: int, page_bytes: int) -> int:
         """Returns the maximum number of KV extents of a model. num_extents: number of extents of
-        its weights. page_bytes: size of its KV pages. Raises CannotServeModel if the model does not
-        fit."""
+        the model's weights. page_bytes: size of the model's KV pages. Raises CannotServeModel if
+        the model does not fit."""
         extent_bytes = self.arena.extent_bytes
         if page_bytes > extent_bytes:
             raise CannotServeModel(
@@ -78,9 +80,9 @@ class WorkerMemory:
         return most
 
     def extend(self, num_weight_extents: int) -> None:
-        """Enlarges the memory for weights to `num_weight_extents` extents, on top of the bytes of
-        `memory`. Does nothing if it is already that large, or if `device_memory` is set. Raises
-        CannotServeModel if the machine has too little memory."""
+        """Enlarges the memory for weights to `num_weight_extents` extents, in addition to the bytes
+        of the setting `memory`. Does nothing if the memory for weights is already that large, or if
+        `device_memory` is set. Raises CannotServeModel if the machine has too little memory."""
         if self._limit is not None:
             return
         with self.broker.lock:
