@@ -110,7 +110,8 @@ class Grammars:
         self._threads.compiling.submit(self._prepare_next)
 
     def _prepare_next(self) -> None:
-        """Prepares the first grammar of the next tenant for which no thread is compiling."""
+        """Compiles the first queued grammar of the next tenant. Skips tenants for which another
+        thread is compiling a grammar."""
         with self._lock:
             tenant = next((each for each in self._waiting if each not in self._compiling), None)
             if tenant is None:
@@ -129,7 +130,7 @@ class Grammars:
             with self._lock:
                 self._compiling.remove(tenant)
                 self._num_submitted -= 1
-                # In the meantime, the other thread may have skipped this tenant's next grammar.
+                # While this thread was compiling, the other thread may have skipped this tenant.
                 if self._waiting:
                     self._submit()
 

@@ -35,7 +35,7 @@ class RequestConstraints:
         if request.grammar and self._grammars is not None:
             grammar = self._grammars.open(
                 *(request.grammar, request.tenant, request.request_id, list(generated)),
-                # A forced token is not drawn, so it would have no log-probability.
+                # A forced token is not sampled, so it would have no log-probability.
                 forces=params.logprobs is None,
             )
         if grammar is not None and limits is not None:
@@ -46,8 +46,8 @@ class RequestConstraints:
 class LimitedGrammar:
     """Implementation of `Constraint` for a grammar together with token rules. The rules ban tokens
     and limit the length of a thought. When the thought must end, the mask of the rules replaces the
-    grammar's mask. The grammar allows the token that ends the thought, because every grammar of an
-    answer with a thought does."""
+    grammar's mask. This is safe, because every grammar for an answer with a thought allows the
+    token that ends the thought."""
 
     needs_host_token = True
 

@@ -29,8 +29,8 @@ NUM_COMPILING = 2
 """Number of threads that compile grammars. While one thread compiles a slow grammar, the other
 serves other tenants."""
 SLOW_S = 0.004
-"""CPU seconds for one token from which a grammar counts as slow. Slow grammars are advanced on a
-thread of their own."""
+"""Minimum CPU seconds of a step of a slow grammar. Once one step has taken this long, the grammar
+counts as slow, and is advanced on the thread for slow grammars."""
 
 
 class CompiledGrammar:
@@ -61,7 +61,7 @@ class GrammarThreads:
 
     def follow(self) -> None:
         """Starts to advance the added grammars by their tokens, and waits briefly. Grammars that
-        are not done then continue during later steps."""
+        have not finished after the wait continue during later steps."""
         due, self._due = self._due, []
         quick = [grammar for grammar in due if not grammar.is_slow]
         slow = [self.slow.submit(grammar.go_on) for grammar in due if grammar.is_slow]
@@ -76,7 +76,8 @@ class GrammarThreads:
 
 
 class SequenceGrammar:
-    """Implementation of `Constraint` for a grammar, positioned after the sequence's last token.
+    """Implementation of `Constraint` for the grammar of one sequence. Its state is the position in
+    the grammar after the sequence's last token.
 
     Until the constraint is ready, only a grammar thread changes its mask and failure. Once it is
     ready, only the engine thread uses it.
@@ -96,7 +97,7 @@ class SequenceGrammar:
         on_close: Callable[[SequenceGrammar], object],
     ) -> None:
         """generated: tokens of the sequence that another worker generated. forces: whether a token
-        that is the only possible continuation is appended without being drawn."""
+        that is the only possible continuation is appended without being sampled."""
         self.grammar = grammar
         self.is_ready = False
         self.failure: str | None = None
@@ -107,8 +108,8 @@ class SequenceGrammar:
         self._forces = False
         self._forced: list[int] = []
         self._lock = Lock()
-        """Lock that guards `_forces` and `_forced`. If the grammar thread finds forced tokens after
-        `forced` has returned, they are not forced, but drawn."""
+        """Lock that guards `_forces` and `_forced`. If the grammar thread finds forced tokens only
+        after `forced` has returned, these tokens are sampled instead."""
         self._end = tokenizer.eos_token
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._threads = threads
@@ -122,7 +123,8 @@ class SequenceGrammar:
 
     def advance(self, tokens: list[int]) -> None:
         """Adds generated tokens. The constraint is not ready until the grammar has advanced by
-        them. The first call of `forced` after a step advances all grammars that have new tokens."""
+        these tokens. The first call of `forced` after a step advances all grammars that have new
+        tokens."""
         self.is_ready, self._tokens, self._forces = False, tokens, self._may_force
         self._threads.add(self)
 
@@ -142,8 +144,8 @@ class SequenceGrammar:
         """Starts from a copy of the compiled grammar and advances it by the tokens so far. Called
         once."""
         self._compiled, self._matcher = compiled, compiled.matcher.deep_copy()
-        # A mask is computed before the tokens are followed. The work for a mask is limited, so that
-        # a bad grammar fails here and does not hold up other threads by following tokens.
+        # A mask is computed before the grammar advances. The work for a mask is limited, so that a
+        # bad grammar fails here, instead of blocking other threads while it advances.
         self._fill_mask()
         for token in self._tokens:
             if not self._advance([token]):

@@ -1,4 +1,4 @@
-"""Limits on the tokens that a sequence may draw, according to its request's `TokenRules`."""
+"""Limits on the tokens that a sequence may generate, according to its request's `TokenRules`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 MAX_BEFORE_THOUGHT = 4
-"""A thought must begin within this many generated tokens. Otherwise, for example if these tokens
-are white space, the answer counts as having no thought."""
+"""Number of generated tokens within which a thought must begin. If none of these tokens begins a
+thought, the answer counts as an answer without a thought."""
 
 
 class TokenLimits:
@@ -34,7 +34,8 @@ class TokenLimits:
                 self._endings[banned[-2]].append(list(banned))
         self._num_kept = max(map(len, rules.banned), default=0) - 1
         self._last: list[int] = []
-        """Last generated tokens, one fewer than the longest banned sequence has."""
+        """Last generated tokens. Their maximum number is the length of the longest banned sequence
+        minus 1."""
         self._thought: ThoughtBound | None = rules.thought
         """Limit of the thought. None if the answer has no thought, or its thought has ended."""
         self._is_thinking = rules.thought is not None and rules.thought.is_begun
@@ -48,8 +49,8 @@ class TokenLimits:
 
     @property
     def mask(self) -> NDArray[Any] | None:
-        """Mask of the allowed tokens; None allows all. Once a thought has reached its maximum
-        length, the mask allows only the token that ends the thought."""
+        """Mask of the allowed tokens, or None if all are allowed. Once a thought has reached its
+        maximum length, the mask allows only the token that ends the thought."""
         thought = self._thought
         if thought is None or not self._is_thinking or self._num_thought < thought.max_tokens:
             return self._allowed
@@ -57,7 +58,7 @@ class TokenLimits:
 
     @property
     def banned(self) -> frozenset[int]:
-        """Tokens that would complete a banned sequence if they were drawn next."""
+        """Tokens that must not be sampled next, because they would complete a banned sequence."""
         if not self._endings or not self._last:
             return self._always
         found = [

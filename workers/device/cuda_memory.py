@@ -64,8 +64,8 @@ class CudaDriver:
     """Functions of libcuda. Errors of the driver are raised as exceptions. Thread-safe."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Makes all calls in the current CUDA context of the calling thread, which must have
-        one."""
+        """Stores the calling thread's current CUDA context, in which all later calls are made. The
+        calling thread must have a context."""
         self._library = library
         for name, arguments in SIGNATURES.items():
             function = getattr(library, name)

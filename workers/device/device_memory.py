@@ -21,24 +21,25 @@ class DeviceMemory(Protocol):
     mapped. Therefore the first extent is never lent to weights. The first extent also has the KV
     page of padding tokens.
 
-    tensor: uint8, all extents one after the other.
+    tensor: uint8 tensor of all extents, one after the other.
     """
 
     tensor: Tensor
 
     def lend(self, extent: int) -> None:
-        """Called when weights have become the owner of the extent, which must no longer be in use.
-        Weights are stored at other addresses, so the extent's memory may be released, and its
-        contents are lost."""
+        """Makes the extent's memory available to weights. Called when weights have become the
+        owner of the extent. The extent must no longer be in use, and its contents are lost. Weights
+        are stored at other addresses than the extent's."""
         ...
 
     def restore(self, extent: int) -> None:
-        """Called before weights give up the extent. Makes the extent's memory usable again, with
-        arbitrary contents."""
+        """Makes the extent's memory usable again, with arbitrary contents. Called before the
+        extent's owner, the weights of a model, frees the extent."""
         ...
 
     def reserve(self, num_extents: int) -> AddressRange | None:
-        """Reserves addresses for a model's weights. Returns None if torch allocates the weights."""
+        """Reserves addresses for a model's weights. Returns None on a CPU worker, where torch
+        allocates the weights."""
         ...
 
     def extend(self, num_extents: int) -> None:
@@ -48,8 +49,9 @@ class DeviceMemory(Protocol):
 
 
 class HostMemory:
-    """Memory of a CPU worker. Weights are ordinary allocations. The pages of an extent that is lent
-    to weights are therefore released to the OS, so that no memory is used twice."""
+    """Memory of a CPU worker. Weights are ordinary allocations outside the extents. The pages of an
+    extent that is lent to weights are released to the OS, so that extents and weights together use
+    a constant amount of memory."""
 
     def __init__(self, num_extents: int, extent_bytes: int) -> None:
         """num_extents: number of the arena's extents. extent_bytes: a multiple of the page size."""
@@ -78,8 +80,9 @@ class HostMemory:
 
 class MappedMemory:
     """Memory of a GPU worker. It is allocated in pieces of the size of an extent. Each piece is
-    mapped to an extent of the arena, mapped into the address range of a model's weights, or spare.
-    No piece is mapped to an extent that is lent to weights, so access to this extent faults."""
+    mapped to an extent of the arena, mapped into the address range of a model's weights, or spare
+    (not mapped). No piece is mapped to an extent that is lent to weights, so access to this extent
+    faults."""
 
     def __init__(self, virtual: VirtualMemory, num_extents: int, extent_bytes: int) -> None:
         """num_extents: number of the arena's extents. extent_bytes: a multiple of the virtual

@@ -9,8 +9,8 @@ from torch import Tensor
 
 class VirtualMemory(Protocol):
     """Address space of a device. All sizes and addresses are multiples of `granularity`. Methods
-    may raise MemoryError if memory is exhausted, or OSError. Both have the system's name of the
-    error."""
+    may raise MemoryError if memory is exhausted, or OSError for other errors. The messages have the
+    system's name of the error."""
 
     granularity: int
 
@@ -25,12 +25,13 @@ class VirtualMemory(Protocol):
 
     def reserve(self, num_bytes: int) -> Tensor:
         """Reserves addresses without memory and returns a tensor of them, uint8 [num_bytes]. Access
-        to the tensor faults. The addresses are freed with the last tensor that views them."""
+        to the tensor faults until memory is mapped. The addresses are freed with the last tensor
+        that views them."""
         ...
 
     def map(self, address: int, pieces: list[int], piece_bytes: int) -> None:
-        """Maps whole pieces to adjacent reserved addresses. The pieces keep their contents. If this
-        fails, no piece is mapped."""
+        """Maps whole pieces, one after the other, to the reserved addresses that begin at
+        `address`. The pieces keep their contents. If this fails, no piece is mapped."""
         ...
 
     def unmap(self, address: int, num_bytes: int) -> None:

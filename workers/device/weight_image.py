@@ -36,8 +36,8 @@ class Arrival:
         return not self._events
 
     def wait(self, part: int) -> None:
-        """Makes the device delay work that this thread submits later until the part has been
-        copied. Does not block the thread."""
+        """Ensures that work that this thread submits to the device after this call runs only once
+        the part has been copied. Does not block the thread."""
         if self._events:
             self._events[part].wait()
 
@@ -49,8 +49,8 @@ class Arrival:
 
 
 class WeightImage:
-    """Packed weights on the host, and their fixed addresses on the device. A loading thread fills
-    the image, and otherwise the engine thread uses it."""
+    """Packed weights on the host, and their fixed addresses on the device. While the model is being
+    loaded, a loading thread uses the image. At other times, the engine thread uses it."""
 
     def __init__(self, addresses: AddressRange, ops: Ops) -> None:
         self.arrival = Arrival()
@@ -59,7 +59,7 @@ class WeightImage:
         self._host = torch.empty(0, dtype=torch.uint8)
         self._end = 0
         self.parts: list[slice] = []
-        """Byte ranges of the parts, in the order in which they are needed."""
+        """Byte ranges of the parts, in the order in which a forward pass needs the parts."""
 
     def begin(self) -> None:
         """Empties the image and allocates its host memory. Called before each load."""
@@ -71,14 +71,14 @@ class WeightImage:
         self.parts = []
 
     def drop(self) -> Tensor:
-        """Removes the weights from the image. Returns the tensor that owns their host memory, which
-        is freed with the tensor."""
+        """Removes the weights from the image. Returns a tensor that owns the weights' host memory.
+        The memory is freed together with this tensor."""
         host, self._host = self._host, torch.empty(0, dtype=torch.uint8)
         return host
 
     def place(self, tensor: Tensor) -> Tensor:
-        """Copies a host tensor into the image. Returns a view of its future place on the device.
-        Raises MemoryError if the address range is too small."""
+        """Copies a host tensor into the image. Returns a view of the device addresses to which the
+        tensor will be copied. Raises MemoryError if the address range is too small."""
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         place = slice(start, start + tensor.nbytes)
         if place.stop > len(self._host):
@@ -116,7 +116,7 @@ class WeightImage:
         return events
 
     def leave(self) -> None:
-        """Unmaps the memory of the weights on the device, which becomes spare. No step in flight
-        may use the weights."""
+        """Unmaps the device memory of the weights and adds it to the spare memory. First waits for
+        a copy in progress. No step in flight may use the weights."""
         self.arrival.synchronize()
         self._addresses.unback()

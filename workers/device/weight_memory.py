@@ -10,7 +10,7 @@ from workers.device.device_memory import DeviceMemory
 class WeightMemory:
     """Extents that the weights of all models own, and the memory of these extents. Used on the
     engine thread. Callers must not hold the memory lock, because the methods make driver calls,
-    during which no thread may hold it."""
+    during which no thread may hold this lock."""
 
     def __init__(self, arena: Arena, broker: MemoryBroker, device: DeviceMemory) -> None:
         self._arena = arena
@@ -23,9 +23,9 @@ class WeightMemory:
         return self._arena.num_kv_extents + self._arena.num_beside
 
     def allocate(self, owner: str, num_extents: int) -> bool:
-        """Allocates extents until the owner has `num_extents`, evicting idle items. Returns False
-        if too few extents could be allocated. The owner then keeps the extents that it has, and a
-        later call may allocate the rest."""
+        """Allocates extents until the owner has `num_extents`, evicting idle KV pages and adapters.
+        Returns False if too few extents could be allocated. The owner then keeps the extents that
+        it has, and a later call may allocate the rest."""
         with self._broker.lock:
             before = self._arena.weight_extents(owner)
             missing = num_extents - self._arena.num_weight_extents(owner)

@@ -28,8 +28,9 @@ def bind_layers(ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> Layer
 
 
 class OpByOp:
-    """`LayerStack` for any backend, which calls single ops. Each layer waits only for the copy of
-    its own weights, so that it is computed while the weights of later layers are being copied."""
+    """`LayerStack` that calls single ops, so that it works with any backend. Each layer waits only
+    for the copy of its own weights, and is computed while the weights of later layers are being
+    copied."""
 
     def __init__(self, ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> None:
         self._ops = ops
@@ -84,8 +85,7 @@ def run_layer(
 
 
 def _norm_wide(ops: Ops, qkv: Tensor, norm: QKNorm) -> None:
-    """Applies one RMS norm over all heads of q together, and another over all heads of k together,
-    in place."""
+    """RMS-normalises q over all its heads together, and k over all its heads together, in place."""
     start = 0
     for weight in (norm.q_weight, norm.k_weight):
         part = qkv[:, start : start + len(weight)]

@@ -31,8 +31,9 @@ class LMHead:
     def forward(
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
-        """Computes logits: hidden [N, K] -> float32 [N, V], in `out` if given. lora: adapter
-        segments of the rows of `hidden`, not of all tokens of the step."""
+        """Computes the logits, float32 [N, V], of the hidden states [N, K]. Writes them to `out` if
+        it is given. lora: adapter segments of the rows of `hidden`, not of all tokens of the
+        step."""
         logits = self._ops.linear(hidden, self._weight)
         if lora is not None:
             replace_logits(self._ops, logits, hidden, lora)

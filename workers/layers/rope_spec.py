@@ -13,14 +13,16 @@ RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
 class RopeSpec:
     """Parameters of one rotary table.
 
-    rope_type: "none" leaves queries and keys unchanged, "default" rotates them with unscaled
-    frequencies, and the other types scale the frequencies. rotary_dim: number of dimensions at the
-    start of a head that are rotated; 0 rotates all. factor: factor by which positions are
-    stretched. low_freq_factor, high_freq_factor: bounds of Llama 3's smoothing, in turns over the
-    original positions. beta_slow, beta_fast: bounds of YaRN's blending, in turns over the original
-    positions. attention_factor: factor on cosine and sine (YaRN, LongRoPE). short_factors,
-    long_factors: LongRoPE's divisor of each frequency, for texts up to the original length and for
-    longer texts.
+    - rope_type: "none" leaves queries and keys unchanged, "default" rotates them with unscaled
+      frequencies, and the other types scale the frequencies.
+    - rotary_dim: number of dimensions at the start of a head that are rotated. 0 rotates all.
+    - factor: factor by which positions are stretched.
+    - low_freq_factor, high_freq_factor: bounds of Llama 3's smoothing, in full turns that a pair of
+      dimensions makes over the original positions.
+    - beta_slow, beta_fast: bounds of YaRN's blending, in the same unit.
+    - attention_factor: factor by which cosines and sines are multiplied (YaRN, LongRoPE).
+    - short_factors, long_factors: LongRoPE's divisor of each frequency, for texts up to the
+      original length and for longer texts.
     """
 
     theta: float
@@ -37,9 +39,9 @@ class RopeSpec:
     long_factors: tuple[float, ...] = ()
 
     def served(self, max_model_len: int) -> RopeSpec:
-        """Returns the parameters for texts of at most this length.
+        """Returns the parameters for a worker that serves texts of at most `max_model_len` tokens.
 
-        With LongRoPE, short and long texts then use the same factors, because keys that are already
+        With LongRoPE, texts of all lengths then use the same factors, because keys that are already
         cached cannot be changed when a text grows beyond the original length.
         """
         is_long = max_model_len > self.original_max_positions

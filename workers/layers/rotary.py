@@ -13,7 +13,7 @@ from workers.layers.rope_spec import RopeSpec
 
 def rope_table(spec: RopeSpec, head_dim: int, num_positions: int) -> Tensor:
     """Computes the table, float32 [num_positions, head_dim]. Each row has the cosines of the angles
-    of all pairs of dimensions, followed by their sines.
+    of all pairs of dimensions, followed by the sines of the same angles.
 
     Pairs of dimensions that are not rotated have angle 0.
     """
@@ -61,11 +61,12 @@ def _smooth_llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
 
 def _blend_yarn(frequencies: Tensor, spec: RopeSpec) -> Tensor:
     """Divides low frequencies by `factor` and keeps high frequencies. In between, blends both
-    results, weighted by the index of the pair (YaRN)."""
+    results, weighted by the index of the pair of dimensions (YaRN)."""
     rotary_dim = 2 * len(frequencies)
 
     def pair(turns: float) -> float:
-        """Returns the index of the pair that makes this many turns over the original positions."""
+        """Returns the index of the pair of dimensions that makes `turns` full turns over the
+        original positions. The index may be fractional."""
         wave = spec.original_max_positions / (turns * 2 * math.pi)
         return rotary_dim * math.log(wave) / (2 * math.log(spec.theta))
 

@@ -15,8 +15,9 @@ Array = NDArray[Any]
 def build_segments(
     groups: Sequence[tuple[int, int]],
 ) -> tuple[Array, Array]:
-    """Returns the first row of each segment, followed by the end of the last one, int32 [N + 1],
-    and the adapter slot of each segment, int32 [N], as in `ops.base.LoRABatch`.
+    """Returns two arrays in the form of `ops.base.LoRABatch`. The first array has the first row of
+    each segment, followed by the end of the last segment, int32 [N + 1]. The second array has the
+    adapter slot of each segment, int32 [N].
 
     groups: adapter slot and number of rows of each sequence, in row order. Sequences without an
     adapter (-1) are last. Adjacent groups of the same slot become one segment.

@@ -22,8 +22,8 @@ Array = NDArray[Any]
 def with_rows(
     batch: ForwardBatch, segment_start: Array, sampled_start: Array, segment_slot: Array
 ) -> ForwardBatch:
-    """Returns the batch with the rows of the embedding and of the output matrix that its adapters
-    replace.
+    """Returns a copy of the batch that also has its adapters' own rows of the embedding and of the
+    output matrix.
 
     segment_start, segment_slot: segments of `batch.lora`, on the host. sampled_start: first rows of
     the segments of `batch.sample_lora`, which have the same slots.
@@ -38,10 +38,10 @@ def with_rows(
 def with_replaced(
     lora: LoRABatch, module: int, segment_start: Array, segment_slot: Array
 ) -> LoRABatch:
-    """Returns the batch with the rows of one table (embedding or output matrix) that its adapters
-    replace.
+    """Returns a copy of the batch that also has its adapters' own rows of one table.
 
-    module: EMBEDDING or HEAD. segment_start, segment_slot: segments of the batch, on the host.
+    module: EMBEDDING for the embedding, or HEAD for the output matrix. segment_start, segment_slot:
+    segments of the batch, on the host.
     """
     if not lora.tables.replaces_rows(segment_slot):
         return lora
@@ -57,9 +57,10 @@ def with_replaced(
 
 
 def replace_embeddings(ops: Ops, y: Tensor, ids: Tensor, lora: LoRABatch, scale: float) -> None:
-    """Replaces in y, in place, the embeddings of tokens for which an adapter has its own row.
+    """Overwrites in y the embeddings of tokens for which the token's adapter has its own row.
 
-    Shape: y [T, K]; ids int32 [T]. scale: factor on embeddings, as in `Ops.embed`.
+    Shape: y [T, K]; ids int32 [T]. scale: factor by which embeddings are multiplied, as in
+    `Ops.embed`.
     """
     for each in lora.replaced:
         own = ids[each.first : each.end]
@@ -70,8 +71,8 @@ def replace_embeddings(ops: Ops, y: Tensor, ids: Tensor, lora: LoRABatch, scale:
 
 
 def replace_logits(ops: Ops, logits: Tensor, hidden: Tensor, lora: LoRABatch) -> None:
-    """Replaces, in place, the logits of tokens for which an adapter has its own row of the output
-    matrix.
+    """Overwrites, in each row of `logits`, the logits of the tokens for which the row's adapter has
+    its own row of the output matrix.
 
     Shape: logits [N, V]; hidden [N, K].
     """

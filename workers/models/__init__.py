@@ -36,7 +36,8 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], ModelSpec]] = {
 def read_any_spec(
     config: dict[str, Any], generation: dict[str, Any]
 ) -> ModelSpec | TransformersSpec:
-    """Reads the spec of a canonical config.json. Raises UnsupportedModel, naming the field.
+    """Reads the spec of a canonical config.json. Raises UnsupportedModel if a field has an
+    unsupported value.
 
     generation: content of generation_config.json. If it has end tokens, they replace the end tokens
     of config.json.
@@ -47,8 +48,8 @@ def read_any_spec(
 
 
 def read_spec(config: dict[str, Any]) -> ModelSpec:
-    """Reads the spec of a native family's config.json. Raises UnsupportedModel, naming the
-    field."""
+    """Reads the spec of a native family's config.json. Raises UnsupportedModel if a field has an
+    unsupported value."""
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
         raise UnsupportedModel("model_type", model_type, ", ".join(FAMILIES))

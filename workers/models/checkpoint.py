@@ -26,8 +26,8 @@ BLOCK_FORMATS = {format.name for format in BLOCK_SIZES}
 BACKBONE = "model."
 """Prefix of the canonical names of all tensors except the output matrix."""
 ROOTS = ("model.language_model.", "language_model.model.", "language_model.", BACKBONE)
-"""Prefixes of tensor names in files of language models, with or without image and audio parts.
-Files that transformers' AutoModel saved have names without a prefix."""
+"""Prefixes that tensor names in checkpoints may have where canonical names have `model.`. In
+checkpoints that transformers' AutoModel saved, the names have no prefix."""
 
 
 class CheckpointError(ValueError):
@@ -50,7 +50,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields name and shape of every tensor of the model. The names are the names in
+    """Yields the name and the shape of every tensor of the model. The names are the same as in
     transformers."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q, kv = spec.q_width, spec.kv_width
@@ -116,7 +116,8 @@ class Checkpoint:
         self._stack.close()
 
     def get(self, name: str) -> Weight:
-        """Returns a tensor as a view of the mapped file, valid while the checkpoint is open."""
+        """Returns a tensor as a view of the mapped file. The view is valid while the checkpoint is
+        open."""
         if (format := self.formats.get(name)) is not None:
             from ops.block_matrix import BlockMatrix
 
@@ -163,8 +164,8 @@ class Checkpoint:
 
 
 def canonical_name(stored: str) -> str:
-    """Returns the canonical name of a stored tensor: its name in a checkpoint that has only a
-    language model."""
+    """Returns the canonical name of a stored tensor, which is the tensor's name in a checkpoint
+    that has only a language model."""
     for root in ROOTS:
         if stored.startswith(root):
             stored = stored.removeprefix(root)

@@ -69,8 +69,9 @@ class Decoder:
     def logits(
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
-        """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given. lora:
-        adapter segments of these N rows."""
+        """Computes the logits, float32 [N, V], of hidden states [N, K], which are rows of the
+        result of `forward`. Writes them to `out` if it is given. lora: adapter segments of these
+        rows."""
         self.arrival.wait(-1)
         return self._head.forward(hidden, out, lora)
 
@@ -82,8 +83,8 @@ def first_input(ops: Ops, residual: Tensor, norm: Norm | None) -> Tensor:
 
 
 def load_input_norm(loader: WeightLoader, spec: ModelSpec, layer: int) -> Norm | None:
-    """Returns the norm before a layer, or None if the family has no norms before layers. If `layer`
-    is the number of layers, returns the model's last norm."""
+    """Loads the norm before a layer. Returns None if the family has no norms before layers. If
+    `layer` is the number of layers, loads the model's last norm."""
     if layer == spec.num_layers:
         return load_norm(loader, spec, "model.norm")
     if not spec.pre_norms:

@@ -25,7 +25,8 @@ GEMMA3: dict[str, Any] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
 }
-"""Defaults of further fields, which published configs of Gemma 3 models with image input omit."""
+"""Defaults of fields that are not in `DEFAULTS`, and that published configs of Gemma 3 models with
+image input omit."""
 
 
 def read_gemma(config: dict[str, Any]) -> ModelSpec:

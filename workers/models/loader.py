@@ -45,7 +45,7 @@ class WeightLoader:
         return packed if self.image is None else packed.placed(self.image.place)
 
     def norm(self, module: str, offset: float) -> Tensor:
-        """Loads a norm's weight, float32 [K], and adds the family's offset to it."""
+        """Loads a norm's weight, float32 [K], and adds the model family's offset to it."""
         return self.keep(self._read(f"{module}.weight", torch.float32) + offset)
 
     def table(self, name: str) -> Tensor:
@@ -53,13 +53,14 @@ class WeightLoader:
         return self.tensor(name, self._dtype)
 
     def tensor(self, name: str, dtype: torch.dtype | None) -> Tensor:
-        """Loads a tensor as a copy, which stays valid when the checkpoint is closed. dtype: dtype
-        of the copy; None keeps the stored dtype."""
+        """Loads a copy of a tensor, which stays valid when the checkpoint is closed. dtype: dtype
+        of the copy. If it is None, the copy has the stored dtype."""
         read = self._read(name, dtype)
         return self.keep(read.clone(memory_format=torch.contiguous_format))
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Places a tensor on the device or in the image, unchanged."""
+        """Copies a tensor unchanged to the device, or into the weight image if there is one.
+        Returns the tensor on the device, to which the weight image will be copied."""
         self.num_bytes += tensor.nbytes
         return tensor.to(self._device) if self.image is None else self.image.place(tensor)
 

@@ -30,8 +30,9 @@ class LoadedModel(Protocol):
     def logits(
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
-        """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given. lora:
-        adapter segments of these N rows."""
+        """Computes the logits, float32 [N, V], of hidden states [N, K], which are rows of the
+        result of `forward`. Writes them to `out` if it is given. lora: adapter segments of these
+        rows."""
         ...
 
 
@@ -42,9 +43,9 @@ def load_model(
     image: WeightImage | None = None,
     progress: ByteProgress | None = None,
 ) -> LoadedModel:
-    """Reads a canonical folder and packs its weights one by one. image: weight image that receives
-    the weights. If it is given, the model can compute once the image has been copied to the device.
-    If it is None, the device receives the weights.
+    """Reads a canonical folder and packs its weights one by one. image: weight image in host memory
+    that receives the weights. The model can compute once this image has been copied to the device.
+    If `image` is None, the weights are loaded to the device directly.
 
     Raises CheckpointError, UnsupportedModel, MemoryError, and any error that `progress` raises to
     stop the load.

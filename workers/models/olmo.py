@@ -1,5 +1,5 @@
-"""Reads configs of OLMo 2 and 3, which have norms only after each block, and one norm over all
-heads of q and another over all heads of k."""
+"""Reads configs of OLMo 2 and 3. These models have norms only after each block. They normalise q
+over all its heads together, and k over all its heads together."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def read_olmo2(config: dict[str, Any]) -> ModelSpec:
 
 
 def read_olmo3(config: dict[str, Any]) -> ModelSpec:
-    """Reads a config of OLMo 3. Every fourth layer has full attention, and only these layers scale
-    the rope's frequencies."""
+    """Reads a config of OLMo 3. Every fourth layer has full attention. Only the rotary frequencies
+    of these layers are scaled."""
     config = {"sliding_window": 4096, **config}
     ropes = read_ropes(config, 500_000.0, local_theta=500_000.0)
     layers = layer_specs(config, ropes, config["sliding_window"], lambda layer: (layer + 1) % 4 > 0)

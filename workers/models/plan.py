@@ -23,8 +23,8 @@ from workers.models.spec import ModelSpec
 from workers.models.transformers_spec import TransformersSpec
 
 MAX_PADDING = 64
-"""Maximum number of rows with which a backend pads a linear, and maximum number of unused elements
-between two tensors of a weight image."""
+"""Upper bound of the number of rows that a backend adds to a linear as padding, and also of the
+number of unused elements between two tensors of a weight image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class ModelPlan:
     def read(
         cls, folder: Path, digest: str, dtype: torch.dtype, max_model_len: int | None = None
     ) -> ModelPlan:
-        """Reads the plan of a canonical folder. Raises UnsupportedModel, naming the field."""
+        """Reads the plan of a canonical folder. Raises UnsupportedModel if a config field has an
+        unsupported value."""
         config = _read_json(folder / "config.json")
         spec = read_any_spec(config, _read_json(folder / "generation_config.json"))
         length = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
@@ -55,9 +56,10 @@ class ModelPlan:
 
     @property
     def kv_layout(self) -> KVLayout:
-        """Layout of a KV page. If attention modules differ in number or size of heads, this is the
-        layout of a model whose layers all have the largest heads, with as many layers as the bytes
-        of a page require."""
+        """Layout of a KV page. If attention modules differ in the number or size of their heads,
+        this is the layout of a substitute model. All its layers have the heads of the module that
+        needs the most bytes, and it has just enough layers for a page to hold the keys and values
+        of all modules."""
         spec = self.spec
         if isinstance(spec, ModelSpec):
             return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
@@ -68,8 +70,9 @@ class ModelPlan:
 
     @property
     def site_layouts(self) -> list[tuple[KVLayout, int]]:
-        """Layout of each attention site of a model that runs transformers' code, and the layer of
-        that layout in which the site's keys and values are stored. Sites do not overlap."""
+        """Layout of each attention module of a model that workers run with transformers' code, and
+        the layer of this layout in which the module's keys and values are stored. In a KV page, the
+        bytes of two modules do not overlap."""
         assert isinstance(self.spec, TransformersSpec)
         sites = self.spec.recorded.sites
         places: list[tuple[KVLayout, int]] = []
@@ -82,8 +85,8 @@ class ModelPlan:
         return places
 
     def max_bytes(self, ops: Ops) -> int:
-        """Returns an upper bound of the bytes of the loaded weights, which is slightly above their
-        actual size."""
+        """Returns an upper bound of the number of bytes of the loaded weights. The bound is
+        slightly above the actual number."""
         spec = self.spec
         # The reference backend stores weights as float32.
         plain = 4 if ops.name == "reference" else self.dtype.itemsize

@@ -13,12 +13,15 @@ from workers.models.spec import UnsupportedModel, require
 def read_ropes(
     config: dict[str, Any], default_theta: float, local_theta: float | None = None
 ) -> dict[str, RopeSpec]:
-    """Returns the rope of each layer type: `full_attention` and `sliding_attention`.
+    """Returns the rotary parameters of each layer type (`full_attention` and `sliding_attention`).
 
-    The new form is `rope_parameters`, either for all layers or by layer type. The old form is
-    `rope_theta` and `rope_scaling`. Unless the parameters are given by layer type, sliding layers
-    of a family with a `local_theta` use the base frequency `rope_local_base_freq` (`local_theta` by
-    default) without scaling.
+    In transformers 5, the field `rope_parameters` has one set of parameters for all layers, or one
+    set for each layer type. In older versions, the fields are `rope_theta` and `rope_scaling`.
+
+    default_theta: base frequency if the config has none. local_theta: base frequency of sliding
+    layers, for families whose sliding layers have their own. Unless the config has one set for each
+    layer type, the rotary frequencies of these sliding layers are not scaled, and the field
+    `rope_local_base_freq` overrides `local_theta`.
     """
     default_theta = config.get("rope_theta", default_theta)
     parameters = config.get("rope_parameters")
@@ -51,7 +54,7 @@ def partial_rotary(config: dict[str, Any], head_dim: int, default: float = 1.0) 
 
 
 def rotated(ropes: dict[str, RopeSpec], rotary_dim: int, head_dim: int) -> dict[str, RopeSpec]:
-    """Returns the ropes, changed to rotate only the first `rotary_dim` dimensions of a head."""
+    """Returns a copy of the ropes that rotates only the first `rotary_dim` dimensions of a head."""
     return {
         kind: replace(rope, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
         for kind, rope in ropes.items()
@@ -129,8 +132,9 @@ def _read_longrope(parameters: dict[str, Any], theta: float, config: dict[str, A
 
 
 def _original_length(parameters: dict[str, Any], config: dict[str, Any]) -> int:
-    """Returns the number of positions before stretching. As in transformers, the field of the whole
-    config takes precedence over the same field of the rope parameters."""
+    """Returns the number of positions that the model had before rope scaling extended its context.
+    As in transformers, the field of the whole config takes precedence over the same field of the
+    rope parameters."""
     field = "original_max_position_embeddings"
     found = config.get(field) or parameters.get(field) or config.get("max_position_embeddings")
     return int(_number({field: found}, field))

@@ -33,13 +33,15 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Decoder-only transformer of RMS norms, rotary grouped-query attention and a gated MLP.
+    """Decoder-only transformer with RMS norms, rotary grouped-query attention and a gated MLP.
 
-    attention_scale   factor on q k^T            norm_offset   added to every stored norm weight
-    pre_norms         norms before attention and before the MLP
-    post_norms        norms after attention and after the MLP (Gemma, OLMo)
-    qk_norm           RMS norm of each head of q and k before rope
-    wide_qk_norm      RMS norm over all heads of q, and another over all heads of k, before rope
+    - attention_scale: factor by which q k^T is multiplied.
+    - norm_offset: number that is added to every stored norm weight.
+    - pre_norms: whether there are norms before attention and before the MLP.
+    - post_norms: whether there are norms after attention and after the MLP (Gemma, OLMo).
+    - qk_norm: whether each head of q and of k is RMS-normalised before rope.
+    - wide_qk_norm: whether q is RMS-normalised over all its heads together, and k over all its
+      heads together, before rope.
     """
 
     model_type: str
@@ -68,7 +70,7 @@ class ModelSpec:
     logits_softcap: float | None = None
 
     def served(self, max_model_len: int) -> ModelSpec:
-        """Returns the spec for texts of at most this length."""
+        """Returns the spec for a worker that serves texts of at most `max_model_len` tokens."""
         layers = [replace(layer, rope=layer.rope.served(max_model_len)) for layer in self.layers]
         return replace(self, layers=tuple(layers))
 
@@ -86,10 +88,11 @@ class ModelSpec:
 
 
 def common_fields(config: dict[str, Any], *own: str) -> dict[str, Any]:
-    """Returns the checked fields that all families spell alike, as arguments of `ModelSpec`.
+    """Checks the config fields that have the same names in all families, and returns them as
+    arguments of `ModelSpec`.
 
-    own: names of optional fields that the family reads itself. Raises UnsupportedModel if an
-    optional field that is not named here has an unusual value.
+    own: names of optional fields that the calling family reads itself. Raises UnsupportedModel if a
+    required field is missing, or if another optional field has an unsupported value.
     """
     _refuse_extensions({name: value for name, value in config.items() if name not in own})
     num_heads = positive(config, "num_attention_heads")
@@ -126,8 +129,8 @@ def positive(config: dict[str, Any], field: str) -> int:
 
 
 def require(config: dict[str, Any], field: str, allowed: object, default: object) -> None:
-    """Raises UnsupportedModel if the field's value is not `allowed`. default: value that a missing
-    field has."""
+    """Raises UnsupportedModel if the field's value is not `allowed`. default: value that is
+    assumed if the field is missing."""
     if (value := config.get(field, default)) != allowed:
         raise UnsupportedModel(field, value, repr(allowed))
 
@@ -138,9 +141,10 @@ def layer_specs(
     window: int | None = None,
     has_window: Callable[[int], bool] | None = None,
 ) -> tuple[LayerSpec, ...]:
-    """Returns one spec per layer. window: number of tokens of the sliding window, or None.
-    has_window: function that returns whether the layer with this index has the window, for configs
-    without `layer_types`. If it is None, all layers have the window, unless `window` is None."""
+    """Returns one spec per layer. window: number of tokens of the sliding window, or None if no
+    layer has one. has_window: function that receives the index of a layer, and returns whether this
+    layer has the window. If it is None, all layers have the window. If the config has the field
+    `layer_types`, this field decides instead of `has_window`."""
     has_window = has_window or (lambda _: window is not None)
     num_layers = positive(config, "num_hidden_layers")
     types = config.get("layer_types") or [
@@ -171,7 +175,8 @@ def _refuse_extensions(config: dict[str, Any]) -> None:
 
 
 def end_tokens(config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the end tokens that can be sampled. Leaves out -1 and ids beyond the vocabulary."""
+    """Returns the ids of the config's end tokens. Leaves out ids outside the vocabulary, such as
+    -1."""
     value: int | list[int] | None = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(token for token in ids if 0 <= token < config["vocab_size"])

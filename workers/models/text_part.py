@@ -36,8 +36,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the config of the language model alone. A text-only config is returned unchanged.
 
     Older Qwen configs have the fields of the language model alongside `vision_config`, and newer
-    ones have them in `text_config`. Qwen's `mrope` is read as plain rotary embedding, because all
-    three positions of a text token are equal.
+    Qwen configs have these fields in `text_config`. Qwen's `mrope` is read as plain rotary
+    embedding, because all three positions of a text token are equal.
     """
     if not is_composite(config):
         return config

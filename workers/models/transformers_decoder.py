@@ -60,8 +60,9 @@ class TransformersDecoder:
     def logits(
         self, hidden: Tensor, out: Tensor | None = None, lora: LoRABatch | None = None
     ) -> Tensor:
-        """Computes logits: rows of `forward` [N, K] -> float32 [N, V], in `out` if given. lora:
-        adapter segments of these N rows."""
+        """Computes the logits, float32 [N, V], of hidden states [N, K], which are rows of the
+        result of `forward`. Writes them to `out` if it is given. lora: adapter segments of these
+        rows."""
         self.arrival.wait(-1)
         with self._step.of(None, lora):
             logits = self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits[0]

@@ -202,7 +202,7 @@ class HiddenOutput:
 
 class StoredHidden(nn.Module):
     """Replacement for a causal language model's backbone. It returns its `inputs_embeds`, so that
-    the model computes the logits of hidden states that were computed before."""
+    the model computes logits from hidden states that are passed to it as `inputs_embeds`."""
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> HiddenOutput:
         return HiddenOutput(inputs_embeds)

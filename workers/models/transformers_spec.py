@@ -1,4 +1,4 @@
-"""Description of a model that runs transformers' code. Does not import torch."""
+"""Description of a model that workers run with transformers' code. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from adapters.manifest import RECORDED, BaseModelShape
 from workers.models.spec import end_tokens
 
 HEAD_STEP = 16
-"""Head sizes are padded with zeros to a multiple of this number. All backends support such
-sizes."""
+"""Number to whose multiples head sizes are padded with zeros. All backends support these
+multiples."""
 
 
 class AttentionSite(msgspec.Struct, frozen=True, array_like=True):
@@ -38,10 +38,12 @@ class Recorded(msgspec.Struct, frozen=True):
     """Facts that the import found by running the model. They are stored in the canonical
     config.json.
 
-    sites: attention modules in the order of their calls. aliases: for each further name of a tensor
-    that has several names, the name under which it is stored. plain_linears: paths of linears that
-    adapters cannot change. matrix_numbers: upper bound of the number of elements of all linears and
-    embedding tables. other_numbers: upper bound of the number of elements of all other tensors.
+    - sites: attention modules in the order of their calls.
+    - aliases: map for tensors that have several names, from each further name of such a tensor to
+      the name under which it is stored.
+    - plain_linears: paths of linears that adapters cannot change.
+    - matrix_numbers: upper bound of the number of elements of all linears and embedding tables.
+    - other_numbers: upper bound of the number of elements of all other tensors.
     """
 
     shape: BaseModelShape

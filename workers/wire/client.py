@@ -56,8 +56,9 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
 LOOK_S = 0.25
-"""Seconds between liveness checks. A check succeeds if the worker has sent a frame since the last
-check, and has acknowledged all frames that it had been sent by the last successful check."""
+"""Seconds between liveness checks. A check succeeds if the worker has sent a frame since the
+previous check, and has acknowledged every frame that the gateway had sent before the last
+successful check."""
 SILENT_LOOKS = 10
 """Number of consecutive failed liveness checks (2.5 s) after which a worker counts as silent, so
 that work is routed to other workers."""
@@ -165,8 +166,8 @@ class WorkerClient:
         return self._num_looks >= SILENT_LOOKS or self._step_age_s > HUNG_STEP_S
 
     def lives(self, instance_id: str) -> bool:
-        """Whether the worker process with this id is connected and does not hang in a step. It may
-        be silent."""
+        """Returns whether the worker process with this id is connected and does not hang in a step.
+        A silent worker also counts as connected."""
         is_hung = self._step_age_s > HUNG_STEP_S
         return self._connection is not None and self.instance_id == instance_id and not is_hung
 
@@ -251,7 +252,7 @@ class WorkerClient:
             except (TransportError, OSError) as error:
                 if str(error) != self.failure:
                     if isinstance(error, FileNotFoundError):
-                        # A worker that starts at the same time as its gateway has no socket yet.
+                        # A worker that starts together with its gateway has no socket at first.
                         log.info("waiting for the worker at %s", self.address)
                     else:
                         log.warning("worker at %s: %s", self.address, error)

@@ -23,8 +23,8 @@ REASONS = {
 
 
 class GrammarChecks:
-    """Pool of sandboxes that compile grammars. There are as many sandboxes as grammars that are
-    compiled at the same time. Thread-safe."""
+    """Pool of sandboxes that compile grammars. Each grammar that is being compiled has a sandbox of
+    its own. Thread-safe."""
 
     def __init__(self, *arguments: str) -> None:
         """arguments: command-line arguments of `workers.wire.grammar_sandbox`."""
@@ -32,7 +32,8 @@ class GrammarChecks:
 
     def refusal(self, grammar: str) -> str | None:
         """Returns the reason why the grammar cannot be compiled within the limits, or None if it
-        can. Blocks until the compilation ends. Raises SandboxFailed."""
+        can. Blocks until the compilation ends. Raises SandboxFailed if the sandboxes cannot do the
+        work."""
         outcome = self._sandboxes.task(msgspec.json.encode(grammar), BOUNDS).run()
         if isinstance(outcome, Died):
             return REASONS[outcome.why]

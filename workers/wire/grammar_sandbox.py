@@ -1,6 +1,6 @@
-"""Sandbox process that compiles grammars: `python -m workers.wire.grammar_sandbox [TOKENIZER
-VOCAB_SIZE END_TOKEN...]`. If a tokenizer is given, the process also computes the mask of each
-grammar's first token."""
+"""Sandbox process that compiles grammars. It is started with `python -m
+workers.wire.grammar_sandbox [TOKENIZER VOCAB_SIZE END_TOKEN...]`. If a tokenizer is given, the
+process also computes the mask of each grammar's first token."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Grammars in llguidance's format, as sent to a worker. Gateway and worker compile grammars within
-the same limits: the gateway to refuse invalid ones with a reason, the worker to constrain
-generation.
+"""Grammars in llguidance's format, as sent to a worker. The gateway compiles a grammar to refuse
+the request with a reason if the grammar is invalid. The worker compiles it to constrain generation.
+Both use the same limits.
 
 llguidance may crash or use gigabytes on an untrusted grammar, so every grammar is first compiled in
 a sandbox (`grammar_checks`).
@@ -72,9 +72,8 @@ def of_lark(lark: str) -> str:
 
 
 def is_lark(grammar: str) -> bool:
-    """Whether the grammar was given in Lark. If many rules of a Lark grammar may be empty, a single
-    token can take up to a second, which is how long the work allowed by `step_max_items` then
-    takes."""
+    """Returns whether the grammar was given in Lark. Such a grammar may be slow: if many of its
+    rules match the empty text, the mask of one token can take up to a second within the limits."""
     return not grammar.startswith("{")
 
 

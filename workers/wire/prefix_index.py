@@ -43,15 +43,16 @@ class Prefix:
         self._first: dict[str, bytes] = {}
 
     def first_key(self, layout: str) -> bytes:
-        """Returns the shortened key of the prompt's first full page, or b"" if the prompt has no
-        full page."""
+        """Returns the first `KEY_BYTES` bytes of the key of the prompt's first full page, or b"" if
+        the prompt has no full page."""
         first = self._first.get(layout)
         if first is None:
             first = self._first[layout] = next(self.keys(layout), b"")
         return first
 
     def keys(self, layout: str) -> Iterator[bytes]:
-        """Yields the shortened keys of the prompt's full pages, in order."""
+        """Yields the first `KEY_BYTES` bytes of the key of each full page of the prompt, in
+        order."""
         hasher, known = self._hasher(layout), self._keys[layout]
         for index in range(len(self.tokens) // PAGE_TOKENS):
             if index == len(known):
@@ -92,7 +93,8 @@ class PrefixIndex:
         """Returns the number of tokens at the start of the prompt that the worker has cached.
         layout: name of the worker's layout of KV pages."""
         keys = self._keys.get(prefix.model)
-        # Checks the first page alone, because most of possibly thousands of workers lack it.
+        # Checks the first page separately, because most workers lack it, and there may be
+        # thousands of workers.
         if not keys or prefix.first_key(layout) not in keys:
             return 0
         num_pages = 0

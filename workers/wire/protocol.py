@@ -16,16 +16,16 @@ import msgspec
 
 PROTOCOL_VERSION = 7
 OLDEST_VERSION = PROTOCOL_VERSION - 1
-"""Oldest version that a peer may use: the version of the previous release."""
+"""Oldest version that a peer may use, which is the version of the previous release."""
 MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
 UNSATISFIABLE = "unsatisfiable"
 """Value of `ModelStatus.tier` for a model that the worker cannot serve with its configuration.
 `ModelStatus.error` says why."""
 ALL_TOKENS = -1
-"""Value of `SamplingParams.logprobs` that requests every token of the vocabulary."""
+"""Value of `SamplingParams.logprobs` that requests the log-probabilities of all tokens."""
 MAX_RETRY_S = 60.0
-"""Maximum seconds after which a refused client is told to try again."""
+"""Maximum number of seconds that a refused client is told to wait before it tries again."""
 
 
 class ErrorCode(StrEnum):
@@ -81,8 +81,8 @@ class ThoughtBound(msgspec.Struct, frozen=True):
     """Limit on the length of the thought that a reasoning model generates before its answer."""
 
     max_tokens: int
-    """Maximum number of tokens of the thought. Once the thought has so many tokens, only the token
-    `end` is allowed."""
+    """Maximum number of tokens of the thought. Once the thought has this many tokens, only the
+    token `end` is allowed."""
     begin: int
     """Token id that begins a thought."""
     end: int
@@ -95,7 +95,7 @@ class TokenRules(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rules for the tokens that may be generated, independent of their logits."""
 
     allowed: tuple[int, ...] = ()
-    """Ids of the tokens that are allowed; empty if all are. Cannot be combined with a grammar."""
+    """Ids of the allowed tokens; empty if all are allowed. Cannot be combined with a grammar."""
     banned: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not be generated, unless no other token is allowed."""
     thought: ThoughtBound | None = None
@@ -121,28 +121,28 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
-    """Number of the likeliest tokens that are returned, with their log-probabilities, for each
-    generated token (`ALL_TOKENS` for all). 0 returns the generated token's log-probability alone,
-    and None returns no log-probabilities."""
+    """Number of likeliest tokens whose log-probabilities are returned for each generated token.
+    `ALL_TOKENS` returns the log-probabilities of all tokens of the vocabulary, 0 returns only the
+    generated token's log-probability, and None returns no log-probabilities."""
     logprob_token_ids: tuple[int, ...] = ()
     """Ids of tokens whose log-probabilities are returned, in this order, in place of the likeliest
     tokens. Requires `logprobs`."""
     prompt_logprobs: int | None = None
-    """Number of the likeliest tokens, as in `logprobs`, that are returned for each prompt token
-    except the first. If set, the sequence reuses no cached prefix."""
+    """Number of likeliest tokens whose log-probabilities are returned for each prompt token except
+    the first, as in `logprobs`. If it is not None, the sequence reuses no cached prefix."""
     rules: TokenRules | None = None
 
 
 class AdapterSignature(msgspec.Struct, frozen=True):
-    """Ed25519 signature of an adapter's content, and the raw public key that made it."""
+    """Ed25519 signature of an adapter's content, and the raw public key that verifies it."""
 
     public_key: bytes
     signature: bytes
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """Immutable adapter version, which `digest` alone identifies. `name` is for logs and
-    messages."""
+    """Reference to an immutable adapter version. `digest` alone identifies the version, and `name`
+    is for logs and messages."""
 
     digest: str
     name: str = ""
@@ -177,7 +177,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     domain whose request computed the prefix."""
     adapter: AdapterRef | None = None
     activation: int = 0
-    """First position on which the adapter acts (activated LoRA). All earlier positions are computed
+    """Position from which the adapter is used (activated LoRA). All earlier positions are computed
     by the base model alone."""
     cache_salt: str = ""
     tenant: str = ""
@@ -188,8 +188,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     priority: int = 0
     """Priority among the tenant's requests. Requests with a higher priority run first."""
     timeout_s: float | None = None
-    """Seconds from the request's arrival at the worker until it expires, if it still waits and has
-    no generated token then. None if the request never expires."""
+    """Seconds after the request's arrival at the worker. If the request is still waiting by then
+    and has no generated token, it expires. None if the request never expires."""
     num_resumed: int = 0
     """Number of tokens at the end of `tokens` that another worker generated before the sequence was
     moved to this worker. These tokens count as generated tokens, including towards `max_tokens`,
@@ -212,7 +212,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     this order, instead of the hidden state. Allowed only for the kind `embed` with the pooling
     `last`."""
     waited_s: float = 0.0
-    """Seconds that the request has waited at other workers. They count towards its maximum wait."""
+    """Seconds that the request has waited at other workers. This time counts towards the request's
+    maximum wait."""
 
     def ends(self, end_tokens: frozenset[int]) -> frozenset[int]:
         """Returns the tokens that end the sequence. end_tokens: the model's own end tokens."""
@@ -338,7 +339,7 @@ class AdapterLoadTimes(msgspec.Struct, frozen=True, array_like=True):
     """Start of the copy from the host to the device; 0 if the copy began before the sequence
     arrived."""
     num_evicted: int = 0
-    """Number of adapters that were evicted from the device to make room for this one."""
+    """Number of adapters that were evicted from the device to make room for this adapter."""
 
 
 class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -348,7 +349,7 @@ class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
     told_s: float
     """Time of this report. In the last output, this is the time of the sequence's end."""
     started_s: float | None = None
-    """Time when the sequence's first step began to be scheduled; None if no step has been."""
+    """Time when the scheduling of the sequence's first step began; None if it has not begun."""
     first_token_s: float | None = None
     """Time of the first token that this worker generated; None if there is none yet."""
     model_wait: tuple[float, float] | None = None
@@ -398,8 +399,8 @@ class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
     """Number of prompt positions that have been computed or found in the prefix cache."""
     num_cached: int
     """Number of leading positions that were found in the prefix cache when the sequence started.
-    Raised if the sequence restarts after a preemption and finds more positions than it had computed
-    before."""
+    The number increases if the sequence restarts after a preemption and then finds more positions
+    in the cache than it had computed before."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
@@ -417,9 +418,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     retry_after_s: float = 0.0
     """Seconds after which there may be room for the request. Set if the code is `overloaded`."""
     pace_s: float = 0.0
-    """Predicted seconds in which one more place in the tenant's queue becomes free. Set if the code
-    is `overloaded` and any other request of the tenant would have been refused, too; otherwise
-    0."""
+    """Predicted interval, in seconds, at which places in the tenant's queue become free. Set if the
+    code is `overloaded` and every other request of the tenant would have been refused, too;
+    otherwise 0."""
     times: SequenceTimes | None = None
     """Times of the sequence's stages. Set if the sequence was queued and the request has a
     `traceparent`."""
@@ -502,7 +503,7 @@ class TenantStatus(msgspec.Struct, frozen=True):
     kv_bytes: int
     """Bytes of the KV pages that the tenant's sequences computed, whether in use or only cached."""
     adapter_bytes: int
-    """Bytes of the adapters that this tenant was the last to request."""
+    """Bytes of the adapters whose most recent request came from this tenant."""
 
 
 def why_unsatisfiable(models: Sequence[ModelStatus]) -> str | None:
@@ -514,7 +515,7 @@ def why_unsatisfiable(models: Sequence[ModelStatus]) -> str | None:
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
-    """State of a worker, sent every second and after a drain."""
+    """State of a worker, sent every second and after a `Drain`."""
 
     instance_id: str
     draining: bool

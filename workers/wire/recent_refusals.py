@@ -22,7 +22,7 @@ class RecentRefusals(Generic[R]):
         self._clock = clock
         self._lock = Lock()
         self._reasons: OrderedDict[bytes, tuple[float, R]] = OrderedDict()
-        """Time and reason of each refusal, the oldest first."""
+        """Time and reason of each refusal by digest of the refused object, the oldest first."""
 
     def find(self, key: bytes) -> R | None:
         """Returns the reason why the object was refused in the last minute, or None if it was not

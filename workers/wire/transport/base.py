@@ -1,12 +1,13 @@
-"""Errors and protection of the connections between gateways and workers.
+"""Errors and security settings of the connections between gateways and workers.
 
-TransportError
-    ConnectionLost      the peer closed the connection or is unreachable, or this side closed it
-    FrameTooLarge       a frame to send, or announced by the peer, exceeds MAX_FRAME_BYTES
-    MalformedFrame      the peer sent bytes that are not a message of the protocol
-    ProtocolMismatch    the peer's first frame is not a Hello of a supported version
-    PeerRefused         no name in the certificate is permitted, or the peer refuses this side
-    InsecureTransport   TCP is configured without mutual TLS and without `Security.insecure`
+Subclasses of TransportError:
+
+- ConnectionLost: the peer closed the connection or is unreachable, or this side closed it.
+- FrameTooLarge: a frame to be sent, or a frame that the peer announces, exceeds MAX_FRAME_BYTES.
+- MalformedFrame: the peer sent bytes that are not a message of the protocol.
+- ProtocolMismatch: the peer's first frame is not a Hello of a supported version.
+- PeerRefused: no name in the peer's certificate is permitted, or the peer refuses this side.
+- InsecureTransport: TCP is configured with neither mutual TLS nor `Security.insecure`.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class MutualTLS:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Protection of TCP connections. They require `tls` unless `insecure` is set. Unix sockets
-    ignore these settings."""
+    """Security settings of TCP connections, which require `tls` unless `insecure` is set. The
+    settings do not apply to Unix sockets."""
 
     tls: MutualTLS | None = None
     insecure: bool = False

@@ -55,7 +55,7 @@ def why_no_handshake(error: OSError) -> str:
                 return f"it does not accept this worker's certificate or TLS ({words})"
             return SSL_FAILURES.get(reason, words)
         case _:
-            # The error has no text if the peer has closed the connection.
+            # An error has no text if the peer closed the connection during the handshake.
             return str(error) or LEFT
 
 
@@ -71,7 +71,7 @@ class RefusalLog:
         self._window_end_s = 0.0
         self._num_lines = 0
         self._num_dropped = 0
-        """Number of refusals in this window that were not logged because of `MAX_LINES`."""
+        """Number of refusals in the current window that were not logged because of `MAX_LINES`."""
 
     def refuse(self, peer: str, reason: str) -> None:
         """Logs that the peer is refused, unless the same refusal was logged recently or the current

@@ -33,8 +33,8 @@ Received = TypeVar("Received")
 
 LENGTH_BYTES = 4
 READ_LIMIT = 1 << 20
-"""Limit in bytes of a stream's read buffer. While the buffer holds more than twice as many bytes,
-nothing is read from the socket, so that the peer must wait."""
+"""Limit in bytes of a stream's read buffer. While the buffer holds more than twice this number of
+bytes, asyncio does not read from the socket, so that the peer must wait."""
 REFUSAL_S = 5.0
 """Maximum seconds to wait for the first frame of a refused peer before the connection is closed."""
 TCP_SILENCE_S = 10
@@ -200,7 +200,8 @@ def _is_served(path: Path) -> bool:
 
 async def connect_tcp(address: str, security: Security) -> GatewayConnection:
     """Connects to `tcp://host:port`, with mutual TLS if `Security.tls` is set. Raises
-    InsecureTransport if it is not set, unless `Security.insecure` permits plain TCP."""
+    InsecureTransport if neither `Security.tls` nor `Security.insecure` is set, and PeerRefused if
+    no name in the worker's certificate is permitted."""
     _require_security(address, security)
     host, port = _host_and_port(address)
     context = security.tls.client_context() if security.tls else None
@@ -217,7 +218,7 @@ async def connect_tcp(address: str, security: Security) -> GatewayConnection:
 
 async def listen_tcp(address: str, accept: Accept, security: Security) -> Listener:
     """Listens on `tcp://host:port`, with mutual TLS if `Security.tls` is set. Raises
-    InsecureTransport if it is not set, unless `Security.insecure` permits plain TCP."""
+    InsecureTransport if neither `Security.tls` nor `Security.insecure` is set."""
 
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         _tune(writer)
@@ -242,9 +243,9 @@ async def listen_tcp(address: str, accept: Accept, security: Security) -> Listen
 
 
 async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None:
-    """Sends the reason of the refusal and closes the connection. Reads the peer's first frame
-    before, because closing a connection with unread data would reset it, and the peer would not
-    receive the reason."""
+    """Sends the reason of the refusal and closes the connection. First reads the peer's first
+    frame, because closing a connection with unread data would reset the connection, and the peer
+    would not receive the reason."""
     with contextlib.suppress(TransportError, TimeoutError):
         async with asyncio.timeout(REFUSAL_S):
             await connection.receive()
