@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 
 APP_ROLE = "loraplex_app"
-"""Role of every process except migrations. It owns nothing."""
+"""Role of every process except migrations. The role owns no database objects."""
 EVERYTHING = "*"
 """Value of `sees` for all rows. Used for operators, and for work that no request caused."""
 NOTHING = ""

@@ -27,7 +27,7 @@ class KeyUses:
         await repeat(what, lambda: self.write(database), WRITE_INTERVAL_S)
 
     async def write(self, database: Database) -> None:
-        """Writes the uses since the last write to the database. If this fails, they are lost."""
+        """Writes the recorded uses to the database. If this fails, the uses are lost."""
         used, self._used = self._used, {}
         if used:
             async with database.transaction(EVERYTHING) as connection:

@@ -92,7 +92,7 @@ sql = load_queries(_HERE, _HERE.parent / "admin")
 
 
 def from_row(kind: type[T], row: Row) -> T:
-    """Converts a row to a record whose fields have the names of its columns."""
+    """Converts a row to a record whose fields have the names of the row's columns."""
     return msgspec.convert(dict(row), kind, strict=False)
 
 

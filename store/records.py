@@ -1,5 +1,5 @@
-"""Records of tenants, keys, models and adapters in the database. They are frozen and do not import
-torch.
+"""Records of tenants, keys, models and adapters in the database. The records are frozen, and this
+module does not import torch.
 
 An API key has the form `lpx_<id>_<secret><crc>`, with 12, 43 and 6 characters of base62. The CRC-32
 covers everything before it, so that mistyped and invented keys are refused without a lookup.
@@ -87,7 +87,7 @@ class AdapterState(StrEnum):
 
 class Tenant(msgspec.Struct, frozen=True):
     id: str
-    """Id of `ten_` and 12 random characters. It is never reused, because usage refers to it."""
+    """Id, `ten_` and 12 random characters. Ids are never reused, because usage refers to them."""
     name: str
     """Unique name that people use, as in `tenant/adapter`."""
     sharing_group: str | None = None
@@ -273,7 +273,7 @@ class VersionFields(msgspec.Struct, frozen=True, kw_only=True):
     database row (one column each), in the admin API's answers, and at the gateways.
 
     Each field except the name is also an option of `loraplex adapter push`, with the `description`
-    of its `msgspec.Meta` as help. It must have a default, which ephemeral versions get.
+    of its `msgspec.Meta` as help. Such a field must have a default, which ephemeral versions get.
     """
 
     name: str

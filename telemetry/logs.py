@@ -97,7 +97,7 @@ def _given(record: logging.LogRecord) -> list[tuple[str, Any]]:
 
 
 def _encodable(text: str) -> str:
-    """Escapes characters that UTF-8 cannot encode. File names with invalid bytes have them."""
+    """Escapes characters that UTF-8 cannot encode, as in file names with invalid bytes."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -138,8 +138,8 @@ class Histogram:
         return {labels: tuple(counts) for labels, counts in self._series()}
 
     def buckets(self, counts: Sequence[float]) -> list[tuple[float, int]]:
-        """Returns upper bounds with their counts, up to the last bucket that is not empty. Values
-        above the last bound are counted at the last bound."""
+        """Returns the upper bound and count of each bucket, up to the last bucket that is not
+        empty. Values above the last bound are counted at the last bound."""
         within = [*counts[: len(self._bounds) - 1], sum(counts[len(self._bounds) - 1 :])]
         last = max((place for place, count in enumerate(within) if count), default=-1)
         return [(self._bounds[place], int(within[place])) for place in range(last + 1)]

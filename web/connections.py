@@ -106,7 +106,7 @@ class Connections:
             del self._addresses[prefix]
 
     def add_to_head(self, connection: Connection, num_bytes: int) -> None:
-        """Counts received bytes of an incomplete head, which belong to no request yet."""
+        """Counts received bytes that belong to an incomplete head, and to no request yet."""
         if connection not in self._groups:
             return
         if connection not in self._all.heads:

@@ -1,4 +1,4 @@
-"""Guards of routes, which decide who may call them."""
+"""Guards, which decide who may call a route."""
 
 from __future__ import annotations
 

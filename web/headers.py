@@ -14,8 +14,8 @@ STATUS = "status"
 IS_OURS = "is_ours"
 """Key in a request's state for whether the server caused the refusal."""
 ON_ANSWER = "on_answer"
-"""Key in a request's state for a function that is called when the answer is sent. It gets the
-answer's status and whether the server caused a refusal, and returns additional headers."""
+"""Key in a request's state for a function that is called when the answer is sent. The function gets
+the answer's status and whether the server caused a refusal, and returns additional headers."""
 
 MESSAGES = "/v1/messages"
 """Anthropic's route. Other routes of Anthropic's API are below it."""

@@ -22,7 +22,7 @@ an idle connection, so that they close it first. A request that is sent while th
 connection would be lost."""
 HEAD_S = 10.0
 """Maximum seconds from the first to the last byte of a head. Also the maximum seconds for the rest
-of a body that is not read, because its request has been answered."""
+of a body whose request has already been answered."""
 
 MAX_HEAD_BYTES = 64 << 10
 """Maximum bytes of one head, and of the chunk framing and trailers of one body."""

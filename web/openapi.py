@@ -137,7 +137,7 @@ def plane_document(
     router: Router,
     **options: Any,
 ) -> OpenAPIConfig:
-    """Returns the configuration of a plane's document, which the router serves.
+    """Returns the configuration of a plane's OpenAPI document. `router` serves the document.
 
     `refusals` are the descriptions of the plane's error answers by status, and `headers_of` returns
     the headers of such an answer. `options` are further arguments of the configuration.

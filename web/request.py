@@ -1,4 +1,4 @@
-"""Request to a plane, whose body is read within limits of its size, its time and its memory."""
+"""Request to the gateway or admin plane, whose body has limits on its size, time and memory."""
 
 from __future__ import annotations
 

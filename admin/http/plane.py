@@ -107,8 +107,8 @@ class AdminPlane:
         )
 
     def describe_model(self, digest: str) -> tuple[BaseModelShape, int]:
-        """Returns the shape and the maximum length of a model in the store. Raises Invalid if the
-        store does not have the model."""
+        """Returns the shape of a model in the store, and its maximum context length. Raises Invalid
+        if the store does not have the model."""
         config = json.loads((self._model_folder(digest) / "config.json").read_text())
         return BaseModelShape.from_config(config, digest), config["max_position_embeddings"]
 
@@ -131,8 +131,8 @@ class AdminPlane:
         return serving
 
     def _model_folder(self, digest: str) -> Path:
-        """Returns the folder of a model in the store, which need not contain its weights. Raises
-        Invalid if the store does not have the model."""
+        """Returns the folder of a model in the store. The folder need not contain the weights.
+        Raises Invalid if the store does not have the model."""
         try:
             return self.store.model_folder(digest, weights=False)
         except NotInStore as error:
@@ -140,7 +140,7 @@ class AdminPlane:
 
     @contextlib.asynccontextmanager
     async def staging(self) -> AsyncGenerator[StagingFolder]:
-        """Yields a staging folder for one upload, which is removed afterwards unless it was
+        """Yields a staging folder for one upload. Removes the folder afterwards, unless it was
         published. Raises OSError."""
         staged = await asyncio.to_thread(self.store.stage)
         try:
@@ -165,7 +165,7 @@ class AdminPlane:
     ) -> tuple[AdapterManifest, BaseModel]:
         """Validates the staged files of the adapter `name`, after unpacking `archive` if it is
         given. Chooses among `bases` the base model that the adapter is for. Raises Invalid,
-        TooLarge, OSError, and AdapterRejected, which it also records."""
+        TooLarge, OSError, and AdapterRejected after recording the rejection."""
         try:
             return await self._choose(tenant, bases, staged, archive)
         except AdapterRejected as rejected:

@@ -72,9 +72,9 @@ def extract(archive: Path, target: StagingFolder) -> None:
     """Extracts the known files from an archive and skips all others. A file is recognised by the
     last component of its path.
 
-    A pickle's bytes are not copied. An empty file of the same name is created, which the validator
-    refuses. Raises TooLarge, OSError if the disk is full, and Invalid if the archive is damaged or
-    not a plain tar or zip, or if a known file occurs twice or is not a regular file.
+    A pickle's bytes are not copied. An empty file of the same name takes its place, and the
+    validator refuses it. Raises TooLarge, OSError if the disk is full, and Invalid if the archive
+    is damaged or not a plain tar or zip, or if a known file occurs twice or is not a regular file.
     """
     with archive.open("rb") as file:
         head = file.read(TAR_BLOCK)

@@ -30,9 +30,9 @@ class OpenedFolders:
     def copy(self, path: str, staged: StagingFolder) -> None:
         """Copies an adapter's files from the folder `path` into `staged`.
 
-        A pickle is not copied. An empty file of the same name is created, which the validator
-        refuses. Raises Invalid if the path or a file in it is outside of the opened folders or not
-        a plain file, NotFound if there is no adapter, TooLarge if the files together have more
+        A pickle is not copied. An empty file of the same name takes its place, and the validator
+        refuses it. Raises Invalid if the path or a file in it is outside of the opened folders or
+        not a plain file, NotFound if there is no adapter, TooLarge if the files together have more
         bytes than `staged` may have, and OSError for failures of the disk.
         """
         folder = self._resolve(path)

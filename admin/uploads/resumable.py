@@ -1,5 +1,5 @@
-"""Receives uploads in pieces. Each upload has a folder in the store's incoming area, which survives
-a restart of this process.
+"""Receives uploads in pieces. Each upload has a folder in the store's incoming area, so that the
+upload survives a restart of this process.
 
 The size of the upload's data file is the number of bytes received. Bytes are synced to the disk
 before any answer reports them. A folder in the incoming area that is not changed for some time is

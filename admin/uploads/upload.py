@@ -60,7 +60,7 @@ class Segment(Protocol):
 
 
 class UploadForm(msgspec.Struct, Generic[T], frozen=True):
-    """Form with an adapter's files. Its text fields are the fields of a JSON body."""
+    """Form with an adapter's files. The form's text fields are the fields of a JSON body."""
 
     kind: type[T]
     """Type of the JSON body."""

@@ -67,10 +67,10 @@ class Validation:
         """Validates the files in `folder`, and writes the list of modules there. If `archive` is
         given, unpacks it into `folder` first, but leaves `min_free_bytes` of the disk free.
 
-        Raises AdapterRejected. Its code is adapter.validation.memory or adapter.validation.timeout
-        if the process reached a limit, and adapter.validation.crashed if the process crashed.
-        Raises Invalid or TooLarge for an archive that cannot be read, and OSError for failures of
-        the disk.
+        Raises AdapterRejected, with the code adapter.validation.memory or
+        adapter.validation.timeout if the process reached a limit, and adapter.validation.crashed if
+        the process crashed. Raises Invalid or TooLarge for an archive that cannot be read, and
+        OSError for failures of the disk.
         """
         upload = Upload(
             folder=str(folder),

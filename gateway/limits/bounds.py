@@ -14,14 +14,14 @@ from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.request import AllowedTools, NamedTool, Request, Tool, ToolChoice
 
 MAX_REQUEST_TOKENS = 1 << 18
-"""Maximum prompt tokens of a request. They count once for each choice, because workers receive the
-prompt's token ids with every choice. A single prompt may be longer if the model's context is
+"""Maximum prompt tokens of a request. A prompt's tokens count once for each choice, because workers
+receive the token ids with every choice. A single prompt may be longer if the model's context is
 longer."""
 MAX_TOKEN_IDS = 1 << 20
 """Maximum number of token ids in one prompt. No model has a longer context. Checking ten times this
 number would block the event loop."""
 MAX_LOGPROBS = 1 << 17
-"""Maximum log-probabilities of one answer, including the alternatives of each token. They take
+"""Maximum log-probabilities of one answer, including the alternatives of each token. This many take
 about 10 MB of JSON. A worker sends all log-probabilities of a prompt in one frame, which takes 25
 ms to read."""
 MAX_ECHO_CHARS = 4 << 20
@@ -45,8 +45,8 @@ TEMPLATE_VARIABLES = frozenset(
 )
 """Template variables that a caller may not set, because the gateway sets them."""
 MAX_VECTOR_NUMBERS = 1 << 21
-"""Maximum numbers in all vectors of one answer together. They take about 40 MB as JSON numbers, or
-11 MB in base64."""
+"""Maximum numbers in all vectors of one answer together. This many take about 40 MB in JSON, or 11
+MB in base64."""
 
 
 def completion_tokens(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:

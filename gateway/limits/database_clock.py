@@ -1,5 +1,5 @@
-"""Gives a gateway the database's time, which is used for windows of limits, lifetimes of keys and
-times of usage, so that all gateways agree on them."""
+"""Gives a gateway the database's time. Windows of limits, lifetimes of keys and times of usage are
+computed from it, so that all gateways agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ is logged."""
 
 
 class DatabaseClock:
-    """Clock that returns the database's time without a query. It is computed from the results of
+    """Clock that returns the database's time without a query, by computing it from the results of
     earlier queries.
 
     The database reads its clock after a query was sent and before the answer arrives, so each

@@ -15,7 +15,7 @@ from gateway.limits.quota import IDLE_S, Hold, Key, QuotaWindow
 from gateway.quota_types import BUDGETS, Limit, Span, Window, window
 
 AHEAD_S = 3.0
-"""Seconds before the end of a window in use at which a lease of the next window is requested."""
+"""A lease of the next window is requested this many seconds before a window in use ends."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
@@ -280,8 +280,8 @@ class LeaseBook:
         self._requested = []
 
     def believe_catalog(self) -> None:
-        """Clears the marks of limits that the database reported as deleted. Called with each new
-        catalog, which shows the limits that exist now."""
+        """Clears `is_void`, which marks limits that the database reported as deleted. Called with
+        each new catalog, which shows the limits that exist now."""
         for quota in self._held.values():
             quota.is_void = False
 

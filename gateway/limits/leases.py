@@ -221,8 +221,8 @@ class Leases:
         return rate_limit_headers([self._book.quota(limit, now, now) for limit in limits], now)
 
     def believe_catalog(self) -> None:
-        """Clears the marks of limits that the database reported as deleted. Called with each new
-        catalog, which shows the limits that exist now."""
+        """Clears the mark `is_void` of limits that the database reported as deleted. Called with
+        each new catalog, which shows the limits that exist now."""
         self._book.believe_catalog()
 
     async def run(self) -> None:

@@ -12,8 +12,8 @@ from gateway.exceptions import TooManyRefusals
 LARGE = 64 << 10
 """Minimum size in bytes of a large body. A smaller body never waits."""
 BYTES_PER_S = 8 << 20
-"""Maximum bytes of a tenant's large bodies that are processed per second. They contain about two
-million prompt tokens, and occupy the event loop for at most half of the time."""
+"""Maximum bytes of a tenant's large bodies that are processed per second. This many bytes contain
+about two million prompt tokens, and occupy the event loop for at most half of the time."""
 MAX_TENANTS = 10_000
 """Maximum number of tenants remembered. If there are more, BodyPace forgets tenants without waiting
 bodies, and RefusalLimit forgets tenants whose whole limit is available."""
@@ -87,7 +87,7 @@ class RefusalLimit:
     A refused request counts as at most one request in the tenant's limit of requests per minute,
     but the gateway may have read, decoded and tokenised a large prompt for it. So requests that are
     refused after their bodies were read count against a separate limit. Once a tenant has used up
-    this limit, its requests are refused before their bodies are read, which is cheap.
+    this limit, its requests are refused at little cost, before their bodies are read.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -56,8 +56,8 @@ def split_damaged(data: bytes) -> tuple[list[bytes], list[bytes]]:
 
 
 def _record_at(data: bytes, at: int) -> bytes:
-    """Returns the record that begins at position `at`. Returns an empty record if it is incomplete,
-    damaged, or consists of zeros, which a file system may leave at the end."""
+    """Returns the record that begins at position `at`. Returns empty bytes if the record is
+    incomplete, damaged, or consists of zeros, which a file system may leave at the end."""
     if at + _HEAD.size > len(data):
         return b""
     length, crc = _HEAD.unpack_from(data, at)

@@ -31,8 +31,8 @@ HELD: dict[ToolFormat, tuple[str, str, str, str]] = {
     "gemma": (FUNCTION_GEMMA.begin, "call:%s", FUNCTION_GEMMA.end, "\n"),
     "gemma4": (GEMMA_4.begin, "call:%s", GEMMA_4.end, "\n"),
 }
-"""Texts of a constrained call by format: the marker before a call, the text before its arguments,
-the text after them, and the text between two calls. The arguments are a JSON object."""
+"""Texts of which a constrained call consists, by format: the marker before a call, the text before
+its arguments (a JSON object), the text after them, and the text between two calls."""
 BARE: dict[ToolFormat, tuple[str, str]] = {
     "llama_json": ("{[", json_calls.LLAMA_TAG),
     "pythonic": ("[", pythonic.OPEN),

@@ -68,7 +68,7 @@ class ChatTemplate:
         """Raises jinja2.TemplateSyntaxError if the syntax of `source` is invalid."""
         names = ENVIRONMENT.parse(source).find_all(nodes.Name)
         self.shows_tools = any(name.name == "tools" for name in names)
-        """Whether the template itself renders tools. It then also renders calls and their
+        """Whether the template itself renders tools. If so, it also renders calls and their
         results."""
         self.answer_form = form_of(source, shows_tools=self.shows_tools)
         self._wants_short_ids = "length 9" in source
@@ -133,8 +133,8 @@ class ChatTemplate:
 
 
 def _shows_task(text: str, conversation: Conversation) -> bool:
-    """Returns whether a prompt contains the last user message. A template that expects the contents
-    of messages in another form may silently omit them."""
+    """Returns whether a prompt contains the last user message. A template that expects message
+    contents in another form may silently omit the contents."""
     asked = [message.content for message in conversation.messages if message.role == "user"]
     return not asked or asked[-1].strip() in text
 

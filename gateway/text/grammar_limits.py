@@ -25,8 +25,8 @@ TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-"""Matches the next token. An unclosed quote or slash ends at the end of its line, so that no text
-is scanned twice."""
+"""Matches the next token. A string or expression that is not closed ends at the end of its line, so
+that no text is scanned twice."""
 DECODER = json.JSONDecoder()
 MAX_PATH = 128
 """Maximum number of lists, objects and references on one path through a schema, and of rules and

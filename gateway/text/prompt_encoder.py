@@ -128,7 +128,7 @@ class PromptEncoder:
         `max_tokens` tokens."""
 
         def encode() -> list[list[int]]:
-            # `encode_batch_fast` does not compute the offsets of tokens, which are not needed.
+            # `encode_batch_fast` does not compute the tokens' offsets, which are not needed.
             encoded = self._tokenizer.encode_batch_fast(
                 texts, add_special_tokens=add_special_tokens
             )

@@ -1,9 +1,9 @@
 """Limits the work that one rendering of a chat template may do. Work is counted in steps.
 
-A step takes about 0.1 µs. It is the work for one node of the template's syntax tree, for 16
+A step takes about 0.1 µs, and is the work for one node of the template's syntax tree, for 16
 characters that are read or written, or for one item of a list. If the cost of an operation is known
-before it runs, its steps are spent first, so that no single operation can exceed the remaining
-budget by much.
+before it runs, the operation's steps are spent first, so that no single operation can exceed the
+remaining budget by much.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ STEPS_PER_MESSAGE = 2048
 """Steps allowed for each message of a conversation. The longest published template needs only a
 fraction of them for a message."""
 STEPS_PER_CHAR = 1
-"""Steps allowed for each character of a conversation. They suffice to read each character 16
-times."""
+"""Steps allowed for each character of a conversation, enough to read each character 16 times."""
 MAX_INTEGER = 1 << 63
 """Bound of the absolute value of integers. Computing with larger integers costs more than a step,
 and their hashes can be made to collide."""

@@ -1,8 +1,8 @@
-"""Compiles chat templates to code that spends steps of its budget.
+"""Compiles chat templates to code that spends the steps of a budget.
 
 Each body that may run repeatedly, such as a loop's, begins by spending the steps of one pass. An
 operator whose cost depends on its operands is compiled to a call of a function in
-`template_budget`, which spends its steps.
+`template_budget`, which spends the operator's steps.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ UNSUPPORTED: dict[type[nodes.Node], str] = {
     nodes.Extends: "extends",
     nodes.ScopedEvalContextModifier: "autoescape",
 }
-"""Statements that are refused. They are of no use here, because there are no other templates, and
-text is never escaped."""
+"""Statements that are refused. Such statements are useless here, because there are no other
+templates and text is never escaped."""
 
 BOOLEANS = (nodes.Const, nodes.Compare, nodes.Not, nodes.Test)
 """Kinds of operands whose comparison costs no steps. Constants are included, because a constant is

@@ -155,8 +155,8 @@ def _spend_indentation(value: Any) -> None:
 
 def spend_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Spends the steps that `owner.name(*args, **kwargs)` takes, and returns the positional
-    arguments with which it must be called. Raises SecurityError if a template may not call the
-    method."""
+    arguments with which the method must be called. Raises SecurityError if a template may not call
+    the method."""
     if not isinstance(owner, str):
         kind = next((kind for kind in METHODS if isinstance(owner, kind)), None)
         if kind is None or name not in METHODS[kind]:
@@ -197,7 +197,7 @@ def _join(separator: Any, parts: Any) -> list[Any]:
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja environment whose templates spend steps. They must be rendered inside
+    """Jinja environment whose templates spend steps, and must be rendered inside
     `template_budget.limited`."""
 
     code_generator_class = CountingCodeGenerator

@@ -48,7 +48,7 @@ SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 MANY_MESSAGES = 256
 STEPS_ON_LOOP = 1 << 16
-"""Maximum number of steps (see `template_budget`) of a rendering on the event loop, which take
+"""Maximum number of steps (see `template_budget`) of a rendering on the event loop. This many take
 about 10 ms. A rendering that needs more steps is repeated in a thread."""
 
 

@@ -1,7 +1,7 @@
 """Defines the interface of parsers. A parser splits the text of an answer into the parts that the
 API dialects send: text, thoughts and tool calls.
 
-Each answer has its own parser. It receives the text in pieces of any length. After the pieces of
+Each answer has its own parser, which receives the text in pieces of any length. After the pieces of
 each part are joined, the parts do not depend on where the text was cut.
 """
 
@@ -121,8 +121,8 @@ class SingleCallParser(Parser):
 
 
 class CallsOnlyParser(Parser):
-    """Parser that returns only the calls of another parser. It is used for answers whose grammar
-    allows only calls. Text in such an answer is the beginning of a truncated call."""
+    """Parser that returns only the calls of another parser, for answers whose grammar allows only
+    calls. Text in such an answer is the beginning of a truncated call."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser

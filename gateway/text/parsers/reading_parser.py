@@ -51,8 +51,8 @@ class ReadingParser(Parser):
         """Whether text is dropped because it follows a malformed call of which parts were already
         returned."""
         self._unsure: list[str] | None = None
-        """Text that the current attempt (see `attempt`) has read since its last call. It becomes
-        plain text if the attempt fails. None if there is no attempt, and during a call."""
+        """Text that the current attempt (see `attempt`) has read since the last call, and that
+        becomes plain text if the attempt fails. None if there is no attempt, and during a call."""
         self._reading = self.read()
         self._is_begun = False
 
