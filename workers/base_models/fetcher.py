@@ -17,8 +17,9 @@ RETRY_S = 30.0
 
 @dataclass(slots=True)
 class Fetch:
-    """Fetch of one model. error: why the last attempt failed, or empty. retry_s: time of the next
-    attempt. is_unsatisfiable: whether this worker's configuration cannot serve the model."""
+    """Fetch of one model. future: running attempt, or None between attempts. error: why the last
+    attempt failed, or empty. retry_s: time of the next attempt. is_unsatisfiable: whether this
+    worker's configuration cannot serve the model."""
 
     name: str
     future: Future[ServedModel] | None
@@ -28,7 +29,7 @@ class Fetch:
 
 
 class ModelFetcher:
-    """Fetcher and builder of models, used on the engine thread."""
+    """Fetcher and builder of models. Its methods are called on the engine thread."""
 
     def __init__(
         self,
@@ -38,10 +39,10 @@ class ModelFetcher:
         is_final: Callable[[Exception], bool],
         clock: Callable[[], float],
     ) -> None:
-        """build: function that fetches the model with a digest from the store and builds it under a
-        name. It may be slow, and frees all that it has built if it raises. thread: executor of
-        `build`. is_final: function that returns whether an error of `build` means that this
-        worker's configuration cannot serve the model."""
+        """build: function of a digest and a name, which fetches the model with this digest from the
+        store and builds it under this name. It may be slow. If it raises, it frees all that it has
+        built. thread: executor of `build`. is_final: function that returns whether an error of
+        `build` means that this worker's configuration cannot serve the model."""
         self._build = build
         self._thread = thread
         self._is_final = is_final
@@ -51,7 +52,7 @@ class ModelFetcher:
 
     @property
     def is_first_try(self) -> bool:
-        """Whether a model is being fetched whose fetch has not failed before."""
+        """Whether any model is being fetched, except models whose earlier fetch failed."""
         return any(f.future is not None and not f.error for f in self.fetches.values())
 
     def fetch(self, digest: str, name: str) -> None:

@@ -50,7 +50,7 @@ class Load:
         return self._future.result()
 
     def cancel(self) -> None:
-        """Stops the load before its next tensor. Loaded tensors are freed."""
+        """Stops the load before its next tensor. Tensors that are loaded already are freed."""
         self._is_cancelled = True
         self._future.cancel()
 
@@ -60,7 +60,8 @@ class Load:
 
 
 class ModelLoader:
-    """Loader of one model at a time, with one kernel thread, to leave cores to the engines."""
+    """Loader of one model at a time. It uses one kernel thread, so that the other cores are left to
+    the engines."""
 
     def __init__(self, ops: Ops, thread: Executor) -> None:
         self._ops = ops
@@ -92,7 +93,8 @@ class ModelLoader:
         return Loaded(model, seconds)
 
     def discard(self, digest: str, held: list[object]) -> None:
-        """Clears the list `held` and trims the heap (`malloc_trim`) on the loader thread."""
+        """On the loader thread, clears the list `held`, so that its objects are freed, and trims
+        the heap (`malloc_trim`)."""
         self._thread.submit(_discard, digest, held)
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""Policy that decides which base models are on the device. A model's place changes as follows:
+"""Policy that decides which base models are on the device. A model changes its tier as follows:
 
     host --> gathering --> loading --> device <--> draining --> host
 
 A model with waiting requests is loaded at once if there is room. Otherwise the model that has been
 idle for the longest time is unloaded. If no model is idle, a busy model is unloaded once it has
-stayed `MIN_LOADS` times its load time, which bounds the time lost to loading, or earlier if
-requests have waited too long. A busy model drains first: it admits no more sequences, and its
-running sequences may finish. Sequences that still run at a deadline are preempted, and resume after
-the model's next load.
+been on the device for `MIN_LOADS` times its load time, which bounds the time lost to loading, or
+earlier if requests have waited too long for another model. A busy model is drained before it is
+unloaded: it admits no more sequences, and its running sequences may finish until a deadline. The
+sequences that still run at the deadline are preempted, and resume after the model's next load.
 
 The policy only computes with numbers of extents and times. The caller executes its orders.
 """
@@ -19,25 +19,26 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Tier = Literal["host", "gathering", "loading", "device", "draining"]
-"""Place of a model. gathering: the model is to be loaded, but does not own all extents that it
-needs."""
+"""Place or state of a model. gathering: the model is to be loaded, but does not own all extents
+that it needs yet. draining: the model is on the device, but admits no more sequences."""
 
 MIN_LOADS = 10.0
-"""A busy model stays at least this many times its load time, so that at most 1 / (1 + MIN_LOADS) of
-the time is spent on loading, unless another model has waited too long."""
+"""Minimum time that a busy model stays on the device, as a multiple of its load time, so that at
+most 1 / (1 + MIN_LOADS) of the time is spent on loading. The time is shorter if requests of another
+model have waited too long."""
 LEAST_STAY_S = 0.25
 """Minimum seconds that a busy model stays on the device before it is unloaded because requests of
 another model have waited too long."""
 SETTLE_S = 1.0
-"""Seconds after the preemption of all other models' sequences until a model that still lacks memory
-is considered unsatisfiable."""
+"""Seconds that a model may still lack memory after the sequences of all other models have been
+preempted. After that it is considered unsatisfiable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Work of a model's engine, from which the models to load are chosen. num_extents: KV extents
-    that the engine's first waiting sequence needs. is_short: whether this sequence lacked memory,
-    which other models hold, at the engine's last step."""
+    """Work of a model's engine, from which the models to load are chosen. num_extents: number of KV
+    extents that the engine's first waiting sequence needs. is_short: whether, at the engine's last
+    step, this sequence lacked memory that other models hold."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -50,7 +51,9 @@ NO_DEMAND = Demand()
 
 @dataclass(slots=True)
 class Orders:
-    """Actions to take, in the order of the attributes. Models are given by digest."""
+    """Loads to cancel, models to unload, sequences to preempt and requests to fail, as decided by
+    `ModelResidency`. The caller executes the attributes in the order in which they are declared,
+    except `held`, which `ModelResidency` applies. Each attribute contains digests of models."""
 
     cancel: list[str] = field(default_factory=list[str])
     """Models whose loads must be cancelled, because the models are no longer needed."""
@@ -59,7 +62,7 @@ class Orders:
     held: set[str] = field(default_factory=set[str])
     """Models that must not admit sequences until the next decision."""
     preempt: set[str] = field(default_factory=set[str])
-    """Models whose running sequences must be preempted, because their memory is needed now."""
+    """Models whose running sequences must be preempted, because another model needs memory now."""
     unsatisfiable: list[str] = field(default_factory=list[str])
     """Models that cannot get memory, because pinned models or adapters hold it."""
 
@@ -67,7 +70,8 @@ class Orders:
 @dataclass(slots=True, eq=False)
 class ModelState:
     """State of one model. Only `ModelResidency` changes it, except for `load_s` and for the
-    catalog's settings. Times are seconds of the policy's clock."""
+    settings in the catalog (`is_pinned`, `is_unloaded`, `is_named`). Times are seconds of the
+    policy's clock."""
 
     digest: str
     num_extents: int
@@ -86,12 +90,12 @@ class ModelState:
     used_s: float = 0.0
     """Time when the model last had work."""
     unserved_s: float | None = None
-    """Time since which a request has waited for the model to be loaded or, after that, for KV
-    memory. None if no request waits."""
+    """Time since which the model has needed to be loaded or, once it is loaded, has lacked KV
+    memory for a waiting request. None if it needs neither."""
     draining_s: float = 0.0
     pressing_s: float | None = None
     """Time since which all other models admit no sequences, so that this model gets memory. None if
-    they admit sequences."""
+    the other models admit sequences."""
     retry_s: float = 0.0
     """Time before which the model is not loaded again after a failure."""
     demand: Demand = NO_DEMAND
@@ -125,9 +129,9 @@ class ModelState:
 
     @property
     def is_about_to_begin(self) -> bool:
-        """Whether the model is on the device but has not started a waiting sequence, so that it is
-        unknown whether KV memory suffices. During that time the model keeps `unserved_s`, and so
-        its rank among models that need memory."""
+        """Whether the model is on the device but has not started a waiting sequence yet, so that it
+        is unknown whether KV memory suffices. Until then `unserved_s` is kept, because it is the
+        model's rank among the models that need memory."""
         return self.tier == "device" and self.demand.num_waiting > 0 == self.demand.num_running
 
     @property
@@ -138,12 +142,13 @@ class ModelState:
 
 
 class ModelResidency:
-    """Policy for all models of a worker, with one load at a time. capacity: number of extents for
-    weights and KV together.
+    """Policy for all models of a worker, which loads one model at a time. capacity: number of
+    extents for weights and KV together.
 
-    A request waits for its model at most max_wait_s plus the time of one swap for its own model and
-    one for each model that has waited longer. A swap takes the minimum stay of the model that is
-    unloaded, max_drain_s, and the load time of the model that is loaded.
+    A request waits for its model at most `max_wait_s`, plus the time of one swap for its own model,
+    plus the time of one swap for each model that has waited longer. The time of a swap is the sum
+    of the minimum stay of the model that is unloaded, `max_drain_s`, and the load time of the model
+    that is loaded.
     """
 
     def __init__(
@@ -164,7 +169,7 @@ class ModelResidency:
 
     @property
     def num_free(self) -> int:
-        """Number of extents that no model's weights own or are about to own."""
+        """Number of extents that are neither allocated to weights nor about to be allocated."""
         return self.capacity - sum(m.num_extents for m in self.models.values() if m.tier != "host")
 
     @property
@@ -200,8 +205,8 @@ class ModelResidency:
         model.retry_s = self._clock() + self._retry_after_s
 
     def decide(self, demands: Mapping[str, Demand]) -> Orders:
-        """Returns the actions to take now. Models that are ordered to leave count as unloaded at
-        once. demands: demand of each model that is not settled."""
+        """Returns the actions to take now. Models in `Orders.leave` count as unloaded at once.
+        demands: demand of each model that is not settled, by digest."""
         now, orders = self._clock(), Orders()
         models = [self.models[digest] for digest in demands]
         for model in models:
@@ -234,8 +239,9 @@ class ModelResidency:
                 model.unserved_s = None
 
     def _serve_claims(self, models: list[ModelState], now: float, orders: Orders) -> None:
-        """Makes room for waiting models, the longest waiting first. If other models drain for a
-        model, or if it has waited for `max_wait_s`, no model with a shorter wait is served."""
+        """Makes room for waiting models, the longest waiting first. Stops after the first model
+        that can now be loaded, for which other models drain, or that has waited for `max_wait_s`,
+        so that models with shorter waits do not get the memory first."""
         claims = [(m.unserved_s, m) for m in models if m.unserved_s is not None]
         claims = sorted(claims, key=lambda claim: claim[0])
         draining: list[ModelState] = []
@@ -258,8 +264,8 @@ class ModelResidency:
     def _make_room(
         self, claim: ModelState, since: float, now: float, orders: Orders
     ) -> list[ModelState]:
-        """Drains or unloads other models if that makes enough room for the claim. Returns the
-        models that are still draining."""
+        """Drains or unloads other models if that makes enough room for the model `claim`. Returns
+        the models that are still draining."""
         missing = claim.num_missing - self.num_free
         if missing <= 0:
             return []
@@ -294,9 +300,9 @@ class ModelResidency:
             orders.leave.append(model.digest)
 
     def _press(self, claim: ModelState, now: float, orders: Orders) -> None:
-        """Frees KV memory that other models' sequences occupy. After a wait of `patience_s`, the
-        other models admit no more sequences. After another `max_drain_s`, their running sequences
-        are preempted."""
+        """Frees KV memory that other models' sequences occupy. Once the model `claim` has waited
+        for `patience_s`, the other models admit no more sequences. After another `max_drain_s`, the
+        running sequences of the other models are preempted."""
         patience_s = self._max_wait_s
         if claim.tier == "gathering":
             patience_s = min(patience_s, MIN_LOADS * claim.load_s)
@@ -314,15 +320,15 @@ class ModelResidency:
 
 
 def _order_of_leaving(model: ModelState) -> tuple[bool, bool, float]:
-    """Sort key for unloading: first draining models, then idle models by the time of their last
-    use, then busy models by the time of their load, the earliest first."""
+    """Returns the sort key for unloading: first draining models, then idle models by the time of
+    their last use, then busy models by the time of their load, each the earliest first."""
     last_s = model.since_s if model.has_work else model.used_s
     return model.tier != "draining", model.has_work, last_s
 
 
 def _first_enough(models: list[ModelState], num_extents: int) -> list[ModelState]:
-    """Returns the first models that have `num_extents` in total, without models that are not needed
-    to reach this total. Returns [] if all models together have too few."""
+    """Returns the first models that have at least `num_extents` extents in total, without models
+    that are not needed to reach this total. Returns [] if all models together have too few."""
     chosen: list[ModelState] = []
     num_chosen = 0
     for model in models:

@@ -27,15 +27,16 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True, eq=False, kw_only=True)
 class ServedModel(ModelInstance):
     """Base model that a worker serves. `state` says where the model's weights should be, and
-    `ServedModels` moves them there."""
+    `ServedModels` moves the weights there."""
 
     plan: ModelPlan
     state: ModelState
     make_runner: Callable[[LoadedModel], ModelRunner]
     num_bytes: int
-    """Bytes of the model's weights: an upper bound until they are loaded, then the actual size."""
+    """Bytes of the model's weights: an upper bound until the first load, then the actual size."""
     image: WeightImage | None = None
-    """Packed weights on the host, from which later loads copy. None if each load reads files."""
+    """Packed weights on the host, which later loads copy to the device. None if each load reads
+    files."""
     kept_runner: ModelRunner | None = None
     """Runner with its captured graphs, kept as long as the packed weights stay in host memory."""
     read_s: float = 0.0
@@ -100,8 +101,8 @@ class ServedModel(ModelInstance):
         )
 
     def end_copy(self, now: float) -> None:
-        """Records the duration of a finished weight copy, as the estimate for the next copy. Weight
-        copies overlap the model's first steps."""
+        """Records the duration of a finished copy of the weights, as the estimate for the next
+        copy. The copy overlaps the model's first steps."""
         image, begun_s = self.image, self.copy_begun_s
         if image is not None and begun_s is not None and image.arrival.is_complete:
             self.copy_begun_s = None
@@ -109,13 +110,14 @@ class ServedModel(ModelInstance):
             log.info("model %s: copied to the device in %.3f s", self.digest[:12], now - begun_s)
 
     def attach(self, runner: ModelRunner) -> None:
-        """Lets steps run and adapters load to the device. Called with the memory lock held."""
+        """Sets the runner of the engine's steps, and allows adapters to be loaded to the device.
+        Called with the memory lock held."""
         self.engine.set_runner(runner)
         self.pool.device.is_here = True
 
     def detach(self) -> Runner | None:
-        """Undoes `attach` and returns the runner. Called with the memory lock held, when no
-        sequence runs."""
+        """Undoes `attach`, evicts all adapters from the device, and returns the runner. Called with
+        the memory lock held, when no sequence runs."""
         self.pool.leave_device()
         runner = self.engine.runner
         self.engine.set_runner(None)

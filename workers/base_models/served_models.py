@@ -42,11 +42,11 @@ class ServedModels:
         clock: Callable[[], float],
     ) -> None:
         """models: registered models by digest. Only this object changes the dict, with the memory
-        lock held; other threads may look up a model. memory: the memory lock. host: sizes of the
-        packed weights that are kept in host memory, by digest."""
+        lock held. Other threads may look up models in it. memory: the memory lock. host: sizes of
+        the packed weights that are kept in host memory, by digest."""
         self.models = models
         self.active: dict[str, ServedModel] = {}
-        """Models that are not idle. Other models are left out of the work for each step."""
+        """Models that are not idle. Other models are skipped in the work between two steps."""
         self._residency = residency
         self._weights = weights
         self._memory = memory
@@ -59,7 +59,7 @@ class ServedModels:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a catalog model is being fetched. Does not count a model whose earlier fetch
+        """Whether a model of the catalog is being fetched, except models whose earlier fetch
         failed."""
         return self._fetcher.is_first_try
 
@@ -76,8 +76,8 @@ class ServedModels:
         self.active[digest] = self.models[digest]
 
     def load_now(self, digest: str, progress: ByteProgress) -> bool:
-        """Loads a model on the calling thread. Returns False if other models would have to be
-        unloaded first. Raises CheckpointError and OSError."""
+        """Loads a model on the calling thread. If other models would have to be unloaded first,
+        does nothing and returns False. Raises CheckpointError and OSError."""
         model = self.models[digest]
         state = model.state
         if state.num_extents > self._residency.num_free:
@@ -90,8 +90,8 @@ class ServedModels:
         return True
 
     def want(self, models: Iterable[DesiredModel]) -> None:
-        """Sets the catalog's models and starts to fetch unknown ones. A model that is no longer in
-        the catalog is unregistered once it is idle."""
+        """Sets the models of the catalog, and starts to fetch the models that are not registered. A
+        model that is no longer in the catalog is unregistered once it is idle."""
         self._desired = {model.digest: model for model in models}
         for model in self.models.values():
             self._apply_catalog(model)
@@ -140,7 +140,8 @@ class ServedModels:
             log.info("model %s (%s) is registered", model.engine.info.name, model.digest[:12])
 
     def status(self) -> list[ModelStatus]:
-        """Returns the status of registered models, then of models being fetched."""
+        """Returns the status of the registered models, followed by the status of the models that
+        are being fetched or could not be fetched."""
         here = [model.status(self._clock()) for model in self.models.values()]
         return here + [
             ModelStatus(
@@ -178,8 +179,8 @@ class ServedModels:
         )
 
     def _gather(self, model: ServedModel) -> list[Event]:
-        """Allocates extents for the model, evicting idle items. Once it has enough, starts its load
-        or attaches its kept runner."""
+        """Allocates extents for the model, evicting idle items. Once the model has enough extents,
+        starts its load, or attaches its runner if packed weights are kept on the host."""
         digest, num_extents = model.digest, model.state.num_extents
         if not self._weights.allocate(digest, num_extents):
             return []
@@ -202,8 +203,8 @@ class ServedModels:
             work()
         except Exception as error:
             log.exception("loading model %s failed", model.digest[:12])
-            # The traceback's frames are cleared, because they form a reference cycle with the load,
-            # which would keep the tensors alive that were read.
+            # The traceback's frames are cleared, because they form a reference cycle with the load.
+            # The cycle would keep the loaded tensors alive.
             traceback.clear_frames(error.__traceback__)
             return self._fail(model, f"{type(error).__name__}: {error}")
         return []
@@ -220,8 +221,9 @@ class ServedModels:
 
     def _keep(self, model: ServedModel, runner: ModelRunner) -> None:
         """Keeps the packed weights in host memory. To make room, drops packed weights of models
-        that are not on the device, the lowest read time per byte times expected reuse first. If
-        that makes too little room, this model's packed weights are dropped when it is unloaded."""
+        that are not on the device, the lowest read time per byte times expected reuse first. If too
+        little room can be made, nothing is dropped now, and this model's packed weights are dropped
+        when it is unloaded."""
         now = self._clock()
 
         def worth(digest: str) -> float:

@@ -40,8 +40,8 @@ class RequestMeter:
         self._num_tokens += num_tokens
 
     def end_step(self, now: float) -> None:
-        """Records the tokens of the step. Sequences that decode together had their previous tokens
-        at the same time, so one record covers all of them."""
+        """Records the tokens of the step. All sequences whose previous token had the same time are
+        covered by one record of the interval between tokens."""
         if self._num_tokens:
             engine_metrics.generation_tokens.add(self._num_tokens, *self._labels)
             self._num_tokens = 0
@@ -50,8 +50,8 @@ class RequestMeter:
         self._intervals.clear()
 
     def on_end(self, sequence: Sequence, end: FinishReason | ErrorCode, now: float) -> None:
-        """Records the end of a request. Aborted and failed requests are only counted, without their
-        durations. The duration of an aborted request depends on the client."""
+        """Records the end of a request. Aborted and failed requests are only counted. Their
+        durations are not recorded, because an aborted request's duration depends on the client."""
         if sequence.connection < 0:
             return
         labels = self._labels

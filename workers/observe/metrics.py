@@ -17,7 +17,7 @@ EXTENTS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
 TIERS = ("host", "device", "loading")
 
 Figures = Iterable[tuple[float, Mapping[str, str]]]
-"""Several values of one instrument, each with the labels that distinguish it."""
+"""Several values of one instrument, each with labels that distinguish it from the others."""
 Find = Callable[[], WorkerStatus | None]
 """Function that returns the worker's last status, or None before the first one."""
 T = TypeVar("T")
@@ -178,9 +178,10 @@ OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
 
 
 def _lora_requests(status: WorkerStatus) -> Figures:
-    """Returns the current time as the value, and the names of adapters in the labels. An endpoint
-    picker splits the names at commas, without trimming spaces, and searches them for a request's
-    `model`. Adapters on the device can serve it at once, and loading adapters soon.
+    """Returns the current time as the value, and the names of adapters in the labels. The endpoint
+    picker of the Gateway API inference extension splits these labels at commas, without trimming
+    spaces, and searches them for the `model` of a request. An adapter on the device can serve the
+    request at once, and a loading adapter soon.
 
     https://github.com/kubernetes-sigs/gateway-api-inference-extension, model server protocol
     """
@@ -193,8 +194,8 @@ def _lora_requests(status: WorkerStatus) -> Figures:
 
 
 def _names(status: WorkerStatus, tier: str) -> str:
-    """Returns the names of the tier's adapters without versions, separated by commas. A name that
-    several tenants use is listed once."""
+    """Returns the names, without versions, of the adapters in the tier, separated by commas. A name
+    that several tenants use is listed once."""
     names = (a.name.partition("@")[0] or a.digest[:12] for a in status.adapters if a.tier == tier)
     return ",".join(dict.fromkeys(names))
 

@@ -25,7 +25,7 @@ from workers.wire.protocol import (
 log = logging.getLogger(__name__)
 
 RECENT = 0.9
-"""Factor by which each new term of a `RecentRatio` reduces the weight of earlier ones."""
+"""Factor by which each new term of a `RecentRatio` reduces the weight of earlier terms."""
 
 
 class EngineReport:
@@ -116,7 +116,8 @@ class EngineReport:
         )
 
     def adapters(self) -> list[AdapterStatus]:
-        """Returns the adapters that the pool knows, then other adapters whose last load failed."""
+        """Returns the status of the adapters that the pool has entries for, followed by the status
+        of other adapters whose last load failed."""
         entries, loads = self._pool.entries, self._pool.loads
         errors = {
             digest: (error.code, str(error)) for digest, error in loads.failures.faults.items()
@@ -136,8 +137,8 @@ class EngineReport:
         ]
 
     def cached_pages(self) -> Iterator[CachedPages]:
-        """Returns frames with the changes of the prefix cache since the last call, or with all its
-        keys if there were too many changes."""
+        """Returns frames with the changes of the prefix cache since the last call. If there were
+        too many changes, returns frames with all keys of the cache instead."""
         cache = self._kv.prefix_cache
         changes = cache.journal.take()
         if changes is None:
@@ -145,8 +146,8 @@ class EngineReport:
         return changed_pages(self._info.digest, *changes)
 
     def check_integrity(self) -> None:
-        """Checks that every page, allocation and slot has exactly one state. Logs and counts a
-        failure."""
+        """Checks that every page, allocation and slot has exactly one state. If the check fails,
+        logs and counts the failure."""
         holders = [*self._scheduler.running, *self._scheduler.leaving]
         try:
             self._kv.check_integrity([p for s in holders for p in s.block_table.held_pages])
@@ -157,7 +158,7 @@ class EngineReport:
 
 
 class RecentRatio:
-    """Ratio of two recent sums. Each new term reduces the weight of earlier ones."""
+    """Ratio of two recent sums. Each new term reduces the weight of earlier terms by `RECENT`."""
 
     def __init__(self) -> None:
         self._over = self._under = 0.0

@@ -26,9 +26,10 @@ STEP = np.dtype(
         ("update_us", "i4"),
     ]
 )
-"""Record of one step. The sum of the `*_us` fields is the step's duration without the time to send
-its output. If the step was launched while the previous step was in flight, the sum is the host's
-time for the step, and `sample_us` includes the time that the host waits for the step's end."""
+"""Record of one step. The sum of the `*_us` fields is the step's duration, without the time to send
+the step's output. If the step was launched while the previous step was in flight, the sum is the
+host's time for the step, and `sample_us` includes the time that the host waits for the step's end.
+"""
 
 
 class StepRing:

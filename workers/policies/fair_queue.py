@@ -33,8 +33,8 @@ ClassQueue = tenant_queue.ClassQueue[Sequence]
 class FairQueue:
     """Pending sequences of a scheduler, in the order in which they get tokens.
 
-    A sequence is added, starts, may be put back, and leaves once its prompt is computed. It is
-    removed at its end, in any state.
+    The scheduler calls `add` for a new sequence, `start` when the sequence starts, `put_back` if it
+    is preempted, `leave` once its prompt is computed, and `remove` when it ends, in any state.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,8 @@ class FairQueue:
         any."""
         self._of_prompt: dict[bytes, dict[Sequence, None]] = {}
         """Pending sequences by the key of their prompt, in the order in which they were queued. A
-        prompt is computed for the first sequence; the others find it in the prefix cache."""
+        prompt is computed for the first sequence. The other sequences find the prompt in the prefix
+        cache."""
         self._num_activations = 0
 
     def tenant(self, service_class: ServiceClass, tenant: str, weight: int) -> TenantQueue:
@@ -139,10 +140,11 @@ class FairQueue:
         return min(counters, default=self._floor)
 
     def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
-        """Returns the waiting load that will be computed until the tenant's load `own` is computed,
-        if no more requests are queued. Includes `own`. The other tenants' part is the load that is
-        computed before their counters reach the counter that this tenant will have in the end. The
-        other classes' part is determined in the same way by the counters of the classes."""
+        """Returns the waiting load that will be computed by the time when the tenant's load `own`
+        is computed, if no more requests are queued. The result includes `own`. Each other tenant
+        contributes the load that is computed before its counter reaches the counter that this
+        tenant will have at that time. The load of other classes is determined in the same way from
+        the counters of the classes."""
         ours = tenant.class_queue
         counter = tenant.counter if tenant.pending else max(tenant.counter, ours.least)
         end = counter + own.num_tokens / tenant.weight
@@ -166,8 +168,8 @@ class FairQueue:
 
     def in_turn(self, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
         """Yields each pending sequence once, in fair order. Omits the waiting sequences of tenants
-        for which `is_closed` is true. Chooses the next sequence only when it is requested, so that
-        charges in the meantime count. The caller may start, remove and put back sequences during
+        for which `is_closed` is true. Chooses each sequence only when the caller requests it, so
+        that all earlier charges count. The caller may start, remove and put back sequences during
         the iteration."""
         heaps: dict[ClassQueue, list[tuple[Turn, TenantQueue]]] = {}
         for class_queue in self.classes.values():
@@ -226,8 +228,8 @@ class FairQueue:
 
     def _forget_prompt(self, key: bytes, sequence: Sequence) -> None:
         """Removes a sequence that is no longer pending from the sequences with the same prompt. If
-        it was the first of them, the prompt will be computed for the next one, whose load is
-        therefore counted again."""
+        it was the first of these sequences, the prompt will be computed for the next of them. If
+        the next one is waiting, the prompt's uncached tokens become part of its load."""
         same = self._of_prompt[key]
         was_first = next(iter(same)) is sequence
         del same[sequence]
@@ -241,8 +243,8 @@ class FairQueue:
             self._count(following.place.tenant_queue, 1, following)
 
     def _num_shared(self, sequence: Sequence) -> int:
-        """Returns the number of the sequence's tokens that are cached, or that are computed for the
-        first pending sequence with the same prompt."""
+        """Returns the number of the sequence's tokens that need not be computed for it, because
+        they are cached or will be computed for another pending sequence with the same prompt."""
         num_found = sequence.num_found()
         key = _prompt_key(sequence)
         is_first = key is None or next(iter(self._of_prompt[key])) is sequence
@@ -299,8 +301,8 @@ def _counter(class_queue: ClassQueue) -> float:
 
 def _in_order(tenant: TenantQueue, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
     """Yields the pending sequences of one tenant, until `MAX_PASSED` consecutive sequences were
-    charged nothing. Stops before waiting sequences, which come last, if the tenant may start no
-    more (`is_closed`)."""
+    charged nothing. Waiting sequences come last. They are omitted if the tenant may start no more
+    sequences (`is_closed`)."""
     num_passed = 0
     for sequence in tenant.pending.copy():
         if num_passed == MAX_PASSED or (sequence.is_waiting and is_closed(tenant)):

@@ -4,8 +4,8 @@ decides which sequences have enough memory to run.
 Three rules are applied:
 
 - turns: the class and the tenant charged least are next (`FairQueue`);
-- deadlines: prompts use the time that generating sequences can spare (`StepBudget`), at most up to
-  the maximum gap between two tokens of a stream, and requests whose timeout passes before they
+- deadlines: the prompt tokens of a step are limited, so that generated tokens are not late and gaps
+  between two tokens are not too long (`StepBudget`), and requests whose timeout passes before they
   start are dropped;
 - shares: slots, room and time are kept for tenants within their share (`OverShare`).
 """
@@ -116,17 +116,18 @@ class FairnessPolicy:
             self._closed_by = BlockReason.SLOT
 
     def in_turn(self) -> Iterator[Sequence]:
-        """Yields pending sequences in the order in which they get tokens, until one is blocked by
-        the budget. Omits the waiting sequences of a tenant that may start no more sequences."""
+        """Yields pending sequences in the order in which they get tokens, until the budget has no
+        tokens for a sequence. Omits the waiting sequences of tenants that may start no more
+        sequences in this step."""
         for sequence in self.queue.in_turn(self._is_closed_to):
             yield sequence
             if self._is_spent:
                 return
 
     def block(self, sequence: Sequence | None, reason: BlockReason) -> None:
-        """Keeps later sequences from starting, so that the resource that the sequence lacks becomes
-        free for it. A waiting sequence of an over-share tenant holds up only over-share tenants. If
-        the sequence is None, no sequence may start."""
+        """Keeps later sequences from starting, so that they do not use the resource that the
+        sequence lacks. A waiting sequence of an over-share tenant holds up only over-share tenants.
+        If `sequence` is None, no sequence may start."""
         if reason is BlockReason.BUDGET:
             self._is_spent = True
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.CONSTRAINT):
@@ -157,8 +158,8 @@ class FairnessPolicy:
         return self._budget.room(sequence.num_computed, is_over_share=is_over_share)
 
     def charge_prefill(self, sequence: Sequence, num_tokens: int) -> None:
-        """Deducts prompt tokens from the budget, and charges them at once, because the next turn
-        depends on the charges. Tokens computed again after a preemption are not charged."""
+        """Deducts prompt tokens from the budget, and charges them at once, because the charges
+        decide which sequence is next. Tokens computed again after a preemption are not charged."""
         self._budget.deduct(num_tokens, sequence.num_computed)
         end = sequence.num_computed + num_tokens
         num_new = end - max(sequence.place.num_charged, sequence.num_computed)
@@ -173,8 +174,8 @@ class FairnessPolicy:
             self._charge(sequence, CACHED_COST * num_cached)
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:
-        """Charges the generated tokens among the sequence's first `num_known` tokens that have not
-        been charged yet."""
+        """Charges generated tokens: the tokens of the sequence up to `num_known` that have not been
+        charged yet."""
         if num_known > sequence.place.num_charged:
             self._charge(sequence, DECODE_COST * (num_known - sequence.place.num_charged))
             sequence.place.num_charged = num_known
@@ -241,8 +242,8 @@ class Deadlines:
             heapify(self._heap)
 
     def pop_passed(self, now: float) -> list[Sequence]:
-        """Removes the entries whose deadline has passed. Returns the sequences among them that are
-        waiting and have no generated token."""
+        """Removes the entries whose deadline has passed. Returns their sequences, except sequences
+        that are not waiting or have generated a token."""
         passed: list[Sequence] = []
         while self._heap and self._heap[0][0] <= now:
             sequence = heappop(self._heap)[2]
@@ -252,9 +253,9 @@ class Deadlines:
 
 
 def due_s(sequence: Sequence) -> float:
-    """Returns the time when the sequence's next token, after the tokens in flight, is due. Each
-    token is due `tpot_s` after the previous token was due. If the first token was late, the later
-    tokens are due relative to the time when it was generated."""
+    """Returns the time when the token after the sequence's tokens in flight is due. Each token is
+    due `tpot_s` after the previous token was due. If the first token was late, later tokens are due
+    relative to the time when the first token was generated."""
     times, terms = sequence.times, sequence.terms
     num_ahead = sequence.num_inflight_tokens
     first_s = times.arrival_s + terms.ttft_s

@@ -18,8 +18,8 @@ from workers.policies.fair_queue import FairQueue, TenantQueue, last_in_turn
 from workers.scheduling.sequence import Sequence
 
 RECENT_TOKENS = 4096.0
-"""Number of tokens charged to all tenants after which earlier charges count 1/e in a tenant's
-`recent_part`."""
+"""Once this number of tokens has been charged to all tenants together, earlier charges count 1/e in
+a tenant's `recent_part`."""
 LEEWAY = 0.25
 """Fraction of the other tenants' shares that a tenant may use beyond its own share before it counts
 as over its share."""
@@ -27,7 +27,7 @@ ADDED_PART = 0.4
 """Time that over-share tenants may add to a step with their tokens and prompts, as a fraction of
 the step's time without them."""
 LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
-"""Minimum and maximum fraction of the slots that is reserved for tenants with few slots."""
+"""Minimum and maximum fraction of all slots that is reserved for tenants with few slots."""
 
 
 class OverShare:
@@ -66,8 +66,8 @@ class OverShare:
         """Whether the sequence's tenant may have one more slot.
 
         Some free slots, about one for each other tenant with work, are reserved for tenants that
-        are within their share and hold few slots. A tenant that finds no free slot that it may use
-        gets a slot only if an over-share tenant must give one up.
+        are within their share and hold few slots. If the tenant may use no free slot, it gets a
+        slot only if an over-share tenant must give one up.
         """
         tenant = sequence.place.tenant_queue
         share = self._queue.share(tenant)
@@ -80,11 +80,11 @@ class OverShare:
         return self.victim(sequence, running) is not None
 
     def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the running sequence that must give up its slot to `sequence`. It is the newest
-        sequence of the over-share tenant that holds the most slots relative to its share. A tenant
-        gives up no slot if it would then hold fewer slots, relative to its share, than the tenant
-        of `sequence`. Returns None if no tenant must give up a slot, or if the tenant of `sequence`
-        is itself over its share."""
+        """Returns the running sequence that must give up its slot to `sequence`. Chooses the
+        over-share tenant that holds the most slots relative to its share, and of this tenant's
+        sequences the newest one. A tenant gives up no slot if it would then hold fewer slots,
+        relative to its share, than the tenant of `sequence`. Returns None if no tenant must give up
+        a slot, or if the tenant of `sequence` is itself over its share."""
         tenant = sequence.place.tenant_queue
         if self.includes(tenant):
             return None

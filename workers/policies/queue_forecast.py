@@ -3,9 +3,9 @@
 The forecast is a simple model of the scheduler, in which all waiting requests have the mean length
 and numbers of sequences may be fractions. While sequences wait, each step has one token of every
 generating sequence and as many prompt tokens as the step budget permits. A sequence gets its first
-token once a slot is free for it and its prompt and all prompts before it are computed. Measured
-inputs are the seconds of a step, the length of an answer, the fraction of the expected prompt
-tokens that are computed, and the factor by which a backlogged queue takes longer than predicted.
+token once a slot is free for it and its prompt and all prompts before it are computed. These inputs
+of the model are measured: the seconds of a step, the length of an answer, the ratio of computed to
+expected prompt tokens, and the factor by which a backlogged queue takes longer than predicted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from workers.scheduling.sequence import Sequence
 from workers.scheduling.tenant_queue import Load, Terms
 
 ASSUMED_ANSWER = 64.0
-"""Assumed number of tokens of an answer. It counts as much as `ASSUMED_ANSWERS` measured
-answers."""
+"""Assumed number of tokens of an answer. The assumption has the weight of `ASSUMED_ANSWERS`
+measured answers."""
 ASSUMED_ANSWERS = 4.0
 KEPT = 0.97
 """Factor by which each new answer reduces the weight of earlier answers, and each new prompt the
@@ -33,15 +33,19 @@ ASSUMED_S = 0.25
 """Seconds of backlog without slowdown that are added to the measured seconds, so that a short
 measurement has little effect."""
 NUM_HALVINGS = 6
-"""Iterations of the bisection that finds the number of generating sequences."""
+"""Number of bisection steps to find the number of generating sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningWork:
-    """Remaining work of running sequences. releases: number of steps until each sequence frees its
-    slot, in ascending order. answer: expected number of tokens of an answer, which is raised if the
-    running answers are longer than earlier answers. tpot_s: shortest of the sequences' promised
-    seconds per token. gap_factor: smallest of the sequences' factors (see `Terms`)."""
+    """Remaining work of running sequences.
+
+    - releases: number of steps until each sequence frees its slot, in ascending order.
+    - answer: expected number of tokens of an answer. It is raised if the answers of running
+      sequences are longer than earlier answers.
+    - tpot_s: smallest `Terms.tpot_s` (promised seconds between tokens) of the sequences.
+    - gap_factor: smallest `Terms.gap_factor` of the sequences.
+    """
 
     releases: list[float]
     answer: float
@@ -50,8 +54,9 @@ class RunningWork:
 
 
 class _Request(NamedTuple):
-    """Mean waiting request, in tokens. prompt: prompt tokens that will be computed, because they
-    are not cached. length: queued prompt tokens plus `answer`."""
+    """Mean waiting request. prompt: number of prompt tokens that will be computed, because they are
+    not cached. answer: expected number of generated tokens. length: number of queued prompt tokens
+    plus `answer`."""
 
     prompt: float
     answer: float
@@ -59,9 +64,9 @@ class _Request(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """Mean step while the queue is backlogged. num_joining: prompt tokens in the step. seconds:
-    duration of the step. slot_s: duration of a step while all slots are taken, which has fewer
-    prompt tokens."""
+    """Mean step while sequences wait. num_joining: number of prompt tokens in the step. seconds:
+    duration of the step. slot_s: duration of a step while all slots are taken. Such a step may have
+    fewer prompt tokens, because a sequence starts only when another ends."""
 
     num_joining: float
     seconds: float
@@ -95,8 +100,8 @@ class QueueForecast:
         self._ended_s = 0.0
 
     def record_start(self, num_expected: float, num_computed: int) -> None:
-        """Records the start of a prompt: the number of tokens that it was expected to compute, and
-        the number that it computes."""
+        """Records that a prompt starts. num_expected: number of prompt tokens that were expected to
+        be computed. num_computed: number of prompt tokens that are computed."""
         self._num_expected_tokens = KEPT * self._num_expected_tokens + num_expected
         self._num_computed_tokens = KEPT * self._num_computed_tokens + num_computed
 
@@ -108,7 +113,7 @@ class QueueForecast:
     def record_step(
         self, ended_s: float, num_tokens: int, num_attended: int, *, is_backlogged: bool
     ) -> None:
-        """Records a step. is_backlogged: whether sequences wait for slots, pages or time."""
+        """Records a step. is_backlogged: whether sequences wait for slots, pages or step time."""
         seconds = ended_s - self._ended_s
         memory = math.exp(-seconds / SLOWDOWN_MEMORY_S)
         last = [seconds, 1.0, num_tokens, num_attended] if self._is_backlogged else [0.0] * 4
@@ -118,8 +123,8 @@ class QueueForecast:
         self._is_backlogged, self._ended_s = is_backlogged, ended_s
 
     def pause(self) -> None:
-        """Records that the device is idle, or used by another model. The time until the next step's
-        end then does not count as backlog."""
+        """Records that the device is idle, or used by another model. The time from now until the
+        end of the next step does not count as backlog."""
         self._is_backlogged = False
 
     def forget(self) -> None:
@@ -129,7 +134,8 @@ class QueueForecast:
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Prompt tokens per second of steps without generating sequences; 0 if not measured."""
+        """Predicted number of prompt tokens computed per second while no sequence generates tokens;
+        0 if no steps were measured."""
         num_tokens = self._num_joining(0.0, 0.0, self._max_token_gap_s, self._max_token_gap_s)
         seconds = self._step_time.predict(num_tokens, 0)
         return num_tokens / (seconds * self._slowdown) if seconds else 0.0
@@ -156,10 +162,11 @@ class QueueForecast:
         terms: Terms,
         memory_tokens: float,
     ) -> float:
-        """Returns the predicted seconds until a waiting sequence with these terms has its first
-        token, or 0 if no steps were measured. ahead: load of the waiting sequences that run until
-        then, including the sequence itself. num_begun: prompt tokens that running sequences have
-        yet to compute. memory_tokens: number of tokens whose KV fits into memory."""
+        """Returns the predicted seconds until a waiting sequence has its first token, or 0 if no
+        steps were measured. ahead: load of the waiting sequences that run before this token is
+        generated, including the sequence itself. num_begun: number of prompt tokens of running
+        sequences that are not computed yet. terms: terms of the sequence. memory_tokens: number of
+        tokens whose KV fits into memory."""
         request = self._mean_request(ahead, running.answer)
         num_running = len(running.releases)
         num_fitting = memory_tokens / max(request.length, 1.0)

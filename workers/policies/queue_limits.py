@@ -2,10 +2,11 @@
 
 The queue is bounded in requests, in prompt tokens and in the time until a request's first token.
 Each tenant may fill its share. When the queue is full, a newcomer displaces the newest request of
-the tenant that fills the largest fraction of its share, if the newcomer's tenant fills less. A
-request is refused when it arrives if its first token is predicted to be late. It is refused later
-if steps take longer than predicted, or requests of other tenants arrive, so that its first token
-will be late. A sequence whose answer has begun is never refused.
+the tenant that fills the largest fraction of its share, if the newcomer's tenant fills a smaller
+fraction of its own share. A request is refused when it arrives if its first token is predicted to
+be late. A waiting request is refused if its first token becomes late, because steps take longer
+than predicted or requests of other tenants arrive. A sequence whose answer has begun is never
+refused.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ CHECK_S = 0.25
 MAX_CHECKED = 8
 """Maximum number of tenants per check. The tenants with the most waiting tokens are checked."""
 ADMITTED_PART = 0.85
-"""Fraction of the maximum wait. A newcomer whose predicted wait is longer is refused. The fraction
-is below 1, because forecasts are inexact."""
+"""Fraction of the maximum wait. A newcomer whose predicted wait exceeds this time is refused. The
+fraction is below 1, because forecasts are inexact."""
 LATE_PART = 0.95
-"""Fraction of the maximum wait. A waiting sequence is late if its past wait plus its predicted wait
-is longer. Late sequences are refused unless `SPARED_PART` applies."""
+"""Fraction of the maximum wait. A waiting sequence is late if its past wait plus its predicted
+further wait exceed this time. Late sequences are refused unless `SPARED_PART` applies."""
 SPARED_PART = 0.05
 """Fraction of the maximum wait. A waiting sequence whose first token is predicted within this time
 is not refused, even if it is late."""
@@ -128,8 +129,8 @@ class QueueLimits:
         ]
 
     def _late(self, tenant: TenantQueue, now: float, work: RunningWork) -> list[Sequence]:
-        """Returns the sequences at the end of the tenant's queue that are predicted to be late.
-        work: remaining work of all running sequences."""
+        """Returns the late sequences at the end of the tenant's queue. Late means that the first
+        token is predicted to be late. work: remaining work of all running sequences."""
         late: list[Sequence] = []
         waiting = tenant.waiting
         for sequence in reversed(tenant.pending[tenant.num_started :]):
@@ -152,9 +153,9 @@ class QueueLimits:
         return self._bounds.max_wait_s * sequence.terms.ttft_s / _INTERACTIVE.ttft_s
 
     def _wait_with_s(self, newcomer: Sequence, tenant: TenantQueue) -> float:
-        """Returns the predicted seconds until a newcomer has its first token. Its prompt counts
-        only up to the mean length of waiting prompts, so that long prompts are admitted as often as
-        short prompts."""
+        """Returns the predicted seconds until a newcomer has its first token. The newcomer's prompt
+        counts only up to the mean length of waiting prompts, so that long prompts are admitted as
+        often as short prompts."""
         num_requests, num_tokens, _ = self._queue.waiting
         load = load_of(newcomer)
         num_own = min(load.num_tokens, num_tokens / max(num_requests, 1))
@@ -162,8 +163,8 @@ class QueueLimits:
         return self._wait_s(tenant, own, self._forecast.running_work(self._running))
 
     def _wait_s(self, tenant: TenantQueue, own: Load, work: RunningWork) -> float:
-        """Returns the predicted seconds until all requests of the tenant's load `own` have their
-        first token. work: remaining work of all running sequences."""
+        """Returns the predicted seconds until all requests of a tenant have their first token. own:
+        load of the tenant's requests. work: remaining work of all running sequences."""
         ahead = self._queue.ahead_of(tenant, own)
         num_begun = sum(each.num_uncomputed for each in self._running if each.is_prefilling)
         terms, memory_tokens = tenant.class_queue.terms, self._memory_tokens()
@@ -172,7 +173,8 @@ class QueueLimits:
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
         """Returns refusals of waiting requests, so that there is room for the newcomer. Only
         requests of tenants that fill a larger fraction of their share than the newcomer's tenant
-        are refused. Returns a refusal of the newcomer if that does not make enough room."""
+        are refused. If refusing them does not make enough room, returns a refusal of the newcomer
+        instead."""
         num_requests, num_tokens = 1, load_of(newcomer).num_tokens
         own = self._fullness(tenant, num_requests, num_tokens)
         victims: list[Sequence] = []
@@ -197,8 +199,8 @@ class QueueLimits:
 
     def _fullest(self, gone: list[Sequence], above: float) -> Sequence | None:
         """Returns the newest waiting request of the tenant that fills the largest fraction of its
-        share of the queue. Requests in `gone` count as removed. Returns None if no tenant fills
-        more than the fraction `above` of its share."""
+        share of the queue. Returns None if no tenant fills more than the fraction `above` of its
+        share. gone: requests that count as removed from the queue."""
         best: Sequence | None = None
         for tenant in self._tenants():
             own = [sequence for sequence in gone if sequence.place.tenant_queue is tenant]
@@ -209,8 +211,8 @@ class QueueLimits:
         return best
 
     def _fullness(self, tenant: TenantQueue, num_requests: int, num_tokens: float) -> float:
-        """Returns the fraction of the tenant's share of the queue that is full after these numbers
-        of requests and tokens are added."""
+        """Returns the fraction of the tenant's share of the queue that is full if `num_requests`
+        more requests with `num_tokens` tokens in total are queued."""
         requests = (tenant.num_waiting + num_requests) / self._bounds.max_requests
         tokens = (tenant.waiting.num_tokens + num_tokens) / self._bounds.max_tokens
         return max(requests, tokens) / self._share(tenant)
@@ -225,8 +227,8 @@ class QueueLimits:
         *,
         is_full: bool = True,
     ) -> Refusal:
-        """Returns a refusal of the sequence. Its retry time is the retry time of the tenant's
-        previous refusal, plus the mean seconds until one of the tenant's places becomes free.
+        """Returns a refusal of the sequence. The proposed retry time is the retry time of the
+        tenant's previous refusal, plus the mean seconds until one of the tenant's places is free.
         wait_s: predicted seconds until one more request of the tenant has its first token; None if
         not predicted yet. is_full: whether the tenant's other requests would be refused, too."""
         wait_s = self._wait_with_s(sequence, tenant) if wait_s is None else wait_s
@@ -237,8 +239,8 @@ class QueueLimits:
         return Refusal(sequence, message, max(next_s - now, 1.0), pace_s if is_full else 0.0)
 
     def _record_retry(self, tenant: TenantQueue, next_s: float, now: float) -> None:
-        """Records the retry time that is proposed to the tenant. Once there are many retry times,
-        forgets the ones that have passed."""
+        """Records the retry time that is proposed to the tenant. If many retry times are recorded,
+        forgets the retry times that have passed."""
         self._next_retry_s[tenant.class_queue, tenant.tenant] = next_s
         if len(self._next_retry_s) > self._max_retries:
             self._next_retry_s = {

@@ -56,7 +56,7 @@ FLUSH_S = 1.0
 
 
 class Disconnected(msgspec.Struct, frozen=True):
-    """Command to free all sequences of a connection whose gateway has disconnected."""
+    """Command to abort all sequences of a connection, because its gateway has disconnected."""
 
 
 class Drained(msgspec.Struct, frozen=True):
