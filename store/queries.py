@@ -76,7 +76,7 @@ def _expand(text: str, found: re.Match[str]) -> str:
 
 
 def load_queries(*folders: Path) -> Queries:
-    """Returns SQL text by name. Raises ValueError for a name used twice."""
+    """Returns the folders' SQL statements by name. Raises ValueError for a name used twice."""
     queries = Queries()
     for file in sorted(file for folder in folders for file in folder.rglob("*.sql")):
         parts = _HEADER.split(file.read_text())

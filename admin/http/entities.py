@@ -50,5 +50,5 @@ async def read_page(
 
 
 def page(found: list[V], limit: int) -> Page[V]:
-    """Returns a page of at most `limit` items from `found`, queried with the limit `limit` + 1."""
+    """Returns a page of at most `limit` items. `found` are up to `limit` + 1 items of a query."""
     return Page(data=found[:limit], has_more=len(found) > limit)

@@ -63,7 +63,7 @@ async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | No
     if key_id is None:
         raise Unauthenticated("Give an API key in the header 'Authorization: Bearer lpx_...'.")
     key = await lookup.find(key_id)
-    # The comparison makes an unknown id take as long as a known one.
+    # A comparison is made for an unknown id too, so that it takes as long as a known id.
     matches = hmac.compare_digest(hash_key(text, pepper), key.hash if key else _NO_HASH)
     if key is None or not matches or not key.is_live(datetime.now(UTC)):
         raise Unauthenticated(INCORRECT)

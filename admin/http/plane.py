@@ -1,4 +1,4 @@
-"""Database, store and operations that the controllers use. A process has one of each."""
+"""Database, store and operations that the controllers use, as one object for each process."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ class UploadForm(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def texts(self) -> dict[str, int]:
-        """Maximum bytes of each text field. `sha256` is the SHA-256 in hex of the weights file, or
-        of the archive if one is sent."""
+        """Maximum bytes of each text field, by name. `sha256` is the SHA-256 in hex of the weights
+        file, or of the archive if one is sent."""
         kinds = {field.name: field.type for field in fields(self.kind)} | {"sha256": str}
         return {
             name: MAX_JSON_BYTES if kind is msgspec.Raw else MAX_FIELD_BYTES

@@ -34,7 +34,7 @@ class Catalog:
         self._view: CatalogView | None = None
         self._watchers: list[Callable[[CatalogView], None]] = []
         self._next = asyncio.Event()
-        """Set when the next view is loaded, and then replaced by a new event."""
+        """Event that is set when the next view is loaded, and is then replaced by a new event."""
         self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
         self.loaded = asyncio.Event()
 

@@ -204,8 +204,8 @@ class CatalogView:
         return self._adapters.get(tenant.id, {})
 
     def resolve(self, tenant: Tenant, name: str, subject: str = "") -> ResolvedModel:
-        """Resolves a model name: `name`, `name@alias` or `name@7` (a version), each also as
-        `tenant/...`, or the name of a base model. Raises ModelNotFound.
+        """Resolves a model name: `name`, `name@alias` or `name@7` (a version), which may have the
+        prefix `tenant/`, or the name of a base model. Raises ModelNotFound.
 
         `subject` identifies the caller. A canary chooses the same version for a subject every time.
         """

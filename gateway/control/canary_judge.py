@@ -22,7 +22,7 @@ PRUNE_INTERVAL_S = 600.0
 
 
 def judge(alias: Alias, seen: Mapping[int, Tally]) -> str | None:
-    """Returns the reason why the alias's canary must be rolled back, with figures. Returns None if
+    """Returns the reason, with figures, why the alias's canary must be rolled back. Returns None if
     the canary may continue.
 
     `seen` has the outcomes of each version within the policy's window.

@@ -30,13 +30,13 @@ class Heartbeat:
         in_flight_requests: InFlightRequests,
     ) -> None:
         self.has_joined = asyncio.Event()
-        """Set when the row is first written. No request may be served before that."""
+        """Event that is set when the row is first written. No request may be served before that."""
         self._database = database
         self._id = gateway_id
         self._catalog = catalog
         self._in_flight_requests = in_flight_requests
         self.wake = asyncio.Event()
-        """Set to send a report at once."""
+        """Event that is set to request a report at once."""
         catalog.watch(lambda _: self.wake.set())
 
     async def leave(self) -> None:

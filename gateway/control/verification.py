@@ -38,8 +38,8 @@ RENEW_S = 20.0
 """Seconds between renewals of a claim while its probe is in flight: a third of the claim's
 duration."""
 STALL_S = 600.0
-"""Seconds without progress of the worker's proofs after which a probe is given up. One step, such
-as one layer for several adapters, may take long if the worker also serves requests."""
+"""A probe is given up after this many seconds without progress of the worker's proofs. One step,
+such as one layer for several adapters, may take long if the worker also serves requests."""
 STALL_CHECK_S = 1.0
 ATTEMPTS_AT_ONE_WORKER = 3
 """Number of attempts at one worker before another worker is tried. A worker keeps the results it
@@ -83,7 +83,7 @@ class AdapterVerification:
         """Earliest time of the next attempt to verify each version for another layout, by
         `Claim.path`."""
         self._complete: object = None
-        """State of the last search for missing proofs that found none: catalog generation, layouts,
+        """State at the last search for missing proofs that found none: catalog generation, layouts,
         and recently attempted versions. The search is repeated only after this state has
         changed."""
         catalog.watch(lambda _: self._wake.set())

@@ -110,14 +110,14 @@ class RequestCharge:
         self._slots = slots
 
     def _end_refusal(self, num_refused_bytes: int | None) -> None:
-        """Calls RefusalLimit.end for the request. Only the first call has an effect."""
+        """Ends the request in RefusalLimit. Calls after the first have no effect."""
         num_begun, self._num_begun = self._num_begun, None
         if num_begun is not None:
             self._refusals.end(self._tenant_id, num_begun, num_refused_bytes)
 
     def _settle_requests(self, used: int) -> None:
-        """Settles the holds on requests per minute with `used`. Only the first call has an
-        effect."""
+        """Settles the holds on requests per minute, with `used` as the amount used. Calls after the
+        first have no effect."""
         requests, self._requests = self._requests, ()
         for hold in requests:
             self._settle(hold, used)

@@ -19,8 +19,8 @@ AHEAD_S = 3.0
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
-    """Part of a renewal for one limit in one window: the amounts that the gateway has used without
-    a grant, returns, and requests. Passed as a row to the SQL function `quota_exchange`."""
+    """Part of a renewal for one limit in one window: the amounts that are used without a grant,
+    returned, and requested. Passed as a row to the SQL function `quota_exchange`."""
 
     subject: str
     kind: str
@@ -94,8 +94,8 @@ class LeaseBook:
         """Windows that the next renewal must consider, in the order in which they became due. The
         dict is used as an ordered set."""
         self._recalls: list[LeaseRecall] = []
-        """Recalls of limits of which this gateway has no lease. The next renewal only confirms
-        them."""
+        """Received recalls of limits of which this gateway has no lease. The next renewal only
+        confirms them."""
         self._requested: list[QuotaWindow | None] = []
         """Window of each request in the renewal in flight. None for a request that only answers a
         recall."""
@@ -201,8 +201,8 @@ class LeaseBook:
             quota.may_share = 0.0
 
     def sweep(self, now: float) -> None:
-        """Opens windows that begin soon. Marks each window as due that must report, request or
-        return an amount. Called about once a second."""
+        """Opens windows that begin soon. Marks each window as due for which an amount must be
+        reported, requested or returned. Called about once a second."""
         for place, quota in self._current.items():
             if quota.window.end <= now + AHEAD_S and now - quota.used_at < IDLE_S:
                 limit = Limit(place[0], quota.kind, quota.limit)

@@ -20,7 +20,7 @@ bodies, and RefusalLimit forgets tenants whose whole limit is available."""
 UNIT_BYTES = 16 << 10
 """Number of bytes of a refused request's body that count like one more refused request."""
 BURST_S = 60.0
-"""Part of the limit that may be used at once, as the number of seconds in which this part becomes
+"""Maximum part of the limit that may be used at once, expressed as the seconds until this part is
 available again."""
 MAX_DEBT_S = 60.0
 """Maximum seconds that a tenant must wait after it has exceeded its limit. A tenant can exceed it,
@@ -30,11 +30,11 @@ UNREAD_PER_S, UNREAD_BYTES_PER_S = 400.0, 64 << 20
 and maximum bytes per second of such bodies that are discarded. Further refusals are answered later,
 so that clients that retry immediately use only about 10 % of a core."""
 UNREAD_BURST_S = 0.25
-"""Seconds by which a refusal without reading the body may be answered before its scheduled time.
+"""A refusal without reading the body may be answered this many seconds before its scheduled time.
 Refusals are scheduled at the rates `UNREAD_PER_S` and `UNREAD_BYTES_PER_S`."""
 MAX_DELAY_S = 5.0
-"""Maximum seconds that the answer of a refusal without reading the body is delayed. If the delay
-would be longer, the connection is closed."""
+"""Maximum delay in seconds of the answer to a request that is refused without reading its body. If
+the delay would be longer, the connection is closed."""
 
 
 class BodyPace:

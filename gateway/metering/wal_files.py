@@ -1,4 +1,4 @@
-"""Files of the write-ahead log. Every call may wait for the disk, and must be made on a thread.
+"""Files of the write-ahead log. Calls may wait for the disk, and are made on the log's thread.
 
 <root>/lock                    locked while owners' folders are created, taken over or removed
 <root>/<owner>/lock            locked as long as the owner's process runs
@@ -99,7 +99,7 @@ class WalFiles:
         self._forget(segment)
 
     def set_aside(self, segment: Path, data: bytes) -> None:
-        """Writes `data`, records that cannot be loaded, to a file for operators, and deletes their
+        """Writes records that cannot be loaded (`data`) to a file for operators, and deletes their
         segment. If this raises OSError, the segment is unchanged."""
         # The hash makes the name unique, because segment numbers start again once all segments are
         # loaded.
@@ -113,8 +113,8 @@ class WalFiles:
         self.remove(segment)
 
     def adopt(self) -> None:
-        """Takes over the segments of owners that have ended. The folder of such an owner is not
-        locked."""
+        """Takes over the segments of owners that have ended. An owner has ended if its folder is
+        not locked."""
         with self._settled():
             for folder in sorted(self._root.iterdir()):
                 if folder.is_dir() and folder not in self._locks:

@@ -1,7 +1,6 @@
-"""Creates, for each format of tool calls, the grammar that constrains an answer with tool calls or
-thoughts.
+"""Creates grammars that constrain answers with tool calls or thoughts to a format of tool calls.
 
-A parser in `parsers/` for the same format parses the answers that the grammar allows.
+The parsers in `parsers/` parse the answers that these grammars allow.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ BARE: dict[ToolFormat, tuple[str, str]] = {
     "llama_json": ("{[", json_calls.LLAMA_TAG),
     "pythonic": ("[", pythonic.OPEN),
 }
-"""For each format whose calls need no marker: the characters with which an answer that contains a
-call may begin, and a marker that may precede a call. If calls are constrained, plain text must not
-begin with one of these characters, and must not contain the marker."""
+"""Formats whose calls need no marker, each with the first characters that an answer with a call may
+have, and a marker that may precede a call. If calls are constrained, plain text must not begin with
+one of these characters, and must not contain the marker."""
 CLOSING = (FUNCTION_GEMMA.end, GEMMA_4.end)
 MARKERS = (
     *(thoughts.OPEN, thoughts.CLOSE),

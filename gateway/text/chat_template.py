@@ -44,12 +44,12 @@ SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 class TemplateOverBudget(InvalidRequest):
-    """Error for a template that takes more steps than it may for a conversation of this size."""
+    """Error for a template that takes more steps than a conversation of this size allows."""
 
 
 class TemplateRefused(InvalidRequest):
-    """Error for a conversation that the template refuses, or for which one of its expressions
-    fails."""
+    """Error for a conversation that the template refuses, or cannot render because an expression in
+    the template fails."""
 
 
 class Rendered(NamedTuple):

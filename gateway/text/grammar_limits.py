@@ -43,7 +43,7 @@ class _Step(Generic[K]):
     key: K
     followers: Iterator[K]
     longest: int = 0
-    """Weight of the longest path that begins at one of the followers visited so far."""
+    """Largest weight of a path that begins at one of the node's followers visited so far."""
 
 
 def longest_path(
@@ -208,14 +208,14 @@ def check_expression(expression: str, *, param: str) -> None:
 
 
 def check_schema(schema: Any, *, param: str) -> None:
-    """Raises InvalidRequest if a JSON Schema has patterns that are too long, or a path with too
-    many parts."""
+    """Raises InvalidRequest if a JSON Schema has patterns that are too long, or a path through too
+    many lists, objects and references."""
     _check_graph(SchemaGraph(schema), param)
 
 
 def check_lark(grammar: str, *, param: str) -> None:
-    """Raises InvalidRequest if a Lark grammar has a regular expression or a pattern of a schema
-    that is too long, or a path with too many parts."""
+    """Raises InvalidRequest if a Lark grammar has too long a regular expression or schema pattern,
+    or a path through too many rules and brackets."""
     rules = LarkRules(grammar)
     for expression in rules.expressions:
         check_expression(expression, param=param)

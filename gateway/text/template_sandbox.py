@@ -127,8 +127,8 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns the value as JSON. Unlike Jinja's own filter, it does not escape HTML, as chat
-    templates expect."""
+    """Returns the value as JSON. Does not escape HTML, unlike Jinja's own filter, because chat
+    templates expect unescaped text."""
     if indent is not None or separators is not None:
         if (indent or 0) > MAX_INDENT:
             raise TemplateRuntimeError(f"an indentation is at most {MAX_INDENT}")

@@ -158,7 +158,7 @@ def _one_by_one(turn: Message, results: list[Message] | None = None) -> list[Mes
 
 
 def _with_described_tools(conversation: Conversation) -> Conversation:
-    """Uses the name of a tool as its description if it has no description."""
+    """Gives each tool that has no description its name as the description."""
     tools = [
         tool if tool.description else msgspec.structs.replace(tool, description=tool.name)
         for tool in conversation.tools

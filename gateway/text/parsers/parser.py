@@ -152,7 +152,7 @@ def join_parts(pieces: Iterable[Part]) -> list[Part]:
 
 
 def part_key(piece: Part) -> tuple[type[Part], int]:
-    """Returns the piece's class and, for a tool call, the index of the call (otherwise 0).
+    """Returns a key: the piece's class and, for a tool call, the index of the call (otherwise 0).
     Consecutive pieces with equal keys belong to the same part of the answer."""
     return type(piece), piece.index if isinstance(piece, ToolCall) else 0
 

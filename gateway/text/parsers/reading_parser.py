@@ -246,7 +246,7 @@ def whole_characters(text: str) -> str:
 
 
 def _certain(text: str, start: int, markers: tuple[str, ...], trims: int) -> int:
-    """Returns the position before which no character of `text` can be part of a marker, or of white
+    """Returns the position up to which `text` certainly contains no part of a marker, and no white
     space that is removed before a marker, whatever text follows. Searches from `start`."""
     end = len(text)
     for marker in markers:
