@@ -54,8 +54,8 @@ class Grammars:
         self._lock = Lock()
         """Lock that guards all attributes that are defined after it."""
         self._waiting: OrderedDict[str, dict[SequenceGrammar, str]] = OrderedDict()
-        """Request id of each queued grammar, by tenant and grammar. The tenant to serve next is
-        first."""
+        """Request id of each queued grammar, by tenant and grammar. The tenant whose grammar is
+        compiled next is first."""
         self._compiling: set[str] = set()
         """Tenants for which a thread is compiling a grammar."""
         self._num_submitted = 0
@@ -130,7 +130,8 @@ class Grammars:
             with self._lock:
                 self._compiling.remove(tenant)
                 self._num_submitted -= 1
-                # While this thread was compiling, the other thread may have skipped this tenant.
+                # While this thread was compiling, the other thread may have skipped this tenant, so
+                # there may be a grammar that no call of `_prepare_next` would compile.
                 if self._waiting:
                     self._submit()
 

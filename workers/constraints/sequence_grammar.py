@@ -27,17 +27,17 @@ SLOW_WAIT_S = 0.004
 """Maximum seconds that a step waits for slow grammars."""
 NUM_COMPILING = 2
 """Number of threads that compile grammars. While one thread compiles a slow grammar, the other
-serves other tenants."""
+thread compiles grammars of other tenants."""
 SLOW_S = 0.004
-"""Minimum CPU seconds of a step of a slow grammar. Once one step has taken this long, the grammar
-counts as slow, and is advanced on the thread for slow grammars."""
+"""Minimum CPU seconds in one step that make a grammar count as slow. From then on, the grammar is
+advanced on the thread for slow grammars."""
 
 
 class CompiledGrammar:
     """Compiled grammar. Its matcher is copied for each sequence that uses the grammar."""
 
     def __init__(self, matcher: LLMatcher, *, is_slow: bool) -> None:
-        """is_slow: whether one token of the grammar may take long, or has taken long."""
+        """is_slow: whether advancing by one token may take long, or has already taken long."""
         self.matcher = matcher
         self.is_slow = is_slow
 
@@ -56,7 +56,7 @@ class GrammarThreads:
         self._due: list[SequenceGrammar] = []
 
     def add(self, grammar: SequenceGrammar) -> None:
-        """Adds a grammar that the next `follow` advances."""
+        """Adds a grammar that the next call of `follow` will advance."""
         self._due.append(grammar)
 
     def follow(self) -> None:

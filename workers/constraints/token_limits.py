@@ -28,7 +28,7 @@ class TokenLimits:
         self._allowed = self._mask(rules.allowed) if rules.allowed else None
         self._always = frozenset(banned[0] for banned in rules.banned if len(banned) == 1)
         self._endings: dict[int, list[list[int]]] = defaultdict(list)
-        """Banned sequences of two or more tokens, by the token before their last token."""
+        """Banned sequences of two or more tokens, by the second-to-last token of each."""
         for banned in rules.banned:
             if len(banned) > 1:
                 self._endings[banned[-2]].append(list(banned))

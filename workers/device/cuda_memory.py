@@ -166,7 +166,7 @@ class CudaVirtualMemory:
 
 
 class Addresses:
-    """Address range that torch can view as a tensor. The object lives as long as such a tensor."""
+    """Address range that torch can view as a tensor. Such a tensor keeps this object alive."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {

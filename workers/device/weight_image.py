@@ -36,8 +36,8 @@ class Arrival:
         return not self._events
 
     def wait(self, part: int) -> None:
-        """Ensures that work that this thread submits to the device after this call runs only once
-        the part has been copied. Does not block the thread."""
+        """Makes the thread's current device stream wait for the copy of the part. Work that the
+        thread submits later runs after the copy. Does not block the thread."""
         if self._events:
             self._events[part].wait()
 

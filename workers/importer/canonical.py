@@ -57,8 +57,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def complete_config(config: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """Returns the config with the spec's value for each field that configs may omit because their
-    model families have a default for it."""
+    """Returns the config with explicit values for the fields that have defaults in some model
+    families. The values are taken from the spec."""
     rotary_dim = spec.layers[0].rope.rotary_dim
     return (
         config

@@ -16,9 +16,8 @@ NORMS: dict[str, dict[str, str]] = {
         "post_feedforward_layernorm": "post_mlp_layernorm",
     }
 }
-"""Names of norms in the checkpoints of model types that name them differently from canonical
-folders. Maps each model type to the checkpoint's name of each norm, by the norm's canonical
-name."""
+"""Map for model types whose checkpoints name norms differently from canonical folders. For each
+model type, it has the name of each norm in checkpoints, by the norm's canonical name."""
 
 
 def is_canonical(spec: ModelSpec) -> bool:

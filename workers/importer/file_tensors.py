@@ -36,8 +36,8 @@ NUMPY_TYPES = {
     "I8": np.int8,
     "U8": np.uint8,
 }
-"""numpy type as which each safetensors type is read. bfloat16 and FP8 are read as unsigned integers
-with the same bits, because numpy has neither type."""
+"""numpy type of the array into which each safetensors type is read. bfloat16 and FP8 are read as
+unsigned integers with the same bits, because numpy has neither type."""
 
 
 def _float8_values() -> NDArray[np.float32]:

@@ -124,8 +124,8 @@ def _rename(name: str, blocks: dict[str, str]) -> str:
 
 
 def _dequantise(tensor: ReaderTensor, offset: float) -> BFloat16:
-    """Dequantises a tensor in float32, a chunk of rows at a time, subtracts `offset` from each
-    value, and rounds to bfloat16."""
+    """Dequantises a tensor in float32, subtracts `offset` from each value, and rounds to bfloat16.
+    Works on a chunk of rows at a time, to save memory."""
     shape = tuple(map(int, tensor.shape[::-1]))
     rows = np.atleast_2d(tensor.data)
     out = np.empty((len(rows), shape[-1]), np.uint16)
@@ -137,7 +137,7 @@ def _dequantise(tensor: ReaderTensor, offset: float) -> BFloat16:
 
 
 def to_bfloat16(exact: NDArray[np.float32]) -> BFloat16:
-    """Rounds the numbers to bfloat16, to nearest with ties to even, and returns their bits."""
+    """Rounds numbers to bfloat16 (to nearest, ties to even). Returns the bits of the results."""
     bits = exact.view(np.uint32)
     rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     rounded[np.isnan(exact)] = NAN

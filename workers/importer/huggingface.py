@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from workers.importer.transformers_model import ModuleTensor
 
 POOLING = "1_Pooling/config.json"
-"""File in which Sentence Transformers stores how hidden states become an embedding."""
+"""File in which Sentence Transformers stores how an embedding is computed from hidden states."""
 POOLINGS = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
-"""Name in pooling.json of each supported pooling mode of Sentence Transformers."""
+"""Supported pooling modes of Sentence Transformers. Maps each mode to its name in pooling.json."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class SamplingRanges(msgspec.Struct):
-    """Allowed ranges of values in generation_config.json. They are the same as for request
-    parameters, because the file sets the defaults of requests."""
+    """Allowed ranges of values in generation_config.json. The ranges are the same as for parameters
+    of requests, because the file sets the defaults of these parameters."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] | None = None
@@ -174,9 +174,9 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
 
 
 def _chat_template(source: Path, embedded: Any) -> str | None:
-    """Returns the chat template, or None if there is none. As in transformers, chat_template.jinja
-    takes precedence over the template in the tokenizer config. If the config has several named
-    templates, returns the one named `default`."""
+    """Returns the chat template, or None if the source has none. As in transformers, the file
+    chat_template.jinja takes precedence over the template in the tokenizer config. If the config
+    has several named templates, returns the one named `default`."""
     if (source / "chat_template.jinja").is_file():
         return (source / "chat_template.jinja").read_text()
     if isinstance(embedded, list):
@@ -250,9 +250,9 @@ def _stored(
 def _unchanged(
     name: str, tensor: FileTensor | DequantizedTensor | ModuleTensor, keeps_integers: bool
 ) -> tuple[str, StoredTensor]:
-    """Returns a tensor's name in the file, and the tensor with its numbers unchanged. If
+    """Returns a tensor's name in the file, and the tensor with unchanged numbers. If
     `keeps_integers` is set and a block format can hold the tensor's integers exactly, the tensor is
-    stored in that format."""
+    stored in this block format."""
     read = tensor.read_integers if isinstance(tensor, DequantizedTensor) else None
     if keeps_integers and read is not None and (format := read().format()) is not None:
         blocks = block_shape((tensor.shape[0], tensor.shape[1]), format)

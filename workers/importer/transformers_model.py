@@ -116,9 +116,8 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
 
 
 def _load(source: Path, config: Any, is_part: bool) -> PreTrainedModel:
-    """Loads the language model without log output. is_part: whether the checkpoint also has image
-    or audio parts. For such a checkpoint, transformers would log a long table of the tensors of
-    these parts as unexpected keys."""
+    """Loads the language model. Suppresses transformers' log, which would list all tensors of image
+    and audio parts as unexpected keys. is_part: whether the checkpoint also has such parts."""
     logging = library().logging
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -151,7 +150,7 @@ def _is_other(key: str) -> bool:
 
 def _refuse_ropes(config: Any) -> None:
     """Raises UnsupportedModel if the rotary frequencies depend on the length of the longest text in
-    a step, because the result of a text would then depend on the texts batched with it."""
+    a step, because the result of a text would then depend on the other texts in the step."""
     ropes = getattr(config, "rope_parameters", None) or {}
     nested = [each for each in ropes.values() if isinstance(each, dict)]
     for rope in (ropes, *nested):

@@ -213,7 +213,7 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Computes causal attention, in which each row attends to rows of its own text alone."""
+    """Computes causal attention, in which each row attends only to rows of its own text."""
     group = site.num_heads // site.num_kv_heads
     key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
     scale = site.head_dim**-0.5 if scaling is None else scaling

@@ -1,4 +1,4 @@
-"""Reads the config.json of native model families. `model_type` selects the family."""
+"""Reads the config.json of native model families. The field `model_type` selects the family."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Checkpoint:
         """framework: "pt" reads torch tensors; "np" suffices for checks and does not load torch."""
         self._stack = ExitStack()
         self._stored: dict[str, tuple[Any, str]] = {}
-        """Open file of each tensor and the tensor's name in that file, by canonical name."""
+        """Open file of each tensor and the tensor's name in this file, by canonical name."""
         self.formats: dict[str, WeightFormat] = {}
         """Format of each tensor that is stored in blocks (see `ops.block_matrix`), by canonical
         name."""
@@ -129,9 +129,9 @@ class Checkpoint:
         return {name: stored for name, (_, stored) in self._stored.items()}
 
     def check(self, spec: ModelSpec, others: tuple[str, ...] = ()) -> None:
-        """Raises CheckpointError if a tensor of the spec is missing or has another shape or an
-        unsupported type, or if there is an additional tensor whose canonical name does not begin
-        with one of `others`."""
+        """Raises CheckpointError if a tensor of the spec is missing, has another shape, or has an
+        unsupported type. Also raises it if there is an additional tensor whose canonical name does
+        not begin with one of `others`."""
         expected = dict(expected_tensors(spec))
         stray = {
             name for name in self._stored.keys() - expected.keys() if not name.startswith(others)

@@ -1,4 +1,4 @@
-"""Decoder for all native families. The differences between families are data in the spec."""
+"""Decoder for all native families. Families differ only in the values of their specs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def read_mistral(config: dict[str, Any]) -> ModelSpec:
 
 def read_smollm3(config: dict[str, Any]) -> ModelSpec:
     """Reads a config of SmolLM3. Layers with 0 in `no_rope_layers` have no rope. If the field is
-    missing, every `no_rope_layer_interval`-th layer has none (every fourth by default)."""
+    missing, every `no_rope_layer_interval`-th layer has no rope (by default, every fourth)."""
     config = {"tie_word_embeddings": True, **config}
     require(config, "hidden_act", "silu", "silu")
     num_layers = positive(config, "num_hidden_layers")

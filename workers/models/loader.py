@@ -13,8 +13,8 @@ from workers.models.progress import ProgressMeter
 
 
 class WeightLoader:
-    """Loader that casts, packs and counts weights. dtype: dtype of all weights, except norms and
-    biases, which are float32."""
+    """Loader that casts and packs weights, and counts their bytes. dtype: dtype of all weights,
+    except norms and biases, which are float32."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class WeightLoader:
         image: WeightImage | None = None,
     ) -> None:
         """image: weight image in host memory that receives the weights. If it is None, the device
-        receives them."""
+        receives the weights."""
         self.ops = ops
         self.image = image
         self.num_bytes = 0

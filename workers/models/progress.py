@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 ByteProgress = Callable[[int, int], None]
-"""Function that receives the number of bytes done and the total number of bytes. Both are equal at
-the end."""
+"""Function that receives the number of bytes done and the total number of bytes. At the end, both
+numbers are equal."""
 
 
 class ProgressMeter:

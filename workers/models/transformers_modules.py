@@ -180,8 +180,9 @@ def attend(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention function that is registered in transformers. Ignores all other arguments, because
-    the window was recorded when the model was imported, and dropout is used only in training."""
+    """Attention function that is registered in transformers. Ignores all arguments that have no
+    name here: the window was recorded when the model was imported, and dropout is used only in
+    training."""
     site: PagedAttention = module.paged_attention  # pyright: ignore[reportAssignmentType]
     return site.attend(query, key, value, scaling, softcap, s_aux), None
 

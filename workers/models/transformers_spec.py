@@ -10,8 +10,8 @@ from adapters.manifest import RECORDED, BaseModelShape
 from workers.models.spec import end_tokens
 
 HEAD_STEP = 16
-"""Number to whose multiples head sizes are padded with zeros. All backends support these
-multiples."""
+"""Unit of head sizes. Heads are padded with zeros to a multiple of this number, because all
+backends support such head sizes."""
 
 
 class AttentionSite(msgspec.Struct, frozen=True, array_like=True):

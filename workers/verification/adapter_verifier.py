@@ -126,7 +126,7 @@ class AdapterVerifier:
         return int(is_active), sum(probe.model == model for _, probe in self._queue)
 
     def put_back(self, model: str) -> None:
-        """Returns the model's probe in progress to the head of the queue, because the model is
+        """Puts the model's probe in progress back at the head of the queue, because the model is
         about to be unloaded from the device. The probe restarts after the model has been loaded
         again."""
         if self._active is not None and self._active[1].model == model:
@@ -219,8 +219,8 @@ class AdapterVerifier:
         return ProbeResult(probe.id, effect_proof.layout.version, checksum, fingerprint)
 
     def _next_ones(self, model: str) -> list[str]:
-        """Returns the digests of adapters whose probes are queued, up to the number that fits into
-        the same pass through the model."""
+        """Returns the digests of adapters whose probes are queued. Returns at most as many as can
+        be scored in the same pass through the model."""
         waiting = [probe.adapter.digest for _, probe in self._queue if probe.model == model]
         return waiting[: MAX_TOGETHER - 1]
 

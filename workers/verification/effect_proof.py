@@ -41,13 +41,14 @@ PROBE_TOKENS = 16
 CHANGE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 NOISE_FACTOR = 8.0
 LEAST_SCORE_ERROR = 1e-4
-"""Terms of the allowed deviation. An adapter changes the log-probabilities of the probe's tokens.
-The changes that the engine computes may deviate from the changes that the reference backend
-computes by the sum of three terms:
+"""Terms of the allowed error. An adapter changes the log-probabilities of the probe's tokens. The
+norm of the difference between the engine's changes and the reference backend's changes may be at
+most the sum of three terms:
 
-- `CHANGE_ERROR` times the norm of the reference's changes (measured: 4e-5 times in float32, 0.01
-  times in bfloat16),
-- `NOISE_FACTOR` times the deviation of the base model's scores (measured: 3 times),
+- `CHANGE_ERROR` times the norm of the reference backend's changes. The measured difference is 4e-5
+  times this norm in float32, and 0.01 times in bfloat16.
+- `NOISE_FACTOR` times the norm of the difference between the base model's scores in the engine and
+  in the reference backend. The measured difference is 3 times this norm.
 - `LEAST_SCORE_ERROR` times the square root of the number of scores.
 """
 
@@ -145,8 +146,8 @@ class EffectProof:
         self.num_steps += 1
 
     def _check_copies(self, factors: Factors) -> None:
-        """Raises NotProved if the adapter's file repeats weights of its base model, and they differ
-        from the served base model's weights after rounding to the file's dtype."""
+        """Raises NotProved if the adapter's file repeats weights of its base model, and these
+        differ from the served base model's weights after rounding to the file's dtype."""
         if not factors.copies:
             return
         with Checkpoint(self._folder) as checkpoint:

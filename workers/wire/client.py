@@ -117,12 +117,12 @@ class WorkerClient:
     ) -> None:
         self.address = address
         self.instance_id = ""
-        """Id of the worker process of the current connection, or of the last one; empty before the
-        first connection."""
+        """Id of the worker process at the other end of the current or last connection; empty before
+        the first connection."""
         self.models: dict[str, ModelInfo] = {}
         """The worker's models by digest; empty while disconnected."""
         self.version = OLDEST_VERSION
-        """Protocol version of the current connection, or of the last one."""
+        """Protocol version of the current or last connection."""
         self.has_answered = False
         """Whether a worker at this address has ever answered with its Hello."""
         self.status: WorkerStatus | None = None
@@ -240,8 +240,8 @@ class WorkerClient:
         self._tell(Drain(is_on))
 
     async def run(self) -> None:
-        """Connects to the worker and dispatches its frames until cancelled. After a failure,
-        reconnects with pauses of growing length."""
+        """Connects to the worker and dispatches its frames until the task is cancelled. After a
+        failure, reconnects with pauses of growing length."""
         retry_s = FIRST_RETRY_S
         while True:
             try:

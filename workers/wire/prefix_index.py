@@ -105,8 +105,8 @@ class PrefixIndex:
         return num_pages * PAGE_TOKENS
 
     def whole(self) -> Iterator[CachedPages]:
-        """Yields frames with all cached keys. A worker sends them to a gateway that has just
-        connected."""
+        """Yields frames with all cached keys. A worker sends these frames to a gateway that has
+        just connected."""
         for model, keys in self._keys.items():
             yield from changed_pages(model, keys, (), is_whole=True)
 

@@ -188,8 +188,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     priority: int = 0
     """Priority among the tenant's requests. Requests with a higher priority run first."""
     timeout_s: float | None = None
-    """Seconds after the request's arrival at the worker. If the request is still waiting by then
-    and has no generated token, it expires. None if the request never expires."""
+    """Seconds from the request's arrival at the worker until it expires. A request expires only if
+    it is still waiting at that time and has no generated token. None if it never expires."""
     num_resumed: int = 0
     """Number of tokens at the end of `tokens` that another worker generated before the sequence was
     moved to this worker. These tokens count as generated tokens, including towards `max_tokens`,

@@ -1,5 +1,5 @@
-"""Reads matrices of the compressed-tensors format (llm-compressor): FP8, and integers that are
-packed or stored one per byte."""
+"""Reads matrices of the compressed-tensors format (llm-compressor). They may be FP8, packed
+integers, or integers of one byte each."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _whole(
 def _num_groups(
     asked_group: object, module: str, shape: tuple[int, int], tensors: SourceTensors
 ) -> int:
-    """Checks the scales and groups of a matrix and returns its number of groups per row."""
+    """Checks the scales and groups of a matrix. Returns the number of groups in a row."""
     scales, order = f"{module}.weight_scale", f"{module}.weight_g_idx"
     num_groups = tensors[scales].shape[-1]
     tensors.require(scales, (shape[0], num_groups), *FLOATS)

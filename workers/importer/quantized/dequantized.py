@@ -51,7 +51,7 @@ class DequantizedTensor:
 def dequantized_tensors(
     tensors: SourceTensors, spec: ModelSpec, find: FindMatrix
 ) -> dict[str, DequantizedTensor]:
-    """Returns all tensors of the model.
+    """Returns all tensors of the model, which are dequantised when they are read.
 
     Raises ImportRefused if the source lacks a tensor of the spec, or has an additional tensor that
     may change the model's results.

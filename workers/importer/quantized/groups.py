@@ -12,8 +12,8 @@ from workers.importer.quantized.source_tensors import SourceTensors
 def group_size(width: int, num_groups: int, asked: object) -> int:
     """Returns the number of neighbouring columns in a group.
 
-    asked: `group_size` of the configuration, which is ignored if there is a single group. Raises
-    ImportRefused if the columns do not form `num_groups` groups of this size.
+    asked: value of `group_size` in the configuration. It is ignored if there is a single group.
+    Raises ImportRefused if the columns do not form `num_groups` groups of this size.
     """
     if num_groups == 1:
         return width

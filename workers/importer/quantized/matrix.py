@@ -1,4 +1,4 @@
-"""Quantised matrix of a checkpoint, which is stored as several tensors."""
+"""Quantised matrix that a checkpoint stores as several tensors."""
 
 from __future__ import annotations
 
