@@ -79,7 +79,7 @@ class HostMemory:
 
 
 class MappedMemory:
-    """Memory of a GPU worker. It is allocated in pieces of the size of an extent. Each piece is
+    """Memory of a GPU worker. It is allocated in pieces, each as large as an extent. Each piece is
     mapped to an extent of the arena, mapped into the address range of a model's weights, or spare
     (not mapped). No piece is mapped to an extent that is lent to weights, so access to this extent
     faults."""

@@ -39,6 +39,6 @@ class VirtualMemory(Protocol):
         ...
 
     def pin(self, tensor: Tensor) -> None:
-        """Pins the tensor's pages of host memory, for asynchronous copies, until the memory is
-        freed. The tensor must consist of whole pages."""
+        """Pins the tensor's pages of host memory until the memory is freed, so that asynchronous
+        copies are possible. The tensor must consist of whole pages."""
         ...

@@ -1,5 +1,5 @@
-"""Parameters of a rotary embedding. Does not import torch, because modules that only read configs
-use it."""
+"""Parameters of a rotary embedding. Does not import torch, because this module is imported by
+modules that only read configs."""
 
 from __future__ import annotations
 

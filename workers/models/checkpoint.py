@@ -35,7 +35,8 @@ class CheckpointError(ValueError):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors files of a folder: the single file, or the shards in its index."""
+    """Returns the safetensors files of a folder: the single file, or the shards in the folder's
+    index."""
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():

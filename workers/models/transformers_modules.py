@@ -128,9 +128,9 @@ class PagedAttention:
     def __init__(
         self, ops: Ops, step: Step, layout: KVLayout, layer: int, window: int | None
     ) -> None:
-        """layout, layer: layout of a KV page, and the layer of this layout in which the module's
-        keys and values are stored. window: number of tokens to which a token attends, itself
-        included; None means all preceding tokens."""
+        """layout: layout of a KV page. layer: index of the layer of this layout in which the
+        module's keys and values are stored. window: number of tokens to which a token attends,
+        itself included; None means all preceding tokens."""
         self._ops = ops
         self._step = step
         self._layout = layout
@@ -180,9 +180,9 @@ def attend(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention function that is registered in transformers. Ignores all arguments that have no
-    name here: the window was recorded when the model was imported, and dropout is used only in
-    training."""
+    """Attention function that is registered in transformers. Ignores `attention_mask` and unnamed
+    arguments, because the window was recorded when the model was imported, and dropout is used only
+    in training."""
     site: PagedAttention = module.paged_attention  # pyright: ignore[reportAssignmentType]
     return site.attend(query, key, value, scaling, softcap, s_aux), None
 

@@ -302,8 +302,8 @@ def _not_scored(failed: Failed) -> NotProved:
 
 
 def _leave_the_cores() -> None:
-    """Leaves the CPU cores to the engine. Limits torch to one thread for work of the calling thread
-    and, on Linux, lowers the priority of the calling thread."""
+    """Leaves the CPU cores to the engine. Limits torch to one thread for operations that the
+    calling thread starts and, on Linux, lowers the priority of the calling thread."""
     torch.set_num_threads(1)
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

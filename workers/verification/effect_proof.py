@@ -1,4 +1,4 @@
-"""Proof of an adapter's effect, computed from its files and compared with the worker's results.
+"""Proof that an adapter has, in a worker, the effect that the adapter's files describe.
 
 The packed files give the checksum that the worker's image must have. The reference backend computes
 how much the adapter changes the log-probability of each token of a short prompt, and the running

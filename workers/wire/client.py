@@ -93,9 +93,8 @@ class WorkerFailed(Exception):
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """Event that reports that a sequence's worker is silent or hangs in a step. The caller may
-    wait, or abort the sequence and send it to another worker. The event is repeated at each
-    liveness check."""
+    """Event that a sequence's sink receives at each liveness check while the worker is silent or
+    hangs in a step. The caller may wait, or abort the sequence and send it to another worker."""
 
 
 SILENCE = Silence()

@@ -1,9 +1,9 @@
 """Gateway's estimate of the prompt tokens that a worker has cached. Does not import torch.
 
-A worker reports the pages that were added to and removed from its prefix caches, by the first bytes
-of each page's key. Cache domain, adapter and salt are hashed into the key, so a prompt matches only
-pages of its own domain. A wrong estimate never changes an answer, because a worker reuses a page
-only if the whole key is equal.
+A worker reports which pages were added to and removed from its prefix caches. The first bytes of a
+page's key identify the page. Cache domain, adapter and salt are hashed into the key, so a prompt
+matches only pages of its own domain. A wrong estimate never changes an answer, because a worker
+reuses a page only if the whole key is equal.
 """
 
 from __future__ import annotations
