@@ -1,5 +1,6 @@
-"""Memory budgets of request bodies, for each tenant and for all. A body counts from its arrival
-until it is decoded. The server counts its bytes, and the gateway or admin plane sets its owner."""
+"""Memory budgets of request bodies, for each tenant and for all. A body counts until the gateway
+has tokenised it, or its request is answered. The server counts the bytes, and the plane sets the
+owner."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class Edge:
         is_replaced = False
 
         async def watched(message: Message) -> None:
-            """Records refusals. Replaces a 404 or 405 with a refusal if a client without a key
-            exceeds its limit."""
+            """Records refusals. Replaces a 404 or 405 with a refusal if a client without a key has
+            exceeded the rate limits."""
             nonlocal is_replaced
             if message["type"] == "http.response.start" and message["status"] >= 400:
                 is_counted = "user" in scope or scope["method"] == "OPTIONS"

@@ -65,7 +65,7 @@ class UploadForm(msgspec.Struct, Generic[T], frozen=True):
     kind: type[T]
     """Type of the JSON body."""
     absent: Mapping[str, str]
-    """Values of the body's fields that the form does not have."""
+    """Values of the body's fields that a form cannot contain, by field name."""
 
     @property
     def texts(self) -> dict[str, int]:
