@@ -50,8 +50,8 @@ class DeviceMemory(Protocol):
 
 class HostMemory:
     """Memory of a CPU worker. Weights are ordinary allocations outside the extents. The pages of an
-    extent that is lent to weights are released to the OS, so that extents and weights together use
-    a constant amount of memory."""
+    extent that is lent to weights are released to the OS, so that the weights do not increase the
+    worker's memory use."""
 
     def __init__(self, num_extents: int, extent_bytes: int) -> None:
         """num_extents: number of the arena's extents. extent_bytes: a multiple of the page size."""

@@ -18,8 +18,8 @@ def read_qwen3(config: dict[str, Any]) -> ModelSpec:
 
 
 def _layers(config: dict[str, Any]) -> tuple[LayerSpec, ...]:
-    """Returns the layers. If `use_sliding_window` is set, the first `max_window_layers` layers have
-    full attention, and all other layers have a sliding window."""
+    """Returns the layers. If `use_sliding_window` is set and the config has no `layer_types`, the
+    first `max_window_layers` layers have full attention, and all others have a sliding window."""
     require(config, "hidden_act", "silu", "silu")
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
     first_sliding = config.get("max_window_layers", 28)
