@@ -94,9 +94,9 @@ class Ask:
         self, holdings: Holdings, name: str, amount: int, *, is_first: bool, spare: int = 0
     ) -> None:
         """is_first: whether the account uses no other item of the requested kind, such as pages or
-        adapters. If so, items of any account may be evicted for the request, in the usual order, so
-        that the account never starves. spare: amount that the account could evict from its own
-        items."""
+        adapters. If so, items of any account may be evicted for the request, in the usual order of
+        eviction, so that the account never starves. spare: amount that the account could evict from
+        its own items."""
         self._holdings = holdings
         self.name = name
         self._amount = amount

@@ -88,7 +88,7 @@ class BlockTable:
         """Offers the table's full pages to the prefix cache.
 
         keys[i] is the key of page i. Pages committed earlier are skipped. The table keeps all its
-        pages. If the cache already has another page with the same key, the table's stays private.
+        pages. If the cache already has another page with a key, the table's page stays private.
         """
         start, end = self.num_committed, len(keys)
         if start >= end:
@@ -114,6 +114,6 @@ class BlockTable:
         self._kv.tables.charge(self.tenant.name, change)
 
     def _ask(self, num_pages: int) -> Ask:
-        """Returns a request for pages. It has `is_first` if the tenant's other tables are empty."""
+        """Returns a request for pages, with `is_first` if the tenant's other tables are empty."""
         is_first = self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
         return self._kv.ask(num_pages, self.tenant, is_first=is_first)

@@ -22,8 +22,8 @@ class PageSource(Protocol):
         ...
 
     def add_cache(self, idle: IdlePages) -> Callable[[], None]:
-        """Adds a cache that may call `make_room`, and whose idle pages may be evicted. Returns the
-        function that removes it."""
+        """Adds a cache that may call `make_room`, and whose idle pages may be evicted. Returns a
+        function that removes the cache."""
         ...
 
     def make_room(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:

@@ -35,7 +35,7 @@ class PagePool:
         self._free: dict[int, list[int]] = {}
         """Stack of the free pages of each extent that the pool holds."""
         self._extents_with: list[dict[int, None]] = [{} for _ in range(self.pages_per_extent + 1)]
-        """The pool's extents by number of free pages: entry n has the extents with n of them."""
+        """The pool's extents, by number of free pages: entry n has extents with n free pages."""
         self._num_held_free = 0
 
     @property
@@ -44,7 +44,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Number of pages that `allocate` could return, from the pool's and from free extents."""
+        """Number of free pages in the pool's extents, and of pages that fit into free extents."""
         return self._num_held_free + self._arena.num_kv_obtainable * self.pages_per_extent
 
     def allocate(self, num_pages: int, account: str = NO_TENANT.name) -> list[int] | None:

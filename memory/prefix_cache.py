@@ -59,8 +59,8 @@ class PrefixCache:
 
         If a key is new, the cache stores the offered page and adds its own reference. If the cache
         already has another page with the key, it keeps that page, and the offered page stays
-        private to the caller. Returns the cached page of each key. If it is not the offered page,
-        the caller owns a new reference to the cached page.
+        private to the caller. Returns the cached page of each key. If the cached page is not the
+        offered page, the caller owns a new reference to the cached page.
         """
         before = None if parent is None else self._by_key[parent]
         cached: list[int] = []

@@ -231,7 +231,7 @@ class AdapterTensors:
     def _find_weights(
         self, names: dict[str, str], wanted: set[str], *, tied: bool = False
     ) -> dict[str, str]:
-        """Returns tensor names by the name of their module in OUTER.
+        """Returns the name of each module's tensor, by the module's name in OUTER.
 
         names: tensor names by module path. wanted: modules that the configuration names. Each of
         them must have a tensor, and no other module may have one. tied: whether the output matrix
@@ -364,8 +364,8 @@ def _check_shape(name: str, entry: TensorEntry, expected: tuple[int, int], rank_
 def _check_rows(
     name: str, entry: TensorEntry, tokens: tuple[int, ...] | None, base: BaseModelShape
 ) -> None:
-    """Raises AdapterRejected unless the tensor has one row for each of the tokens, or for each
-    token of the vocabulary if `tokens` is None."""
+    """Raises AdapterRejected unless the tensor has one row for each token in `tokens`, or, if
+    `tokens` is None, for each token of the vocabulary."""
     for token in tokens or ():
         if not 0 <= token < base.vocab_size:
             field, allowed = "trainable_token_indices", f"0 to {base.vocab_size - 1}"

@@ -26,8 +26,8 @@ class _OutOfTime(Exception):
 
 @contextmanager
 def cpu_limit(seconds: float | None) -> Iterator[None]:
-    """Raises AdapterRejected as soon as the block has used `seconds` of CPU time, even during a
-    match.
+    """Context manager that raises AdapterRejected as soon as its block has used `seconds` seconds
+    of CPU time, even during a match.
 
     Works only in the main thread of a process. If `seconds` is None, there is no limit.
     """

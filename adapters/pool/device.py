@@ -119,7 +119,8 @@ class DeviceTier:
         self.slots = Slots(num_slots, shape.num_layers, len(shape.projections), ops)
         self._resident: dict[Placement, AdapterEntry] = {}
         self._refused: dict[str, int] = {}
-        """Bytes of each account's last failed allocation. Until `poll`, only smaller are tried."""
+        """Bytes of each account's last failed allocation. Until the next `poll`, the account's
+        allocations of at least this size fail at once."""
         self.is_here = True
         """Whether the base model is on the device. If not, no adapters are loaded to it."""
         self.num_evictions = 0

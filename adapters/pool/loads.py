@@ -177,8 +177,8 @@ class Loads:
             self.device.free(entry)
 
     def unload(self, entry: AdapterEntry) -> None:
-        """Drops the adapter's image from the host and the device. It must be neither leased nor
-        loading."""
+        """Drops the adapter's image from the host and the device. The adapter must be neither
+        leased nor loading."""
         self._host.drop(entry)
         self.device.free(entry)
 

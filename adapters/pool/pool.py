@@ -24,8 +24,8 @@ from memory.reuse import ReuseByKey
 class AdapterPool:
     """`AdapterSource` that keeps adapters on disk, host and device, each bounded in bytes.
 
-    An adapter is charged to the tenant that last requested it. An adapter that does not fit into
-    one of these tiers even if the tier is empty is refused (adapter.too_large).
+    An adapter is charged to the tenant that last requested it. An adapter that is too large for one
+    of disk, host and device is refused (adapter.too_large).
 
     requests: recent requests for each adapter, shared by all base models. All methods except
     `close` are called with the memory lock held.

@@ -26,7 +26,7 @@ class AdapterEntry:
 
     digest: str
     known: dict[str, AdapterEntry]
-    """Entries of the same pool, by digest. `forget` removes the entry."""
+    """Entries of the same pool, by digest. `forget` removes this entry from them."""
     far_tier: Callable[[str], Tier]
     """Function that returns the tier of an adapter (a digest) that is not on host or device."""
     reuse: Reuse
@@ -59,8 +59,7 @@ class AdapterEntry:
     """Whether the adapter is to be pinned. `is_pinned` is set while there is room to pin it."""
     is_pinned: bool = False
     awaited_polls: int = 0
-    """Number of further polls for which the adapter counts as awaited. Waiting sequences request it
-    again at each step."""
+    """Number of further polls for which the adapter counts as awaited (see `AWAITED_POLLS`)."""
 
     @property
     def is_ready(self) -> bool:

@@ -53,7 +53,7 @@ class Store(Protocol):
 
     def check_room(self, num_bytes: int = 0) -> None:
         """Raises OSError (ENOSPC) unless the disk of `incoming` has room for `num_bytes` bytes in
-        addition to its reserve."""
+        addition to `min_free_bytes`."""
         ...
 
     def stage(self) -> Path:
@@ -76,8 +76,8 @@ class Store(Protocol):
         ...
 
     def adapter_folder(self, digest: str) -> Path:
-        """Returns the read-only folder of the adapter's two files, which are named as by peft.
-        Raises NotInStore."""
+        """Returns the read-only folder of the adapter's two files, which have the names that peft
+        uses. Raises NotInStore."""
         ...
 
     def adapter_sizes(self, digest: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ UNIT_BYTES = 64 << 10
 
 
 class Piece(NamedTuple):
-    """Bytes [start, stop) of an image, stored from byte `offset` of the device's memory on."""
+    """Bytes [start, stop) of an image, stored at byte `offset` of the device's memory."""
 
     offset: int
     start: int
@@ -38,7 +38,7 @@ class AdapterMemory:
     """Placements of images in 64 KiB units of adapter extents. Each placement is charged to an
     account. No other object allocates adapter extents from the arena.
 
-    An image consists of factors, the adapter's LoRA matrices, and is cut between factors if no hole
+    An image consists of factors (the adapter's LoRA matrices). It is cut between factors if no hole
     can hold all of it. Each part is placed into the smallest hole that is large enough for the rest
     of the image, or else into the largest hole. If the next factor fits into no hole, the longest
     available run of adjacent extents is added, up to the size of the rest of the image. Only a
@@ -140,7 +140,7 @@ class AdapterMemory:
         self._placements[placement] = account
 
     def free(self, placement: Placement) -> None:
-        """Frees the placement, and returns extents that contain no other placement to the arena."""
+        """Frees the placement. Extents without another placement are returned to the arena."""
         require(placement in self._placements, f"{placement} is not allocated")
         self._arena.bytes_held.charge(self._placements.pop(placement), -placement.num_bytes)
         self._free(placement.pieces)

@@ -55,8 +55,8 @@ class MemoryBroker:
     def __init__(self, arena: Arena, adapters: AdapterMemory) -> None:
         """adapters: memory of the adapters of all models, in the same arena."""
         self.lock = Lock()
-        """Must be held while reading or changing the owners of the arena's bytes. The engine
-        thread releases it while computing a step, because bytes in use are never evicted."""
+        """Must be held while reading or changing the owners of the arena's bytes. The engine thread
+        does not hold this lock while it computes a step, because bytes in use are never evicted."""
         self.bytes_held = arena.bytes_held
         self._arena = arena
         self._adapters = adapters
@@ -70,8 +70,8 @@ class MemoryBroker:
         return partial(self._caches.__delitem__, idle)
 
     def add_holder(self, holder: AdapterHolder) -> Callable[[], None]:
-        """Adds a holder. Returns a function that removes the holder, which may be called once the
-        holder has no placements."""
+        """Adds a holder. Returns a function that removes the holder. Call this function only when
+        the holder has no placements."""
         self.holders.append(holder)
         return partial(self.holders.remove, holder)
 

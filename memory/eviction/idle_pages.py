@@ -21,7 +21,7 @@ MAX_GONE = 1 << 14
 SECONDS_PER_TOKEN = 1e-3
 """Assumed seconds to prefill one token, until it is measured."""
 MEMORY = 0.9
-"""Factor by which earlier prefill measurements are multiplied at each new one."""
+"""Factor by which the sums of earlier prefill measurements are multiplied at each measurement."""
 
 
 @dataclass(eq=False, slots=True)
@@ -114,8 +114,8 @@ class _IdleOfAccount:
 
     num_pages: int = 0
     leaves: tuple[list[_Leaf], list[_Leaf]] = field(default_factory=lambda: ([], []))
-    """Heaps of the pages without children: pages never matched, and matched pages. Entries of pages
-    that have been in use since they were added are skipped."""
+    """Heaps of the pages without children: pages never matched, and matched pages. An entry is
+    skipped if its page has been in use since the entry was added."""
 
     def push(self, page: CachedPage) -> None:
         """Adds a page without children to its heap."""

@@ -59,8 +59,10 @@ class Tier(Generic[K]):
 
         worth: function that returns the cost per byte of dropping an item, as any comparable value,
         for example the seconds to load the item again times its expected reuse. gives_way: function
-        that returns whether an item of this worth may be dropped. Frees a little more than needed
-        (1/128 of the bound) if possible, so that not every load has to search for victims.
+        of an item and its worth that returns whether the item may be dropped.
+
+        Frees a little more than needed (1/128 of the bound) if possible, so that not every load has
+        to search for items to drop.
         """
         if self.has_room(num_bytes):
             return []

@@ -321,7 +321,7 @@ class ModelResidency:
 
 def _order_of_leaving(model: ModelState) -> tuple[bool, bool, float]:
     """Returns the sort key for unloading: first draining models, then idle models by the time of
-    their last use, then busy models by the time of their load, each the earliest first."""
+    their last use, then busy models by the time of their load. Earlier times are first."""
     last_s = model.since_s if model.has_work else model.used_s
     return model.tier != "draining", model.has_work, last_s
 

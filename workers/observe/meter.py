@@ -17,8 +17,8 @@ class RequestMeter:
         self._num_tokens = 0
         """Number of tokens that the current step has generated."""
         self._intervals: dict[float, int] = {}
-        """Number of sequences that received a token from the current step, by the time of their
-        previous token in seconds."""
+        """Number of sequences that received a token from the current step, by the time (in seconds)
+        of the sequences' previous token."""
         # Adding 0 creates each time series, so that Prometheus's `rate()` counts the first event.
         for counter, values in (
             (engine_metrics.requests, FinishReason),

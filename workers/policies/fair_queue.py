@@ -42,7 +42,7 @@ class FairQueue:
         self.waiting = NO_LOAD
         self._floor = 0.0
         """Counter of the class that was the last to have pending sequences. Used while no class has
-        any."""
+        pending sequences."""
         self._of_prompt: dict[bytes, dict[Sequence, None]] = {}
         """Pending sequences by the key of their prompt, in the order in which they were queued. A
         prompt is computed for the first sequence. The other sequences find the prompt in the prefix

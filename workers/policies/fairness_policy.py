@@ -32,7 +32,8 @@ DECODE_COST = 2.0
 CACHED_COST = 0.1
 """Charge for a prompt token that is found in the prefix cache."""
 MIN_KEPT = 64
-"""Number of entries up to which `Deadlines` does not remove sequences that have ended."""
+"""Number of entries that `Deadlines` may have, in addition to twice the number of unfinished
+sequences, before it removes sequences that have ended."""
 
 
 class FairnessPolicy:
@@ -174,8 +175,8 @@ class FairnessPolicy:
             self._charge(sequence, CACHED_COST * num_cached)
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:
-        """Charges generated tokens: the tokens of the sequence up to `num_known` that have not been
-        charged yet."""
+        """Charges the generated tokens among the first `num_known` tokens of the sequence, except
+        tokens that were charged before."""
         if num_known > sequence.place.num_charged:
             self._charge(sequence, DECODE_COST * (num_known - sequence.place.num_charged))
             sequence.place.num_charged = num_known

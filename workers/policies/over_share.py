@@ -48,7 +48,7 @@ class OverShare:
         tenant.recent_at = self._num_charged
 
     def includes(self, tenant: TenantQueue) -> bool:
-        """Whether the tenant recently used more than its share plus the leeway."""
+        """Whether the tenant recently used more than its share plus the leeway (see `LEEWAY`)."""
         if tenant.recent_part <= LEEWAY:
             return False
         return self._recent_part(tenant) > _with_leeway(self._queue.share(tenant))

@@ -129,8 +129,8 @@ class QueueLimits:
         ]
 
     def _late(self, tenant: TenantQueue, now: float, work: RunningWork) -> list[Sequence]:
-        """Returns the late sequences at the end of the tenant's queue. Late means that the first
-        token is predicted to be late. work: remaining work of all running sequences."""
+        """Returns the sequences at the end of the tenant's queue whose first token is predicted to
+        be late. work: remaining work of all running sequences."""
         late: list[Sequence] = []
         waiting = tenant.waiting
         for sequence in reversed(tenant.pending[tenant.num_started :]):

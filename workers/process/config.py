@@ -72,7 +72,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: int = 1 << 20
     max_queue_wait: float = 15.0
     """Maximum seconds that an interactive request waits for its first token. Each model has a queue
-    with the bounds `max_queued`, `max_queued_tokens` and this one (`QueueBounds`)."""
+    with the bounds `max_queued`, `max_queued_tokens` and `max_queue_wait` (`QueueBounds`)."""
     max_loaded_adapters: int = 128
     """Number of adapter slots, which are entries of the device tables. A slot does not include
     memory for the adapter."""

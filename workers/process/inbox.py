@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 MAX_TENANTS_FULL = 4
 """Limits of the whole inbox, as a multiple of the limits of one tenant's requests."""
 MAX_HINTS = 1024
-"""Maximum number of adapter loads that wait in the executor `hints` to be started. If it is
-reached, a new request's adapter is loaded only once the engine thread handles the request, and a
+"""Maximum number of adapter loads that wait in the executor `hints` to be started. If this number
+is reached, a new request's adapter is loaded only once the engine thread handles the request, and a
 new prefetch is dropped."""
 RETRY_S = 1.0
 """Seconds after which a request that was refused by a full inbox may be sent again."""

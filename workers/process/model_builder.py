@@ -160,7 +160,7 @@ class ModelBuilder:
         effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, loader.layout)
         with broker.lock:
             num_wanted = self.residency.num_wanted
-        # Done last, because this memory is not returned if the build fails.
+        # The memory for weights is enlarged last, because it is not reduced if the build fails.
         memory.extend(num_wanted + num_extents)
         return ServedModel(
             *(engine, pool, report, effect_proof),
