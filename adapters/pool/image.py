@@ -146,8 +146,8 @@ class ImageCache:
         try:
             image = _read(path, digest, layout)
         except FileNotFoundError:
-            # Only the record is dropped, because another worker of this machine may have written
-            # the file in the meantime.
+            # Only the cache's record of the file is dropped, because another worker of this machine
+            # may have written the file in the meantime.
             with self._lock:
                 self._tier.drop((layout, digest))
             return None

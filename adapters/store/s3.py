@@ -48,7 +48,7 @@ CONFIG = Config(
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
 UNFINISHED_S = 24 * 3600.0
-"""Seconds after which a file that no index entry names is considered left by a crashed writer."""
+"""Seconds after which a file that no index entry names is considered the rest of a failed put."""
 SWEEP_S = 3600.0
 
 logging.getLogger("botocore").setLevel(logging.WARNING)

@@ -134,8 +134,8 @@ class MemoryBroker:
         placement = self._adapters.allocate(ends, account)
         if placement is not None:
             return placement
-        # The request uses a copy of the amounts held. Evictions change the amounts, so that without
-        # the copy, the second eviction for a request could be refused after the first was made.
+        # The request uses a copy of the amounts held, because evictions change them. Without the
+        # copy, the second eviction for a request could be refused after the first was made.
         now = Holdings(self.bytes_held.accounts, self.bytes_held.held.items())
         ask = Ask(now, account, self._adapters.rounded(ends[-1]), is_first=is_first)
         for victims in self._victims(ends, ask):

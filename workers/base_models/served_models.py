@@ -221,9 +221,9 @@ class ServedModels:
 
     def _keep(self, model: ServedModel, runner: ModelRunner) -> None:
         """Keeps the packed weights in host memory. To make room, drops packed weights of models
-        that are not on the device, the lowest read time per byte times expected reuse first. If too
-        little room can be made, nothing is dropped now, and this model's packed weights are dropped
-        when it is unloaded."""
+        that are not on the device, in ascending order of read time per byte times expected reuse.
+        If too little room can be made, nothing is dropped now, and this model's packed weights are
+        dropped when it is unloaded."""
         now = self._clock()
 
         def worth(digest: str) -> float:

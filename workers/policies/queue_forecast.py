@@ -30,8 +30,8 @@ weight of earlier prompts."""
 SLOWDOWN_MEMORY_S = 10.0
 """Seconds after which earlier measurements of the slowdown count 1/e."""
 ASSUMED_S = 0.25
-"""Seconds of backlog without slowdown that are added to the measured seconds, so that a short
-measurement has little effect."""
+"""Seconds that are added to both the measured and the predicted seconds of backlog, so that a short
+measurement has little effect on their ratio."""
 NUM_HALVINGS = 6
 """Number of bisection steps to find the number of generating sequences."""
 

@@ -57,7 +57,8 @@ class StepTime:
         return self.total(1, num_tokens, num_attended)
 
     def total(self, num_steps: float, num_tokens: float, num_attended: float) -> float:
-        """Returns the predicted seconds of several steps with these totals, or 0 if unknown."""
+        """Returns the predicted seconds of several steps, or 0 if unknown. num_tokens,
+        num_attended: totals of the steps' tokens and of the positions that they attend to."""
         step, token, position = self._solved()
         return step * num_steps + token * num_tokens + position * num_attended
 
