@@ -8,6 +8,7 @@ writes the fields without effect into docs/use/api-chat.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_type_hints
 
@@ -44,9 +45,11 @@ class Wish(NamedTuple):
     nothing: tuple[Any, ...] = ()
 
 
-class Refusal(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Refusal:
     """Mark of an unsupported field that would change the answer. The field is refused with the
-    `reason`, unless its value is null, [], {} or in `nothing`."""
+    `reason`, unless its value is null, [], {} or in `nothing`. Hashed by identity, because
+    `nothing` may contain lists and the annotations of fields must be hashable."""
 
     reason: str
     nothing: tuple[Any, ...] = ()
@@ -80,9 +83,9 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
     vllm_xargs: Annotated[Any, Refusal("There are no plug-ins to take them.")] = None
 
     def __post_init__(self) -> None:
-        for name, refusal in marked(type(self), Refusal).items():
-            if getattr(self, name) is not None:
-                check_refused(name, getattr(self, name), *refusal)
+        for name, mark in marked(type(self), Refusal).items():
+            if (value := getattr(self, name)) is not None:
+                check_refused(name, value, mark.reason, mark.nothing, mark.takes_empty)
 
     @property
     def dropped(self) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ def test_unsupported_fields_by_name(service: Service, field: str, value: Any) ->
         ("chat", "service_tier", {"service_tier": "gold"}),
         ("chat", "temperature", {"temperature": -1}),
         ("chat", "temperature", {"temperature": "1"}),
+        ("chat", "temperature", {"temperature": "1", "modalities": ["text"]}),
         ("chat", "top_p", {"top_p": -0.1}),
         ("chat", "top_logprobs", {"top_logprobs": 21, "logprobs": True}),
         ("chat", "top_logprobs", {"top_logprobs": 2}),
