@@ -105,6 +105,14 @@ class PlaneRequest(Request[U, Any, State]):
                 pace.add(waited_s, len(chunk))
                 held.release(min(len(chunk), held.num_bytes))
 
+    async def read(self, max_bytes: int) -> bytes:
+        """Returns the whole body. Raises the errors of `stream`."""
+        # Chunks of a few bytes would take many times the memory that the body's budget counts.
+        body = bytearray()
+        async for chunk in self.stream(max_bytes):
+            body += chunk
+        return bytes(body)
+
 
 def check_bytes(num_bytes: int, max_bytes: int | None) -> None:
     """Raises TooLarge if a body with this many bytes exceeds the limit."""

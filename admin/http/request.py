@@ -55,8 +55,7 @@ class AdminRequest(PlaneRequest[ApiKey]):
 
     async def decode(self, kind: type[T], max_bytes: int) -> T:
         """Decodes a body of at most `max_bytes` bytes to `kind`. Raises TooLarge or Invalid."""
-        body = b"".join([chunk async for chunk in self.stream(max_bytes)])
-        return decode_json(body, kind)
+        return decode_json(await self.read(max_bytes), kind)
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
         """Opens a read-only transaction that sees only the caller's rows."""

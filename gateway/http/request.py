@@ -60,7 +60,7 @@ class HttpRequest(PlaneRequest[Principal]):
         """Returns the body, and keeps it until it is decoded. Raises InvalidRequest if it is empty,
         and the errors of `stream`."""
         if self._whole is None:
-            self._whole = b"".join([chunk async for chunk in self.stream(MAX_BODY_BYTES)])
+            self._whole = await self.read(MAX_BODY_BYTES)
             if not self._whole:
                 raise InvalidRequest("The body is not valid JSON: Input data was truncated")
             self.num_bytes = len(self._whole)

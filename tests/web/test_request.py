@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,6 +49,23 @@ async def test_a_whole_body_stays_held() -> None:
     client = Client([b"ab", b"", b"cd"])
     assert await body_of(client.request(), 4) == b"abcd"
     assert client.held.num_bytes == 4
+
+
+async def test_a_body_in_small_chunks_takes_little_more_memory_than_its_bytes() -> None:
+    numbers = iter(range(10_000))
+
+    async def receive() -> Any:
+        await asyncio.sleep(0)
+        number = next(numbers)
+        return {"type": "http.request", "body": b"%04d" % number, "more_body": number < 9_999}
+
+    request = PlaneRequest[Any]({"type": "http", "headers": [], "state": {}}, receive)
+    tracemalloc.start()
+    try:
+        assert len(await request.read(40_000)) == 40_000
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
 
 
 async def test_an_upload_holds_one_chunk_at_a_time() -> None:
