@@ -86,15 +86,14 @@ class ObjectStore:
         self._heads = LocalStore(cache / "heads", min_free_bytes=min_free_bytes)
         self._cache_root = cache / "adapters"
         self._cache_bytes = cache_bytes
-        self._cached_bytes = cache_bytes
-        """Estimated bytes of the cached adapters. Corrected whenever the cache is listed, because
-        other processes of this machine may use the same cache."""
+        self._bytes_until_listing = 0
+        """Bytes of adapters that may be added to the cache before it is listed again."""
         self._client: Any = boto3.client("s3", config=CONFIG)
         self._bringing: set[Target] = set()
         """Targets that a thread is checking or downloading."""
         self._brought = threading.Condition()
-        """Condition that guards `_bringing` and `_cached_bytes`. Its lock is held while folders are
-        removed from a cache."""
+        """Condition that guards `_bringing` and `_bytes_until_listing`. Its lock is held while
+        folders are removed from a cache."""
         self._swept_at = 0.0
 
     @property
@@ -278,30 +277,31 @@ class ObjectStore:
             shutil.rmtree(staged, ignore_errors=True)
 
     def _trim(self, added: IndexEntry) -> None:
-        """Adds the size of an adapter that was added to the cache to the estimated size of the
-        cache. If the cached adapters exceed `cache_bytes`, removes the least recently used
-        adapters, except adapters that a thread is checking or downloading. Frees 1/16 of
-        `cache_bytes`, so that the cache is not listed again for every new adapter."""
+        """Counts an adapter that was added to the cache. If the cached adapters exceed
+        `cache_bytes`, removes the least recently used adapters, except adapters that a thread is
+        checking or downloading. Frees 1/16 of `cache_bytes`, so that the cache is not listed again
+        for every new adapter. A process lists the cache whenever it has added 1/16 of
+        `cache_bytes`, because other processes of this machine may use the same cache."""
         with self._brought:
-            self._cached_bytes += sum(added.files.values())
-            if self._cached_bytes <= self._cache_bytes:
+            self._bytes_until_listing -= sum(added.files.values())
+            if self._bytes_until_listing >= 0:
                 return
             found: list[tuple[float, int, Path]] = []
             for folder in self._cache_root.iterdir():
-                # Another process of this machine may have removed the folder, if it uses the same
-                # cache.
+                # Another process may have removed the folder.
                 with contextlib.suppress(FileNotFoundError):
                     num_bytes = sum(file.stat().st_size for file in folder.iterdir())
                     found.append((folder.stat().st_mtime, num_bytes, folder))
-            self._cached_bytes = sum(num_bytes for _, num_bytes, _ in found)
-            if self._cached_bytes <= self._cache_bytes:
-                return
+            total = sum(num_bytes for _, num_bytes, _ in found)
+            margin = self._cache_bytes // 16
+            target = self._cache_bytes - margin if total > self._cache_bytes else total
             for _, num_bytes, folder in sorted(found):
-                if self._cached_bytes <= self._cache_bytes * 15 / 16:
-                    return
+                if total <= target:
+                    break
                 if (self._cache, "adapters", folder.name) not in self._bringing:
                     self._cache.delete("adapters", folder.name)
-                    self._cached_bytes -= num_bytes
+                    total -= num_bytes
+            self._bytes_until_listing = min(margin, self._cache_bytes - total)
 
     def _entry(self, kind: Kind, digest: str) -> IndexEntry:
         """Returns the index entry. Raises NotInStore."""

@@ -318,6 +318,14 @@ def test_the_cache_is_listed_once_for_many_adapters(
     assert 40 <= len(now) <= 50 and now == [*old, *new][-len(now) :], "the oldest went first"
 
 
+def test_processes_that_use_one_cache_keep_its_bound(s3: None, tmp_path: Path) -> None:
+    location = f"s3://{BUCKET}/{tmp_path.name}"
+    stores = [open_store(location, tmp_path / "cache", cache_bytes=1600) for _ in range(2)]
+    for i in range(30):
+        stores[i % 2].put("adapters", f"{i:064x}", stage(stores[i % 2], bytes(98)))
+    assert 14 <= len(kept(LocalStore(tmp_path / "cache"), "adapters")) <= 16 + len(stores)
+
+
 def test_a_folder_is_fetched_once(bucket: ObjectStore, tmp_path: Path) -> None:
     bucket.put("models", DIGEST, stage(bucket))
     bucket.put("adapters", DIGEST, stage(bucket))
