@@ -41,5 +41,8 @@ def read_module_list(folder: Path) -> list[ListedModule]:
         if len(raw) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES} bytes")
         return _decoder.decode(raw)
-    except (FileNotFoundError, ValueError) as error:  # ValueError: base class of msgspec's errors
+    except FileNotFoundError as error:
+        # Tenants read the message, so it must not contain the path of the store.
+        raise AdapterRejected("adapter.store.modules", MODULES_NAME) from error
+    except ValueError as error:  # base class of msgspec's errors
         raise AdapterRejected("adapter.store.modules", MODULES_NAME, str(error)) from error

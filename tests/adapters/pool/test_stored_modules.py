@@ -52,8 +52,9 @@ def test_no_pattern_is_matched_where_the_list_is_stored(files: AdapterFiles) -> 
     [b"[[0,0,2.0]]", b"[[0,0,2.0],[0,2,2.0],[1,0,2.0],[1,3,2.0]]", b"{}", b"[[0,0]]", b"x" * 2**21],
 )
 def test_a_list_of_other_modules_is_refused(files: AdapterFiles, stored: bytes) -> None:
-    with pytest.raises(AdapterRejected, match=r"adapter\.store\.modules"):
+    with pytest.raises(AdapterRejected, match=r"adapter\.store\.modules") as missing:
         image(files)
+    assert str(files.config.parent) not in str(missing.value)
     (files.config.parent / MODULES_NAME).write_bytes(stored)
     with pytest.raises(AdapterRejected, match=r"adapter\.store\.modules"):
         image(files)
