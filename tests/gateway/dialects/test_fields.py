@@ -134,9 +134,9 @@ def test_every_field_of_a_response_has_its_place_on_the_page() -> None:
     """Effective, dropped, or refused by name."""
     section = PAGE.read_text().split("## Refused and additional fields\n")[1].split("\n## ")[0]
     taken, schema = set(ResponseParams.__annotations__), set(ResponsesRequest.__struct_fields__)
-    refused = names_in(section.split("of OpenAI's page these:")[1].split(", and values of")[0])
+    refused = names_in(section.split("these are refused:")[1].split(", and values of")[0])
     assert refused == taken - schema
-    further = names_in(section.split("Beyond OpenAI's page it takes")[1])
+    further = names_in(section.split("the route accepts")[1])
     assert schema - taken == {"stream", "client_metadata"} | further
     assert further <= set(ChatCompletionRequest.__struct_fields__)
 
