@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+MAX_SHOWN = 256
+"""Maximum characters of a client's value or field name in a fault."""
+_AT = " - at "
+_PLACE = re.compile(r"(?:`key` in )?`\$\.?(?P<path>[^`]*)`")
 _FIELD = re.compile(
     r"Object (?:contains unknown field `(?P<unknown>[^`]*)`"
     r"|missing required field `(?P<missing>[^`]*)`)"
@@ -44,13 +47,15 @@ class Fault(NamedTuple):
 def find_fault(error: msgspec.ValidationError, kind: Any) -> Fault:
     """Returns the fault that the error reports. `kind` is the type that was decoded."""
     reason, path = str(error), None
-    if place := _PLACE.search(reason):
-        reason, path = reason[: place.start()], place["path"]
+    before, _, place = reason.rpartition(_AT)
+    if found := _PLACE.fullmatch(place):
+        reason, path = before, found["path"]
+    names = _FIELD.fullmatch(reason)
     if path is not None and reason.startswith(_NO_CHOICE):
         allowed = ", ".join(repr(value) for value in dict.fromkeys(_allowed(kind, path)))
-        reason += f"; allowed: {allowed}" if allowed else ""
-    names = _FIELD.fullmatch(reason)
-    return Fault(reason, path, names and names["unknown"], names and names["missing"])
+        reason = reason[:MAX_SHOWN] + (f"; allowed: {allowed}" if allowed else "")
+    unknown = names and names["unknown"]
+    return Fault(reason, path, unknown and unknown[:MAX_SHOWN], names and names["missing"])
 
 
 def first_step(path: str) -> str:

@@ -55,6 +55,12 @@ def test_faults_name_unknown_and_missing_fields() -> None:
     assert fault_of([])[1:] == (None, None, None)
 
 
+def test_faults_show_only_the_beginning_of_a_client_s_text() -> None:
+    fault = fault_of({"color": " - at `$" * 1000})
+    assert fault.path == "color" and len(fault.reason) < 300
+    assert len(fault_of({"m" * 1000: 1}).field) == 256
+
+
 def fault_of(value: Any) -> Fault:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(value, Body)
