@@ -127,7 +127,7 @@ class Child:
                 return code
             if lived_s > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
-            why = f"with exit status {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+            why = f"with exit status {code}" if code >= 0 else f"by signal {-code}"
             self._tell(f"{self.name}: ended {why}; starting again in {backoff_s:g} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff_s):

@@ -70,15 +70,16 @@ async def test_a_deaf_one_is_killed():
     assert one.pid is not None and not is_running(one.pid)
 
 
-async def test_a_crashed_one_is_started_again():
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 1])
+async def test_a_crashed_one_is_started_again(number: int):
     said: list[str] = []
     async with child(POLITE, said) as one:
         await until(lambda: "it: up" in said)
         assert one.pid is not None
-        os.kill(one.pid, signal.SIGKILL)
+        os.kill(one.pid, number)
         await until(lambda: said.count("it: up") == 2)
         assert one.num_starts == 2
-    assert "it: ended by SIGKILL; starting again in 0.5 s" in said
+    assert f"it: ended by signal {number}; starting again in 0.5 s" in said
 
 
 async def test_one_that_crashes_at_once_never_gets_ready():
