@@ -20,8 +20,11 @@ COLUMNS = (
 )
 
 
+_DOLLARS = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
 def _check_dollars(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
-    if text is not None and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+    if text is not None and not _DOLLARS.fullmatch(text):
         raise click.BadParameter(f"{text!r} is not an amount of dollars such as 0.20")
     return text
 

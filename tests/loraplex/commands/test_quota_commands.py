@@ -61,6 +61,11 @@ async def test_prices_and_costs(plane: Plane, base: str):
     await run(plane, "price", "set", "tiny", *paid, "--cached-input", "0.000001")
     (price,) = json.loads(await run(plane, "price", "list", "--json"))
     assert (price["input"], price["cached_input"], price["output"]) == ("2.50", "0.000001", "10.00")
+    short = await run(plane, "price", "set", "tiny", "--input", ".5", "--output", "1e-6", "--json")
+    assert (json.loads(short)["input"], json.loads(short)["output"]) == ("0.50", "0.000001")
+    for wrong in ("$1", ".", "1e", "nan"):
+        told = await run(plane, "price", "set", "tiny", *paid, "--input", wrong, code=2)
+        assert f"{wrong!r} is not an amount of dollars" in told
     assert "no base model" in await run(plane, "price", "set", "other", *paid, code=1)
     assert await run(plane, "price", "remove", "tiny") == "future requests of tiny are free\n"
     assert json.loads(await run(plane, "price", "list", "--json")) == []
