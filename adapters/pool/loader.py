@@ -82,7 +82,11 @@ class AdapterLoader:
             files = stored_files(self._store, digest)
             tables, payload = pack(files, self._base, self.layout)
         except OSError as error:
-            raise AdapterUnavailable("adapter.store.unreadable", str(error)) from error
+            # Tenants read this message, so it names no path or address. The log has the cause.
+            reason = error.strerror or "the store does not answer"
+            raise AdapterUnavailable(
+                "adapter.store.unreadable", f"reading the adapter from the store failed: {reason}"
+            ) from error
         except AdapterRejected as error:
             raise AdapterUnavailable(error.code, str(error)) from error
         image = AdapterImage.of(digest, tables, payload)

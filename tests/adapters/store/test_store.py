@@ -402,6 +402,7 @@ def test_an_adapter_is_loaded_from_the_bucket_and_its_absence_named(
     with pytest.raises(AdapterUnavailable) as caught:
         loader("other machine").fetch(digest)
     assert caught.value.code == "adapter.store.unreadable"
+    assert "127.0.0.1" not in str(caught.value), "tenants read it"
     assert time.monotonic() - started < 30
 
 
