@@ -34,9 +34,9 @@ def read_folder_serving(folder: Path) -> dict[str, Any]:
 
 
 def describe_taken(version: dict[str, Any], found: dict[str, Any], given: dict[str, Any]) -> str:
-    """Returns in words which of the folder's serving data a version uses. Returns an empty text if
-    it uses none. `found` is the folder's serving data, and `given` is the serving data that the
-    upload itself set."""
+    """Returns the words for what a version takes from its folder: chat template, defaults and stop
+    tokens. Returns an empty text if it takes nothing. found: these data of the folder. given: those
+    that the upload set itself, which take precedence."""
     if not found:
         return ""
     serving, taken = version["serving"], list[str]()

@@ -108,8 +108,8 @@ class LeaseBook:
 
     def quota(self, limit: Limit, at: float, now: float) -> QuotaWindow:
         """Returns the limit's window that contains the time `at`, which is `now` or the time at
-        which a request in flight was admitted. Creates the window if it is new, and updates the
-        limit's amount."""
+        which a request in flight was admitted. Creates the window if it is new, and adopts the
+        limit's present amount, which an admin may have changed."""
         place = limit.subject, limit.kind.value
         quota = self._current.get(place)
         if quota is None or not quota.window.holds(at):

@@ -64,7 +64,7 @@ class BodyPace:
 
 
 class _Use:
-    """State of one tenant's limit of refused requests."""
+    """Use that one tenant makes of the limit on refused requests per minute."""
 
     __slots__ = ("answers_at", "num_open", "whole_at")
 
