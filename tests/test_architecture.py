@@ -188,3 +188,12 @@ def test_no_unsafe_loading() -> None:
                     raise AssertionError(f"torch.load in {path}")
                 case _:
                     pass
+
+
+def test_files_that_the_pages_name_exist() -> None:
+    folders = "|".join((*PACKAGES, "benchmarks", "docs", "tests", "tools"))
+    name = re.compile(rf"`((?:{folders})/[\w./-]+)`")
+    for page in [*ROOT.glob("docs/[!h]*/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for path in name.findall(page.read_text()):
+            is_there = (ROOT / path).exists() or (ROOT / f"{path}.py").exists()
+            assert is_there, f"{page.name} names {path}"
