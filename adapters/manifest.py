@@ -171,7 +171,7 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     """Description of a validated adapter version and of the modules that it changes."""
 
     digest: str
-    """SHA-256 (hex) over a tag and both files, each preceded by its size."""
+    """SHA-256 (hex) over a tag, and over configuration and tensor file, each after its size."""
     base_digest: str
     max_rank: int
     num_parameters: int

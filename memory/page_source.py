@@ -29,7 +29,7 @@ class PageSource(Protocol):
     def make_room(self, idle: IdlePages, num_pages: int, ask: Ask) -> bool:
         """Evicts items until `num_pages` pages are free in the page pool of one cache. Returns
         False if too few pages can be freed. idle: the cache's idle pages. ask: request of the
-        account that needs the pages, which determines the items that may be evicted."""
+        account that needs the pages. It determines the items that may be evicted."""
         ...
 
     def check_integrity(self) -> None:

@@ -65,7 +65,7 @@ class Load(NamedTuple):
 
 @dataclass(slots=True)
 class LoadTimes:
-    """Times of an adapter's last loads, in seconds of the source's clock."""
+    """Times at which an adapter was last loaded to host and device, in seconds of the clock."""
 
     source: Tier = "host"
     """Tier that the last fetch read from: disk or store."""

@@ -185,8 +185,8 @@ class MemoryBroker:
         }
 
     def _paged(self, without: IdlePages | None = None) -> dict[int, Item]:
-        """Returns the extents whose used pages are all idle, as evictable items, except the extents
-        of the cache `without`."""
+        """Returns the extents of KV pages of which no sequence uses one, as evictable items, except
+        the extents of the cache `without`."""
         size = self._arena.extent_bytes
         return {
             extent: Item(size, lost, partial(idle.lost_with, extent), partial(idle.drain, extent))

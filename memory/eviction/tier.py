@@ -80,8 +80,8 @@ class Tier(Generic[K]):
         return victims if missing <= 0 else None
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless the sizes add up to `num_bytes` and do not exceed the
-        bound."""
+        """Raises IntegrityError unless the items' sizes add up to `num_bytes`, which is at most
+        `max_bytes`."""
         num_bytes = sum(self._sizes.values())
         require(num_bytes == self.num_bytes, f"{num_bytes} bytes in the tier, not {self.num_bytes}")
         require(num_bytes <= self.max_bytes, f"{num_bytes} bytes of {self.max_bytes}")

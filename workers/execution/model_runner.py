@@ -89,7 +89,7 @@ class ModelRunner:
         self, step: StepInput, inputs: BatchInputs[Array], shape: StepShape
     ) -> Callable[[], Tensor] | None:
         """Returns a function that computes the logits with a graph. Returns None if the step must
-        be computed op by op, for example because it needs more than the logits of samples."""
+        be computed op by op, for example because it scores a prompt or samples no token."""
         if self.graphs is None or not step.samples or step.scores or step.pools:
             return None
         if not self.model.arrival.is_complete or self._tables.replaces_rows(inputs.segment_slot):

@@ -8,11 +8,11 @@ from workers.policies.step_cost import StepTime
 
 MIN_TOKENS = 64
 """Number of prompt tokens that a step may have even if generated tokens are late. Without it, no
-prompt would be computed under load. The number is smaller if these prompt tokens would exceed two
-limits of time: the maximum gap between two tokens, and `MIN_PART`."""
+prompt would be computed under load. The number is smaller if these prompt tokens would take longer
+than both the maximum gap between two tokens and `MIN_PART` allow."""
 MIN_PART = 0.25
-"""Time that a step may spend on `MIN_TOKENS` prompt tokens even if the step then exceeds the
-maximum gap between two tokens, as a fraction of the time of the step's generating sequences."""
+"""Fraction of the time of a step's generating sequences that the step may spend on `MIN_TOKENS`
+prompt tokens, even if it then exceeds the maximum gap between two tokens."""
 
 
 class StepBudget:

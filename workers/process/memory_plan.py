@@ -54,7 +54,7 @@ def plan_memory(
     given = (config.device_memory or config.memory) - outside
     extent_bytes, least = _cut(given, config, models, granularity)
     if given < least:
-        # With more memory, extents are larger, and with larger extents, the minimum may be larger.
+        # A larger memory has larger extents, which may need a larger memory: repeat until it fits.
         while (larger := _cut(least, config, models, granularity)[1]) > least:
             least = larger
         raise CannotServe(

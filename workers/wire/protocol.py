@@ -148,7 +148,7 @@ class AdapterRef(msgspec.Struct, frozen=True):
     name: str = ""
     checksum: str = ""
     """SHA-256 (hex) of the packed image in the receiving worker's layout, as an earlier probe of
-    the adapter reported it. Empty if the adapter has not been proved for this layout."""
+    the adapter reported it. Empty if no probe for this layout has succeeded."""
     is_ephemeral: bool = False
     """Whether the version is temporary. The packed image of a temporary version is not kept in the
     disk cache."""
