@@ -102,7 +102,7 @@ async def _serve(
             draining = asyncio.create_task(server.drain())
             ends = asyncio.FIRST_COMPLETED
             await asyncio.wait([draining, running], timeout=config.drain_s, return_when=ends)
-            if not draining.done():
+            if not (draining.done() or running.done()):
                 logging.warning("not drained after %g s", config.drain_s)
         await server.close()
     finally:

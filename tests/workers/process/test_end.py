@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,37 @@ async def test_where_it_cannot_listen_its_loop_ends_and_everything_is_closed(
                 await _serve(cast(Worker, worker), engine, None)
             assert worker.is_stopped.is_set() and worker.has_run.is_set()
             assert worker.is_closed.is_set()
+        finally:
+            worker.stop()
+            gc.set_threshold(*threshold)
+
+
+class FailingWorker(EndingWorker):
+    """A worker whose loop fails as soon as it is to drain."""
+
+    def post(self, connection: int, message: object) -> None:
+        self.is_stopped.set()
+
+    def run(self) -> None:
+        super().run()
+        raise RuntimeError("the device is lost")
+
+
+async def test_a_loop_that_fails_ends_the_drain_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, threshold = tmp_path / "worker.sock", gc.get_threshold()
+    worker = FailingWorker(f"unix:{path}")
+    with ThreadPoolExecutor(1) as engine:
+        try:
+            serving = asyncio.create_task(_serve(cast(Worker, worker), engine, None))
+            while not path.exists():
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(RuntimeError, match="the device is lost"):
+                await asyncio.wait_for(serving, 30)
+            assert worker.is_closed.is_set()
+            assert "not drained" not in caplog.text, "that would be its time, which is left"
         finally:
             worker.stop()
             gc.set_threshold(*threshold)
