@@ -73,8 +73,8 @@ async def content_names(connection: Connection, digests: Collection[str]) -> dic
     return names
 
 
-async def find_adapter(connection: Connection, tenant_id: str, name: str) -> AdapterSummaryView:
+async def find_adapter(connection: Connection, tenant_id: str, name: str) -> AdapterFields:
     """Returns an adapter by name. Raises NotFound."""
     missing = NotFound(f"no adapter {name[:128]!r}", "adapter_not_found")
     args = tenant_id, "", "", 1, name, HEARD_S
-    return await fetch_one(connection, AdapterSummaryView, "adapter_list", *args, missing=missing)
+    return await fetch_one(connection, AdapterFields, "adapter_list", *args, missing=missing)

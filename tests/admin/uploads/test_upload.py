@@ -83,7 +83,9 @@ async def test_the_first_version_is_prod_and_the_next_is_not(
     assert promoted.json()["version"] == 2
     assert [m["version"] for m in promoted.json()["history"]] == [2, 1]
     shown = (await acme.get("adapters/bot")).json()
-    assert shown["aliases"] == {"prod": 2, "staging": 2}
+    (listed,) = (await acme.get("adapters")).json()["data"]
+    assert (shown["object"], listed["object"]) == ("adapter", "adapter.summary")
+    assert shown["aliases"] == listed["aliases"] == {"prod": 2, "staging": 2}
     assert [v["version"] for v in shown["versions"]] == [1, 2]
 
 
