@@ -59,7 +59,7 @@ def serve_command(demo: bool, **flags: Any) -> None:
 @click.option("--fd", type=int, hidden=True, help="Inherited listening socket.")
 @click.option("--management-fd", type=int, hidden=True, help="Inherited management socket.")
 @click.option(
-    "--worker-health", hidden=True, help="Health address of a worker whose metrics are shown too."
+    "--worker-health", hidden=True, help="Health address of a worker that /metrics includes."
 )
 @settings_options(SERVING, TRANSPORT, UPLOADS)
 def gateway_command(

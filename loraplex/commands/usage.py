@@ -126,5 +126,5 @@ def make_credit(
 
 @usage_group.command("credits", example="", output="table")
 def list_credits() -> None:
-    """List the corrections of wrong prices."""
+    """List the credits that corrected usage billed at a wrong price."""
     show_list(api().all("/admin/v1/usage/credits", cursor="id"), CREDITS)
