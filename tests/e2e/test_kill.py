@@ -166,7 +166,9 @@ class Promoter(Client):
                 assert answer.status_code == 200, answer.text
                 possible = {target}
                 self.ledger.num_moves += 1
-            found = self.insist("GET", path).json()["version"]
+            answer = self.insist("GET", path)
+            assert answer.status_code == 200, answer.text
+            found = answer.json()["version"]
             self.ledger.check(found in possible, f"bot is at {found}, not at {possible}")
             possible = {found}
             time.sleep(0.05)
