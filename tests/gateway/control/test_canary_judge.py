@@ -144,7 +144,7 @@ def failing(request: Generate) -> Reply:
 
 def slow(request: Generate) -> Reply:
     is_canary = request.adapter is not None and request.adapter.digest[0] == "b"
-    return Reply([65, 66], idle_steps=300) if is_canary else answer(request)
+    return Reply([65, 66], idle_steps=1000) if is_canary else answer(request)
 
 
 @pytest.mark.parametrize("stream", [False, True])
