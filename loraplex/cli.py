@@ -82,13 +82,13 @@ def main() -> None:
             click.echo(f"loraplex: {lost}", err=True)
         sys.exit(lost.exit_code)
     except (LoraplexError, ApiError) as error:
-        _tell(str(error))
+        _print_error(str(error))
         sys.exit(getattr(error, "exit_code", 1))
     except OSError as error:
         # An OSError with a file name is reported without a traceback. Any other OSError is a bug.
         if error.filename is None:
             raise
-        _tell(f"{error.strerror}: {error.filename}")
+        _print_error(f"{error.strerror}: {error.filename}")
         sys.exit(1)
     except UnicodeError as error:
         click.echo(f"loraplex: what was given is not UTF-8: {error}", err=True)
@@ -107,7 +107,7 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _tell(failure: str) -> None:
+def _print_error(failure: str) -> None:
     if logging.root.handlers:
         log.error("%s", failure)
     else:

@@ -55,10 +55,10 @@ class Refused(ApiFailure):
     def __init__(self, error: dict[str, Any], status: int = 0) -> None:
         self.status = status
         self.code = str(error.get("code") or "")
-        super().__init__(_tell(error))
+        super().__init__(_sentence_of(error))
 
 
-def _tell(error: dict[str, Any]) -> str:
+def _sentence_of(error: dict[str, Any]) -> str:
     """Returns the message of an error. For a rejected adapter, lists what cannot be served."""
     if "field" not in error:
         return str(error.get("message") or error.get("code") or error)

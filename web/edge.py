@@ -70,7 +70,7 @@ class Edge:
             if message["type"] == "http.response.start" and message["status"] >= 400:
                 is_counted = "user" in scope or scope["method"] == "OPTIONS"
                 if message["status"] in NOT_SERVED and not is_counted:
-                    refusal = self._take(scope)
+                    refusal = self._refusal_of(scope)
                     if refusal is not None:
                         is_replaced = True
                         await self._refuse(refusal, scope, receive, send)
@@ -84,7 +84,7 @@ class Edge:
         path = scope["path"]
         is_question = scope["method"] == "OPTIONS"
         if error is None and (is_question or path == "/" or path.startswith(PUBLIC)):
-            error = self._take(scope)
+            error = self._refusal_of(scope)
         if error is not None:
             await self._refuse(error, scope, receive, send)
         else:
@@ -98,7 +98,7 @@ class Edge:
             error = Overloaded("The server is being stopped. Try again.", code="draining")
             await self._refuse(error, scope, receive, send)
 
-    def _take(self, scope: Scope) -> ApiError | None:
+    def _refusal_of(self, scope: Scope) -> ApiError | None:
         """Takes a token from the rate limits of requests without a key. Returns the refusal if a
         limit is exhausted."""
         match self._limit.take(client_address(scope), time.monotonic()):

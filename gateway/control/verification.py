@@ -38,7 +38,7 @@ RENEW_S = 20.0
 """Seconds between renewals of a claim while its probe is in flight: a third of the claim's
 duration."""
 STALL_S = 600.0
-"""A probe is given up after this many seconds without progress of the worker's proofs. One step,
+"""Seconds without progress of the worker's proofs after which a probe is cancelled. One step,
 such as one layer for several adapters, may take long if the worker also serves requests."""
 STALL_CHECK_S = 1.0
 ATTEMPTS_AT_ONE_WORKER = 3

@@ -215,13 +215,13 @@ class TextScores:
         told: list[Part] = []
         for part in parts:
             if isinstance(part, Text) and part.text:
-                part = msgspec.structs.replace(part, scored=self._take(part.text.encode()))
+                part = msgspec.structs.replace(part, scored=self._take_logprobs(part.text.encode()))
             told.append(part)
         if told and not isinstance(told[-1], Text):
             self._open.clear()
         return told
 
-    def _take(self, text: bytes) -> list[TokenLogprobs]:
+    def _take_logprobs(self, text: bytes) -> list[TokenLogprobs]:
         spelled = [self._spelled[entry.token] for entry in self._open]
         begin = b"".join(spelled).rfind(text)
         if begin < 0:

@@ -112,7 +112,7 @@ def bench_command(
     outcomes: list[Outcome] = []
     with progress("requests" if plan.is_counted else "seconds", of_bytes=False) as report:
         asyncio.run(run_plan(place, plan, _noting(outcomes, plan, report)))
-    _tell(place, plan, outcomes, Targets(ttft_target, itl_target), plot=plot)
+    _print_report(place, plan, outcomes, Targets(ttft_target, itl_target), plot=plot)
     if all(outcome.error for outcome in outcomes):
         raise ApiFailure("no request was answered")
 
@@ -152,7 +152,9 @@ def _noting(outcomes: list[Outcome], plan: Plan, report: ProgressCallback) -> On
     return note
 
 
-def _tell(url: str, plan: Plan, outcomes: list[Outcome], targets: Targets, *, plot: bool) -> None:
+def _print_report(
+    url: str, plan: Plan, outcomes: list[Outcome], targets: Targets, *, plot: bool
+) -> None:
     from loraplex.load.figures import failures, load_seconds, summarise
 
     seconds = load_seconds(outcomes)

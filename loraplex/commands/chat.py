@@ -132,8 +132,8 @@ class Chat:
 
 def _run_session(chat: Chat) -> None:
     """Runs a session until the end of standard input or /exit."""
-    _tell(_describe(chat))
-    _tell("/help lists the commands; Ctrl-C stops an answer, Ctrl-D ends")
+    _print_note(_describe(chat))
+    _print_note("/help lists the commands; Ctrl-C stops an answer, Ctrl-D ends")
     with _line_editing():
         while True:
             try:
@@ -158,24 +158,24 @@ def _obey(chat: Chat, line: str) -> None:
     word, _, rest = line.partition(" ")
     match word, rest.strip():
         case "/help", _:
-            _tell(HELP)
+            _print_note(HELP)
         case "/model", "":
-            _tell("\n".join(_names(chat.api)))
+            _print_note("\n".join(_names(chat.api)))
         case "/model", name:
             before, chat.model = chat.model, name
             try:
-                _tell(_describe(chat))
+                _print_note(_describe(chat))
             except ApiFailure:
                 chat.model = before
                 raise
         case "/system", text:
             chat.system = text or None
-            _tell("the system message is set" if text else "there is no system message now")
+            _print_note("the system message is set" if text else "there is no system message now")
         case "/clear", _:
             chat.messages.clear()
-            _tell("the conversation is forgotten")
+            _print_note("the conversation is forgotten")
         case _:
-            _tell(f"there is no command {word}; /help lists the commands")
+            _print_note(f"there is no command {word}; /help lists the commands")
 
 
 def _describe(chat: Chat) -> str:
@@ -307,13 +307,15 @@ def _choose_tenant(admin: Api, tenant: str | None, refusal: ApiFailure) -> str:
             "an admin key may not query models: give --tenant NAME, and the chat creates a key"
             f" for an hour; the tenants are {', '.join(names)}"
         )
-    _tell("An admin key may not query models. A tenant's key is created, and revoked at the end.")
+    _print_note(
+        "An admin key may not query models. A tenant's key is created, and revoked at the end."
+    )
     return click.prompt(
         "Chat as which tenant", default=names[0], type=click.Choice(names), err=True
     )
 
 
-def _tell(text: str) -> None:
+def _print_note(text: str) -> None:
     """Prints text to standard error, wrapped to the width of the terminal."""
     width = max(shutil.get_terminal_size().columns - 1, 20)
     click.echo(wrapped(text, width, indent=""), err=True)

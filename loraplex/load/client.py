@@ -245,7 +245,7 @@ class _Answer:
             *lines, seen = seen.split(b"\n")
             for line in lines:
                 if line.startswith(b"data:"):
-                    self._take(line[5:].strip())
+                    self._read_event(line[5:].strip())
         if len(seen) > MAX_LINE_BYTES:
             self._outcome.fail("bad_answer", f"more than {MAX_LINE_BYTES} bytes in one line")
             seen = b""
@@ -256,7 +256,7 @@ class _Answer:
         self._is_complete = True
         self._may_keep = self._parser.should_keep_alive()
 
-    def _take(self, data: bytes) -> None:
+    def _read_event(self, data: bytes) -> None:
         outcome = self._outcome
         if data == b"[DONE]":
             self._is_done = True
