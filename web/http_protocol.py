@@ -23,6 +23,8 @@ connection would be lost."""
 HEAD_S = 10.0
 """Maximum seconds from the first to the last byte of a head. Also the maximum seconds for the rest
 of a body whose request has already been answered."""
+NEW_CONNECTION_S = 1.0
+"""Maximum seconds until a connection without a request sends one after the shutdown has begun."""
 
 MAX_HEAD_BYTES = 64 << 10
 """Maximum bytes of one head, and of the chunk framing and trailers of one body."""
@@ -127,6 +129,16 @@ class HttpProtocol(HttpToolsProtocol):
         """Closes the connection at once, without an answer."""
         self.config.refusals.note_connection(reason, canonical(self._host or ""))
         self.transport.abort()
+
+    def shutdown(self) -> None:
+        """Closes an idle connection. Waits a moment for the request of a new connection, so that it
+        is answered. A request that arrives at a closed connection resets the connection."""
+        is_busy = bool(self.cycle) and not self.cycle.response_complete
+        if is_busy or (self.cycle and not self._is_in_head):
+            super().shutdown()
+            return
+        self._unset_keepalive_if_required()
+        self._start_clock(NEW_CONNECTION_S)
 
     def data_received(self, data: bytes) -> None:
         start = 0

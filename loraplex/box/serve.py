@@ -14,7 +14,6 @@ import fcntl
 import logging
 import os
 import shutil
-import signal
 import socket
 import ssl
 import sys
@@ -30,6 +29,7 @@ from admin.models.base_choice import source_of
 from loraplex.api import Api
 from loraplex.box import demo
 from loraplex.box.children import Child, environment_of_child, python
+from loraplex.box.end_signals import EndSignals
 from loraplex.box.importing import Formats, check_source, import_model
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.box.weight_format import serving_format
@@ -81,7 +81,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
         set_up_logging("json", settings.log_level)
         # httpx logs each request that this process sends.
         logging.getLogger("httpx").setLevel(logging.WARNING)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signals = EndSignals()
     models = dict(settings.models)
     if with_demo:
         models.setdefault(demo.MODEL_NAME, str(demo.find_model()))
@@ -104,7 +104,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
         for path in models.values():
             check_source(Path(path))
         postgres, dsn = stack.enter_context(_database(settings))
-        known = {} if is_new else asyncio.run(_registered(dsn, listener, tls))
+        known = {} if is_new else signals.run(_registered(dsn, listener, tls))
         digests = {
             name: _import(name, Path(path), settings, known.get(name))
             for name, path in models.items()
@@ -113,7 +113,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
             raise BadSettings(NOTHING_TO_SERVE)
         sources = {name: source_of(Path(path).absolute()) for name, path in models.items()}
         box = Box(settings, (listener, management), postgres, dsn, digests, sources, with_demo)
-        asyncio.run(box.run(started))
+        asyncio.run(box.run(started, signals))
 
 
 class Box:
@@ -159,23 +159,24 @@ class Box:
         self._worker = self._make_worker()
         self._gateway = self._make_gateway()
 
-    async def run(self, started: float) -> None:
+    async def run(self, started: float, signals: EndSignals) -> None:
+        """Serves until a signal. `started` is the monotonic time in seconds at which the start
+        began."""
         stopping = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, stopping)
         watching = asyncio.create_task(self._watch_postgres())
-        try:
-            keys = await _unless(stopping, self._start())
-            if keys is not None:
-                with announced(self._where):
-                    # Written only when the server is ready, because scripts wait for this file.
-                    keys.write(self._settings.home / "keys.json")
-                    self._announce(keys, time.monotonic() - started)
-                    await stopping.wait()
-        finally:
-            tell("stopping")
-            await self._stop()
-            watching.cancel()
+        with signals.calling(partial(self._on_signal, stopping)):
+            try:
+                keys = await _unless(stopping, self._start())
+                if keys is not None:
+                    with announced(self._where):
+                        # Written only when the server is ready, because scripts wait for this file.
+                        keys.write(self._settings.home / "keys.json")
+                        self._announce(keys, time.monotonic() - started)
+                        await stopping.wait()
+            finally:
+                tell("stopping")
+                await self._stop()
+                watching.cancel()
 
     def _on_signal(self, stopping: asyncio.Event) -> None:
         """Drains at the first signal, and kills the children at the second one."""

@@ -122,6 +122,27 @@ async def test_a_connection_is_closed_behind_its_refusal() -> None:
             writer.close()
 
 
+async def test_a_connection_that_was_opened_just_before_gets_an_answer() -> None:
+    """A closed connection would answer a request that is under way with a reset."""
+    app = Slow()
+    async with asyncio.timeout(30), served(app) as (server, client):
+        opened = [
+            await asyncio.open_connection("127.0.0.1", int(client.base_url.port or 0))
+            for _ in range(2)
+        ]
+        opened[1][1].write(b"GET / HTTP/1.1\r\n")
+        # Its answer shows that the server has read what was sent before.
+        await in_progress(app, client)
+        server.should_exit = True
+        await is_draining(server)
+        opened[0][1].write(b"GET / HTTP/1.1\r\n")
+        for reader, writer in opened:
+            writer.write(b"host: a\r\n\r\n")
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 503 ") and b"draining" in answer
+            writer.close()
+
+
 async def test_an_idle_connection_is_closed_at_once() -> None:
     app = Slow()
     async with asyncio.timeout(30), served(app) as (server, client):
@@ -149,7 +170,7 @@ async def test_what_does_not_end_is_cut_after_its_time() -> None:
             await asked
 
 
-async def test_without_requests_it_ends_at_once() -> None:
+async def test_without_requests_it_ends_in_a_moment() -> None:
     app = Slow()
     async with asyncio.timeout(10), served(app, drain_s=3600) as (server, client):
         await client.get("/")

@@ -41,12 +41,6 @@ class Killable(Stack):
         """Starts as `loraplex serve` from now on."""
         self._arguments = ()
 
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-        self._process = None
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
