@@ -270,7 +270,9 @@ def test_killed_amid_uploads_promotes_and_loads(tmp_path: Path) -> None:
         return write_adapter(tiny.shape, folder, rank=4, seed=1000 + number, b_std=0.5)
 
     rng, ledger, stop = random.Random(SEED), Ledger(), threading.Event()
-    stack = tiny.stack(command=PLAIN, memory="4MiB", max_loaded_adapters=4, max_num_seqs=16)
+    # More than 60 changes a minute would be refused.
+    limits: dict[str, object] = {"max_num_seqs": 16, "tenant_writes_per_minute": 100_000}
+    stack = tiny.stack(command=PLAIN, memory="4MiB", max_loaded_adapters=4, **limits)
     with running(stack), ExitStack() as clients:
         key = stack.create_tenant("acme")
 
