@@ -14,12 +14,12 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 OUTER = ("embed_tokens", "lm_head")
 """Modules outside of the layers of a native family that an adapter may change."""
 RECORDED = "loraplex"
-"""Field of a canonical config.json that describes a model computed by transformers. It is written
-when the model is imported."""
+"""Key in a canonical config.json, whose value describes a model computed by transformers. The key
+is written when the model is imported."""
 
 
 class ModelLinear(msgspec.Struct, frozen=True, array_like=True):
-    """Linear module, which adapters can change, of a model computed by transformers.
+    """Linear module of a model computed by transformers. Adapters can change the module.
 
     path: path of the module in a causal language model. layer: index of the module's decoder layer,
     or the number of layers if the module is outside of the layers.
@@ -171,7 +171,7 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     """Description of a validated adapter version and of the modules that it changes."""
 
     digest: str
-    """SHA-256 (hex) over a tag, and over configuration and tensor file, each after its size."""
+    """SHA-256 (hex) over a tag and the adapter's two files, each file preceded by its size."""
     base_digest: str
     max_rank: int
     num_parameters: int

@@ -135,8 +135,8 @@ class QKNorm:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Location of the rows that an adapter replaces in a table. Offsets are in bytes, in the
-    adapter's image or in the arena.
+    """Location of the rows that an adapter replaces in the embedding or in the output matrix.
+    Offsets are in bytes from the start of the adapter's image or of the arena.
 
     ids: offset of the token ids of the rows, int32 [count], ascending. rows: offset of the rows,
     [count, width] in the serving dtype.
@@ -150,7 +150,7 @@ class TableRows:
 
 @dataclass(frozen=True, slots=True)
 class ReplacedRows:
-    """Rows that an adapter replaces in a table [V, K], for rows first..end - 1 of the batch.
+    """Rows of a table [V, K] as an adapter replaces them for rows first..end - 1 of the batch.
 
     ids: token ids of the rows, int32 [count], ascending. rows: the new rows, [count, K].
     """
@@ -187,7 +187,7 @@ class AdapterTables:
     )
 
     def replaces_rows(self, slots: NDArray[Any]) -> bool:
-        """Returns whether an adapter in one of these slots replaces rows. slots: host array."""
+        """Returns whether any adapter in these slots replaces rows. slots: host array."""
         return bool(self.replaced) and not self.replaced.keys().isdisjoint(slots.tolist())
 
 

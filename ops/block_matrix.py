@@ -115,7 +115,7 @@ def _q4_1(blocks: Tensor) -> Levels:
 
 
 def _q4_k(blocks: Tensor) -> Levels:
-    """Unpacks blocks of eight groups of 32. Scales and minimums are products of 6-bit integers."""
+    """Unpacks blocks of 8 groups of 32. Scales and minimums are 6-bit integers times a float16."""
     first, second, third = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat([first & 63, (third & 15) | (first >> 6 << 4)], dim=-1)
     minimums = torch.cat([second & 63, (third >> 4) | (second >> 6 << 4)], dim=-1)

@@ -86,14 +86,14 @@ class CudaOps:
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self.overlaps = properties.major >= 9
-            # Builds of torch for GPUs of other vendors may lack this property.
+            # Builds of torch for GPUs of other vendors may lack `shared_memory_per_block_optin`.
             self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
             self._graph_pool = torch.cuda.graph_pool_handle()
             # The streams are created once. torch gives out 32 streams in rotation, so a copy could
             # otherwise get the capture's stream.
             for name in ("capture", *get_args(StreamName)):
                 self._streams[name] = torch.cuda.Stream(device)
-        # By default, cuBLAS may add the partial sums of a product in bfloat16.
+        # Disabled because cuBLAS may otherwise add the partial sums of a product in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_tf32 = False
 

@@ -26,8 +26,8 @@ class NativePart(Structure):
 class PanelLinear:
     """Weights of one linear, each with its own format and its own output columns, and one bias.
 
-    The stored bias is float32. It has one panel more than there are columns, because kernels read
-    whole panels.
+    The bias is stored as float32, followed by zeros for one more panel, because kernels read whole
+    panels.
     """
 
     def __init__(

@@ -51,9 +51,9 @@ class Processor:
         """
         runnable = [variant for variant, needed in REQUIRED.items() if needed <= self.features]
         if self.vendor != "AuthenticAMD" and "avx512bf16" in runnable:
-            # On Intel's processors `vdpbf16ps` is about a third slower than float32 arithmetic
-            # (100 against 147 to 165 GFLOP/s per core of Sapphire Rapids). On Zen 4 and 5 it is
-            # nearly twice as fast (190 against 100 GFLOP/s per core of Zen 4).
+            # On Intel's processors `vdpbf16ps` is about a third slower than float32 arithmetic, so
+            # avx512 comes first (100 against 147 to 165 GFLOP/s per core of Sapphire Rapids). On
+            # Zen 4 and 5 `vdpbf16ps` is nearly twice as fast (190 against 100 per core of Zen 4).
             runnable.remove("avx512bf16")
             runnable.insert(runnable.index("avx512") + 1, "avx512bf16")
         return runnable

@@ -54,6 +54,6 @@ class SchedulerTimes:
         names, ticks = {f"cpu{core}" for core in cores}, 0
         for name, *fields in (line.split() for line in lines):
             if name in names:
-                # Later fields are times of guests, which the first two fields already include.
+                # Fields after the eighth are times of guests, which the first two already include.
                 ticks += sum(int(each) for i, each in enumerate(fields[:8]) if i not in IDLE_FIELDS)
         return ticks / os.sysconf("SC_CLK_TCK")

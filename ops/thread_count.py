@@ -8,8 +8,8 @@ from typing import Protocol
 WINDOW_S = 0.1
 """Seconds of computation after which the number of threads is reconsidered."""
 MAX_DELAY = 0.25
-"""Maximum seconds per second for which all threads together may wait for cores before their number
-is lowered. Pauses between steps count as time too, because delays matter little if steps are short
+"""Seconds that all threads together wait for cores, per second of time, above which their number is
+lowered. The time includes pauses between steps, because delays matter little if steps are short
 compared with the pauses."""
 SLACK = 0.25
 """Fraction of a core that other processes may use while the core still counts as free."""

@@ -38,9 +38,9 @@ def paged_attention(
 
     Bytes of a decode step: the context's K and V, `context * 2 * G * D * itemsize` per layer;
     queries and results are negligible. Llama 3 8B at 1024 tokens: 4.2 MB per sequence and layer.
-    Parts are `S * min(max_query, short tokens) * H * MAX_PARTS * (D + 2)` floats. Only the parts
-    that a context needs are written and read, and they stay in the L2. Long sequences have no
-    parts. Flops of a prefill: `4 * D * H * rows * context / 2`.
+    The results of parts take `S * min(max_query, short tokens) * H * MAX_PARTS * (D + 2)` floats.
+    Only the parts that a context needs are written and read, and they stay in the L2 cache. Long
+    sequences have no parts. Flops of a prefill: `4 * D * H * rows * context / 2`.
     """
     batch, layout, num_heads = at.batch, at.kv.layout, at.num_heads
     num_kv, dim = layout.num_kv_heads, layout.head_dim

@@ -1,8 +1,8 @@
 """Row form of segmented LoRA, for steps with one or two rows per adapter.
 
 In such steps, 15/16 of a matrix tile would be padding. These kernels multiply and add elements
-without tl.dot. The speed of both forms is limited by the bytes of A and B. The kernels have the
-same signatures as in the matrix form (`ops.triton_sgmv`).
+without tl.dot. The reading of A and B limits the speed of this form and of the matrix form
+(`ops.triton_sgmv`). The kernels of both forms have the same signatures.
 """
 
 # pyright does not know that jitted functions return tensors.

@@ -90,7 +90,7 @@ def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: i
         rows, columns, step, split = 16, min(columns, 32), 32, 8
     else:
         rows, step = _rows(num_rows, num_segments), 128
-        # Tall tiles have fewer planes, because expand reads all planes for each column tile.
+        # Tall tiles use a smaller split, because expand reads all planes for each column tile.
         split = 4 if rows > 16 else 16 if depth > 8192 else 8
     return Blocks(rows, columns, step, min(split, _floor(depth // step)), warps, stages=3)
 
@@ -127,9 +127,9 @@ def short_attention(
     wanted = power_of_two(blocks_of(16 * PROCESSORS, num_seqs * num_kv_heads))
     most = min(MAX_PARTS, power_of_two(blocks_of(max_context, PART_TOKENS)))
     programs = min(max(wanted, 4), most)
-    # A page's address is loaded before its keys, which takes two stages. With 3 stages no load of
-    # keys or values overlaps the arithmetic on the previous ones, but more programs fit a
-    # multiprocessor, which hides the loads if there are many programs.
+    # The loads of a page's address and of its keys take two pipeline stages. With 3 stages, no load
+    # of keys or values overlaps the arithmetic on the previous keys, but a multiprocessor can run
+    # more programs at once. If there are many programs, this hides the time of the loads.
     stages = 1 if itemsize > 2 else 5 if num_seqs * num_kv_heads < PROCESSORS else 3
     return AttentionBlocks(rows, 32, PART_TOKENS, programs, warps=4, stages=stages)
 
@@ -140,7 +140,7 @@ def long_attention(group: int, dim: int, itemsize: int, shared_bytes: int) -> At
     smallest = max(SMALLEST_DOT, power_of_two(group))
     if itemsize > 2:
         return AttentionBlocks(smallest, 32, PART_TOKENS, 1, warps=4, stages=1)
-    # Heads of 128 take 98 KB with 2 stages and 133 KB with 5.
+    # With heads of size 128, a program needs 98 KB of shared memory for 2 stages, 133 KB for 5.
     stages = 5 if dim <= 128 and shared_bytes >= 160 << 10 else 2
     return AttentionBlocks(max(128, smallest), 64, PART_TOKENS, 1, warps=8, stages=stages)
 

@@ -30,7 +30,7 @@ BINS_A_UNIT = tl.constexpr(64.0)
 Their weight is negligible, and they are never drawn, because the noise of two tokens differs by
 less than 20."""
 UNIT_WEIGHT = tl.constexpr(float(1 << 40))
-"""Weight of the largest logit. The sum over a vocabulary of 2^22 tokens fits an int64."""
+"""Weight of the largest logit for top-p. The sum of 2^22 weights fits an int64."""
 CAPACITY = 4096
 """Maximum number of collected logits of a bin. If the bin has more, the whole row is searched."""
 
@@ -198,7 +198,7 @@ def _choose_by_count(temperatures, top_ks, vocab, counts, chosen, BINS: tl.const
     if (tl.load(temperatures + row) != 0) & (top_k > 0) & (top_k < vocab):
         count = _counts_of(counts, row, vocab, BINS)
         bin, above = _last_bin(count, count, top_k, BINS)
-        # A cut within the last bin drops no token that could be drawn.
+        # The last bin is not searched, because none of its tokens could be drawn.
         tl.store(chosen + row * 3, tl.where(bin == BINS - 1, -1, bin))
         tl.store(chosen + row * 3 + 1, above)
         tl.store(chosen + row * 3 + 2, top_k.to(tl.int64))
@@ -258,7 +258,7 @@ def _search(
     prefix = tl.zeros((1,), tl.uint32)
     for step in range(8):
         shift = 28 - 4 * step
-        # All keys that begin with the prefix and this digit are at most the bound.
+        # The largest key that begins with the prefix and this digit.
         bound = prefix + (digit << shift) + ((1 << shift) - 1)
         higher = tl.zeros((16,), tl.int64) + above
         for first in range(0, num_values, BLOCK):

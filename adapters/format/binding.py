@@ -41,8 +41,8 @@ class BoundModule(msgspec.Struct, frozen=True):
 
 
 class BaseCopy(msgspec.Struct, frozen=True):
-    """Copy of a base model weight in an adapter's file. module: name of the weight's module in
-    OUTER. name: name of the tensor."""
+    """Copy of a base model weight in an adapter's file. module: name of the module that has
+    the weight, an element of `adapters.manifest.OUTER`. name: name of the tensor."""
 
     module: str
     name: str
@@ -52,9 +52,9 @@ class BaseCopy(msgspec.Struct, frozen=True):
 class BoundRows(msgspec.Struct, frozen=True):
     """Rows that replace rows of the embedding or of the output matrix, one for each token.
 
-    module: index of the replaced matrix in OUTER. entry: header entry of the tensor [rows, hidden
-    size]. tokens: token id of each row, in any order. If `tokens` is None, row n belongs to token
-    n.
+    module: index of the replaced matrix in `adapters.manifest.OUTER`. entry: header entry of the
+    tensor [rows, hidden size]. tokens: token id of each row, in any order. If `tokens` is None, row
+    n belongs to token n.
     """
 
     module: int
@@ -100,7 +100,7 @@ class AdapterTensors:
         return bool(self._names.tables or self._names.tokens)
 
     def bind(self, config: LoRAConfig, max_rank: int) -> BoundAdapter:
-        """Binds each tensor to its module. Every module must have both factors."""
+        """Binds each tensor to its module. A module with only one of A and B is refused."""
         self._check_modules()
         matcher = PatternMatcher("target_modules")
         names, targets = self._names, partial(self._is_targeted, config, matcher)
@@ -231,11 +231,11 @@ class AdapterTensors:
     def _find_weights(
         self, names: dict[str, str], wanted: set[str], *, tied: bool = False
     ) -> dict[str, str]:
-        """Returns the name of each module's tensor, by the module's name in OUTER.
+        """Returns tensor names by module name (element of `adapters.manifest.OUTER`).
 
         names: tensor names by module path. wanted: modules that the configuration names. Each of
-        them must have a tensor, and no other module may have one. tied: whether the output matrix
-        uses the embedding's tensor if it has none of its own.
+        them must have a tensor, and no other module may have one. tied: whether the embedding's
+        tensor is also used for an output matrix that has no tensor of its own.
         """
         found: dict[str, str] = {}
         for path, name in names.items():

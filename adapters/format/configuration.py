@@ -59,8 +59,8 @@ HARMLESS = {
     "lorap_lr_ratio",
     "lorap_emb_lr",
 }
-"""Keys that do not affect the forward pass. The name of the base model is never opened as a path or
-repository. The last three keys are training options of ms-swift."""
+"""Config keys that do not affect the forward pass. `base_model_name_or_path` is never opened as a
+path or repository. The last three keys are training options of ms-swift."""
 
 TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")
 """Task types that are served. CAUSAL_LM trains the base model with its output matrix, and
@@ -108,7 +108,7 @@ class LoRAConfig(msgspec.Struct, frozen=True):
         return _lookup(self.rank_pattern, module, self.r, matcher)
 
     def scale(self, module: str, rank: int, matcher: PatternMatcher) -> float:
-        """Returns the module's alpha divided by its rank, or by the rank's root with rsLoRA."""
+        """Returns alpha divided by the module's rank or, with rsLoRA, by the rank's square root."""
         alpha = _lookup(self.alpha_pattern, module, self.lora_alpha, matcher)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -131,7 +131,7 @@ class LoRAConfig(msgspec.Struct, frozen=True):
             return False
         patterns = self.layers_pattern or []
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        # The layer's number is the only numeric part of a module's path, so it is what \d+ finds.
+        # \d+ matches the layer's number, because no other part of a module's path is a number.
         found = not patterns or any(
             matcher.match(rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.", module) for pattern in patterns
         )
@@ -245,8 +245,8 @@ def _check_values(config: LoRAConfig) -> None:
 
 
 def _check_tables(config: LoRAConfig) -> None:
-    """Raises AdapterRejected unless all replaced weights belong to modules in OUTER and no token is
-    named twice."""
+    """Raises AdapterRejected unless all replaced weights belong to the embedding or the output
+    matrix (see OUTER), and no token is listed twice."""
     if not config.saved_modules <= {*OUTER}:
         got = list(config.modules_to_save or ())
         code = "adapter.unsupported.modules_to_save"

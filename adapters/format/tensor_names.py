@@ -51,8 +51,8 @@ UNSUPPORTED = (
     (".experts.", "experts"),
     (".bias", "bias"),
 )
-"""Parts of tensor names that identify unsupported features and formats, with the last part of the
-error code. The first match counts, regardless of the config."""
+"""Parts of tensor names that identify unsupported features and formats, each with the last part of
+its error code. The first listed part that a name contains decides, whatever the config says."""
 
 _NAME = re.compile(
     r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])(?:\.(?P<adapter>[^.]+))?\.weight",
@@ -173,8 +173,8 @@ def _root(path: str) -> str | None:
 
 
 def _note(seen: dict[Any, str], value: object, name: str, code: str) -> None:
-    """Remembers the first name that has the value. Raises AdapterRejected if an earlier name has a
-    different value."""
+    """Records that `name` has the value. Raises AdapterRejected with `code` if an earlier name has
+    another value. seen: the first name that has each value."""
     seen.setdefault(value, name)
     if len(seen) > 1:
         raise AdapterRejected(code, name, next(iter(seen.values())))

@@ -121,7 +121,8 @@ def validate_and_list(
 
 
 class StoredAdapter(msgspec.Struct, frozen=True):
-    """Stored adapter whose tensors are bound again. modules, rows: see `BoundAdapter`."""
+    """Adapter that was read from the store, with its tensors bound to modules of the base model.
+    modules, rows: see `BoundAdapter`."""
 
     modules: tuple[BoundModule, ...]
     rows: tuple[BoundRows, ...]
@@ -129,11 +130,8 @@ class StoredAdapter(msgspec.Struct, frozen=True):
 
 
 def read_adapter(files: AdapterFiles, base: BaseModelShape) -> StoredAdapter:
-    """Checks the header of a stored adapter again and binds its tensors according to its list of
-    modules.
-
-    Does not read the data. Raises AdapterRejected.
-    """
+    """Checks the header of a stored adapter again and binds its tensors according to its stored
+    list of modules. Does not read the tensors' data. Raises AdapterRejected."""
     with _open(files.weights, MAX_STORED_BYTES) as (file, file_bytes):
         header = read_header(file, file_bytes)
     listed = read_module_list(files.config.parent)
@@ -152,7 +150,7 @@ def image_bytes(bound: BoundAdapter, item_bytes: int) -> int:
         widths = bound.base.projection_shape(module.layer, name)
         sizes += (width * module.rank * item_bytes for width in widths)
     sizes += (each.count * ID_BYTES for each in bound.rows)
-    # A tensor that has the rows of two modules is stored once.
+    # A tensor that replaces rows of the embedding and of the output matrix is stored once.
     counts = {each.name: each.count for each in bound.rows}
     sizes += (count * bound.base.hidden_size * item_bytes for count in counts.values())
     return sum(-(-size // IMAGE_ALIGNMENT) * IMAGE_ALIGNMENT for size in sizes)
@@ -174,7 +172,7 @@ def _check_image(bound: BoundAdapter, max_bytes: int) -> None:
 
 
 def content_digest(files: AdapterFiles) -> str:
-    """Returns the SHA-256 (hex) over a tag and both files, each preceded by its size."""
+    """Returns the SHA-256 (hex) over a tag and the two files, each file preceded by its size."""
     with files.weights.open("rb") as file:
         return digest_streams(_read_config(files.config), file, files.weights.stat().st_size)
 

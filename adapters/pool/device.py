@@ -72,7 +72,7 @@ class Slots:
 
     def check_integrity(self, placements: dict[int, Placement], serving: set[int]) -> None:
         """Raises IntegrityError unless each slot is free or has a placement, exactly the slots in
-        `serving` have ranks, and all their factors are inside the pieces of their placement."""
+        `serving` have ranks, and these slots' factors are inside the pieces of their placements."""
         slots = sorted([*placements, *self._free])
         require(slots == list(range(self.count)), f"slots {slots}")
         ranks = self.tables.rank.cpu()
@@ -94,8 +94,8 @@ class DeviceTier:
     """Adapters on the device. Owns `AdapterEntry.slot` and `AdapterEntry.placement`, which no other
     class sets. An adapter has both or neither.
 
-    Evicts from the account that holds the most for its weight, and there the adapter with the
-    lowest reload time per byte, weighted by its expected reuse.
+    Evicts from the tenant's account that holds the most bytes relative to its weight, and there the
+    adapter with the lowest reload time per byte, weighted by its expected reuse.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class DeviceTier:
         """Bytes of each account's last failed allocation. Until the next `poll`, the account's
         allocations of at least this size fail at once."""
         self.is_here = True
-        """Whether the base model is on the device. If not, no adapters are loaded to it."""
+        """Whether the base model is on the device. If not, no adapters are loaded to the device."""
         self.num_evictions = 0
 
     @property
@@ -201,8 +201,8 @@ class DeviceTier:
         self.free(self._resident[placement])
 
     def _free_slot(self, account: str, *, is_first: bool) -> bool:
-        """Evicts an idle adapter to free a slot: from the account with the most slots for its
-        weight, the adapter with the least loss per byte. Returns False if none may be evicted."""
+        """Evicts, to free a slot, the idle adapter of lowest reload cost per byte from the account
+        with the most slots relative to its weight. Returns False if no adapter may be evicted."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
             placement: (ask.priority(*lost.accounts), lost.cost_s / placement.num_bytes)

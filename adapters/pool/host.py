@@ -1,5 +1,5 @@
 """Host memory for the images of all base models, bounded in bytes. Images are dropped from the
-account that holds the most for its weight, the least valuable first."""
+tenant's account that holds the most bytes relative to its weight, the least valuable first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memory.eviction.tier import Tier
 
 SHADOW = 0.1
 """Factor on the value of a host image while the adapter is also on the device. The image then only
-speeds up a reload after an eviction."""
+speeds up a reload after an eviction from the device."""
 
 
 class HostTier:
@@ -57,9 +57,9 @@ class HostTier:
         )
 
     def _ask(self, entry: AdapterEntry) -> Ask:
-        """Returns the request of the entry's account for room for the image. An awaited image may
-        displace any other image, unless the account has another image that is awaited or loading.
-        """
+        """Returns the account's request for host memory for the entry's image. For an awaited
+        image, images of any account may be evicted, unless the entry's account has another image
+        that is awaited or loading."""
         bytes_held = Holdings(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
         own = (e for e in self._tier if e.account == entry.account and e is not entry)
         is_first = entry.needs_copy and not any(e.loading or e.needs_copy for e in own)
@@ -70,9 +70,9 @@ class HostTier:
         return entry.needs_copy, ask.priority(entry.account), loss_s / entry.image_bytes
 
     def check_integrity(self, known: dict[str, AdapterEntry]) -> None:
-        """Raises IntegrityError if the images of one pool's entries are not exactly the pool's
-        images in the tier, or if all images together exceed the tier's bound. known: entries of
-        the pool, by digest."""
+        """Raises IntegrityError if the images that the tier stores for a pool differ from the
+        images of the pool's entries, or if the images of all pools exceed the tier's maximum bytes.
+        known: the pool's entries, by digest."""
         on_host = {entry for entry in known.values() if entry.image is not None}
         here = {entry for entry in self._tier if entry.known is known}
         require(on_host == here, f"{len(on_host)} images, {len(here)}")

@@ -29,7 +29,7 @@ class HostSlab:
         self._memory = memory
         self._lock = Lock()
         self._holes = Holes()
-        """Free units."""
+        """Free units of the memory."""
         self._holes.add(0, len(memory) // UNIT_BYTES)
         self._returned: deque[tuple[int, int]] = deque()
         """Units of garbage-collected arrays that are not in `_holes` yet. Arrays may be collected

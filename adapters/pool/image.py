@@ -74,7 +74,7 @@ class AdapterImage:
 
     @classmethod
     def of(cls, digest: str, tables: ImageTables, payload: Tensor) -> AdapterImage:
-        """Returns a freshly packed image."""
+        """Returns the image of a newly packed adapter, and computes the payload's SHA-256."""
         raw: NDArray[np.uint8] = payload.numpy()
         return cls(digest, tables, raw, hashlib.sha256(raw.data).digest())
 

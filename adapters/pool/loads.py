@@ -140,7 +140,7 @@ class Loads:
         return self._fetches.num_open + self._copies.num_open
 
     def far_tier(self, digest: str) -> Tier:
-        """Returns the tier of an adapter that is neither on the host nor on the device."""
+        """Returns the tier, disk or store, of an adapter that is not on the host or device."""
         return "disk" if self._loader.is_cached(digest) else "store"
 
     def advance(self, entry: AdapterEntry) -> None:
@@ -244,8 +244,8 @@ class Loads:
             self.device.free(entry)
 
     def _store_on_host(self, entry: AdapterEntry, image: AdapterImage) -> None:
-        """Stores a fetched image on the host, or drops the image if there is no room. Then callers
-        must request the adapter again."""
+        """Stores a fetched image on the host, or drops the image if there is no room. After a
+        drop, callers must request the adapter again."""
         entry.load_times.fetched_s = self._clock()
         victims = self._host.victims(entry)
         if victims is None:

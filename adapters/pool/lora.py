@@ -47,7 +47,7 @@ class ImageTables:
 
     For L layers and P projections: rank is int32 [L + 1, P]; a_offset and b_offset are int64 [L +
     1, P], in bytes from the start of the image. The last row is for the modules outside of the
-    layers. replaced: rows that the adapter replaces, by table (EMBEDDING or HEAD).
+    layers. replaced: locations of the rows that the adapter replaces, by table (EMBEDDING or HEAD).
     """
 
     rank: NDArray[np.int32]
@@ -162,7 +162,7 @@ def read_factors(
 
 
 def _read_tensor(file: BinaryIO, data_start: int, entry: TensorEntry) -> Tensor:
-    """Reads a tensor as float32, in its own shape."""
+    """Reads a tensor as float32, in the shape that it has in the file."""
     begin, end = entry.data_offsets
     file.seek(data_start + begin)
     raw = bytearray(file.read(end - begin))
@@ -170,7 +170,7 @@ def _read_tensor(file: BinaryIO, data_start: int, entry: TensorEntry) -> Tensor:
 
 
 def read_rows(file: BinaryIO, data_start: int, entry: TensorEntry, first: int, end: int) -> Tensor:
-    """Reads the rows first..end - 1 of a matrix, in its own dtype."""
+    """Reads the rows first..end - 1 of a matrix, in the file's dtype."""
     dtype, width = SOURCE_DTYPES[entry.dtype], entry.shape[1]
     row_bytes = width * dtype.itemsize
     file.seek(data_start + entry.data_offsets[0] + first * row_bytes)

@@ -156,7 +156,7 @@ class AdapterPool:
                 self.loads.cancel(entry)
 
     def close(self) -> None:
-        """Waits for running loads and frees all memory. Called without the lock, with no leases."""
+        """Waits for running loads and frees all memory. The caller must hold no lock or lease."""
         with self.loads.lock:
             self.keep(())
             for entry in list(self.entries.values()):
@@ -173,11 +173,11 @@ class AdapterPool:
         self.loads.check_integrity(self.entries)
 
     def _entry(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterEntry:
-        """Returns the adapter's entry, creating it if needed. Charges it to the tenant, if any.
-        Records the checksum in `ref` as proved, unless a proved image is loaded or a load is
-        running. A loaded image with another checksum gets no new leases, and is dropped once it has
-        none.
-        """
+        """Returns the adapter's entry, creating it if needed. Charges the adapter to the tenant, if
+        any. From now on, images must have the checksum in `ref`, if any. The required checksum is
+        not changed while a load is running, or while an image is loaded that has the checksum
+        required so far. A loaded image with another checksum gets no new leases, and is dropped
+        once its leases are released."""
         entry = self.entries.get(ref.digest)
         if entry is None:
             entry = self.entries[ref.digest] = AdapterEntry(

@@ -39,7 +39,7 @@ class AdapterRef(Protocol):
 
     @property
     def checksum(self) -> str:
-        """Checksum that the packed image was proved to have; empty if unknown."""
+        """Checksum of the packed image, as a successful probe reported it; empty if unknown."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class Load(NamedTuple):
 
 @dataclass(slots=True)
 class LoadTimes:
-    """Times at which an adapter was last loaded to host and device, in seconds of the clock."""
+    """Timestamps of an adapter's last loads to host and device, by the source's clock."""
 
     source: Tier = "host"
     """Tier that the last fetch read from: disk or store."""
@@ -77,8 +77,8 @@ class LoadTimes:
 
     def since(self, arrival_s: float) -> Load | None:
         """Returns the load that put the adapter on the device after the time `arrival_s`. The load
-        starts from the tier where the adapter was at that time. Returns None if the adapter was on
-        the device by then."""
+        starts from the tier where the adapter was at that time. Returns None if the adapter was
+        already on the device at that time."""
         if self.copied_s <= arrival_s:
             return None
         tier, begun_s = "host", self.copy_begun_s
@@ -88,7 +88,7 @@ class LoadTimes:
 
 
 class Leased(Protocol):
-    """Adapter on the device, with the attributes that its leases use."""
+    """Interface of an adapter on the device, with the attributes that leases use."""
 
     leases: int
     load_times: LoadTimes
@@ -96,7 +96,7 @@ class Leased(Protocol):
 
 @dataclass(slots=True)
 class AdapterLease:
-    """Right to use a slot. While it is held, the adapter's tables and bytes do not change."""
+    """Right to use a slot. While a lease is held, the adapter's tables and bytes do not change."""
 
     slot: int
     max_rank: int
@@ -169,7 +169,7 @@ class AdapterSource(Protocol):
         ...
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
-        """Whether the adapter with digest `other` would be evicted for `ref` once it is idle."""
+        """Whether the adapter with digest `other`, once idle, would be evicted for `ref`."""
         ...
 
     def evict_all_idle(self, ref: AdapterRef) -> bool:

@@ -15,8 +15,8 @@ from memory.eviction.copy_queue import Copy
 from memory.reuse import Reuse
 
 AWAITED_POLLS = 2
-"""Number of calls of `AdapterPool.poll` until an adapter that was requested no longer counts as
-awaited. 1 would be enough, because each step polls once and a waiting caller requests it again."""
+"""Number of calls of `AdapterPool.poll` after which a requested adapter no longer counts as
+awaited. Each step polls once, and then waiting callers request their adapters again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,10 +28,10 @@ class AdapterEntry:
     known: dict[str, AdapterEntry]
     """Entries of the same pool, by digest. `forget` removes this entry from them."""
     far_tier: Callable[[str], Tier]
-    """Function that returns the tier of an adapter (a digest) that is not on host or device."""
+    """Function from a digest to the tier, disk or store, of an adapter not on host or device."""
     reuse: Reuse
     name: str = ""
-    """Name in the last request that had one."""
+    """Adapter's name in the last request that contained a name."""
     is_ephemeral: bool = False
     """Whether the last request was for an ephemeral version."""
     signed: Signed | None = None
@@ -54,7 +54,7 @@ class AdapterEntry:
     """Error of the last load, and the time from which the load may be retried."""
     leases: int = 0
     num_unpaid_bytes: int = 0
-    """Bytes of the last copy to the device, for which the next lease is charged; 0 after that."""
+    """Bytes of the last copy to the device if no lease was charged for them yet, otherwise 0."""
     is_kept: bool = False
     """Whether the adapter is to be pinned. `is_pinned` is set while there is room to pin it."""
     is_pinned: bool = False

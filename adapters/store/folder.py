@@ -149,7 +149,7 @@ class LocalStore:
                 raise
             shutil.rmtree(staged)
             if durable:
-                # The previous writer may not have waited for the disk.
+                # The writer that stored the folder may not have waited until it was on the disk.
                 _fsync_folder(target)
         if durable:
             fsync(target.parent)

@@ -41,7 +41,7 @@ CONFIG = Config(
     connect_timeout=3,
     read_timeout=10,
     retries={"mode": "standard", "total_max_attempts": 3},
-    # This style is supported by every server with S3's interface, whatever its host name.
+    # Every server with S3's interface supports path-style addresses, whatever its host name.
     s3={"addressing_style": "path"},
 )
 
@@ -90,7 +90,7 @@ class ObjectStore:
         """Bytes of adapters that may be added to the cache before it is listed again."""
         self._client: Any = boto3.client("s3", config=CONFIG)
         self._bringing: set[Target] = set()
-        """Targets that a thread is checking or downloading."""
+        """Addresses of cached folders that a thread is checking or downloading."""
         self._brought = threading.Condition()
         """Condition that guards `_bringing` and `_bytes_until_listing`. Its lock is held while
         folders are removed from a cache."""
@@ -186,8 +186,8 @@ class ObjectStore:
             self._heads.delete(kind, digest)
 
     def sweep(self, max_age_s: float) -> None:
-        """Sweeps the cache, and once an hour the bucket, where it removes leftovers that are a day
-        old."""
+        """Removes old incoming folders from the cache. Once an hour, also removes files of failed
+        puts that are at least a day old from the bucket."""
         self._cache.sweep(max_age_s)
         self._heads.sweep(max_age_s)
         if time.monotonic() - self._swept_at > SWEEP_S:
@@ -241,8 +241,8 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _alone(self, target: Target) -> Generator[None]:
-        """Context manager in which only one thread at a time works on a target. Threads with other
-        targets do not wait."""
+        """Context manager that lets only one thread at a time work on the cached folder `target`.
+        Threads that work on other folders do not wait."""
         with self._brought:
             self._brought.wait_for(lambda: target not in self._bringing)
             self._bringing.add(target)
