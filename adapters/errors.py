@@ -12,7 +12,7 @@ class AdapterRejected(Exception):
 
     `code` is a stable identifier. `field` names the config key, tensor or file. `got` and `allowed`
     are JSON values; text from the uploader is cut to about 200 characters. `hint` says what to
-    change in the training script. By default it is the hint for the code.
+    change in the training script. By default, `hint` is the hint for the code (`adapters.hints`).
     """
 
     def __init__(

@@ -264,7 +264,7 @@ class PackedLinear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear:
-    """Packed weight, and the projections in its output, to which adapters are added."""
+    """Packed weight, and the projections in its output to which adapters are added."""
 
     weight: PackedLinear
     fused: FusedLinear
@@ -384,7 +384,7 @@ EVEN = range(2, sys.maxsize, 2)
 
 
 class HostOps:
-    """Device calls of a backend whose ops are synchronous."""
+    """Mixin that implements the device calls of a backend whose ops are synchronous."""
 
     compiles = False
     num_compiled = 0

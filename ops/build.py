@@ -96,7 +96,7 @@ def shipped_name(variant: str, sources: Path = SOURCES) -> str:
 
 
 def precompile(folder: Path, sources: Path = SOURCES) -> list[Path]:
-    """Compiles the libraries that can be shipped for this kind of machine. Raises BuildError."""
+    """Compiles all libraries to ship for this machine's architecture. Raises BuildError."""
     compiler, openmp = find_compiler(), mapped_openmp()
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     folder.mkdir(parents=True, exist_ok=True)

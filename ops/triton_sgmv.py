@@ -94,8 +94,8 @@ def column_tile(tile, width0, width1, width2, COLUMNS: tl.constexpr):
 @triton.jit
 def load_b(b, column, lane, in_width, rank):
     """Loads elements [columns, lanes] of B [N, rank], and 0 outside B. If the rank is a multiple of
-    8, the index is written so that the compiler sees that rows and mask change only at 16-byte
-    boundaries."""
+    8, the index shows the compiler that rows begin and the mask changes only at multiples of 16
+    bytes, so that it may load 16 bytes at once."""
     if rank % 8 == 0:
         whole = rank // 8 * 8
         values = tl.load(b + column * whole + lane, mask=in_width & (lane < whole), other=0)
@@ -106,8 +106,8 @@ def load_b(b, column, lane, in_width, rank):
 
 @triton.jit
 def load_planes(planes, lane, shown, rank, stride, SPLIT: tl.constexpr):
-    """Returns the sum of the planes, added in a fixed order, and 0 outside them. Each load has 16
-    bytes, so up to 7 undefined lanes past the rank are read, which are still within the planes."""
+    """Returns the sum of the planes, added in a fixed order, and 0 outside them. Reads groups of 8
+    lanes, so that loads are wide, and discards the up to 7 undefined lanes past the rank."""
     offered = shown & (lane < (rank + 7) // 8 * 8)
     total = tl.load(planes + lane, mask=offered, other=0)
     for split in tl.static_range(1, SPLIT):

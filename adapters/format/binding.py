@@ -127,8 +127,8 @@ class AdapterTensors:
         return BoundAdapter(self._base, modules, rows, warnings, invocation_tokens)
 
     def bind_listed(self, modules: Sequence[ListedModule]) -> tuple[BoundModule, ...]:
-        """Binds the factors according to the adapter's list of modules, without matching
-        patterns."""
+        """Binds the factors to the modules in the adapter's stored list. No patterns of the
+        configuration are matched."""
         self._check_modules()
         scales = {(module.layer, module.projection): module.scale for module in modules}
         paths = self._adapted_paths()
@@ -197,7 +197,7 @@ class AdapterTensors:
         return [(layer, modules.index(projection)) for projection in projections]
 
     def _check_modules(self) -> None:
-        """Raises AdapterRejected if a module with factors is not in the base or lacks a factor."""
+        """Raises AdapterRejected if a module with factors is not in the base, or has only one."""
         for path, factors in self._names.modules.items():
             name = next(iter(factors.values()))
             if path not in self._sites:

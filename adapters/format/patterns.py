@@ -55,7 +55,7 @@ class PatternMatcher:
     """Matches patterns against module names.
 
     All methods raise AdapterRejected(adapter.config.pattern*) for a pattern that is invalid or too
-    long. field: config key that contains the patterns. The error names it.
+    long. field: config key that contains the patterns. The errors name the key.
     """
 
     def __init__(self, field: str) -> None:

@@ -77,7 +77,7 @@ class Limits:
     """Maximum bytes of the packed image in bfloat16."""
     matching_cpu_s: float | None = None
     """Maximum seconds of CPU time to match the patterns of the adapter's configuration. None means
-    no limit. Works only in the main thread of a process."""
+    no limit. A limit works only in the main thread of a process."""
 
 
 MAX_STORED_BYTES = 1 << 40
@@ -100,7 +100,7 @@ def validate_and_list(
     files: AdapterFiles, bases: Sequence[BaseModelShape], limits: Limits
 ) -> Validated:
     """Returns the manifest of a servable adapter, and the list of modules to store. Raises
-    AdapterRejected for anything else.
+    AdapterRejected if the adapter cannot be served.
 
     bases: candidates for the adapter's base model. The tensors must fit exactly one of them.
     """

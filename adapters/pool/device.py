@@ -52,7 +52,7 @@ class Slots:
         self._free.append(slot)
 
     def write(self, slot: int, image: ImageTables, placement: Placement) -> int:
-        """Writes the slot's tables for an image at the placement. Returns the largest rank."""
+        """Writes the slot's table entries for a placed image. Returns the image's largest rank."""
         starts = np.array([piece.start for piece in placement.pieces])
         shifts = np.array([piece.offset - piece.start for piece in placement.pieces])
 

@@ -51,8 +51,8 @@ class Factors:
         return not any(bool(a.any() and b.any()) for a, b in filter(None, found))
 
     def read_copy(self, copy: BaseCopy) -> Iterator[tuple[int, Tensor]]:
-        """Yields the rows of a copy in parts of up to about `COPY_BYTES` bytes. Each part is the
-        number of its first row, and its rows in the file's dtype. Raises OSError."""
+        """Yields the rows of a copied base model weight in parts of up to about `COPY_BYTES` bytes:
+        the number of the part's first row, and its rows in the file's dtype. Raises OSError."""
         num_rows, width = copy.entry.shape
         step = max(COPY_BYTES // (4 * width), 1)
         with self._weights.open("rb") as file:

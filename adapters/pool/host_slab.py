@@ -25,7 +25,7 @@ class HostSlab:
     become free when the array is garbage-collected. Thread-safe."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
-        """memory: uint8 [bytes], pinned."""
+        """memory: pinned host memory, uint8 [bytes]."""
         self._memory = memory
         self._lock = Lock()
         self._holes = Holes()

@@ -106,7 +106,7 @@ class AdapterLease:
     _adapter: Leased | None
 
     def load_since(self, arrival_s: float) -> Load | None:
-        """Returns `LoadTimes.since` of the adapter, or None if the lease was released."""
+        """Returns the adapter's load (see `LoadTimes.since`). Returns None after `release`."""
         return None if self._adapter is None else self._adapter.load_times.since(arrival_s)
 
     def release(self) -> None:

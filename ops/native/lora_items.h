@@ -7,7 +7,7 @@
 
 namespace lora {
 
-// Minimum number of items per thread for which an item has all ranks of its rows.
+// Items have all ranks of their rows only if there are at least this many items per thread.
 constexpr int ITEMS_A_THREAD = 4;
 
 // One projection of one segment. The segment's rows begin at `first`; `hidden` has `rank` columns, and

@@ -76,9 +76,9 @@ struct Columns {
 };
 
 #if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
-// 4-bit pairs of 16 columns are stored in the order in which 32 floats are narrowed at once. The low
-// halves of the bytes have the levels of columns 0 to 7, alternately for the even and the odd k, and
-// the high halves have the levels of columns 8 to 15.
+// 4-bit pairs of 16 columns are stored in the order in which one instruction narrows 32 floats to
+// bfloat16. The low halves of the bytes have the levels of columns 0 to 7, alternately for the even
+// and the odd k, and the high halves have the levels of columns 8 to 15.
 constexpr bool NARROW_ORDER = true;
 
 // Returns each of the lanes 0 to 7 of x twice, or each of the lanes 8 to 15 if `first` is 8.

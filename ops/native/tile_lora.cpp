@@ -214,7 +214,7 @@ void add(std::vector<Part>& parts, const float* x, int64_t depth, float* y, int6
         list_items(parts, &Part::width, ROW_BLOCK, [](const Part&) { return COLUMN_BLOCK; },
                    expands);
     }
-    std::vector<Item>&first = shrinks, &second = expands;  // the calling thread's, seen by its team
+    std::vector<Item>&first = shrinks, &second = expands;  // the calling thread's, for all threads
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         T tiles;
