@@ -104,7 +104,7 @@ async def migrate(
     applied: list[str] = []
     async with database.acquire() as connection:
         await connection.execute(_WITHOUT_LIMIT)
-        # PostgreSQL releases the advisory lock if this process dies, because a session holds it.
+        # PostgreSQL releases the advisory lock when the session ends, even by the process's death.
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK_ID)
         try:
             # Without this check, a role that may not create tables would fail even if no migration
@@ -131,8 +131,8 @@ def _num_before_roll_out(files: list[Migration]) -> int:
 
 
 async def _check_encoding(connection: Connection) -> None:
-    """Raises MigrationError unless the database's encoding is UTF8. PostgreSQL's default encoding
-    is another one under the locale C."""
+    """Raises MigrationError unless the database's encoding is UTF8. Under the locale C,
+    PostgreSQL's default is another encoding."""
     encoding = await connection.fetchval("SHOW server_encoding")
     if encoding != "UTF8":
         raise MigrationError(

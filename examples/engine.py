@@ -43,7 +43,7 @@ def random_model(folder: Path, ops: ReferenceOps) -> LoadedModel:
 
 
 def random_adapters(plan: ModelPlan, count: int, begin: int) -> tuple[torch.Tensor, AdapterTables]:
-    """Returns the factors' bytes, and tables of their offsets if the first is at byte `begin`."""
+    """Returns random factors as bytes, and tables of their offsets, which begin at `begin`."""
     shape, end = plan.shape, begin
     a, b, rank = torch.zeros(3, count, shape.num_layers + 1, len(shape.projections)).long()
     for at in torch.nonzero(rank[:, :-1] == 0).tolist():

@@ -35,8 +35,8 @@ ORDER = {
 
 
 def parcels(rng: random.Random) -> list[Conversation]:
-    """Returns conversations in which a question needs one of the two tools, the tool's result is to
-    be put into words, or a question needs no tool."""
+    """Returns conversations of three kinds: a question that needs one of the two tools, a tool's
+    result that is to be put into words, and a question that needs no tool."""
     made: list[Conversation] = []
     for _ in range(60):
         number, result = str(rng.randint(1, 99)), rng.choice(PLACES).format(rng.choice(CITIES))
@@ -76,9 +76,9 @@ def _call(name: str, arguments: dict[str, object]) -> str:
 
 
 def _with_tools(said: list[str], answer: str) -> Conversation:
-    """Returns a conversation with the messages that the server makes of `said` and the tools.
+    """Returns the messages that the server makes of `said` and the tools, and the answer.
 
-    said: a question, or a question, a call and the call's result.
+    `said` is a question, which may be followed by a tool call and the call's result.
     """
     roles = ["user", "assistant", "tool"]
     messages = [Message(role, text) for role, text in zip(roles, said, strict=False)]

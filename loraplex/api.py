@@ -40,8 +40,8 @@ class Api:
         BadSettings if the key or the URL is invalid."""
         self._key_source = key_source
         self.patience_s = 0.0
-        """Maximum seconds for which a failed call is retried. A call is retried while the tenant
-        exceeds its rate limit, after the pause that the server names, and while a server that has
+        """Maximum seconds for which a failed call is retried. A call is retried if the tenant
+        exceeds its rate limit (after the pause that the server asks for), or if a server that has
         answered before is unavailable."""
         self._has_answered = False
         if not (key.isascii() and key.isprintable()):
@@ -70,7 +70,7 @@ class Api:
         return self._call("GET", path, params=_given(query))
 
     def get_tagged(self, path: str, **query: Any) -> tuple[Any, str]:
-        """Returns the answer and its ETag."""
+        """Sends a GET request. Returns the answer and its ETag."""
         answer = self._send("GET", path, params=_given(query))
         return answer.json(), answer.headers["etag"]
 
@@ -92,8 +92,8 @@ class Api:
         return self._call("DELETE", path, params=_given(query))
 
     def all(self, path: str, cursor: str | Sequence[str] = "name", **query: Any) -> list[Any]:
-        """Returns the items of all pages of a list. `cursor` names the fields of a page's last item
-        that form the cursor of the next page. A field `after` of the page takes precedence."""
+        """Returns the items of all pages of a list. The cursor of the next page is the page's
+        `after` if it has one, otherwise the fields of its last item that `cursor` names."""
         parts = [cursor] if isinstance(cursor, str) else cursor
         found: list[dict[str, Any]] = []
         after = None

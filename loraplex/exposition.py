@@ -23,11 +23,11 @@ OTLP_ALONE = "gen_ai."
 """Prefix of the names that OpenTelemetry's conventions define. Metrics with this prefix are sent
 over OTLP but are not on the metrics page."""
 PROCESS = "process"
-"""Label with the name of the process, on families that both processes of a page have."""
+"""Label that names a sample's process, in families that both processes of a page have."""
 
 
 def families(data: MetricsData) -> Iterator[Family]:
-    """Yields the families of metrics that `with_histograms` has combined, by name."""
+    """Yields the families of the metrics that `with_histograms` returned, sorted by name."""
     scopes = (scope for resource in data.resource_metrics for scope in resource.scope_metrics)
     metrics = (metric for scope in scopes for metric in scope.metrics)
     for metric in sorted(metrics, key=lambda metric: metric.name):

@@ -34,9 +34,9 @@ def read_folder_serving(folder: Path) -> dict[str, Any]:
 
 
 def describe_taken(version: dict[str, Any], found: dict[str, Any], given: dict[str, Any]) -> str:
-    """Returns the words for what a version takes from its folder: chat template, defaults and stop
-    tokens. Returns an empty text if it takes nothing. found: these data of the folder. given: those
-    that the upload set itself, which take precedence."""
+    """Returns a list, as text, of the serving data that a version has from its folder, or an empty
+    text. `found` is the folder's serving data (chat template, defaults, stop tokens). `given` is
+    the serving data that the upload set, which takes precedence."""
     if not found:
         return ""
     serving, taken = version["serving"], list[str]()

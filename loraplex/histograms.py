@@ -1,5 +1,5 @@
-"""Combines counters into histograms of the OpenTelemetry SDK, because OpenTelemetry reads a tally's
-histogram as several counters."""
+"""Combines counters into histograms of the OpenTelemetry SDK, because `telemetry.tallies` exports
+each histogram as several counters."""
 
 from __future__ import annotations
 

@@ -142,8 +142,8 @@ def relay(name: str, line: str) -> None:
 
 @contextmanager
 def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[ProgressCallback]:
-    """Shows a progress bar on a terminal. Elsewhere, prints a line for each tenth. Yields the
-    callback that updates the progress. `then` is shown when everything is done."""
+    """Shows a progress bar on a terminal. Elsewhere, prints a line for each tenth of the work.
+    Yields the callback that updates the progress. `then` is shown when everything is done."""
     if not sys.stderr.isatty() or logging.root.handlers:
         yield _tenths(what, then)
         return
@@ -180,7 +180,7 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def _tenths(what: str, then: str) -> ProgressCallback:
-    """Returns a callback that prints a line for each tenth, and `then` at the end."""
+    """Returns a callback that prints a line for each tenth of the work, and `then` at the end."""
     last = 0
 
     def report(done: int, total: int) -> None:

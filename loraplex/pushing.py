@@ -36,8 +36,8 @@ Version = dict[str, Any]
 
 
 def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallback) -> Version:
-    """Uploads a folder and returns the version, which need not be ready. `fields` are the fields of
-    the upload route, and `sign`, a private key with which the content is signed.
+    """Uploads a folder and returns the version, which need not be ready. `fields` has the fields of
+    the upload route, and optionally `sign`, the private key that signs the content.
 
     Errors that do not depend on the files are raised before the files are sent. Waits while too
     many uploads are in progress. `report` gets the number of bytes sent. Raises ApiFailure.

@@ -352,7 +352,7 @@ def load_settings(
 
 
 def nested(kind: Any) -> Iterator[Any]:
-    """Yields a type, and all types and metadata in it."""
+    """Yields a type, and all type arguments and metadata nested in it."""
     yield kind
     for each in get_args(kind):
         yield from nested(each)
@@ -368,7 +368,7 @@ def parse_size(text: str) -> int:
 
 
 def named_model(text: str) -> str:
-    """Returns NAME=PATH. The name of a PATH without a name is the path's last part."""
+    """Returns the text as NAME=PATH. If the text is only a PATH, its last part becomes the name."""
     if "=" in text or not text:
         return text
     path = Path(text).expanduser().absolute()

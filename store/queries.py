@@ -61,7 +61,7 @@ class Queries(dict[str, str]):
 
 
 def _expand(text: str, found: re.Match[str]) -> str:
-    """Returns what a placeholder of the statement `text` stands for."""
+    """Returns the SQL that replaces a placeholder of the statement `text`."""
     table, what, module, struct = found.groups("")
     fields = msgspec.structs.fields(getattr(import_module(module), struct))
     names = [field.encode_name for field in fields]

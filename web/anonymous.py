@@ -27,8 +27,8 @@ class AnonymousLimit:
         self._addresses: OrderedDict[str, float] = OrderedDict()
 
     def take(self, address: str | None, now: float) -> str | None:
-        """Takes a token for a request. Returns None, or which limit is exhausted: `address` or
-        `all`.
+        """Takes a token for a request. Returns None, or the name of the exhausted limit: `address`
+        or `all`.
 
         `address` is None for a Unix socket. A Unix socket and loopback addresses have only the
         limit for all.
@@ -50,7 +50,7 @@ class AnonymousLimit:
 
 
 def _after_one(full_at: float, now: float, per_s: float, burst: int) -> float | None:
-    """Returns when the bucket is full again after one token is taken, or None if it is empty."""
+    """Takes a token. Returns the time at which the bucket is full again, or None if it is empty."""
     after = max(full_at, now) + 1 / per_s
-    # Allows for rounding errors, which are below half a request.
+    # Allows for rounding errors, which are less than half a token.
     return after if after - now < (burst + 0.5) / per_s else None

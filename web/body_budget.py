@@ -10,7 +10,7 @@ from typing import Any, Literal
 HELD_BODY = "held_body"
 """Key in the state of an ASGI scope for the request's `HeldBody`."""
 ALL = 256 << 20
-"""Default maximum bytes of all bodies: 25 of the largest size, or thousands of the usual size."""
+"""Default maximum bytes of all bodies. Enough for 25 bodies of the largest size."""
 TENANT_PART = 8
 """Divisor of the total limit. The quotient is the limit of one tenant, and also the limit of all
 bodies together that belong to requests whose key is not known yet."""
@@ -116,7 +116,7 @@ class HeldBody:
 
     @property
     def excess(self) -> Excess | None:
-        """Limit that is exceeded now: `tenant` (one tenant's) or `all`. None if there is none."""
+        """Exceeded limit: `tenant` (one tenant's) or `all`. None if neither is exceeded."""
         return self.excess_with(0)
 
     def excess_with(self, num_more: int) -> Excess | None:

@@ -14,7 +14,7 @@ from typing import Protocol
 from web.client_address import address_prefix, canonical
 
 MAX_DEFAULT = 16_384
-"""Default maximum of connections if the open-file limit allows more. Each takes 20 KiB if idle."""
+"""Default maximum of connections, unless the open-file limit is lower. An idle one takes 20 KiB."""
 RESERVE = 512
 """File descriptors that are reserved for the usage log, the database (about 24), workers, uploads
 (up to three for each of 64), folders, and connections that are being closed."""

@@ -24,13 +24,13 @@ HEAD_S = 10.0
 """Maximum seconds from the first to the last byte of a head. Also the maximum seconds for the rest
 of a body whose request has already been answered."""
 NEW_CONNECTION_S = 1.0
-"""Maximum seconds until a connection without a request sends one after the shutdown has begun."""
+"""Maximum seconds that a shutdown waits for the first request of a new connection."""
 
 MAX_HEAD_BYTES = 64 << 10
 """Maximum bytes of one head, and of the chunk framing and trailers of one body."""
 HEAD_PIECE_BYTES = 16 << 10
-"""Bytes that are parsed between two checks of a head's size. A head that follows another request in
-the same piece may exceed its limit by less than one piece."""
+"""Maximum bytes that are parsed at a time. The head's size is checked after each such piece, so a
+head that begins within a piece may exceed the maximum by less than one piece."""
 FRAMING_PER_BYTE = 8
 """Bytes that may be received for each byte of chunked content, enough for chunks of one byte."""
 
@@ -131,8 +131,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def shutdown(self) -> None:
-        """Closes an idle connection. Waits a moment for the request of a new connection, so that it
-        is answered. A request that arrives at a closed connection resets the connection."""
+        """Closes the connection once no request is in progress. Waits up to `NEW_CONNECTION_S`
+        seconds for the first request of a new connection, so that it is answered."""
         is_busy = bool(self.cycle) and not self.cycle.response_complete
         if is_busy or (self.cycle and not self._is_in_head):
             super().shutdown()

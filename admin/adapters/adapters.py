@@ -65,8 +65,8 @@ async def list_adapters(
 
 
 async def content_names(connection: Connection, digests: Collection[str]) -> dict[str, list[str]]:
-    """Returns a map from the digest of each content to the names of the ready versions with that
-    content, in the form TENANT/NAME@VERSION."""
+    """Returns a map from each content digest to the names (TENANT/NAME@VERSION) of the ready
+    versions that have this content."""
     names: dict[str, list[str]] = {digest: [] for digest in digests}
     for row in await connection.fetch(sql["content_names"], list(digests)):
         names[row["digest"]].append(row["name"])

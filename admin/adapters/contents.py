@@ -1,5 +1,5 @@
 """Tracks which contents must be in the store: the contents of versions, and contents that are being
-uploaded.
+uploaded. A content is the files of an adapter, identified by their digest.
 
 The store and the database do not change in one transaction. Contents that may end up without a
 version are therefore recorded in the database first, so that the reaper finds them after a crash.
@@ -22,7 +22,7 @@ RENEW_S = 15.0
 """Seconds between renewals of a hold on a content. A hold expires after three times as long."""
 REMOVAL_WAIT_S = 10.0
 REMOVER = "-"
-"""First character of the id of a holder that removes the content."""
+"""First character of a holder's id if it holds the content in order to remove it."""
 
 
 @asynccontextmanager
@@ -123,8 +123,8 @@ async def _remove(
         async with _renewed(database, digest, remover):
             await remove(digest)
     except Exception:
-        # Makes the content due again. A cancelled task does not get here, because its removal
-        # continues in a thread. Its hold expires instead.
+        # Makes the content due for removal again. A cancelled task skips this, because the removal
+        # continues in a thread. The hold on the content then expires.
         async with database.transaction() as connection:
             await connection.execute(sql["content_let_go"], digest, remover)
         raise

@@ -33,7 +33,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Key, request and address with which a change is logged."""
+    """Originator of a change, as the audit log records it: API key, request id and address."""
 
     key: ApiKey
     request_id: str
@@ -42,7 +42,7 @@ class Actor(msgspec.Struct, frozen=True):
 
     @property
     def sees(self) -> str:
-        """Rows that the actor may see, for `Database.transaction`."""
+        """Id of the tenant whose rows the actor may see, or EVERYTHING for an admin key."""
         return EVERYTHING if self.key.tenant_id is None else self.key.tenant_id
 
 
@@ -157,8 +157,8 @@ def seal(pepper: bytes, seq: int, hash: bytes) -> bytes:
 
 
 async def _checkpoint(connection: Connection) -> Checkpoint | None:
-    """Returns the newest checkpoint, or None if there is none. An invalid checkpoint is returned
-    without a seal."""
+    """Returns the newest checkpoint, or None if there is none. If its row is malformed, returns a
+    checkpoint with an empty seal."""
     row = await connection.fetchrow(sql["audit_checkpoint"])
     if row is None:
         return None

@@ -43,12 +43,12 @@ async def read_page(
     read: Callable[..., Awaitable[list[R]]],
     *args: Any,
 ) -> Page[V]:
-    """Returns a page of the views of the records that `read(connection, *args, limit)` returns."""
+    """Returns a page of the records that the query `read` returns, each converted by `view`."""
     async with request.reading() as connection:
         found = await read(connection, *args, limit + 1)
     return page([view(record) for record in found], limit)
 
 
 def page(found: list[V], limit: int) -> Page[V]:
-    """Returns a page of at most `limit` items. `found` are up to `limit` + 1 items of a query."""
+    """Returns a page of at most `limit` items. `found` has one more if another page follows."""
     return Page(data=found[:limit], has_more=len(found) > limit)

@@ -28,7 +28,7 @@ ADMIN = "admin"
 ADAPTERS_WRITE = "adapters:write"
 USAGE_READ = "usage:read"
 OPERATOR = "admin"
-"""Owner of the bodies of requests with an admin key, which has no tenant."""
+"""Owner, in the body budget, of request bodies sent with an admin key, which has no tenant."""
 _NO_HASH = bytes(32)
 
 
@@ -63,7 +63,7 @@ async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | No
     if key_id is None:
         raise Unauthenticated("Give an API key in the header 'Authorization: Bearer lpx_...'.")
     key = await lookup.find(key_id)
-    # A comparison is made for an unknown id too, so that it takes as long as a known id.
+    # An unknown id is compared too, so that refusing it takes as long as refusing a known id.
     matches = hmac.compare_digest(hash_key(text, pepper), key.hash if key else _NO_HASH)
     if key is None or not matches or not key.is_live(datetime.now(UTC)):
         raise Unauthenticated(INCORRECT)

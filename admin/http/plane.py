@@ -73,9 +73,9 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_quota: TenantLimits | None = None
     """Limits of new tenants. None sets no limits."""
     upload_idle_s: float = 60.0
-    """Seconds of waiting for the client over which an upload's rate is averaged. An upload slower
-    than `min_upload_rate` is aborted. An upload in pieces is removed if it is not continued for
-    this long."""
+    """Seconds of waiting for the client after which an upload is aborted if it was slower than
+    `min_upload_rate`. Also the seconds after which an upload in pieces is removed unless it is
+    continued."""
     retention: Retention = Retention()
     """Limits of ephemeral versions."""
     adapter_roots: Mapping[str, Path] = {}
@@ -225,7 +225,7 @@ class AdminPlane:
     ) -> tuple[int, bool]:
         """Stores the files and adds the version. If an identical version exists, only updates its
         alias and signature, and waits until gateways know them. Returns the version's number and
-        whether it is new. If `approves_template` is set, also approves its chat template."""
+        whether it is new. If `approves_template` is set, approves the version's template."""
 
         async def add(connection: Connection) -> tuple[int, bool]:
             template = new.serving.template_digest
@@ -277,8 +277,8 @@ class AdminPlane:
         return added
 
     async def reap_now(self) -> None:
-        """Removes contents without a version. Errors are only logged, because the reaper tries
-        again later."""
+        """Makes one pass of the reaper. Errors are only logged, because the reaper runs again
+        later."""
         try:
             await self.reaper.reap()
         except (ApiError, OSError) as error:

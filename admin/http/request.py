@@ -21,7 +21,7 @@ from web.request import PlaneRequest, UploadPace
 
 
 class AdminRequest(PlaneRequest[ApiKey]):
-    """Request whose `user` is the accepted key."""
+    """Request whose `user` is the API key that the route's guard accepted."""
 
     @property
     def plane(self) -> AdminPlane:
@@ -32,7 +32,7 @@ class AdminRequest(PlaneRequest[ApiKey]):
         return Actor(self.user, self.request_id, client_address(self.scope))
 
     def upload(self) -> AsyncGenerator[bytes]:
-        """Returns the chunks of a body of any size, which may arrive slowly."""
+        """Yields a body of any size in chunks, which must arrive at `min_upload_rate`."""
         config = self.plane.config
         return self.stream(pace=UploadPace(config.upload_idle_s, config.min_upload_rate))
 

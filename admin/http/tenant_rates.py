@@ -35,7 +35,7 @@ class TenantRates:
         cost = READS_PER_WRITE if is_write else 1
         full_at = max(self._full_at.get(tenant_id, now), now) + cost * self._call_s
         excess_s = full_at - now - 60.0 * BURST_MINUTES
-        # Allows for rounding errors, which are below half a call.
+        # Allows for rounding errors, which are less than the cost of half a call.
         if excess_s > self._call_s / 2:
             raise RateExceeded(
                 "This tenant calls the admin API too often: "

@@ -14,8 +14,8 @@ async def register_model(
 ) -> BaseModel:
     """Registers the weights of `shape.digest` under a name.
 
-    `source` is the name under which the weights were imported. An empty `source` keeps the source
-    of the same weights, and means that the source of other weights is unknown. A name may move to
+    `source` is the name under which the weights were imported. If it is empty, weights that already
+    have this name keep their source, and other weights have an unknown source. A name may move to
     other weights as long as no adapter is bound to the name. Must be called in a transaction.
     Raises Conflict if adapters are bound, AlreadyExists if an adapter has the name, and Invalid.
     """

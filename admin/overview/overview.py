@@ -34,10 +34,10 @@ MAX_MODELS = 100
 MAX_TENANTS = 50
 MAX_TROUBLES = 20
 KINDS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
-"""Character that stands for each use of an extent in a worker's report."""
+"""Character that a worker's report contains for an extent, by the extent's use."""
 NOTHING = WorkerStatus()
 MIN_SECONDS = 1.0
-"""Minimum seconds over which rates are computed, for a gateway that has just started."""
+"""Minimum seconds by which a count is divided for a rate, even if a gateway has run for less."""
 
 
 Served = tuple[ModelLoad, float]
@@ -92,8 +92,8 @@ def _seconds(load: GatewayLoad) -> float:
 
 
 def _rates(served: Sequence[Served], *counts: str) -> dict[str, Any]:
-    """Returns the rate per second of each count, summed over all gateways, by the name of its field
-    in the overview."""
+    """Returns the rate per second of each of the counts, summed over all gateways. The keys are the
+    rates' field names in the overview, such as `requests_per_s`."""
     return {
         f"{count}_per_s": sum(getattr(load, count) / seconds for load, seconds in served)
         for count in counts

@@ -27,7 +27,7 @@ from store.records import Price
 
 MAX_DOLLARS = 1_000_000
 PARTS = ("input", "cached_input", "output")
-"""Fields that are prices."""
+"""Names of the fields that hold a price."""
 
 
 class PriceSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,7 +106,7 @@ async def _describe(connection: Connection, model: str) -> PriceView:
 
 
 def price_of(model: str, data: PriceSet) -> Price:
-    """Returns the price in internal units from a request's body. Raises Invalid."""
+    """Returns the price in micro-dollars per million tokens. Raises Invalid."""
 
     def micro(value: Decimal, field: str) -> int:
         return count_dollars(value, MICRO, MAX_DOLLARS, field)

@@ -38,8 +38,8 @@ async def find_tenant(connection: Connection, reference: str) -> Tenant:
 
 
 async def find_past_or_present(connection: Connection, reference: str) -> PastTenant:
-    """Returns a tenant by id or name. Also returns a deleted tenant by id while the audit log has
-    its deletion. Raises NotFound."""
+    """Returns a tenant by id or name. Finds a deleted tenant by its id, as long as its deletion is
+    still in the audit log. Raises NotFound."""
     query, missing = "tenant_find_past_or_present", _missing(reference)
     return await fetch_one(connection, PastTenant, query, reference, missing=missing)
 
@@ -49,8 +49,8 @@ def _missing(reference: str) -> NotFound:
 
 
 async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
-    """Returns the names of tenants by id, including deleted tenants while the audit log has
-    their deletion."""
+    """Returns the names of tenants by id, including deleted tenants whose deletion is still in the
+    audit log."""
     rows = await connection.fetch(sql["tenant_names"], list(tenant_ids))
     return {row["id"]: row["name"] for row in rows}
 

@@ -1,6 +1,6 @@
-"""Removes retired versions, adapters without versions, contents without a version and their faults,
-and lost workers. Any number of processes may do so at the same time, and may crash at any
-moment."""
+"""Removes retired versions, adapters without versions, contents that no version has, reports of
+faults in such contents, and lost workers. Several processes may do this at the same time, and each
+of them may crash at any moment."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Reaper:
         await asyncio.to_thread(self._store.delete, "adapters", digest)
 
     async def prune(self) -> None:
-        """Deletes old refused uploads, old versions that failed verification, and faults of removed
-        contents."""
+        """Deletes old refused uploads, old versions that failed verification, and reports of faults
+        in contents that no version has."""
         async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["faults_prune"])
             await versions.prune_rejected(connection)

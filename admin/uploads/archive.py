@@ -63,8 +63,7 @@ class StagingFolder(msgspec.Struct, frozen=True):
 
 
 def max_file_bytes(name: str, max_bytes: int) -> int:
-    """Returns the maximum size of the known file `name`, if all files together may have
-    `max_bytes`."""
+    """Returns the maximum bytes of the file `name`. `max_bytes` limits all files together."""
     return min(max_bytes, MAX_CONFIG_BYTES) if name == CONFIG_NAME else max_bytes
 
 
@@ -215,8 +214,8 @@ def _extract_tar(file: IO[bytes], writer: _Writer) -> None:
 
 
 def _tar_members(file: IO[bytes]) -> Iterator[tuple[str, bytes, int]]:
-    """Yields the last path component, the type flag and the number of bytes of each member. The
-    file is then positioned at the member's data."""
+    """Yields the last path component, the type flag and the number of bytes of each member. Leaves
+    the file at the member's data, from which the caller must seek to the next member."""
     for _ in range(MAX_MEMBERS):
         block = file.read(TAR_BLOCK)
         if len(block) < TAR_BLOCK:

@@ -71,8 +71,8 @@ class OpenedFolders:
         return resolved
 
     def _root_of(self, resolved: Path) -> Path:
-        """Returns the opened folder that contains a resolved path. Raises Invalid otherwise, with
-        the same message whether or not the path exists."""
+        """Returns the opened folder that contains a resolved path. Raises Invalid if there is none,
+        with the same message whether or not the path exists."""
         for root in self._roots:
             if resolved.is_relative_to(root):
                 return root

@@ -40,7 +40,7 @@ class Upload(msgspec.Struct, frozen=True):
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
     error: dict[str, Any]
-    """Fields of an AdapterRejected."""
+    """Fields of the AdapterRejected that validation raised."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

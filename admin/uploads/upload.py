@@ -63,7 +63,7 @@ class UploadForm(msgspec.Struct, Generic[T], frozen=True):
     """Form with an adapter's files. The form's text fields are the fields of a JSON body."""
 
     kind: type[T]
-    """Type of the JSON body."""
+    """Struct of the JSON body whose fields the form contains."""
     absent: Mapping[str, str]
     """Values of the body's fields that a form cannot contain, by field name."""
 

@@ -26,7 +26,7 @@ FORGOTTEN_S = 30.0
 after which the worker is deleted."""
 
 UNSATISFIABLE = "unsatisfiable"
-"""Tier of a model that the worker's settings cannot serve."""
+"""Tier of a model that a worker cannot serve with its settings."""
 
 State = Literal["ready", "draining", "lost", "unreached", "unsatisfiable"]
 
@@ -179,15 +179,15 @@ async def register_worker(database: Database, worker_id: str, address: str, leas
 
 
 async def leave(database: Database, worker_id: str) -> None:
-    """Deletes a worker that has ended from the database."""
+    """Deletes the row of a worker that has ended."""
     async with database.transaction(EVERYTHING) as connection:
         await lock_catalog(connection)
         await connection.execute(sql["worker_leave"], worker_id)
 
 
 async def forget_lost(database: Database) -> None:
-    """Deletes the workers whose last report and whose end of registration are both more than
-    FORGOTTEN_S seconds ago."""
+    """Deletes each worker for which more than FORGOTTEN_S seconds have passed, both since its last
+    report and since its registration ended."""
     async with database.transaction(EVERYTHING) as connection:
         if not await connection.fetchval(sql["workers_gone"], FORGOTTEN_S):
             return

@@ -356,8 +356,8 @@ def _workers(workers: list[dict[str, Any]]) -> Findings:
 
 
 def _get(url: str) -> httpx.Response | None:
-    """Returns the answer, or None after a failure. Does not verify certificates, because nothing
-    secret is sent."""
+    """Returns the response to a GET request, or None after a failure. Does not verify certificates,
+    because nothing secret is sent."""
     try:
         return httpx.get(url, timeout=TIMEOUT_S, verify=False)
     except httpx.HTTPError:

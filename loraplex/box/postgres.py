@@ -205,7 +205,7 @@ class EmbeddedPostgres:
     def _check_place(self) -> None:
         if self.account is None:
             return
-        # The link is created after the cluster, so the cluster should exist.
+        # The link is created after the cluster, so a link without a cluster means lost data.
         if self._place.is_symlink() and not self.cluster.exists():
             raise PostgresError(
                 f"the database of {self._place.parent} was in {self.home} and is gone: bring it"

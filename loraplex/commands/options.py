@@ -165,8 +165,8 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def pairs(option: str, given: tuple[str, ...], form: str = "KEY=VALUE") -> dict[str, str]:
-    """Returns the keys and values that a repeatable option has. `form` describes a value's form in
-    error messages. Raises UsageError."""
+    """Returns the KEY=VALUE pairs of a repeatable option as a dict. Error messages describe a pair
+    as `form`. Raises UsageError."""
     found: dict[str, str] = {}
     for number, text in enumerate(given, 1):
         key, equals, value = text.partition("=")

@@ -216,8 +216,8 @@ def _proving(
 
 
 def _part(report: ProgressCallback, before: int, size: int, total: int) -> ProgressCallback:
-    """Returns the progress callback of one upload among several, which reports the progress of
-    all."""
+    """Returns the progress callback of one of several uploads. It reports the progress of all
+    uploads together."""
     return lambda done, _: report(before + min(done, size), total)
 
 

@@ -122,7 +122,7 @@ def _run(serving: Coroutine[Any, Any, None], settings: Settings) -> None:
 
 
 async def _until_told(serving: Coroutine[Any, Any, None]) -> None:
-    """Runs `serving`. SIGTERM cancels it until a server handles the signal itself."""
+    """Runs `serving`. SIGTERM cancels it until a server installs its own signal handler."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
