@@ -1,9 +1,9 @@
-"""Loads the C++ kernels as a library, which is either shipped with the package or compiled with the
-system compiler, once per source, variant and compiler.
+"""Loads the C++ kernels as a library, which is shipped with the package or compiled on demand.
 
-Each variant is compiled for one instruction set; `ops.processor` selects the fastest. Shipped
-libraries are in `ops/compiled/`; `ops.precompile` builds them for images without a compiler.
-Libraries compiled on demand are stored in a cache folder that only this user can write to.
+The system compiler compiles a library once per source, variant and compiler. Each variant is
+compiled for one instruction set; `ops.processor` selects the fastest. Shipped libraries are in
+`ops/compiled/`; `ops.precompile` builds them for images without a compiler. Libraries compiled on
+demand are stored in a cache folder that only this user can write to.
 """
 
 from __future__ import annotations

@@ -292,8 +292,8 @@ def _last_part(path: str) -> str:
 
 
 def _lookup(patterns: dict[str, T] | None, module: str, default: T, matcher: PatternMatcher) -> T:
-    """Returns the value of the first pattern that matches the path or an ending of it, as peft's
-    get_pattern_key does. Returns the default if no pattern matches."""
+    """Returns the value of the first pattern that matches the path or an ending of the path, as
+    peft's get_pattern_key does. Returns the default if no pattern matches."""
     for key, value in (patterns or {}).items():
         if matcher.ends_with(key, module):
             return value

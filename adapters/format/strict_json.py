@@ -11,8 +11,8 @@ Json = dict[str, "Json"] | list["Json"] | str | float | None
 
 
 def decode_object(raw: bytes, code: str, field: str) -> dict[str, Any]:
-    """Returns the JSON object in `raw`. Raises AdapterRejected(`code`, `field`) for anything
-    else."""
+    """Returns the JSON object in `raw`. Raises AdapterRejected(`code`, `field`) if `raw` is
+    not one JSON object, has duplicate keys or NaN, or is nested too deeply."""
 
     def reject(reason: str) -> NoReturn:
         raise AdapterRejected(code, field, reason, "one JSON object without duplicate keys")

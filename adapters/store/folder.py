@@ -43,7 +43,7 @@ class Store(Protocol):
 
     @property
     def incoming(self) -> Path:
-        """Local folder whose subfolders are being written."""
+        """Local folder with the folders that writers are filling before they `put` them."""
         ...
 
     @property
