@@ -77,6 +77,5 @@ def _keyed(pepper: bytes, *parts: bytes) -> bytes:
 
 
 def _joined(*parts: bytes) -> bytes:
-    """Joins the parts with their lengths, so that different lists of parts never give the same
-    bytes."""
+    """Joins the parts with their lengths, so that different lists never give the same bytes."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

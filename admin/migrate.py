@@ -73,8 +73,8 @@ def _load(file: Path) -> Migration:
 
 
 async def check_schema(database: Database, files: list[Migration] | None = None) -> None:
-    """Raises MigrationError unless every migration that must precede the roll-out of this version
-    has been applied. Accepts a newer schema, because the next version's pre files are safe for this
+    """Raises MigrationError unless all migrations that must precede this version's roll-out are
+    applied. Accepts a newer schema, because the next version's pre files are safe for this
     version."""
     files = load_migrations() if files is None else files
     async with database.acquire() as connection:

@@ -50,8 +50,7 @@ def _compare_ages(pickle: Path, weights: Path, warn: Callable[[str], None]) -> N
 
 
 def _found_instead(folder: Path, pickle: Path | None) -> str | None:
-    """Returns what the folder has instead of an adapter and what to do about it, or None if that is
-    unknown."""
+    """Returns what the folder has instead of an adapter, with advice, or None if unknown."""
     has_config, has_weights = (folder / CONFIG_NAME).is_file(), (folder / WEIGHTS_NAME).is_file()
     if has_config and not has_weights and pickle is not None:
         return (

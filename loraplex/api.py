@@ -80,8 +80,7 @@ class Api:
     def put(
         self, path: str, body: dict[str, Any], *, if_match: str | None = None, **query: Any
     ) -> Any:
-        """Sends a PUT request. `if_match` is the ETag that the replaced resource must still
-        have."""
+        """Sends a PUT request. `if_match` is the ETag that the resource must still have."""
         headers = _given({"if-match": if_match})
         return self._call("PUT", path, json=body, params=_given(query), headers=headers)
 
@@ -217,9 +216,8 @@ def endpoint(settings: Settings, url: str | None) -> tuple[str, str | None]:
 
 
 def with_store_of_server(settings: Settings) -> Settings:
-    """Returns the settings with the store that the server uses, for imports on this machine. Raises
-    ApiFailure if no server runs, or if it runs on another machine and the settings have no
-    store."""
+    """Returns the settings with the server's store, for imports on this machine. Raises ApiFailure
+    if no server runs, or it runs on another machine and the settings have no store."""
     if settings.store is not None:
         return settings
     url, server = _place(settings)

@@ -22,9 +22,8 @@ from store.errors import ApiError
 log = logging.getLogger(__name__)
 
 MAX_DESCRIPTORS = 65_536
-"""Maximum number of file descriptors that this process allows itself, four times the default number
-of connections. With a far higher limit, programs that close every possible descriptor when they
-start become slow."""
+"""Maximum number of file descriptors that this process allows itself. With a far higher limit,
+programs that close every possible descriptor when they start become slow."""
 
 
 COMMANDS = {

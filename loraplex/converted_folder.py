@@ -1,5 +1,4 @@
-"""Converts an adapter folder with weights in several files, or in MLX's format, to peft's two
-files."""
+"""Converts an adapter folder in MLX's format, or with several weight files, to peft's two files."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_folder_serving(folder: Path) -> dict[str, Any]:
-    """Returns the chat template, the defaults and the end tokens from the folder's files, in the
-    form of the field `folder_serving` of an upload. Raises ApiFailure for files that are not
-    JSON."""
+    """Returns the chat template, defaults and end tokens from the folder's files, in the form of an
+    upload's field `folder_serving`. Raises ApiFailure for files that are not JSON."""
     found: dict[str, Any] = {}
     if template := _chat_template(folder):
         found["chat_template"] = template
@@ -66,8 +65,7 @@ def _chat_template(folder: Path) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file, or no fields if there is no such file. Raises
-    ApiFailure."""
+    """Returns the object in a JSON file, or an empty one if there is no file. Raises ApiFailure."""
     if not path.is_file():
         return {}
     try:

@@ -30,8 +30,7 @@ def send_interval_s(environ: Mapping[str, str]) -> float:
 
 
 def check_metric_sending(environ: Mapping[str, str]) -> None:
-    """Raises BadSettings if the settings are invalid. Called before the process that sends metrics
-    is started."""
+    """Raises BadSettings if a variable is invalid. Called before the sending process starts."""
     if otlp_url(environ, "metrics") is not None:
         send_interval_s(environ)
 

@@ -1,5 +1,4 @@
-"""Console of rich whose own control sequences act on the terminal, while control sequences in texts
-do not."""
+"""Console of rich that escapes control sequences in texts, but writes its own unchanged."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Makes texts from other sources, such as file names and messages of a server, harmless for a
-terminal."""
+"""Makes foreign texts, such as file names and a server's messages, harmless for a terminal."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class NeutralText(io.TextIOWrapper):
 
 
 class ExactText:
-    """Wrapper of a file. Text that is written to it stays unchanged, even if the file is a
-    NeutralText."""
+    """Wrapper of a file to which text is written unchanged, even if the file is a NeutralText."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

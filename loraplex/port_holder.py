@@ -11,8 +11,7 @@ LISTENING = "0A"
 
 
 def find_holder(port: int) -> str | None:
-    """Returns the name and id of a process that listens on a TCP port, or None if none is
-    visible."""
+    """Returns the name and id of a process that listens on a port, or None if none is visible."""
     links = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for process in PROC.glob("[0-9]*") if links else ():
         # Descriptors of other accounts' processes cannot be read, and any process may end in the

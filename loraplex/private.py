@@ -116,8 +116,7 @@ def write_locked(path: Path, text: str) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether the process that called `write_locked` still holds the lock. Raises
-    OSError."""
+    """Returns whether the process of `write_locked` still holds its lock. Raises OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -127,8 +126,7 @@ def is_locked(path: Path) -> bool:
 
 
 def make_private(path: Path, text: str) -> None:
-    """Creates the file unless it exists. If several processes call this at the same time, exactly
-    one creates it."""
+    """Creates the file unless it exists. If several calls run at a time, exactly one creates it."""
     fresh = _write_aside(path, text)
     with contextlib.suppress(FileExistsError):
         path.hardlink_to(fresh)
@@ -147,8 +145,7 @@ def _write_aside(path: Path, text: str) -> Path:
 
 
 def socket_folder(home: Path, longest_name: str) -> Path:
-    """Returns the folder for sockets, which is inside `home` unless the sockets' paths would be too
-    long."""
+    """Returns the folder for sockets: inside `home`, unless their paths would be too long."""
     folder = home / "socket"
     if len(os.fsencode(folder / longest_name)) <= SOCKET_PATH_LIMIT:
         return folder

@@ -15,8 +15,7 @@ def answers_ok(address: str, path: str) -> bool:
 
 
 def answer_of(address: str, path: str, max_bytes: int = MAX_BYTES) -> bytes:
-    """Returns the first bytes of the answer to `GET path`, including its head. Returns no bytes
-    after a failure."""
+    """Returns the first bytes of the answer to `GET path`, with its head. Empty after a failure."""
     answer = b""
     try:
         with _open(address) as connection:

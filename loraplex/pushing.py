@@ -144,8 +144,7 @@ def push_in_pieces(
     report: ProgressCallback,
     piece_bytes: int = PIECE_BYTES,
 ) -> Version:
-    """Uploads a folder in pieces, regardless of its size. Takes the arguments of `push`, and raises
-    the same errors."""
+    """Uploads a folder of any size in pieces. Has the arguments and errors of `push`."""
     archive = Tar([folder / CONFIG_NAME, folder / WEIGHTS_NAME])
     upload = api.post("/admin/v1/uploads", {"bytes": archive.size, "filename": "adapter.tar"})
     deadline = time.monotonic() + PATIENCE_S

@@ -120,8 +120,7 @@ def _link(data_dir: Path) -> Path:
 
 
 def _folder() -> Path:
-    """Returns the folder of the links, which is the same in every shell of the account. A reboot
-    empties it."""
+    """Returns the account's folder of links, the same in every shell and empty after a reboot."""
     standard = Path(f"/run/user/{os.geteuid()}")
     for place in (Path(os.environ.get("XDG_RUNTIME_DIR") or standard), standard):
         # After `su`, XDG_RUNTIME_DIR may still name the folder of another account.

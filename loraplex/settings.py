@@ -229,8 +229,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.data_dir.expanduser().absolute()
 
     def make_home(self) -> None:
-        """Creates the data directory. Raises BadSettings, also if another account owns one of its
-        folders."""
+        """Creates the data directory. Raises BadSettings, also if another account owns a folder."""
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self.home, *(self.home / name for name in ("store", "cache", "spool"))):
@@ -271,8 +270,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def opened_folders(self) -> dict[str, Path]:
-        """Folders from which tenants may load adapters, keyed by tenant name. Raises
-        BadSettings."""
+        """Folders from which tenants may load adapters, by tenant name. Raises BadSettings."""
         folders = {tenant: Path(text) for tenant, text in self.adapter_roots.items()}
         for folder in folders.values():
             if not folder.is_absolute() or folder == Path("/"):
@@ -302,8 +300,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ) from error
 
     def environment(self) -> dict[str, str]:
-        """Returns environment variables that pass these settings to another process. Omits empty
-        settings."""
+        """Returns the environment variables that pass the non-empty settings to another process."""
         values = {PREFIX + name.upper(): getattr(self, name) for name in self.__struct_fields__}
         return {name: _written(v) for name, v in values.items() if v not in (None, (), {})}
 
@@ -379,8 +376,7 @@ def named_model(text: str) -> str:
 
 
 def check_address(address: str, *, lowest_port: int = 1) -> str:
-    """Returns the address of a worker if it is valid. Port 0 is valid only for listening. Raises
-    ValueError."""
+    """Returns a valid worker address. Port 0 is valid only to listen. Raises ValueError."""
     found = _ADDRESS.fullmatch(address)
     if found is None or (found[1] and not lowest_port <= int(found[1]) < 1 << 16):
         raise ValueError(f"{address!r} is not unix:/PATH or tcp://HOST:PORT")

@@ -41,8 +41,7 @@ class Kind(Enum):
     """Number of bytes."""
     DOLLARS = "dollars"
     AGE = "age"
-    """Time in RFC 3339 form, which is shown as an age. Values of DAY and HOUR have the same
-    form."""
+    """Time in RFC 3339 form, shown as an age. Values of DAY and HOUR have the same form."""
     DAY = "day"
     HOUR = "hour"
 
@@ -114,8 +113,7 @@ def fitted(
 
 
 def fields(record: Row, width: int, now: datetime, kinds: Mapping[str, Kind]) -> Iterator[str]:
-    """Yields a line for each field that has a value. Lines of a value with several lines are
-    indented."""
+    """Yields a line for each field with a value. Further lines of a value are indented."""
     shown = {
         name.replace("_", " "): text
         for name, value in record.items()
@@ -172,8 +170,7 @@ def exact(value: Any) -> str:
 
 
 def _enclosed(value: Any) -> str:
-    """Formats a value inside another value. Puts parentheses around a list or dict of several
-    items."""
+    """Formats a value inside a value, with parentheses around a list or dict of several items."""
     text = exact(value)
     return f"({text})" if text and isinstance(value, dict | list) and len(value) > 1 else text
 
@@ -231,8 +228,7 @@ def _lay(column: Column, rows: Sequence[Row], now: datetime) -> _Laid:
 
 
 def _share(laid: Sequence[_Laid], width: int) -> list[int]:
-    """Returns the width of each column. Each column gets its minimum. The remaining cells go to the
-    first columns."""
+    """Returns the columns' widths: each minimum, and the remaining cells for the first columns."""
     left = width - sum(each.least + GAP for each in laid) + GAP
     widths: list[int] = []
     for each in laid:

@@ -28,8 +28,7 @@ class Tar:
         self.size += len(part) if isinstance(part, bytes) else part.stat().st_size
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Returns up to `num_bytes` from `offset`. Raises ApiFailure if a file has become
-        shorter."""
+        """Returns up to `num_bytes` from `offset`. Raises ApiFailure if a file has shrunk."""
         end = min(offset + num_bytes, self.size)
         ends = [start for start, _ in self._parts[1:]] + [self.size]
         read = b""

@@ -126,8 +126,7 @@ class KeepingSampler(Sampler):
 
 
 class RequestIds(RandomIdGenerator):
-    """Generator of ids for spans. The span of a request itself gets the ids that were generated for
-    the request."""
+    """Generator of span ids, which gives a request's own span the ids of the request."""
 
     def generate_trace_id(self) -> int:
         given = context.get_value(REQUEST_IDS)

@@ -24,8 +24,7 @@ class ApiError(Exception):
     """Value of the header `x-should-retry`, by which official clients decide whether to retry. None
     lets them decide by the status."""
     is_ours: ClassVar[bool] = False
-    """Whether the server caused the failure. If so, the request is credited back to its rate
-    limit."""
+    """Whether the server caused the failure. If so, the request's rate limit is credited."""
     public_message: ClassVar[str | None] = None
     """Text that clients get instead of the message, because the message may name hosts or accounts.
     None sends the message."""

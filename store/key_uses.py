@@ -1,5 +1,4 @@
-"""Records in memory when each key was last used, and writes these times to the database at
-intervals."""
+"""Remembers when each key was last used, and writes these times to the database at intervals."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ class KeyUses:
         self._used: dict[str, datetime] = {}
 
     def note(self, key_id: str) -> None:
-        """Records that a key was used. Call it only for existing keys, because unknown ids could
-        fill the memory."""
+        """Records a use of a key, which must exist, because unknown ids could fill the memory."""
         self._used[key_id] = datetime.now(UTC)
 
     async def run(self, database: Database) -> None:

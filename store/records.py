@@ -142,8 +142,7 @@ class ApiKey(msgspec.Struct, frozen=True):
         return name in self.models or f"{name.partition('@')[0]}@*" in self.models
 
     def may_come_from(self, host: str | None) -> bool:
-        """Returns whether a client's IP address is in the key's networks. An unknown address (None)
-        is in no network."""
+        """Returns whether a client's IP address is in the key's networks. None is in no network."""
         if self.cidrs is None:
             return True
         try:

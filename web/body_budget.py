@@ -1,6 +1,5 @@
-"""Memory budgets of request bodies, for each tenant and for all. A body counts until the gateway
-has tokenised it, or its request is answered. The server counts the bytes, and the plane sets the
-owner."""
+"""Memory budgets of request bodies, for each tenant and for all. A body counts until it is
+tokenised or its request is answered. The server counts the bytes, and the plane sets the owner."""
 
 from __future__ import annotations
 

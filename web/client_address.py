@@ -1,5 +1,4 @@
-"""Address of the client, as the gateway and the admin plane use it for logs, rate limits and the
-networks of keys."""
+"""Address of the client, as used for logs, rate limits and the networks of keys."""
 
 from __future__ import annotations
 

@@ -134,8 +134,7 @@ class Connections:
         self._num_head_bytes -= self._head_bytes.pop(connection, 0)
 
     def _bounded_prefix(self, host: str | None) -> str:
-        """Returns the prefix to which the limit per address applies, or an empty string if no limit
-        applies."""
+        """Returns the prefix that the limit per address applies to, or an empty string if none."""
         address = canonical(host) if host and self._max_per_address else None
         if address is None or ipaddress.ip_address(address).is_loopback:
             return ""

@@ -29,9 +29,8 @@ def is_of_messages(path: str) -> bool:
 
 
 def find_header(scope: Scope, name: bytes) -> str | None:
-    """Returns the value of the first header with this name (in lower case). Returns None if there
-    is none. Searches the list, because an index of all headers would be slower for one or two
-    lookups."""
+    """Returns the value of the first header with this name (in lower case), or None. Searches the
+    list, because an index would be slower for one or two lookups."""
     for given, value in scope["headers"]:
         if given == name:
             return value.decode("latin-1")
@@ -39,8 +38,7 @@ def find_header(scope: Scope, name: bytes) -> str | None:
 
 
 def find_headers(scope: Scope, name: bytes) -> list[str]:
-    """Returns the values of all headers with this name (in lower case), in the order of the
-    request."""
+    """Returns the values of all headers with this name (in lower case), in their order."""
     return [value.decode("latin-1") for given, value in scope["headers"] if given == name]
 
 

@@ -117,8 +117,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._head_bytes = 0
         self._framing_bytes = 0
-        """Bytes received after the head, minus `FRAMING_PER_BYTE` for each byte of the body's
-        content."""
+        """Bytes received after the head, minus `FRAMING_PER_BYTE` for each byte of content."""
         reason = self.config.connections.open(self, self._host)
         if reason is not None:
             self.shed(reason)

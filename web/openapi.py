@@ -67,8 +67,7 @@ class StructSchemas(OpenAPISchemaPlugin):
         return not field_definition.is_union and field_definition.is_subclass_of(msgspec.Struct)
 
     def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: Any) -> Any:
-        """Returns a reference to the struct's schema. Adds this schema and all schemas that it
-        refers to."""
+        """Returns a reference to the struct's schema. Adds it and all schemas that it refers to."""
         own_name, named = _written(field_definition.annotation)
         for name, written in named.items():
             known = self._known.setdefault(name, written)

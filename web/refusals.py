@@ -18,8 +18,7 @@ prefixes share one log line for each reason."""
 MANY = "many"
 """Name in a log line that stands for all address prefixes without log lines of their own."""
 LOGGED = frozenset({401, 403, 429})
-"""Statuses that are logged, because attacks on keys or limits cause them. Other statuses are only
-counted."""
+"""Statuses that are logged, because attacks cause them. Other statuses are only counted."""
 log = logging.getLogger(__name__)
 
 

@@ -223,6 +223,5 @@ async def _point(
 
 
 def _as_keys(canary: dict[int, int] | None) -> dict[str, int] | None:
-    """Returns the weights with version numbers as text, because JSON objects have no numeric
-    keys."""
+    """Returns the weights with version numbers as text, because JSON object keys are texts."""
     return None if canary is None else {str(version): w for version, w in canary.items()}

@@ -94,8 +94,7 @@ class VerificationView(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def changing(database: Database, actor: Actor) -> AsyncGenerator[Connection]:
-    """Opens a transaction that sees only the actor's rows and logs its changes as made by the
-    actor."""
+    """Opens a transaction that sees only the actor's rows and logs its changes as the actor's."""
     async with database.transaction(actor.sees) as connection:
         await connection.execute(sql["audit_actor"], actor.key.id, actor.request_id, actor.address)
         yield connection
@@ -170,8 +169,7 @@ async def _checkpoint(connection: Connection) -> Checkpoint | None:
 
 
 def chain_hash(row: Mapping[str, Any]) -> bytes:
-    """Returns the hash that a row should have. `details` must be the text as the database writes
-    it."""
+    """Returns the hash that a row should have. `details` must be the text from the database."""
     at = (row["at"] - EPOCH) // timedelta(microseconds=1)
     fields = (
         *(str(row["seq"]), str(at), row["key_id"], row["tenant_id"], row["action"]),

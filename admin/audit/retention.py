@@ -13,8 +13,7 @@ from store.errors import ApiError
 log = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 2000
-"""Maximum rows that one transaction verifies and removes. This takes about 20 ms of the event
-loop."""
+"""Maximum rows verified and removed in a transaction, which takes 20 ms of the event loop."""
 SLACK = timedelta(days=1)
 """Time by which a row may exceed its retention before pruning starts. Each prune adds a checkpoint
 row to the log, so it should remove many rows."""

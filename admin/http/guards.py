@@ -56,8 +56,7 @@ def requires(*scopes: str, changes_rows: bool = True) -> Guard:
 
 
 async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | None) -> ApiKey:
-    """Returns the key of an Authorization header. Raises Unauthenticated if the header or the key
-    is invalid."""
+    """Returns the valid key in an Authorization header. Raises Unauthenticated if it has none."""
     text = bearer_key(authorization) or ""
     key_id = parse_key(text)
     if key_id is None:

@@ -154,6 +154,5 @@ def _headers_of(status: int) -> Headers:
 
 
 def _operation_id(handler: HTTPRouteHandler, *_: Any) -> str:
-    """Returns an operation id that includes the controller's name, because method names are not
-    unique."""
+    """Returns an operation id with the controller's name, because method names are not unique."""
     return handler.fn.__qualname__.replace("Controller.", ".")

@@ -73,9 +73,8 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_quota: TenantLimits | None = None
     """Limits of new tenants. None sets no limits."""
     upload_idle_s: float = 60.0
-    """Seconds of waiting for the client after which an upload is aborted if it was slower than
-    `min_upload_rate`. Also the seconds after which an upload in pieces is removed unless it is
-    continued."""
+    """Seconds of waiting for a client over which `min_upload_rate` is averaged. Also the seconds
+    after which an upload in pieces is removed unless it is continued."""
     retention: Retention = Retention()
     """Limits of ephemeral versions."""
     adapter_roots: Mapping[str, Path] = {}
@@ -208,9 +207,8 @@ class AdminPlane:
     async def inspect(
         self, digest: str | None, file_bytes: int | None, *, every_byte: bool
     ) -> StoredContent | None:
-        """Returns the state of a version's content in the store, or None if the version has no
-        content. Raises Overloaded if `every_byte` is set while every byte of another version is
-        being read."""
+        """Returns the state of a version's content in the store, or None if it has no content.
+        Raises Overloaded if `every_byte` is set while another version is being read."""
         if digest is None or file_bytes is None:
             return None
         if every_byte and self._verifying.locked():
@@ -260,8 +258,7 @@ class AdminPlane:
         *,
         durable: bool = True,
     ) -> T:
-        """Puts the files into the store and calls `add`, which adds their version to the
-        database."""
+        """Stores the files and calls `add`, which adds their version to the database."""
         for file in staged.iterdir():
             if file.name not in (CONFIG_NAME, WEIGHTS_NAME, MODULES_NAME):
                 file.unlink()
@@ -277,8 +274,7 @@ class AdminPlane:
         return added
 
     async def reap_now(self) -> None:
-        """Makes one pass of the reaper. Errors are only logged, because the reaper runs again
-        later."""
+        """Makes one pass of the reaper. Only logs errors, because the reaper tries again."""
         try:
             await self.reaper.reap()
         except (ApiError, OSError) as error:

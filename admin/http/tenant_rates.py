@@ -1,5 +1,4 @@
-"""Rate limit of a tenant's calls to the admin plane, because each change adds a row to the audit
-log."""
+"""Rate limit of a tenant's calls to the admin plane, because each change grows the audit log."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ TEXT = Schema(type=OpenAPIType.STRING)
 
 
 def upload_body(form: UploadForm[Any]) -> RequestBody:
-    """Returns the description of a body that is JSON, or a form with the same fields and the
-    files."""
+    """Returns the description of a body: JSON, or a form with the same fields and the files."""
     files = (CONFIG_NAME, WEIGHTS_NAME, "file")
     properties = dict.fromkeys(form.texts, TEXT) | dict.fromkeys(files, BINARY)
     schema = Schema(type=OpenAPIType.OBJECT, required=form.required, properties={**properties})

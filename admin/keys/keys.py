@@ -37,8 +37,7 @@ async def create_key(
     scopes: frozenset[str] = ADMIN_SCOPES,
     name: str = "",
 ) -> tuple[ApiKey, str]:
-    """Creates a key that has no restrictions other than its scopes. Returns the record and the
-    key's text."""
+    """Creates a key restricted only by its scopes. Returns the record and the key's text."""
     return await issue_key(connection, pepper, tenant_id, KeyRights(scopes, name))
 
 

@@ -131,8 +131,7 @@ async def _create(
 
 
 def _with_text(record: bytes, seed: bytes) -> bytes:
-    """Returns the answer with the new key's text. The text is derived from the seed again, because
-    it is not stored."""
+    """Returns the answer with the key's text, which is derived from the seed, not stored."""
     made = {"key": new_key(seed).text, "record": msgspec.Raw(record), "object": "api_key.created"}
     return msgspec.json.encode(made)
 

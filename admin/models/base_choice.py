@@ -1,5 +1,4 @@
-"""Chooses the base model of an adapter, if its tensors fit several models or its configuration
-names one."""
+"""Chooses an adapter's base model if its tensors fit several or its configuration names one."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def quantisation_warning(trained_on: str, base: BaseModel) -> str | None:
 
 
 def trained_on_is(trained_on: str, base: BaseModel) -> bool:
-    """Returns whether a name or path means this base model, by the model's served name or its
-    source."""
+    """Returns whether a name or path means this base model: its served name or its source."""
     return _last_part(trained_on) in (_last_part(base.name), _last_part(base.source))
 
 

@@ -62,9 +62,8 @@ async def find_model(connection: Connection, name: str) -> BaseModel:
 
 
 async def candidate_bases(connection: Connection, name: str | None) -> list[BaseModel]:
-    """Returns the base models that an adapter may be for: the named model, or all models if none is
-    named. The adapter's tensors then decide. Raises NotFound, or Invalid if no model is
-    registered."""
+    """Returns the base models that an adapter may be for: the named one, or all if none is named.
+    The adapter's tensors then decide. Raises NotFound, or Invalid if no model is registered."""
     if name:
         return [await find_model(connection, name)]
     if found := await list_models(connection):

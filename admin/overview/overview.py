@@ -45,8 +45,7 @@ Served = tuple[ModelLoad, float]
 
 
 async def take_overview(connection: Connection) -> Overview:
-    """Returns an overview. It covers at most the first `MAX_WORKERS` workers and `MAX_GATEWAYS`
-    gateways by id."""
+    """Returns an overview of up to `MAX_WORKERS` workers and `MAX_GATEWAYS` gateways, by id."""
     counts = await connection.fetchrow(sql["overview_counts"])
     assert counts is not None
     workers = await list_workers(connection, "", MAX_WORKERS)

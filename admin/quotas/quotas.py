@@ -56,8 +56,7 @@ async def find_quota(connection: Connection, tenant_id: str, key_id: str | None)
 async def set_quota(
     connection: Connection, tenant_id: str, key_id: str | None, quota: QuotaDetails
 ) -> None:
-    """Replaces all limits of a tenant or key. Raises Conflict if more bytes are pinned than the new
-    quota allows."""
+    """Replaces all limits of a tenant or key. Raises Conflict if pins exceed the new quota."""
     limits = msgspec.structs.replace(quota, pin_bytes=0, updated_at=None)
     if limits == QuotaDetails(limits.subject):
         # `pin_bytes` is stored with the tenant. A quota that sets nothing else needs no row of its

@@ -19,8 +19,7 @@ class PastTenant(Tenant, frozen=True):
 async def create_tenant(
     connection: Connection, name: str, sharing_group: str | None = None
 ) -> Tenant:
-    """Creates a tenant. Raises AlreadyExists if the name is in use, or Invalid if it has a wrong
-    form."""
+    """Creates a tenant. Raises AlreadyExists, or Invalid if the name has a wrong form."""
     tenant_id = f"ten_{random_base62(12)}"
     taken = AlreadyExists(f"a tenant named {name[:128]!r} already exists", param="name")
     values = tenant_id, name, sharing_group
@@ -49,8 +48,7 @@ def _missing(reference: str) -> NotFound:
 
 
 async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
-    """Returns the names of tenants by id, including deleted tenants whose deletion is still in the
-    audit log."""
+    """Returns tenants' names by id, also of deleted tenants whose deletion is in the audit log."""
     rows = await connection.fetch(sql["tenant_names"], list(tenant_ids))
     return {row["id"]: row["name"] for row in rows}
 

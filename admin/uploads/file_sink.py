@@ -1,5 +1,4 @@
-"""Writes a file that arrives from the network, with a limit on its bytes and without blocking the
-event loop."""
+"""Writes a file from the network, with a limit on its bytes and without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class FileSink:
             await asyncio.to_thread(self._flush)
 
     async def finish(self, *, sync: bool = False) -> None:
-        """Writes the buffered bytes. If `sync` is set, also syncs the file to the disk, even if the
-        write fails."""
+        """Writes the buffered bytes. If `sync` is set, syncs the file even if the write fails."""
         try:
             await asyncio.to_thread(self._flush)
         finally:

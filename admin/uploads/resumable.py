@@ -52,8 +52,7 @@ class PartialUpload(Record, frozen=True, kw_only=True):
 
     @property
     def data(self) -> Path:
-        """Path of the file with the bytes received so far. It is the archive once all bytes are
-        received."""
+        """Path of the file with the bytes received so far, which in the end is the archive."""
         return self.folder / DATA
 
 
@@ -104,8 +103,7 @@ class ResumableUploads:
         return num_open
 
     async def find(self, key: ApiKey, upload_id: str) -> PartialUpload:
-        """Returns an upload. Raises NotFound if there is no such upload, or it belongs to another
-        tenant."""
+        """Returns an upload. Raises NotFound if it does not exist or belongs to another tenant."""
         missing = NotFound("no such upload, or it has expired", "upload_not_found", "upload")
         if not ID.fullmatch(upload_id):
             raise missing
@@ -189,8 +187,7 @@ class ResumableUploads:
 
 
 def check_offset(upload: PartialUpload, offset: int) -> None:
-    """Raises Conflict unless the next piece starts at `offset`. The error contains the right
-    offset."""
+    """Raises Conflict, with the right offset, unless the next piece starts at `offset`."""
     if offset != upload.offset:
         raise Conflict(
             f"{upload.offset} of {upload.bytes} bytes have come",

@@ -115,8 +115,7 @@ class Forms:
     @contextlib.contextmanager
     def taking(self, tenant_id: str | None) -> Generator[None]:
         """Counts an upload until the end of the block. `tenant_id` is None for an admin. Raises
-        TooMany if the tenant has too many uploads in progress, or Overloaded if there are too many
-        in total."""
+        TooMany for too many uploads of the tenant, or Overloaded for too many in total."""
         if tenant_id is not None and self._num_open[tenant_id] >= MAX_FORMS_OF_TENANT:
             raise TooMany(
                 f"this tenant has {MAX_FORMS_OF_TENANT} uploads under way", "too_many_uploads"

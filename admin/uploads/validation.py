@@ -34,8 +34,7 @@ _decoder = msgspec.json.Decoder(Outcome)
 
 
 class Validation:
-    """Validator of an admin plane's uploads. Each upload is unpacked and validated in a sandboxed
-    process."""
+    """Validator of uploads, which unpacks and validates each of them in a sandboxed process."""
 
     def __init__(
         self,

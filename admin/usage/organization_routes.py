@@ -264,8 +264,7 @@ def _line_items(found: UsageSum) -> Iterator[tuple[str, Decimal]]:
 
 
 class Given:
-    """Query parameters of a report. A list parameter may also be named `name[]`, as OpenAI's
-    clients name it."""
+    """Query parameters of a report. OpenAI's clients may name a list parameter `name[]`."""
 
     def __init__(self, request: AdminRequest, parameters: Parameters) -> None:
         self._values: dict[str, list[str]] = defaultdict(list)

@@ -150,8 +150,7 @@ def _told_apart(group_by: str) -> list[str]:
 
 
 def aware(moment: datetime | None, field: str) -> datetime | None:
-    """Returns the time unchanged. Raises Invalid if it has no time zone or cannot be converted to
-    UTC."""
+    """Returns the time. Raises Invalid if it has no time zone or cannot be converted to UTC."""
     if moment is not None and moment.tzinfo is None:
         raise Invalid(f"{field} needs a time zone, such as a Z at its end", "invalid", field)
     if moment is not None and not MINYEAR < moment.year < MAXYEAR:
@@ -160,8 +159,7 @@ def aware(moment: datetime | None, field: str) -> datetime | None:
 
 
 def _fields(found: UsageSum, told: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the values of a row's grouping columns, by column. `names` are the names of tenants,
-    by id."""
+    """Returns a row's values by grouping column. `names` are the names of tenants, by id."""
     values = {
         "tenant": found.tenant_id,
         "tenant_name": names.get(found.tenant_id, found.tenant_id),
@@ -193,8 +191,7 @@ def _csv(
     names: Mapping[str, str],
     more: str | None,
 ) -> Response[str]:
-    """Returns the sums as one CSV table with a header line. The header Link contains the URL of the
-    next page."""
+    """Returns the sums as CSV with column names. The header Link has the next page's URL."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("start", *_columns(told), *SUMS))

@@ -60,15 +60,13 @@ class UsageSum(msgspec.Struct, frozen=True):
     metered_tokens: int
     """Tokens that count against quotas, in which a cached prompt token counts by its weight."""
     cost: Decimal
-    """Whole pico-dollars at the prices that were valid when the requests arrived, including later
-    corrections."""
+    """Whole pico-dollars at the prices valid when requests arrived, with later corrections."""
     input_cost: Decimal
     """Cost of the prompt tokens that were not found in a cache."""
     cached_input_cost: Decimal
     output_cost: Decimal
     credited: Decimal = Decimal(0)
-    """Pico-dollars by which corrections of a wrong price have lowered `cost`. Always 0 in sums by
-    minute."""
+    """Pico-dollars by which corrections of a wrong price lowered `cost`. 0 in sums by minute."""
 
     @property
     def unsplit_cost(self) -> Decimal:

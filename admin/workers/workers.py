@@ -99,8 +99,7 @@ class Worker(msgspec.Struct, frozen=True):
     """Name that the worker gives itself, unique to its process."""
     address: str
     is_registered: bool
-    """Whether gateways find the worker by its registration. Otherwise, the gateways' settings name
-    it."""
+    """Whether gateways find the worker by its registration, not by their settings."""
     draining: bool | None
     """Whether a drain was requested. None if neither a drain nor its end was requested."""
     registered_at: datetime
@@ -109,8 +108,7 @@ class Worker(msgspec.Struct, frozen=True):
     """Id of the gateway that sent the report."""
     status: WorkerStatus | None
     failure: str
-    """Reason why the last attempt of a gateway to reach the worker failed. Empty after a
-    success."""
+    """Reason why a gateway last failed to reach the worker. Empty after a success."""
     age_s: float
     """Age of the report in seconds."""
 
@@ -160,16 +158,14 @@ async def model_states(
 
 
 async def set_draining(connection: Connection, worker_id: str, draining: bool) -> Worker:
-    """Requests that a worker drains, or ends the drain. Must be called in a transaction. Raises
-    NotFound."""
+    """Requests or ends a worker's drain. Must be called in a transaction. Raises NotFound."""
     await lock_catalog(connection)
     await connection.execute(sql["worker_set_draining"], worker_id, draining)
     return await find_worker(connection, worker_id)
 
 
 async def register_worker(database: Database, worker_id: str, address: str, lease_s: float) -> None:
-    """Registers a worker for `lease_s` seconds. Must be called again before the registration
-    expires."""
+    """Registers a worker for `lease_s` seconds. Must be called again before they have passed."""
     async with database.acquire() as connection:
         if await connection.fetchval(sql["worker_renew"], worker_id, lease_s):
             return

@@ -1,5 +1,4 @@
-"""Checks this machine for problems that keep loraplex from running well, without changing
-anything."""
+"""Checks this machine for problems that keep loraplex from running well. Changes nothing."""
 
 from __future__ import annotations
 

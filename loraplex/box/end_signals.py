@@ -39,8 +39,7 @@ class EndSignals:
             self._call = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`. If a signal arrives first, cancels it and raises
-        KeyboardInterrupt."""
+        """Returns the result of `work`. At a signal, cancels it and raises KeyboardInterrupt."""
 
         async def until_told() -> T:
             task = asyncio.current_task()

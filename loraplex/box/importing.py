@@ -128,8 +128,7 @@ def _import_apart(
 
 
 def _read_known(path: Path) -> dict[str, str]:
-    """Returns the digest of each imported model, by the hash of source and formats that `_mark`
-    returns."""
+    """Returns imported models' digests, by the hash of source and formats from `_mark`."""
     try:
         return json.loads(read_private(path))
     except FileNotFoundError:

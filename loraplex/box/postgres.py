@@ -100,8 +100,7 @@ class EmbeddedPostgres:
         return read_private(self.home / "password", owner).decode()
 
     def dsn(self, database: str = "postgres") -> str:
-        """Returns the URL of a database on this server. It contains the password and must not be
-        logged."""
+        """Returns the URL of a database. It contains the password and must not be logged."""
         return f"postgresql://{USER}:{self.password}@/{database}?host={quote(str(self.socket_dir))}"
 
     @property
@@ -322,7 +321,7 @@ class EmbeddedPostgres:
         return subprocess.run(command, capture_output=True, check=False, **self._as_account())
 
     def _as_account(self) -> dict[str, Any]:
-        """Returns arguments of Popen: the account under which the server runs, and a minimal
+        """Returns Popen's arguments for the account that runs the server and a minimal
         environment."""
         common: dict[str, Any] = {
             "cwd": self.home,

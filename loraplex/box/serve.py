@@ -64,16 +64,14 @@ from workers.wire.protocol import UNSATISFIABLE
 END_S = 10.0
 """Seconds that a gateway has after its drain to record usage and exit."""
 WORKER_DRAIN_S = 30.0
-"""Seconds that the worker has to drain. Its requests have already ended, because the gateway stops
-first."""
+"""Seconds for the worker to drain. Its requests have ended, because the gateway stops first."""
 START_TIMEOUT_S = 600.0
 NOTHING_TO_SERVE = "nothing to serve: no model is registered; give --model PATH, or --demo"
 POSTGRES_LOOK_S = 0.5
 
 
 def serve(settings: Settings, *, with_demo: bool) -> None:
-    """Serves until SIGINT or SIGTERM. If the start fails, stops everything and raises the error of
-    the start."""
+    """Serves until SIGINT or SIGTERM. If the start fails, stops everything and raises its error."""
     started = time.monotonic()
     if settings.log_format is None and sys.stderr.isatty():
         settings = msgspec.structs.replace(settings, log_format="short")
@@ -160,8 +158,7 @@ class Box:
         self._gateway = self._make_gateway()
 
     async def run(self, started: float, signals: EndSignals) -> None:
-        """Serves until a signal. `started` is the monotonic time in seconds at which the start
-        began."""
+        """Serves until a signal. `started` is the time.monotonic() at which the start began."""
         stopping = asyncio.Event()
         watching = asyncio.create_task(self._watch_postgres())
         with signals.calling(partial(self._on_signal, stopping)):
@@ -310,9 +307,8 @@ def command_line() -> str:
 
 
 def _is_up(address: str) -> bool:
-    """Returns whether the process is ready. A process that is not ready only because the worker can
-    serve none of the base models counts as ready, because this can be corrected through the admin
-    plane."""
+    """Returns whether the process is ready, or is unready only because the worker can serve none of
+    the base models, which can be corrected through the admin plane."""
     answer = answer_of(address, "/readyz")
     return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
 

@@ -1,5 +1,4 @@
-"""Supervises the process of `loraplex worker`: restarts it when it crashes, and stops it with the
-command."""
+"""Supervises the process of `loraplex worker`: restarts it after a crash, stops it at the end."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class _Worker(Child):
         return code if code >= 0 else 128 - code
 
     def pass_on(self, number: int) -> None:
-        """Passes a signal on. The first signal drains the worker, the second one ends it at
-        once."""
+        """Passes a signal on. The first one drains the worker, the second one ends it at once."""
         self._stopping.set()
         with contextlib.suppress(ProcessLookupError):
             if self._process is not None:

@@ -293,8 +293,7 @@ def _parse_version(text: str) -> tuple[str, int]:
 
 
 def _policy(given: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the field `policy` of a request, or no field if the server's default policy
-    applies."""
+    """Returns a request's field `policy`, or no field if the server's default policy applies."""
     if not given:
         return {}
     if given == ("none",):

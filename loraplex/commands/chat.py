@@ -194,8 +194,7 @@ def _describe(chat: Chat) -> str:
 
 
 def _with_choices(api: Api, model: str, error: Refused) -> ApiFailure:
-    """Returns the error unchanged, or with a list of the existing models if the model does not
-    exist."""
+    """Returns the error, with a list of the existing models if the model does not exist."""
     if error.code != "model_not_found":
         return error
     return ApiFailure(f"there is no model {model!r}; choose one of {', '.join(_names(api))}")

@@ -10,8 +10,7 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Group that imports a command only to run it, to show its help, or to list the help of all
-    commands."""
+    """Group that imports a command only to run it, show its help, or list all commands' help."""
 
     def __init__(self, *args: Any, commands: Mapping[str, str], **options: Any) -> None:
         """`commands` maps each name to MODULE:ATTRIBUTE below `loraplex.commands`."""

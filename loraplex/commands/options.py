@@ -140,8 +140,7 @@ def _docstrings(kind: type) -> dict[str, str]:
 
 
 def settings_of(flags: dict[str, Any]) -> Settings:
-    """Loads the settings, including the ones that `flags` contain, and removes these from
-    `flags`."""
+    """Loads the settings. Settings in `flags` take precedence, and are removed from `flags`."""
     file = flags.pop("config", None)
     known = {name: flags.pop(name) for name in list(flags) if name in Settings.__struct_fields__}
     return load_settings(known, file=file)

@@ -216,8 +216,7 @@ def _proving(
 
 
 def _part(report: ProgressCallback, before: int, size: int, total: int) -> ProgressCallback:
-    """Returns the progress callback of one of several uploads. It reports the progress of all
-    uploads together."""
+    """Returns the progress callback of one upload, which reports the progress of all uploads."""
     return lambda done, _: report(before + min(done, size), total)
 
 

@@ -82,8 +82,7 @@ def _title(server: Api) -> str:
 
 
 class _Live:
-    """Live screen. A thread fetches the overview, so that the screen reacts to keys while the
-    server is slow."""
+    """Live screen. A thread fetches the overview, so that keys work while the server is slow."""
 
     def __init__(self, server: Api, interval: float) -> None:
         self._server = server
@@ -148,8 +147,7 @@ class _Live:
 
 @contextmanager
 def _keys() -> Generator[int | None]:
-    """Yields the file descriptor from which single key presses can be read, or None if there is no
-    terminal."""
+    """Yields the file descriptor of single key presses, or None if there is no terminal."""
     if not sys.stdin.isatty():
         yield None
         return

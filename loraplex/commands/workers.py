@@ -1,5 +1,4 @@
-"""Command group `loraplex workers`, for running workers. The command `loraplex worker` runs a
-worker."""
+"""Command group `loraplex workers`. The command `loraplex worker` instead runs a worker."""
 
 from __future__ import annotations
 

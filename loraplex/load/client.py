@@ -214,8 +214,7 @@ class _Answer:
         self._may_keep = False
 
     async def read(self, reader: asyncio.StreamReader) -> bool:
-        """Reads the answer to its end. Returns whether the connection can be reused. Raises
-        OSError."""
+        """Reads the whole answer. Returns whether the connection can be reused. Raises OSError."""
         outcome = self._outcome
         parser = self._parser = httptools.HttpResponseParser(self)
         try:
@@ -291,8 +290,7 @@ class _Answer:
 
 
 def _told(error: Any, code: str) -> tuple[str, str]:
-    """Returns the code and message of a server's error. The code is `code` if the error has
-    none."""
+    """Returns the code and message of a server's error. `code` replaces a missing code."""
     if not isinstance(error, dict):
         return code, str(error or "")
     given = error.get("code") or error.get("type")

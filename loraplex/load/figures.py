@@ -65,8 +65,7 @@ def summarise(
     seconds: float,
     targets: Targets = Targets(),  # noqa: B008
 ) -> Figures:
-    """Returns the figures of outcomes. `seconds` is the duration of the load to which the outcomes
-    belong."""
+    """Returns the figures of outcomes. `seconds` is the duration of the whole load."""
     whole = [o for o in outcomes if not o.error]
     answered = [o for o in whole if len(o.arrivals_s)]
     gaps = [np.diff(o.arrivals_s) for o in answered if len(o.arrivals_s) > 1]

@@ -173,8 +173,7 @@ async def register(
     max_model_len: int | None,
     source: str = "",
 ) -> None:
-    """Registers a model of the store under its served name. `models.register_model` describes
-    `source`."""
+    """Registers a model of the store under its served name; see `models.register_model`."""
     config = json.loads((store.model_folder(digest, weights=False) / "config.json").read_text())
     longest: int = config["max_position_embeddings"]
     shape = BaseModelShape.from_config(config, digest)

@@ -49,9 +49,8 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def serves_apart(listener: socket.socket, tls: ssl.SSLContext | None) -> bool:
-    """Returns whether the admin plane is served only on the management listener. This is the case
-    if other hosts can reach the public listener, or if TLS requires a host name that this machine
-    does not use."""
+    """Returns whether only the management listener serves the admin plane: if other hosts can reach
+    the public listener, or if TLS requires a host name that this machine does not use."""
     return tls is not None or not is_loopback(listener)
 
 

@@ -1,5 +1,4 @@
-"""Processes of the roles gateway and admin: the data plane, the admin plane, or both on one
-port."""
+"""Processes of the roles gateway and admin: data plane, admin plane, or both on one port."""
 
 from __future__ import annotations
 
@@ -246,8 +245,7 @@ class Role:
             await Server(config).serve(sockets=[self._public])
 
     async def connect(self, stack: AsyncExitStack, **options: Any) -> Database:
-        """Waits until the database is available and returns it. Until then, the public socket
-        answers 503."""
+        """Waits for the database and returns it. Until then, the public socket answers 503."""
 
         async def attempt() -> Database:
             database = await Database.connect(self.settings.database_url or "", **options)
@@ -322,8 +320,7 @@ def _data_plane(
 
 
 async def _admin_plane(stack: AsyncExitStack, role: Role, store: Store) -> Litestar:
-    """Creates the admin plane. Each transaction of the admin plane declares which rows it may
-    see."""
+    """Creates the admin plane, whose transactions each declare which rows they may see."""
     config = _admin_config(role.settings)
     database = await role.connect(
         stack, application_name="loraplex-admin", acquire_timeout=ADMIN_ACQUIRE_S

@@ -11,8 +11,7 @@ from loraplex.errors import BadSettings, reason_of
 from loraplex.settings import Settings
 
 RELOAD_S = 10.0
-"""Seconds between checks of the certificate's files. Certificates are renewed days before they
-expire."""
+"""Seconds between checks of the certificate's files, which are renewed days before they expire."""
 
 log = logging.getLogger(__name__)
 
