@@ -17,8 +17,8 @@ from telemetry.tallies import Labels, Recent, Totals
 MAX_MODELS = 64
 MAX_TENANTS = 32
 MAX_REASONS = 32
-"""Maximum number of refusal reasons in a report. Models, tenants and refusal reasons with the
-highest counts are reported. A report has at most about 20 KB."""
+"""Maximum number of refusal reasons in a report. A report contains only the models, tenants and
+refusal reasons with the highest counts, and has at most about 20 KB."""
 
 
 class LoadReports:

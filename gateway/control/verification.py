@@ -83,9 +83,8 @@ class AdapterVerification:
         """Earliest time of the next attempt to verify each version for another layout, by
         `Claim.path`."""
         self._complete: object = None
-        """State at the last search for missing proofs that found none: catalog generation, layouts,
-        and recently attempted versions. The search is repeated only after this state has
-        changed."""
+        """State in which the last search found no version to verify: catalog generation, layouts,
+        and recently attempted versions. The search is repeated only after a change of state."""
         catalog.watch(lambda _: self._wake.set())
 
     async def run(self) -> None:

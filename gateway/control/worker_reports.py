@@ -52,8 +52,8 @@ class WorkerReports:
         changed = {w: found for w, found in errors.items() if self._errors.get(w) != found}
         if not (news or failures or changed):
             return
-        # Rows of workers that are not connected here are deleted only while all known workers are
-        # connected. Otherwise a missing worker may return with the same errors.
+        # Rows of unconnected workers are deleted only while all known workers are connected. A
+        # worker that returned with unchanged errors would lose its rows, which are not rewritten.
         are_all_here = all(
             client.status is not None or not client.has_answered for client in clients
         )

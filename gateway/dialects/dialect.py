@@ -51,7 +51,7 @@ class Answer(msgspec.Struct):
 
     @property
     def parts(self) -> list[Part]:
-        """Parts of the answer. Each is joined from its neighbouring pieces."""
+        """Parts of the answer, in which consecutive pieces of the same part are joined."""
         return join_parts(self.pieces)
 
     @property

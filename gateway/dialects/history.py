@@ -63,8 +63,8 @@ Writer = Literal["person", "tool", "other"]
 
 def typed_index(given: Sequence[T], writer: Callable[[T], Writer]) -> int | None:
     """Returns the index of the user's last message if a person has just typed it. Returns None if a
-    tool call or result follows that message, because then it has been answered, or directly
-    precedes it, because then the client wrote it."""
+    tool call or result follows the message, because a model has then answered it already. Also
+    returns None if one directly precedes the message, because the client has then written it."""
     for number in reversed(range(len(given))):
         match writer(given[number]):
             case "tool":

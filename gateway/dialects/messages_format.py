@@ -49,7 +49,7 @@ class MessagesFormat(AnswerFormat):
         self._index = -1
         """Index of the newest block."""
         self._open: tuple[type[Part], int] | None = None
-        """Key of the part that the open block belongs to. None if no block is open."""
+        """Key (see `part_key`) of the part whose block is open. None if no block is open."""
         self._has_called = False
         self._finish_reason: str | None = None
         self._stop: str | int | None = None

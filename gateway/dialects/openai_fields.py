@@ -207,7 +207,7 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
 
 
 class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields for the length of texts that become vectors or scores, as in vLLM."""
+    """Fields that requests for vectors and requests for scores share, as in vLLM."""
 
     truncate_prompt_tokens: TruncateTokens | None = None
     """Maximum tokens of an input, or of a query together with its document. Longer inputs are cut;

@@ -240,8 +240,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def _joined(arrays: Sequence[bytes]) -> msgspec.Raw:
-    """Returns JSON arrays joined into one array. Other values are equal in all slices, so that the
-    first value is returned."""
+    """Joins the JSON values of all slices. Arrays are joined into one array. Any other value is the
+    same in each slice, and is returned."""
     if not arrays[0].startswith(b"["):
         return msgspec.Raw(arrays[0])
     return msgspec.Raw(b"[%s]" % b",".join([array[1:-1] for array in arrays]))

@@ -48,8 +48,8 @@ class ResponsesFormat(AnswerFormat):
             send back only that field.
         summarises: whether the summary repeats the reasoning, because some clients show only the
             summary.
-        namespaces: pairs of a function's namespace and its name there, by the name that the model
-            calls.
+        namespaces: namespace of each function and the function's name there, by the name by which
+            the model calls the function.
         """
         self._request_id = request_id
         self._echoed = echoed | {"created_at": int(time.time())}

@@ -47,10 +47,9 @@ class Delta(msgspec.Struct, frozen=True):
     stop: str | int | None = None
     """Stop string, or id of the request's stop token, that ended the choice."""
     prompt_scored: list[Scored] = []
-    """Tokens of the prompt with log-probabilities, if the request asks for prompt tokens separately
-    from the answer."""
+    """Prompt tokens with log-probabilities, if requested separately from the answer's tokens."""
     prompt: list[int] = []
-    """Tokens of the prompt. Every delta of a choice has the same list."""
+    """Token ids of the whole prompt, in every delta."""
     num_tokens: int = 0
     """Number of tokens of the answer so far, including tokens without visible text."""
     num_thought_tokens: int = 0

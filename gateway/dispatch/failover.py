@@ -3,7 +3,7 @@
 refused     The worker is draining or does not have the model. The sequence moves to another worker,
             or waits for one.
 overloaded  The sequence moves once, to a worker that has not just refused a similar request. If any
-            choice has begun, the sequence may also wait for a worker, and does not expire.
+            choice has begun, it may move again, wait for a worker, and outlast its deadline.
 lost        Before its first token, the sequence is retried on another worker, within the budget of
             retries. After its first token, it continues on another worker. If there is no other
             worker, it waits for one.
@@ -126,7 +126,7 @@ class RetryState:
 
     def __init__(self, failover: Failover) -> None:
         self.failure: Exception = NoWorker("No worker is ready for this model. Try again shortly.")
-        """Error with which the sequence ends if no retry helps."""
+        """Error with which the sequence ends if it is not retried successfully."""
         self._failover = failover
         self._is_patient = True
         """Whether the sequence may wait for a worker."""

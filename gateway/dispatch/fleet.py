@@ -159,8 +159,8 @@ class Fleet:
         return [c for c in able if not c.is_silent] or able
 
     def prefetch(self, target: ResolvedModel) -> None:
-        """Makes a worker load the target's adapter in advance if no other worker can serve the
-        target. With several, the choice depends on the prompt, which has not been read yet."""
+        """Makes a worker load the target's adapter in advance if no other worker can serve it. If
+        several can, the choice among them depends on the prompt, which has not been read yet."""
         if target.version is None:
             return
         model, digest = target.base.digest, target.version.digest
@@ -175,8 +175,8 @@ class Fleet:
             worker.prefetch(model, adapter)
 
     def want(self, view: CatalogView) -> None:
-        """Sends every worker, now and after each reconnect, the adapters and models that this
-        catalog wants loaded."""
+        """Sends every worker, now and after each reconnect, the list of the adapters and models
+        that this catalog wants loaded."""
         self._view = view
         for client in self.clients:
             self._tell(client, view)

@@ -126,7 +126,7 @@ class RemoteSequence:
     """Indexes of the other choices of the same prompt, if this sequence also scores the prompt.
     They are sent once these scores have arrived, and find the prompt in the prefix cache."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Scores of the prompt that a follower shows with its first output."""
+    """Prompt scores from the first choice, which this sequence shows with its first output."""
 
 
 class Placement:
@@ -166,7 +166,6 @@ class Placement:
         self._stranded: set[int] = set()
         """Indexes of the sequences that wait for a worker."""
         self._search: asyncio.Task[None] | None = None
-        """Task that searches workers for stranded sequences."""
         self._aborted: set[int] = set()
         """Indexes of the aborted sequences whose workers have not reported their end yet."""
         self._no_more = asyncio.Event()

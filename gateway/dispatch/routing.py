@@ -14,11 +14,11 @@ Workers report once a second. A gateway adds the requests that it has sent since
 subtracts the work that the worker has done since. It assumes that every other gateway has sent as
 much, because all gateways saw the same report and would otherwise choose the same idle worker. For
 the same reason, only a few randomly drawn workers are compared: some that have most of the prompt
-cached, some that hold the adapter, some that hold the base model, and some of all. An adapter or a
-model that no worker holds goes to one of two workers that are determined by a hash, so that
-gateways agree without coordination. A popular adapter spreads to another worker once the queues of
-the workers that hold it take longer than loading it. The adapters and models of each worker are
-indexed when it reports, so that the holders of an adapter are found without a search.
+cached, some that hold the adapter, some that hold the base model, and some drawn from all. An
+adapter or a model that no worker holds goes to one of two workers that are determined by a hash, so
+that gateways agree without coordination. A popular adapter spreads to another worker once the
+queues of the workers that hold it take longer than loading it. The adapters and models of each
+worker are indexed when it reports, so that the holders of an adapter are found without a search.
 
 Functions in this module read neither a clock nor a global random generator. Time and random numbers
 are arguments.
@@ -48,7 +48,7 @@ ADAPTER_BYTES = 8 << 20
 LOAD_OVERHEAD_S = 1e-3
 COPY_BYTES_PER_S = 2.5e9
 """Bytes per second of a copy from host to device on a machine without a GPU. A GPU's bus is faster,
-but then the copy takes only a small part of the time."""
+but with a GPU the copy is only a small part of the predicted seconds."""
 FETCH_BYTES_PER_S = 4e8
 """Bytes per second of a load to the host, from the disk cache or the store."""
 
@@ -94,8 +94,8 @@ def _candidates(
     is_able: Callable[[W], bool],
     random: Random,
 ) -> Iterable[W]:
-    """Returns some workers that hold the prefix, some that hold the adapter, some that hold the
-    model, and some of all, without duplicates. Returns nothing if no worker is able."""
+    """Returns a few able workers: some that hold the prefix, some that hold the adapter, some that
+    hold the model, and some drawn from all workers. Returns nothing if no worker is able."""
     drawn: dict[W, None] = {}
     if cached:
         drawn |= dict.fromkeys(draw(_deepest(cached, is_able), random))

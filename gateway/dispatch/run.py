@@ -55,8 +55,8 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids of the stop tokens that the caller and the adapter set, in addition to the base
-        model's. `ignore_eos` leaves out the adapter's."""
+        """Ids of the caller's stop tokens and, unless `ignore_eos` is set, of the adapter's. Does
+        not contain the base model's stop tokens."""
         if self.request.ignore_eos:
             return self.request.stop_token_ids
         return *self.request.stop_token_ids, *self.target.serving.stop_token_ids
@@ -185,9 +185,9 @@ def _thought(request: Request, tokenizer: ModelTokenizer, prompt: Prompt) -> Tho
 
 
 def check_answer_of(run: Run, default_tokens: int) -> None:
-    """Raises InvalidRequest if the answer could have too many log-probabilities or characters of
-    echo. Generated tokens of a stream do not count, because they are sent at once, unless the
-    stream repeats their scores at its end or the scores cover the whole vocabulary."""
+    """Raises InvalidRequest if the answer could have too many log-probabilities or echoed
+    characters. A stream's generated tokens count only if the stream repeats their scores at its
+    end, or if each token has scores of the whole vocabulary."""
     request, num_choices = run.request, run.request.num_choices
     num_told = _num_told(run)
     if request.kind is OutputKind.EMBED and not request.pairs:

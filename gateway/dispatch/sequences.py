@@ -47,8 +47,8 @@ def work_of(run: Run) -> Work:
 
 
 def _prefix(run: Run, prompt: Prompt, version: ServedVersion | None) -> Prefix:
-    """Returns the prefix of a prompt. It must have the same fields as the request of
-    `_generate`."""
+    """Returns the key by which a prompt is found in prefix caches. Its fields must equal the fields
+    of the same meaning in the result of `_generate`."""
     return Prefix(
         prompt.tokens,
         model=run.target.base.digest,
@@ -60,8 +60,8 @@ def _prefix(run: Run, prompt: Prompt, version: ServedVersion | None) -> Prefix:
 
 
 def _salt(run: Run, prompt: Prompt) -> str:
-    """Returns the salt of the prompt's KV pages: the request's own salt, after the version's salt
-    if the adapter acts in the prompt. If it does not act, the pages are the base model's."""
+    """Returns the salt of the prompt's KV pages: the version's salt, if the adapter acts in the
+    prompt, followed by the request's salt. If it does not act, the pages are the base model's."""
     return ("" if prompt.activation is None else run.target.page_salt) + run.request.cache_salt
 
 

@@ -27,7 +27,7 @@ MODEL_LOAD_S are also assumed until a worker has measured the real values."""
 DECODE_STEP_S = 0.02
 MODEL_LOAD_S = 5.0
 ANSWER_TOKENS = 128
-"""Assumed number of tokens of an answer. An engine step generates one of them."""
+"""Assumed number of tokens of an answer. Each of them takes one engine step."""
 
 
 @dataclass(eq=False)
@@ -143,7 +143,7 @@ class Standing:
         self._sent_s = 0.0
         """Seconds to compute the requests that this gateway has sent since the report."""
         self._queue_at = reported_at
-        """Time for which `_known_s` and `_sent_s` were computed."""
+        """Time at which `_known_s` and `_sent_s` were last updated."""
         self._sent_adapters: set[str] = set()
         self._sent_models: dict[str, float] = {}
         """Seconds until each model is on the device, for models that must be loaded for requests
@@ -169,8 +169,8 @@ class Standing:
         return "" if held is None else held.tier
 
     def wait_s(self, model: str) -> float:
-        """Returns the seconds until the base model is on the device. Models that earlier requests
-        need are loaded first. A load that an earlier request began counts as half done."""
+        """Returns the seconds until the base model is on the device, including the loads of other
+        models that earlier requests need. If one needs this model, half of its load is left."""
         wait_s = self.model(model).wait_s
         if not wait_s:
             return 0.0
@@ -314,9 +314,9 @@ def _model_report(
 
 
 def _wait_s(model: ModelStatus, status: WorkerStatus) -> float:
-    """Returns the seconds until a model is on the device. A load in progress is half done on
-    average. Otherwise, models for which requests wait are loaded first. If there is no room,
-    another model has to finish its requests, and to be loaded again later."""
+    """Returns the seconds until a model is on the device. Counts a load in progress as half done.
+    Otherwise, adds the loads of models for which requests wait and, if there is no room, the time
+    until another model has finished its requests, and the time to load that model again."""
     if model.tier == "device":
         return 0.0
     load_s = _load_s(model)

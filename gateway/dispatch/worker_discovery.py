@@ -31,7 +31,6 @@ class WorkerDiscovery:
         itself."""
         self._connect = connect
         self._connecting: dict[WorkerClient, asyncio.Task[None]] = {}
-        """Tasks that connect to registered workers."""
         self._registered: frozenset[str] = frozenset()
         """Addresses of the registered workers."""
         self._drains: dict[str, bool] = {}

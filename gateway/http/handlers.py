@@ -45,7 +45,7 @@ class HotRoute(HTTPRouteHandler):
                 body = await request.decode(decoder)
                 trace.event("body_read")
                 response: ASGIApp = await handler.fn(request, body)
-                # The body is no longer needed. The request now holds tokens, which are limited.
+                # From here on, the request needs only its tokens, whose number is limited.
                 held_body(scope).release()
                 await response(scope, receive, send)
             except Exception as error:

@@ -252,8 +252,8 @@ class Reservation:
         holds = await self._leases.take(wanted, self.admitted_at)
         if self.holder != self._leases.holder:
             if self._parts:
-                # The usage of a request is deducted from the leases of one holder, but the holder
-                # of the earlier parts has lost its leases.
+                # A request's usage is deducted from the leases of one holder id. The leases of the
+                # earlier parts' id are lost, so this request cannot reserve more.
                 for hold in holds:
                     self._leases.settle(hold, 0)
                 raise QuotaUnavailable("The leases of limits were lost meanwhile.")

@@ -64,7 +64,7 @@ class BodyPace:
 
 
 class _Use:
-    """Use that one tenant makes of the limit on refused requests per minute."""
+    """State of the limit on refused requests per minute for one tenant."""
 
     __slots__ = ("answers_at", "num_open", "whole_at")
 

@@ -184,7 +184,7 @@ class LarkRules:
                     try:
                         schema, at = DECODER.raw_decode(grammar, at)
                     except (ValueError, RecursionError):
-                        return  # the compiler refuses the grammar
+                        return  # The compiler refuses the invalid JSON later.
                     self.schemas.append(SchemaGraph(schema))
                     length = self.schemas[-1].longest_path()
                     rule.weight = max(rule.weight, 1 + depth + length)

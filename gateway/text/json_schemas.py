@@ -144,7 +144,7 @@ class SchemaReader:
         elif isinstance(members, list):
             node["allOf"] = [*cast(list[Any], members), {"anyOf": branches}]
         else:
-            return  # the compiler refuses the schema
+            return  # The compiler refuses the invalid `allOf` later.
         del node["oneOf"]
 
     def _differ(self, branches: list[Any], tag: Any) -> bool:

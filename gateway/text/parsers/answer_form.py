@@ -82,8 +82,8 @@ class AnswerForm(msgspec.Struct, frozen=True):
         names = {tool.name for tool in tools}
         match self.calls:
             case "generic":
-                # A strict tool may be called only after the tag, because only there does a grammar
-                # constrain the call to the tool's schema.
+                # A strict tool may be called only after `<tool_call>`, because only there does a
+                # grammar constrain the call to the tool's schema.
                 return HermesParser({tool.name for tool in tools if not tool.strict})
             case "hermes":
                 return HermesParser()

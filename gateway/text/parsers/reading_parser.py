@@ -203,10 +203,10 @@ class ReadingParser(Parser):
 
     def attempt(self, reading: Reading[None], before: str = "") -> Reading[None]:
         """Runs `reading` on text that may turn out not to be a call. If `reading` raises Malformed
-        after a call has begun, ends the call and drops the text that follows. If it raises
-        Malformed outside a call, adds the text read since the last call as plain text, or drops it
-        if the length limit ended the answer. If there was no call, this text begins with the marker
-        `before`."""
+        inside a call, ends the call and drops the text that follows. If it raises Malformed outside
+        a call, adds the text read since the last call as plain text, or drops it if the length
+        limit ended the answer. `before` is the marker that was read before the attempt. It is
+        added before this plain text if the attempt has read no call."""
         self._unsure = [before]
         try:
             yield from reading
