@@ -18,7 +18,7 @@ from memory.errors import require
 from memory.reuse import HALF_LIFE_S
 
 ACTIVE_S = 5 * HALF_LIFE_S
-"""Seconds without a request after which an account has no share."""
+"""Seconds without a request after which an account has no share of the memory."""
 
 
 class Tenant(NamedTuple):
@@ -29,7 +29,7 @@ class Tenant(NamedTuple):
 
 
 NO_TENANT = Tenant("", 0)
-"""Account of bytes that no tenant requested. It has no share."""
+"""Account that is charged for bytes that no tenant requested. It has no share of the memory."""
 
 
 class Accounts:
@@ -76,8 +76,8 @@ class Holdings:
             self.held.pop(name, None)
 
     def level(self, name: str, extra: int = 0) -> float:
-        """Returns the amount held plus `extra`, divided by the account's weight. Returns infinity
-        if the weight is 0."""
+        """Returns the amount that the account holds, plus `extra`, divided by the account's weight.
+        Returns infinity if the weight is 0."""
         weight = self.accounts.weight(name)
         return (self.held.get(name, 0) + extra) / weight if weight else math.inf
 

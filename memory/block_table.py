@@ -26,11 +26,11 @@ class BlockTable:
         self.pages: list[int] = []
         self.num_committed = 0
         self._num_matched = self._num_used = 0
-        """`_num_matched`: number of pages from the prefix cache. `_num_used`: the same number once
-        `grow` has succeeded, and 0 before that, because the pages have not been used yet."""
+        """`_num_matched`: number of pages that `match_prefix` added. `_num_used`: number of pages
+        that `free` records as reused. It is 0 until `grow` succeeds, and then `_num_matched`."""
         self._duplicates: dict[int, int] = {}
         """Cached pages with the same content as private pages, by the private page's index. The
-        table holds them, because a cached page must not be evicted before the pages after it."""
+        table has a reference to each, so that none is evicted before cached pages that follow."""
 
     def make_room(self, num_pages: int, *, num_beside: int = 0) -> bool:
         """Makes `num_pages` pages free for `grow`, evicting idle items that may be evicted for the
@@ -58,7 +58,7 @@ class BlockTable:
         return sum(PAGE_TOKENS for _ in cached)
 
     def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> int:
-        """Adds the longest cached prefix of whole pages to the table. Returns its number of tokens.
+        """Adds the longest cached prefix of whole pages. Returns the prefix's number of tokens.
 
         keys: keys of the sequence's full pages, in order. max_tokens: maximum number of tokens to
         match. Pass the sequence's length - 1, because the last token must be computed to get its

@@ -36,7 +36,7 @@ class KVCache:
         self.source = source or OwnPages()
         self._leave_source = self.source.add_cache(self.idle)
         self.lock = self.source.lock
-        """Lock of the arena, shared by all its caches."""
+        """Lock of the arena, shared by all KV caches of the arena."""
         self.tables = Holdings(arena.bytes_held.accounts)
         """Number of block tables with pages, by tenant."""
 
@@ -53,7 +53,7 @@ class KVCache:
 
     def ask(self, num_pages: int, tenant: Tenant, *, is_first: bool) -> Ask:
         """Records a request of the tenant for `num_pages` pages. Returns the request, which decides
-        what may be evicted. is_first: whether no other sequence of the tenant has pages here."""
+        what may be evicted. is_first: whether the tenant's other sequences have no pages here."""
         bytes_held, page_bytes = self._arena.bytes_held, self.pool.page_bytes
         bytes_held.accounts.note(tenant)
         spare = self.idle.num_of(tenant.name) * page_bytes

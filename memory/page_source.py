@@ -14,7 +14,7 @@ class PageSource(Protocol):
     """Source of free pages for KV caches. It decides which idle items it evicts to free pages."""
 
     lock: Lock
-    """Held while reading or changing the owners of the arena's bytes."""
+    """Must be held while reading or changing the owners of the arena's bytes."""
 
     @property
     def is_shared(self) -> bool:

@@ -44,7 +44,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Number of free pages in the pool's extents, and of pages that fit into free extents."""
+        """Number of free pages in the pool's extents, plus the pages that fit into free extents."""
         return self._num_held_free + self._arena.num_kv_obtainable * self.pages_per_extent
 
     def allocate(self, num_pages: int, account: str = NO_TENANT.name) -> list[int] | None:

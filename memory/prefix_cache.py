@@ -144,8 +144,8 @@ class Changes(NamedTuple):
 
 
 class Journal:
-    """Keys that were added to or removed from a set since the last `take`. An addition and a
-    removal of the same key cancel out. If more than `MAX_CHANGES` remain, all are dropped."""
+    """Keys that were added to or removed from a set since the last call of `take`. An addition and
+    a removal of one key cancel out. If more than `MAX_CHANGES` keys remain, all are dropped."""
 
     def __init__(self) -> None:
         self._is_added: dict[bytes, bool] = {}

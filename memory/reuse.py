@@ -21,7 +21,7 @@ class Reuse:
     at_s: float = 0.0
 
     def note(self, now: float, amount: float = 1.0) -> None:
-        """Adds to the count (minimum 0). A negative amount reverts an earlier addition."""
+        """Adds `amount` to the count. A negative amount subtracts, but not below a count of 0."""
         self.count = max(self.expected(now) + amount, 0.0)
         self.at_s = now
 

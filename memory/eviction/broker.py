@@ -21,8 +21,8 @@ MARGIN = 2.0
 item to be evicted instead. Without this factor, two owners of equally valuable items would evict
 each other's items in turn."""
 LOOK_HOLDS = 32
-"""Number of times that a cache that needs pages uses the result of one scan of the idle items of
-other caches and of adapters."""
+"""Number of further requests for pages for which a cache uses the result of one scan of other
+owners' idle items, which are pages of other caches and adapters."""
 
 
 class AdapterHolder(Protocol):
@@ -185,8 +185,8 @@ class MemoryBroker:
         }
 
     def _paged(self, without: IdlePages | None = None) -> dict[int, Item]:
-        """Returns the extents of KV pages of which no sequence uses one, as evictable items, except
-        the extents of the cache `without`."""
+        """Returns, as evictable items, the extents of KV pages in which no sequence uses a page.
+        Leaves out the extents of the cache `without`."""
         size = self._arena.extent_bytes
         return {
             extent: Item(size, lost, partial(idle.lost_with, extent), partial(idle.drain, extent))
@@ -214,11 +214,11 @@ class MemoryBroker:
         return items
 
     def _victims(self, ends: Sequence[int], ask: Ask) -> Iterator[list[Item]]:
-        """Yields lists of items to evict until an image fits, the least loss first. If a factor
-        needs adjacent extents, the first list frees adjacent extents. The next list frees the bytes
-        that are still missing. The image may not fit even then, because it can be cut only between
-        factors, so each later list has one more item. Yields nothing if all evictable items
-        together are too small."""
+        """Yields lists of items. The caller evicts one list after the other until the image fits.
+        If a factor needs adjacent extents, the first list frees adjacent extents. The next list
+        frees the bytes that are still missing, by evicting the items of least loss. The image may
+        not fit even then, because it can be cut only between factors. Therefore each later list has
+        one more item. Yields nothing if evicting all items would not make enough room."""
         arena, size = self._arena, self._arena.extent_bytes
         items = self._placed(for_adapter=True) | self._paged()
         items = {key: item for key, item in items.items() if ask.may_take(*item.lost.accounts)}
@@ -276,9 +276,9 @@ def _evict_all(placements: Iterable[Placement], placed: dict[Placement | int, It
 
 
 class _Look(NamedTuple):
-    """Result of a scan, for a cache that needed pages, of the idle items of other owners. It may be
-    used `uses_left` more times. accounts: accounts of the cheapest item, empty if there is none.
-    cost_s: `MARGIN` times the cost of the cheapest item, in seconds per byte."""
+    """Result of a cache's last scan of the idle items of other owners. uses_left: number of further
+    requests that may use the result. accounts: accounts that would lose the cheapest item, empty if
+    there is no item. cost_s: `MARGIN` times the cost of this item, in seconds per byte."""
 
     uses_left: int
     accounts: Collection[str] = ()

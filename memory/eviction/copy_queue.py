@@ -28,7 +28,7 @@ class Copy(Generic[T]):
 
 
 class CopyQueue(Generic[T]):
-    """Queue that chooses the next copy when the thread is free, not when a copy is submitted.
+    """Queue that chooses the next copy when its thread is free, not when a copy is submitted.
 
     executor: executor with one thread. `submit` and `cancel` must be called with the lock held.
     """

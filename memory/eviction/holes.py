@@ -43,7 +43,7 @@ class Holes:
         return start, end
 
     def remove(self, start: int, end: int) -> None:
-        """Removes an interval, which must be inside one hole, from the free ones."""
+        """Marks an interval as no longer free. The interval must be inside one hole."""
         index = bisect_right(self._holes, start, key=lambda hole: hole[0]) - 1
         hole_start, hole_end = self._holes[index]
         require(end <= hole_end, f"{start}..{end} is not free")

@@ -19,9 +19,9 @@ from memory.reuse import Reuse
 MAX_GONE = 1 << 14
 """Maximum number of evicted keys whose reuse is remembered."""
 SECONDS_PER_TOKEN = 1e-3
-"""Assumed seconds to prefill one token, until it is measured."""
+"""Assumed seconds to prefill one token, until a prefill has been measured."""
 MEMORY = 0.9
-"""Factor by which the sums of earlier prefill measurements are multiplied at each measurement."""
+"""Factor by which each prefill measurement multiplies the sums of the earlier measurements."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,9 +46,9 @@ _Leaf = tuple[float, int, CachedPage]
 when the entry was added, and the page."""
 _Turn = tuple[float, bool, float, str, int, CachedPage]
 """Entry of the heap from which `evict` chooses the next page. Each account has one valid entry, for
-its least reused idle page without children: eviction priority of the account, whether the account
-is not the requesting one, expected reuse of the page, name of the account, `idle_order` of the
-page, and the page."""
+its least reused idle page without children. An entry has, in this order: the account's eviction
+priority, whether the account is not the requesting account, the page's expected reuse, the
+account's name, the page's `idle_order`, and the page."""
 
 
 class PageReuse:
@@ -62,9 +62,9 @@ class PageReuse:
 
     def __init__(self) -> None:
         self._added, self._matched = Reuse(), Reuse()
-        """Recent numbers of pages added, and of pages matched for the first time."""
+        """Decaying counts of the pages added, and of the pages matched for the first time."""
         self._gone: OrderedDict[bytes, Reuse] = OrderedDict()
-        """Reuse of evicted keys, in the order of their eviction."""
+        """Reuse of evicted pages, by key. The page that was evicted first is first."""
 
     def add(self, page: CachedPage, now: float) -> None:
         """Records that the page was inserted into the cache."""
@@ -104,8 +104,8 @@ class _IdleInExtent:
     num_of: Counter[str] = field(default_factory=Counter[str])
     """Number of pages by account."""
     reuse: tuple[Reuse, Reuse] = field(default_factory=lambda: (Reuse(), Reuse()))
-    """Sums of the reuse of pages never matched, and of matched pages. Only the first is multiplied
-    by the chance of a first match."""
+    """Sum of the reuse of the pages never matched, and sum of the reuse of the matched pages.
+    `drainable` multiplies the first sum by the chance of a first match."""
 
 
 @dataclass(slots=True)
@@ -220,7 +220,7 @@ class IdlePages:
         number evicted. Evicts from the account with the lowest eviction priority, and there the
         least reused leaf first.
 
-        limit: greatest loss at which a page is evicted.
+        limit: pages whose loss is greater than this limit are not evicted.
         """
         now = self._clock()
         max_reuse = limit.cost_s * self.pool.page_bytes / self.page_cost_s
@@ -244,9 +244,9 @@ class IdlePages:
         return num_evicted
 
     def drainable(self) -> dict[int, Idle]:
-        """Returns the extents whose used pages are all idle, with the cost of evicting these pages:
-        the seconds to compute them again, times their expected reuse. The cost that `lost_with`
-        returns is at least as high, because it includes descendants in other extents."""
+        """Returns the extents whose allocated pages are all idle, with the cost of evicting these
+        pages: the seconds to compute them again, times their expected reuse. `lost_with` may return
+        a higher cost, because it includes descendants in other extents."""
         now = self._clock()
         chance, cost_s = self.reuse.chance(now), self.page_cost_s
         found: dict[int, Idle] = {}
@@ -273,7 +273,7 @@ class IdlePages:
 
     def _turn(self, account: str, ask: Ask, now: float) -> _Turn | None:
         """Returns the account's entry in the heap of `evict`. Returns None if the account has no
-        idle page without children, for example because each has a child of another account."""
+        idle page without children, for example because all have children of another account."""
         if account not in self._of_account:
             return None
         leaves = [(self.reuse.expected(p, now), p) for p in self._of_account[account].least()]
@@ -287,7 +287,7 @@ class IdlePages:
         found: dict[CachedPage, None] = {}
         for page in self._in_extent.get(extent, _IdleInExtent()).pages.values():
             below = [page]
-            for each in below:  # grows during the loop
+            for each in below:  # `below` grows during the loop.
                 below.extend(child for child in each.children if child not in found)
             found.update((each, None) for each in reversed(below))
         return list(found)

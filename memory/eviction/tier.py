@@ -1,4 +1,4 @@
-"""Sizes of the items in a storage tier with a bound in bytes, and the choice of items to drop."""
+"""Sizes of the items in a storage tier of limited size, and the choice of items to drop."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class Tier(Generic[K]):
         *,
         gives_way: Callable[[K, Any], bool] = lambda _key, _worth: True,
     ) -> list[K] | None:
-        """Returns the items to drop so that `num_bytes` more bytes fit, least worth first. Returns
-        None if too few may be dropped.
+        """Returns the items to drop so that `num_bytes` more bytes fit, in ascending order of
+        worth. Returns None if too few may be dropped.
 
         worth: function that returns the cost per byte of dropping an item, as any comparable value,
         for example the seconds to load the item again times its expected reuse. gives_way: function
         of an item and its worth that returns whether the item may be dropped.
 
-        Frees a little more than needed (1/128 of the bound) if possible, so that not every load has
-        to search for items to drop.
+        If possible, the items free a little more than needed (1/128 of `max_bytes`), so that not
+        every load has to search for items to drop.
         """
         if self.has_room(num_bytes):
             return []
@@ -80,8 +80,8 @@ class Tier(Generic[K]):
         return victims if missing <= 0 else None
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless the items' sizes add up to `num_bytes`, which is at most
-        `max_bytes`."""
+        """Raises IntegrityError unless the sizes of the tier's items add up to `num_bytes`, and
+        `num_bytes` is at most `max_bytes`."""
         num_bytes = sum(self._sizes.values())
         require(num_bytes == self.num_bytes, f"{num_bytes} bytes in the tier, not {self.num_bytes}")
         require(num_bytes <= self.max_bytes, f"{num_bytes} bytes of {self.max_bytes}")

@@ -17,9 +17,9 @@ RETRY_S = 30.0
 
 @dataclass(slots=True)
 class Fetch:
-    """Fetch of one model. future: running attempt, or None between attempts. error: why the last
-    attempt failed, or empty. retry_s: time of the next attempt. is_unsatisfiable: whether this
-    worker's configuration cannot serve the model."""
+    """Fetch of one model. future: running attempt, or None between attempts. error: reason of the
+    last failure, or an empty string. retry_s: time of the next attempt. is_unsatisfiable: whether
+    this worker's configuration cannot serve the model."""
 
     name: str
     future: Future[ServedModel] | None
@@ -52,7 +52,7 @@ class ModelFetcher:
 
     @property
     def is_first_try(self) -> bool:
-        """Whether any model is being fetched, except models whose earlier fetch failed."""
+        """Whether the first attempt to fetch a model is running. Later attempts do not count."""
         return any(f.future is not None and not f.error for f in self.fetches.values())
 
     def fetch(self, digest: str, name: str) -> None:
@@ -61,13 +61,13 @@ class ModelFetcher:
             self.fetches[digest] = Fetch(name, self._thread.submit(self._build, digest, name))
 
     def forget(self, wanted: set[str]) -> None:
-        """Cancels and forgets all fetches except the fetches of the digests in `wanted`."""
+        """Cancels and forgets the fetches of all models whose digests are not in `wanted`."""
         for digest in self.fetches.keys() - wanted:
             self._drop(self.fetches.pop(digest))
 
     def take(self) -> list[ServedModel]:
-        """Returns the models whose fetches have finished. Restarts failed fetches whose retry time
-        has come, because memory may have become free."""
+        """Returns the models whose fetches have finished. Restarts failed fetches at their retry
+        times, because the memory that they lacked may have become free."""
         models: list[ServedModel] = []
         for digest, fetch in list(self.fetches.items()):
             if fetch.future is None:
@@ -78,8 +78,8 @@ class ModelFetcher:
                     models.append(fetch.future.result())
                     del self.fetches[digest]
                 except Exception as error:
-                    # The future is dropped, because it and its error form a reference cycle through
-                    # this frame.
+                    # The future is dropped, because the future and its error form a reference cycle
+                    # through this frame.
                     fetch.future = None
                     self._fail(digest, fetch, error)
         return models
@@ -89,7 +89,7 @@ class ModelFetcher:
         self._thread.submit(model.close)
 
     def close(self) -> None:
-        """Drops all fetches, without waiting for a running one."""
+        """Drops all fetches, without waiting for the running fetch."""
         self.forget(set())
 
     def _fail(self, digest: str, fetch: Fetch, error: Exception) -> None:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class LoadCancelled(Exception):
-    """Raised in a load that has been cancelled."""
+    """Error that ends a load after `Load.cancel` was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Loaded:
 
 
 class Load:
-    """Running load of one model's weights. May end with CheckpointError, OSError, MemoryError or
-    LoadCancelled, raised by `result`."""
+    """Running load of one model's weights. If the load fails or is cancelled, `result` raises
+    CheckpointError, OSError, MemoryError or LoadCancelled."""
 
     def __init__(self, thread: Executor, read: Callable[[ByteProgress], Loaded]) -> None:
         """read: function that loads the weights and calls its argument after each tensor."""
@@ -93,8 +93,8 @@ class ModelLoader:
         return Loaded(model, seconds)
 
     def discard(self, digest: str, held: list[object]) -> None:
-        """On the loader thread, clears the list `held`, so that its objects are freed, and trims
-        the heap (`malloc_trim`)."""
+        """Clears the list `held` on the loader thread, so that the objects in the list are freed.
+        Then trims the heap (`malloc_trim`)."""
         self._thread.submit(_discard, digest, held)
 
     def close(self) -> None:

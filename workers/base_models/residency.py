@@ -86,7 +86,7 @@ class ModelState:
     tier: Tier = "host"
     num_swaps: int = 0
     since_s: float = 0.0
-    """Time when the model was last loaded."""
+    """Time when the model was last loaded to the device."""
     used_s: float = 0.0
     """Time when the model last had work."""
     unserved_s: float | None = None
@@ -129,14 +129,14 @@ class ModelState:
 
     @property
     def is_about_to_begin(self) -> bool:
-        """Whether the model is on the device but has not started a waiting sequence yet, so that it
-        is unknown whether KV memory suffices. Until then `unserved_s` is kept, because it is the
-        model's rank among the models that need memory."""
+        """Whether the model is on the device and has waiting sequences but no running ones, so that
+        it is not known yet whether KV memory suffices. In this state `unserved_s` is kept, because
+        models that need memory are served in the order of `unserved_s`."""
         return self.tier == "device" and self.demand.num_waiting > 0 == self.demand.num_running
 
     @property
     def num_missing(self) -> int:
-        """Number of extents that the model needs in addition to the extents that it has."""
+        """Number of extents for the first waiting sequence and for weights not yet loaded."""
         weights = 0 if self.is_here else self.num_extents
         return weights + self.demand.num_extents
 
@@ -169,7 +169,7 @@ class ModelResidency:
 
     @property
     def num_free(self) -> int:
-        """Number of extents that are neither allocated to weights nor about to be allocated."""
+        """Number of extents neither used nor planned for weights. KV pages may be in them."""
         return self.capacity - sum(m.num_extents for m in self.models.values() if m.tier != "host")
 
     @property
@@ -240,8 +240,8 @@ class ModelResidency:
 
     def _serve_claims(self, models: list[ModelState], now: float, orders: Orders) -> None:
         """Makes room for waiting models, the longest waiting first. Stops after the first model
-        that can now be loaded, for which other models drain, or that has waited for `max_wait_s`,
-        so that models with shorter waits do not get the memory first."""
+        that can now be loaded, or for which other models drain, or that has waited `max_wait_s`.
+        Otherwise models that have waited for less time might get the memory first."""
         claims = [(m.unserved_s, m) for m in models if m.unserved_s is not None]
         claims = sorted(claims, key=lambda claim: claim[0])
         draining: list[ModelState] = []

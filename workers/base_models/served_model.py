@@ -40,7 +40,7 @@ class ServedModel(ModelInstance):
     kept_runner: ModelRunner | None = None
     """Runner with its captured graphs, kept as long as the packed weights stay in host memory."""
     read_s: float = 0.0
-    """Seconds of the last load that read the weights from disk."""
+    """Seconds that the model's last load from disk took."""
     reuse: Reuse = field(default_factory=Reuse)
     """Count of recent loads, from which the expected reuse of the model is estimated."""
     load: Load | None = None
@@ -101,8 +101,8 @@ class ServedModel(ModelInstance):
         )
 
     def end_copy(self, now: float) -> None:
-        """Records the duration of a finished copy of the weights, as the estimate for the next
-        copy. The copy overlaps the model's first steps."""
+        """If the copy of the weights has finished, records its duration as the estimate for the
+        next copy. The model's first steps run during the copy."""
         image, begun_s = self.image, self.copy_begun_s
         if image is not None and begun_s is not None and image.arrival.is_complete:
             self.copy_begun_s = None
@@ -110,8 +110,8 @@ class ServedModel(ModelInstance):
             log.info("model %s: copied to the device in %.3f s", self.digest[:12], now - begun_s)
 
     def attach(self, runner: ModelRunner) -> None:
-        """Sets the runner of the engine's steps, and allows adapters to be loaded to the device.
-        Called with the memory lock held."""
+        """Sets the runner that computes the engine's steps, and allows adapters to be loaded to the
+        device. Called with the memory lock held."""
         self.engine.set_runner(runner)
         self.pool.device.is_here = True
 

@@ -59,8 +59,7 @@ class ServedModels:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a model of the catalog is being fetched, except models whose earlier fetch
-        failed."""
+        """Whether the first attempt to fetch a model of the catalog is running."""
         return self._fetcher.is_first_try
 
     def add(self, model: ServedModel) -> None:

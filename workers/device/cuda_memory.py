@@ -148,7 +148,7 @@ class CudaVirtualMemory:
                 self._driver.call("cuMemMap", end, piece_bytes, 0, piece, 0)
                 self._mapped[end] = piece_bytes
                 end += piece_bytes
-            # A single call for all pieces, because its time does not depend on the number of bytes.
+            # One call covers all pieces, because its time does not depend on the number of bytes.
             self._driver.call("cuMemSetAccess", address, end - address, byref(access), 1)
         except Exception:
             for start in range(address, end, piece_bytes):

@@ -1,5 +1,5 @@
-"""Memory of the arena's extents. While weights own an extent, its memory is used for the weights,
-or released."""
+"""Memory of the arena's extents. While weights own an extent, the extent's memory is made available
+to weights (on a GPU) or released to the OS (on a CPU)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeviceMemory(Protocol):
     def lend(self, extent: int) -> None:
         """Makes the extent's memory available to weights. Called when weights have become the
         owner of the extent. The extent must no longer be in use, and its contents are lost. Weights
-        are stored at other addresses than the extent's."""
+        are not stored at the addresses of the extent."""
         ...
 
     def restore(self, extent: int) -> None:
@@ -127,7 +127,7 @@ def available_bytes() -> int:
     try:
         limit = int((group / "memory.max").read_text())
         return min(available, max(limit - int((group / "memory.current").read_text()), 0))
-    except (OSError, ValueError):  # no cgroup v2, or a cgroup without a limit
+    except (OSError, ValueError):  # There is no cgroup v2, or the cgroup has no limit.
         return available
 
 
@@ -155,7 +155,7 @@ class AddressRange:
         self._part_bytes = part_bytes
         self._spare = spare
         self._pieces: dict[int, int] = {}
-        """Piece that is mapped to each part, by index of the part."""
+        """Piece that is mapped to each part of the range, by the part's index."""
 
     def back(self) -> None:
         """Maps spare pieces to the whole range. If this fails, no piece is mapped."""

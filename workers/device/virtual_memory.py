@@ -9,8 +9,8 @@ from torch import Tensor
 
 class VirtualMemory(Protocol):
     """Address space of a device. All sizes and addresses are multiples of `granularity`. Methods
-    may raise MemoryError if memory is exhausted, or OSError for other errors. The messages have the
-    system's name of the error."""
+    may raise MemoryError if memory is exhausted, or OSError for other errors. The error messages
+    contain the name that the system gives the error."""
 
     granularity: int
 

@@ -12,7 +12,7 @@ from ops.base import DeviceEvent, Ops
 from workers.device.device_memory import AddressRange
 
 ALIGNMENT = 256
-"""Alignment of each tensor in bytes, which is the same as in GPU allocators."""
+"""Alignment of each tensor in bytes. GPU allocators use the same alignment."""
 
 
 class Arrival:

@@ -23,12 +23,12 @@ def import_model(
     table_format: ImportFormat | None = None,
 ) -> str:
     """Imports a Hugging Face directory or a `.gguf` file and returns the digest of its folder in
-    the store. table_format: format of the embedding and the output matrix. If it is None, they
-    have the format `weight_format`, except that int8 replaces int4.
+    the store. table_format: format of the embedding and the output matrix. If it is None, these
+    two matrices have the format `weight_format`, or int8 if `weight_format` is int4.
 
     The same source in the same formats gives the same digest, and importing the source again
-    changes nothing. Raises ImportRefused, UnsupportedModel, CheckpointError or OSError, and leaves
-    the store unchanged in that case.
+    changes nothing. Raises ImportRefused, UnsupportedModel, CheckpointError or OSError. If it
+    raises, the store is unchanged.
     """
     if path.is_dir():
         write = write_from_huggingface

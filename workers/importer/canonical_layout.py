@@ -16,8 +16,8 @@ NORMS: dict[str, dict[str, str]] = {
         "post_feedforward_layernorm": "post_mlp_layernorm",
     }
 }
-"""Map for model types whose checkpoints name norms differently from canonical folders. For each
-model type, it has the name of each norm in checkpoints, by the norm's canonical name."""
+"""Names of norms in checkpoints of some model types, by model type and then by the norm's name in
+canonical folders. Checkpoints of all other model types use the canonical names."""
 
 
 def is_canonical(spec: ModelSpec) -> bool:

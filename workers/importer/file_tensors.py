@@ -55,7 +55,7 @@ FLOAT8_VALUES = _float8_values()
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """Location of a stored tensor in a file, its shape, and its type as safetensors calls it.
+    """Location of a tensor in a safetensors file, its shape, and its safetensors type.
 
     order: for each row that `read` returns, the index of the stored row. If it is None, `read`
     returns the rows in the order in which they are stored.

@@ -31,8 +31,8 @@ TEXT_ROOTS = {
     r"^(language|text)_model\.model\.": "model.",
     r"^(language|text)_model\.lm_head\.": "lm_head.",
 }
-"""Map from prefixes of tensor names in checkpoints with image or audio parts to the prefixes of the
-same tensors in the language model alone. The keys are regular expressions."""
+"""Maps prefixes of tensor names (regular expressions) in checkpoints with image or audio parts to
+the prefixes that the same tensors have in a language model without other parts."""
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
@@ -117,7 +117,7 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
 
 def _load(source: Path, config: Any, is_part: bool) -> PreTrainedModel:
     """Loads the language model. Suppresses transformers' log, which would list all tensors of image
-    and audio parts as unexpected keys. is_part: whether the checkpoint also has such parts."""
+    and audio parts as unexpected keys. is_part: whether the checkpoint has image or audio parts."""
     logging = library().logging
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -259,8 +259,8 @@ def _recognise(mask_function: Any) -> Mask:
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
-    """Returns a map for tensors that have several names, from each further name of such a tensor to
-    the tensor's first name."""
+    """Returns the names of parameters that have several names: a map from each name except the
+    first to the first name of the same parameter."""
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
@@ -283,8 +283,8 @@ def _check_head(module: nn.Module | None) -> None:
 
 
 def _count_numbers(model: nn.Module) -> tuple[int, int]:
-    """Returns an upper bound of the number of elements of all linears and embedding tables, with
-    padding, and an upper bound of the number of elements of all other tensors."""
+    """Returns an upper bound of the number of elements of the matrices of all linears and
+    embeddings, with padding, and an upper bound for all other tensors."""
     matrices = others = 0
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):

@@ -27,8 +27,8 @@ TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 class ImportFormats(NamedTuple):
     """Formats of a model's matrices. tables: format of the embedding and the output matrix. If it
-    is None, they have the format of the layers, except that int8 replaces int4, because every token
-    passes through these two matrices."""
+    is None, these two matrices have the format of the layers, or int8 if the layers have int4,
+    because every token passes through these two matrices."""
 
     layers: ImportFormat = "bfloat16"
     tables: ImportFormat | None = None

@@ -26,7 +26,7 @@ def with_rows(
     output matrix.
 
     segment_start, segment_slot: segments of `batch.lora`, on the host. sampled_start: first rows of
-    the segments of `batch.sample_lora`, which have the same slots.
+    the segments of `batch.sample_lora`, which have the same slots as the segments of `batch.lora`.
     """
     if batch.lora is None or batch.sample_lora is None:
         return batch

@@ -120,15 +120,14 @@ class AdapterVerifier:
         return []
 
     def num_probes(self, model: str) -> tuple[int, int]:
-        """Returns the number of the model's probes that are in progress (0 or 1), and the number
-        that are queued."""
+        """Returns the number of the model's probes in progress (0 or 1), and the number of its
+        queued probes."""
         is_active = self._active is not None and self._active[1].model == model
         return int(is_active), sum(probe.model == model for _, probe in self._queue)
 
     def put_back(self, model: str) -> None:
-        """Puts the model's probe in progress back at the head of the queue, because the model is
-        about to be unloaded from the device. The probe restarts after the model has been loaded
-        again."""
+        """Moves the model's probe in progress back to the head of the queue. Called when the model
+        is about to be unloaded from the device. The probe restarts after the model's next load."""
         if self._active is not None and self._active[1].model == model:
             self._queue.extendleft(self._stop())
 
@@ -219,8 +218,8 @@ class AdapterVerifier:
         return ProbeResult(probe.id, effect_proof.layout.version, checksum, fingerprint)
 
     def _next_ones(self, model: str) -> list[str]:
-        """Returns the digests of adapters whose probes are queued. Returns at most as many as can
-        be scored in the same pass through the model."""
+        """Returns the adapters (digests) of the model's queued probes, at most as many as can be
+        scored in one pass through the model together with the adapter of the current probe."""
         waiting = [probe.adapter.digest for _, probe in self._queue if probe.model == model]
         return waiting[: MAX_TOGETHER - 1]
 
@@ -232,7 +231,7 @@ class AdapterVerifier:
             return future.result()
         finally:
             future.cancel()
-            # Breaks a reference cycle: future, its error, the error's traceback, and this frame.
+            # Breaks a reference cycle of this frame, the future, its error and the error's traceback.
             del future
 
     def _lease(self, pool: AdapterPool, ref: AdapterRef) -> Work[AdapterLease]:

@@ -23,8 +23,8 @@ from workers.importer.quantized.source_tensors import SourceTensors
 BITS = 4
 PER_WORD = 32 // BITS
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Position of each of eight neighbouring entries of a row in their 32-bit word. Position 0 has the
-lowest bits."""
+"""Position in a 32-bit word of each of the eight neighbouring entries of a row that the word holds.
+Position 0 has the lowest bits."""
 
 
 def open_awq(config: dict[str, Any]) -> FindMatrix:

@@ -16,7 +16,7 @@ from workers.importer.quantized.source_tensors import SourceTensors
 TYPES = ("nf4", "fp4")
 MAX_STATE_BYTES = 4096
 ROW_MAJOR = 0
-"""The only supported layout of LLM.int8 matrices. Each other layout is specific to some GPUs."""
+"""Number of the only supported layout of LLM.int8 matrices. The other layouts depend on the GPU."""
 INT8_STEP = np.float32(1 / 127)
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 

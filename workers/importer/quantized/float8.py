@@ -14,8 +14,8 @@ from workers.importer.quantized.matrix import FindMatrix, QuantizedMatrix
 from workers.importer.quantized.source_tensors import SourceTensors
 
 SCALES = ("weight_scale_inv", "weight_scale")
-"""Possible names of the tensor that has the scales. DeepSeek and transformers use the first name.
-Under either name, a weight is its FP8 value times its scale."""
+"""Possible names of the tensor that has a matrix's scales. DeepSeek and transformers use the first
+name. With both names, a weight is its FP8 value times its scale, not divided by it."""
 
 
 def open_float8(config: dict[str, Any]) -> FindMatrix:

@@ -77,8 +77,8 @@ def _zeros(
     words: NDArray[np.int32], bits: int, count: int, is_first_layout: bool
 ) -> NDArray[np.uint8]:
     """Returns the zero points. The first layout (`gptq`) stores zero points minus 1, so this
-    function adds 1 to each. If `bits` divides 32, it adds to whole 32-bit words before it unpacks
-    them, and otherwise to each unpacked integer, because the writer subtracted in the same way."""
+    function adds 1 to each. If `bits` divides 32, it adds to the packed 32-bit words. Otherwise it
+    adds to each unpacked integer. The libraries that write the layout subtract in the same way."""
     if is_first_layout and 32 % bits == 0:
         ones = sum(1 << shift for shift in range(0, 32, bits))
         words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)

@@ -12,8 +12,8 @@ from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.importer.safetensors_file import Blocks
 
 LEVELS = {WeightFormat.Q4_0: (-8, 7), WeightFormat.Q8_0: (-128, 127)}
-"""Lowest and highest integer of each block format that has scales, but no minimums. The formats are
-in order of increasing size."""
+"""Lowest and highest integer of the block formats to which integers are converted. The smallest
+format is first."""
 
 
 class GroupedIntegers(NamedTuple):
