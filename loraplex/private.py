@@ -67,7 +67,7 @@ def _is_open(folder: Path) -> bool:
 
 def read_private(path: Path, owner: int | None = None) -> bytes:
     """Returns the contents of a file that is owned by `owner` (default: this account) or root, and
-    that no other account can write.
+    that is not world-writable.
 
     Does not follow links. Raises OSError, or NotPrivate for any other file.
     """

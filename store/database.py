@@ -199,7 +199,7 @@ class Database:
     ) -> None:
         """Calls `callback(payload)` for each notification, on a separate connection, until `close`.
 
-        Also calls `callback("")` whenever the connection is lost or established again, because
+        Also calls `callback("")` whenever the connection is established or lost, because
         notifications are missed in between. Returns once the connection listens for the first time.
         Raises DatabaseUnavailable if that fails.
         """

@@ -68,8 +68,8 @@ class Connections:
         return self._all.num_open
 
     def open(self, connection: Connection, host: str | None) -> str | None:
-        """Adds a connection, and closes another one if necessary. Returns None, or the reason if
-        the connection is refused.
+        """Adds a connection, and closes others if necessary. Returns None, or the reason if the
+        connection is refused.
 
         `host` is the peer's address, or None for a Unix socket. A Unix socket and loopback
         addresses have no limit per address.
@@ -106,7 +106,7 @@ class Connections:
             del self._addresses[prefix]
 
     def add_to_head(self, connection: Connection, num_bytes: int) -> None:
-        """Counts received bytes that belong to an incomplete head, and to no request yet."""
+        """Counts received bytes of an incomplete head. May close connections with older ones."""
         if connection not in self._groups:
             return
         if connection not in self._all.heads:

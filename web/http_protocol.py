@@ -131,7 +131,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Closes the connection once no request is in progress. Waits up to `NEW_CONNECTION_S`
-        seconds for the first request of a new connection, so that it is answered."""
+        seconds for a first request, or for the rest of a head, so that the request is answered."""
         is_busy = bool(self.cycle) and not self.cycle.response_complete
         if is_busy or (self.cycle and not self._is_in_head):
             super().shutdown()

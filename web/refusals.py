@@ -73,7 +73,7 @@ class Refusals:
         asyncio.get_running_loop().call_later(self._interval_s, self._tell, message, series)
 
     def _tell(self, message: str, series: tuple[str, str]) -> None:
-        """Logs the refusals of a series since its last line. Ends the series if there were none."""
+        """Logs a series' number of refusals since its last line. Ends the series if it is 0."""
         number = self._suppressed.pop(series)
         if number == 0:
             return

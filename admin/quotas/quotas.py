@@ -70,8 +70,9 @@ async def set_quota(
 
 
 async def clear_quota(connection: Connection, tenant_id: str, key_id: str | None) -> None:
-    """Removes all limits of a key, or of the tenant as a whole if `key_id` is None. The tenant may
-    then pin no adapters, so this raises Conflict if an alias of the tenant is pinned."""
+    """Removes all limits of a key, or of the tenant as a whole if `key_id` is None. A tenant
+    without limits may pin no adapters, so this raises Conflict if an alias of the tenant is
+    pinned."""
     await connection.execute(sql["quota_delete"], key_id or tenant_id)
     if key_id is None:
         await _set_pin_bytes(connection, tenant_id, 0)

@@ -1,9 +1,9 @@
 """Extracts an adapter's files from a .tar or .zip, with a limit on their bytes.
 
-Only the last component of a path in the archive is used. The sizes that the archive declares are
-checked before anything is written, and the extracted bytes are counted again while they are
-written. The .tar reader is our own, because `tarfile` reads extended headers of any size into
-memory. The size of a ZIP's directory is checked before `zipfile` reads it.
+Only the last component of a path in the archive is used. The size that the archive declares for a
+file is checked before the file is written, and its bytes are counted again while they are written.
+The .tar reader is our own, because `tarfile` reads extended headers of any size into memory. The
+size of a ZIP's directory is checked before `zipfile` reads it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class EndSignals:
     @contextlib.contextmanager
     def calling(self, call: Callable[[], object]) -> Iterator[None]:
         """Makes each signal call `call` in the running event loop. If a signal arrived before,
-        calls it at once, because Python ignores an exception that is raised in a finalizer."""
+        calls it at once, because Python ignores a KeyboardInterrupt in a finalizer."""
         if self._came:
             call()
         self._call = partial(asyncio.get_running_loop().call_soon_threadsafe, call)

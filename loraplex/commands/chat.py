@@ -295,7 +295,7 @@ def _choose_tenant(admin: Api, tenant: str | None, refusal: ApiFailure) -> str:
     try:
         names = [each["name"] for each in admin.all("/admin/v1/tenants")]
     except Refused:
-        # The key is not an admin key, so the refusal of the model's route is reported.
+        # The key is not an admin key either, so the first refusal is reported.
         raise refusal from None
     if not names:
         raise ApiFailure(

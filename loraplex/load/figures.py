@@ -45,7 +45,7 @@ class Figures:
     ttft_ms: Percentiles | None
     """Milliseconds to the first token."""
     itl_ms: Percentiles | None
-    """Milliseconds between two events of a stream."""
+    """Milliseconds between consecutive events with text."""
     e2e_ms: Percentiles | None
     goodput_per_s: float | None
     """Requests per second that met the targets. None if there are no targets."""

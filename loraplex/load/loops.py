@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from loraplex.load.client import Call, Client, Outcome
 
 MAX_OPEN = 4096
-"""Maximum number of requests in flight in an open loop. Further requests are not sent, and are
+"""Maximum number of requests in flight in an open loop. Any further request is not sent, but
 recorded as failed."""
 
 OnEnd = Callable[[Outcome], None]

@@ -50,7 +50,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 def serves_apart(listener: socket.socket, tls: ssl.SSLContext | None) -> bool:
     """Returns whether only the management listener serves the admin plane: if other hosts can reach
-    the public listener, or if TLS requires a host name that this machine does not use."""
+    the public listener, or if it has TLS, because certificates name no loopback addresses."""
     return tls is not None or not is_loopback(listener)
 
 

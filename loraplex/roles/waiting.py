@@ -34,8 +34,8 @@ async def until_there(
 ) -> T:
     """Returns the result of `attempt`, which is retried while it raises DatabaseUnavailable.
 
-    In the meantime, clients of the listener get 503, and `report` is called with the reason. Raises
-    all other errors, such as DatabaseMisconfigured."""
+    After `PATIENCE_S` seconds, clients of the listener get 503 until the result is available. Calls
+    `report` with the reason. Raises all other errors, such as DatabaseMisconfigured."""
     trying = asyncio.create_task(
         retry(attempt, lambda reason: report(f"waiting for the database: {reason}"))
     )
