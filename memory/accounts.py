@@ -33,7 +33,7 @@ NO_TENANT = Tenant("", 0)
 
 
 class Accounts:
-    """Weights of the accounts that requested something within the last `ACTIVE_S` seconds."""
+    """Weights of the accounts that requested memory within the last `ACTIVE_S` seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -40,7 +40,7 @@ class BlockTable:
         return self._kv.source.make_room(self._kv.idle, num_pages + num_beside, ask)
 
     def may_displace(self, other: BlockTable) -> bool:
-        """Whether pages of `other` may be evicted for this table once they are idle."""
+        """Whether idle pages of the table `other` could be evicted for this table."""
         return self._ask(1).may_take(other.tenant.name)
 
     @property

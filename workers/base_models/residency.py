@@ -3,11 +3,11 @@
     host --> gathering --> loading --> device <--> draining --> host
 
 A model with waiting requests is loaded at once if there is room. Otherwise the model that has been
-idle for the longest time is unloaded. If no model is idle, a busy model is unloaded once it has
-been on the device for `MIN_LOADS` times its load time, which bounds the time lost to loading, or
-earlier if requests have waited too long for another model. A busy model is drained before it is
-unloaded: it admits no more sequences, and its running sequences may finish until a deadline. The
-sequences that still run at the deadline are preempted, and resume after the model's next load.
+idle for the longest time is unloaded. If no model is idle, a busy model is unloaded. It stays on
+the device for at least `MIN_LOADS` times its load time, or less if requests have waited too long
+for another model. Before a busy model is unloaded, it is drained: it admits no more sequences, and
+its running sequences may finish until a deadline. The sequences that still run at the deadline are
+preempted, and resume after the model's next load.
 
 The policy only computes with numbers of extents and times. The caller executes its orders.
 """
@@ -90,12 +90,12 @@ class ModelState:
     used_s: float = 0.0
     """Time when the model last had work."""
     unserved_s: float | None = None
-    """Time since which the model has needed to be loaded or, once it is loaded, has lacked KV
-    memory for a waiting request. None if it needs neither."""
+    """Time since which the model has waited to be loaded or, if it is loaded, for KV memory for a
+    waiting request. None if it waits for neither."""
     draining_s: float = 0.0
     pressing_s: float | None = None
-    """Time since which all other models admit no sequences, so that this model gets memory. None if
-    the other models admit sequences."""
+    """Time when all other models stopped admitting sequences, so that this model gets memory. None
+    if the other models admit sequences."""
     retry_s: float = 0.0
     """Time before which the model is not loaded again after a failure."""
     demand: Demand = NO_DEMAND
@@ -292,7 +292,7 @@ class ModelResidency:
         return is_overdue and stay_s >= max(model.load_s, LEAST_STAY_S)
 
     def _drain(self, model: ModelState, now: float, orders: Orders) -> None:
-        """Drains the model, and unloads it once none of its sequences runs or at the deadline."""
+        """Drains the model. Unloads it once no sequence of it is running, or at the deadline."""
         if model.tier == "device":
             model.tier, model.draining_s = "draining", now
         if not model.demand.num_running or now - model.draining_s >= self._max_drain_s:

@@ -76,7 +76,7 @@ class ServedModels:
 
     def load_now(self, digest: str, progress: ByteProgress) -> bool:
         """Loads a model on the calling thread. If other models would have to be unloaded first,
-        does nothing and returns False. Raises CheckpointError and OSError."""
+        does nothing and returns False. Raises CheckpointError or OSError."""
         model = self.models[digest]
         state = model.state
         if state.num_extents > self._residency.num_free:

@@ -231,7 +231,7 @@ class AdapterVerifier:
             return future.result()
         finally:
             future.cancel()
-            # Breaks a reference cycle of this frame, the future, its error and the error's traceback.
+            # Breaks a reference cycle of this frame, the future, its error and the traceback.
             del future
 
     def _lease(self, pool: AdapterPool, ref: AdapterRef) -> Work[AdapterLease]:
