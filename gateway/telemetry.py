@@ -98,7 +98,7 @@ time_per_output_token = Histogram(
 )
 
 PROVIDER = "loraplex"
-"""`gen_ai.provider.name` of spans and metrics."""
+"""Value of the attribute `gen_ai.provider.name` of spans and metrics."""
 GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "error.type")
 DOUBLING_BUCKETS = tuple(0.01 * 2**power for power in range(14))
 server_duration = Histogram(

@@ -61,7 +61,7 @@ OLDER_LATENCIES = {
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
 )
-"""https://www.w3.org/TR/trace-context/#traceparent-header"""
+"""Matches a header as in https://www.w3.org/TR/trace-context/#traceparent-header."""
 Value = str | int | float | bool | list[str] | list[float]
 Attributes = Mapping[str, Value]
 

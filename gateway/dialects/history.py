@@ -222,7 +222,7 @@ class ConversationReader:
         return None
 
     def _in_place_of(self, part: Json, kind: Any) -> str:
-        """Returns a short replacement for a part, or JSON if the value is not a part."""
+        """Returns a short replacement for a part. Returns a value that is no part as JSON."""
         if kind is None:
             return written(part.get("value", part))
         noun = kind if isinstance(kind, str) and NAME.fullmatch(kind) else "part"

@@ -29,7 +29,7 @@ ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
     "developer": "system",
 }
 ANSWERED = ("type", "id", "status")
-"""Fields of items that answers have and prompts do not contain."""
+"""Fields of items that are not rendered into prompts."""
 MESSAGE_FIELDS = frozenset((*ANSWERED, "role", "content"))
 CALL_FIELDS = frozenset(
     (*ANSWERED, "call_id", "name", "namespace", "arguments", "parsed_arguments")

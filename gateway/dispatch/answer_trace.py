@@ -78,8 +78,8 @@ def _usage_attributes(generation: Generation) -> dict[str, Value]:
 
 
 def _events(generation: Generation) -> list[Event]:
-    """Returns events for the moves of all sequences to other workers. Adds the preemptions and
-    adapter evictions in the report of the sequence that reported its times last."""
+    """Returns the moves of all sequences to other workers as events. Adds preemptions and adapter
+    evictions, but only of the sequence whose worker reported times last."""
     events = [
         Event(
             "resume" if move.num_resumed else "retry",
@@ -106,9 +106,9 @@ def _events(generation: Generation) -> list[Event]:
 
 
 def _stages(generation: Generation) -> list[Stage]:
-    """Returns the stages of the sequence that reported its times last. The worker's clock differs
-    from the gateway's, so the stages are placed as if the sequence had reached the worker at the
-    moment it was sent."""
+    """Returns the stages of the sequence whose worker reported times last. The worker's clock
+    differs from the gateway's, so the stages are placed as if the sequence had reached the worker
+    at the moment when it was sent."""
     told = generation.placement.worker_times
     if told is None:
         return []

@@ -28,7 +28,7 @@ from workers.wire.protocol import ErrorCode, Generate, version_needed
 WINDOW_S = 60
 SHARE = 0.1
 FLOOR = 32
-"""Retries that are always allowed in WINDOW_S seconds, so that a quiet gateway can retry too."""
+"""Number of retries in WINDOW_S seconds that are allowed even if few sequences were sent."""
 EXCLUDED_S = 1.0
 """Seconds for which a sequence avoids a worker that refused it. After that, the worker's own status
 shows whether it accepts requests."""

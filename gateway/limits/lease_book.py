@@ -97,8 +97,8 @@ class LeaseBook:
         """Received recalls of limits of which this gateway has no lease. The next renewal only
         confirms them."""
         self._requested: list[QuotaWindow | None] = []
-        """Window of each request in the renewal in flight. None for a request that only answers a
-        recall."""
+        """Window of each LeaseRequest in the renewal in flight. None for a LeaseRequest that only
+        confirms a recall."""
         self._windows: dict[Span, Window] = {}
 
     @property

@@ -49,8 +49,8 @@ class QuotaWindow:
         self.needed = 0
         """Amount that the first waiting request needed when the last renewal was sent."""
         self.is_refused = False
-        """Whether less than `needed` could be reserved after the last response, although all other
-        gateways had followed this gateway's recall, if there was one."""
+        """Whether less than `needed` could be reserved after the last response, and no gateway
+        still had to return leases for this gateway's recall."""
         self.refused_at = -math.inf
         """Time of the last refusal, in seconds of time.monotonic()."""
         self.refused_amount = 0

@@ -42,8 +42,8 @@ class BodyPace:
 
     Decoding, rendering and tokenising a large body occupies the event loop for up to 60 ms for each
     MiB, in several steps between which other requests run. With many large bodies at once, another
-    request would wait for a step of each of them. So each large body of a tenant waits until the
-    time for the tenant's earlier bodies has passed.
+    request would wait for a step of each body. So each large body of a tenant waits until the time
+    for the tenant's earlier bodies has passed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,8 +1,8 @@
 """Defines the format of a write-ahead log segment: records, each preceded by its length and CRC-32.
 
-A writer that crashes leaves at most one incomplete batch of records at the end of its segment, and
-no answer of this batch's requests has ended. A file that was truncated later looks the same, so
-incomplete records are reported instead of dropped.
+A writer that crashes leaves at most one incomplete batch of records at the end of its segment. None
+of the requests in this batch has been answered completely. A file that was truncated later looks
+the same, so incomplete records are reported instead of dropped.
 """
 
 from __future__ import annotations

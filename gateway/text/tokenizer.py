@@ -183,8 +183,8 @@ class ModelTokenizer:
         skip_special_tokens: bool = False,
         max_bytes: int | None = None,
     ) -> str:
-        """Returns the text of token ids. Decodes one long list of each cache domain at a time.
-        Raises InvalidRequest if the text has more than `max_bytes` bytes."""
+        """Returns the text of token ids. Long lists of one `domain` (a tenant or its sharing group)
+        are decoded one by one. Raises InvalidRequest if the text exceeds `max_bytes` bytes."""
 
         def decode() -> str:
             if max_bytes is not None:
