@@ -63,7 +63,7 @@ class CannotListen(Exception):
 
 @contextmanager
 def _listening(address: str) -> Generator[None]:
-    """Context that raises CannotListen instead of OSError."""
+    """Context manager that raises CannotListen in place of an OSError in its body."""
     try:
         yield
     except OSError as error:

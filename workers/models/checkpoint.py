@@ -130,9 +130,9 @@ class Checkpoint:
         return {name: stored for name, (_, stored) in self._stored.items()}
 
     def check(self, spec: ModelSpec, others: tuple[str, ...] = ()) -> None:
-        """Raises CheckpointError if a tensor of the spec is missing, has another shape, or has an
-        unsupported type. Also raises it if there is an additional tensor whose canonical name does
-        not begin with one of `others`."""
+        """Raises CheckpointError if a tensor of the spec is missing or has a wrong shape or type,
+        or for a tensor outside the spec, except `lm_head.weight`, rotary frequencies and tensors
+        whose canonical names begin with one of `others`."""
         expected = dict(expected_tensors(spec))
         stray = {
             name for name in self._stored.keys() - expected.keys() if not name.startswith(others)

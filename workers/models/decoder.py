@@ -83,8 +83,8 @@ def first_input(ops: Ops, residual: Tensor, norm: Norm | None) -> Tensor:
 
 
 def load_input_norm(loader: WeightLoader, spec: ModelSpec, layer: int) -> Norm | None:
-    """Loads the norm before a layer. Returns None if the family has no norms before layers. If
-    `layer` is the number of layers, loads the model's last norm."""
+    """Loads the norm before a layer, or returns None if the family has no norms before layers. If
+    `layer` is the number of layers, loads the model's final norm instead."""
     if layer == spec.num_layers:
         return load_norm(loader, spec, "model.norm")
     if not spec.pre_norms:

@@ -60,13 +60,13 @@ class WeightLoader:
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Copies a tensor unchanged to the device, or into the weight image if there is one.
-        Returns the tensor on the device, to which the weight image will be copied."""
+        Returns the tensor on the device, which is valid once the image, if any, is copied there."""
         self.num_bytes += tensor.nbytes
         return tensor.to(self._device) if self.image is None else self.image.place(tensor)
 
     def end_part(self) -> None:
-        """Ends a part of the weight image. A forward pass waits for the copy of a whole part at a
-        time."""
+        """Ends a part of the weight image. A forward pass waits for the copies of the parts one by
+        one, so that it can start before the whole image is copied."""
         if self.image is not None:
             self.image.end_part()
 

@@ -29,7 +29,7 @@ number of unused elements between two tensors of a weight image."""
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """Canonical folder of a model, and how to serve the model.
+    """Canonical folder of a model, as an import writes it, and how to serve the model.
 
     dtype: dtype of weights and KV pages. formats: format of each tensor that is stored in blocks.
     """
@@ -57,9 +57,8 @@ class ModelPlan:
     @property
     def kv_layout(self) -> KVLayout:
         """Layout of a KV page. If attention modules differ in the number or size of their heads,
-        this is the layout of a substitute model. All its layers have the heads of the module that
-        needs the most bytes, and it has just enough layers for a page to hold the keys and values
-        of all modules."""
+        all layers of this layout have the heads of the module that needs the most bytes, and there
+        are just enough layers for a page to hold the keys and values of all modules."""
         spec = self.spec
         if isinstance(spec, ModelSpec):
             return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
@@ -70,9 +69,10 @@ class ModelPlan:
 
     @property
     def site_layouts(self) -> list[tuple[KVLayout, int]]:
-        """Layout of each attention module of a model that workers run with transformers' code, and
-        the layer of this layout in which the module's keys and values are stored. In a KV page, the
-        bytes of two modules do not overlap."""
+        """One pair per attention module of a model that workers run with transformers' code. The
+        pair has a layout with the module's heads, and the layer of this layout in which the
+        module's keys and values are stored. In a KV page, the bytes of two modules do not overlap.
+        """
         assert isinstance(self.spec, TransformersSpec)
         sites = self.spec.recorded.sites
         places: list[tuple[KVLayout, int]] = []

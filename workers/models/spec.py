@@ -70,7 +70,8 @@ class ModelSpec:
     logits_softcap: float | None = None
 
     def served(self, max_model_len: int) -> ModelSpec:
-        """Returns the spec for a worker that serves texts of at most `max_model_len` tokens."""
+        """Returns the spec for a worker that serves texts of at most `max_model_len` tokens. This
+        length selects the factors of LongRoPE."""
         layers = [replace(layer, rope=layer.rope.served(max_model_len)) for layer in self.layers]
         return replace(self, layers=tuple(layers))
 
@@ -175,8 +176,7 @@ def _refuse_extensions(config: dict[str, Any]) -> None:
 
 
 def end_tokens(config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the ids of the config's end tokens. Leaves out ids outside the vocabulary, such as
-    -1."""
+    """Returns the config's end token ids, without ids outside the vocabulary, such as -1."""
     value: int | list[int] | None = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(token for token in ids if 0 <= token < config["vocab_size"])

@@ -180,9 +180,9 @@ def attend(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention function that is registered in transformers. Ignores `attention_mask` and unnamed
-    arguments, because the window was recorded when the model was imported, and dropout is used only
-    in training."""
+    """Computes a module's attention. Registered in transformers under `ATTENTION`. Ignores
+    `attention_mask` and further arguments, because the window was recorded when the model was
+    imported, and dropout is used only in training."""
     site: PagedAttention = module.paged_attention  # pyright: ignore[reportAssignmentType]
     return site.attend(query, key, value, scaling, softcap, s_aux), None
 

@@ -39,11 +39,11 @@ class Recorded(msgspec.Struct, frozen=True):
     config.json.
 
     - sites: attention modules in the order of their calls.
-    - aliases: map for tensors that have several names, from each further name of such a tensor to
-      the name under which it is stored.
+    - aliases: map from a second or further name of a tensor that has several names to the name
+      under which the tensor is stored.
     - plain_linears: paths of linears that adapters cannot change.
-    - matrix_numbers: upper bound of the number of elements of all linears and embedding tables.
-    - other_numbers: upper bound of the number of elements of all other tensors.
+    - matrix_numbers: upper bound of the total number of elements of linears and embedding tables.
+    - other_numbers: upper bound of the total number of elements of other tensors.
     """
 
     shape: BaseModelShape

@@ -57,7 +57,7 @@ from workers.wire.protocol import TenantStatus, WorkerStatus
 log = logging.getLogger(__name__)
 
 ModelProgress = Callable[[str, int, int], None]
-"""Callback for the progress of a load: name of the model, bytes loaded, and total bytes."""
+"""Function that receives a loading model's name, its bytes loaded so far and its total bytes."""
 
 MAX_TENANTS = 100
 """Maximum number of tenants in a `WorkerStatus`, which lists the tenants with the most bytes."""
@@ -70,8 +70,8 @@ class Worker:
     runner: type[ModelRunner] = ModelRunner
 
     def __init__(self, config: WorkerConfig, *, instance_id: str, progress: ModelProgress) -> None:
-        """Loads models to the device in the order of the configuration, as long as there is room.
-        Raises CannotServe, and the errors of `load_model`."""
+        """Loads the configured models to the device, in their order, except models for which there
+        is no room left. Raises CannotServe, and the errors of `load_model`."""
         self.config = config = settled(config)
         self.instance_id = instance_id
         self.ring = StepRing()
@@ -93,9 +93,9 @@ class Worker:
         )
         arena, broker = self.memory.arena, self.memory.broker
         self._inbox: Inbox | None = None
-        """None until `make_loop` is called."""
+        """Inbox of the loop. None until `make_loop` is called."""
         self._closing = ExitStack()
-        """Callbacks that close the worker's threads."""
+        """Callbacks with which `close` ends the worker's threads."""
         self.instances: dict[str, ServedModel] = {}
         self.verifier = AdapterVerifier(self.instances, clock=time.monotonic)
         residency = ModelResidency(
@@ -191,7 +191,7 @@ class Worker:
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether steps of few tokens run as captured graphs (`GraphRunner`)."""
+        """Whether steps with few tokens run as captured CUDA graphs (`GraphRunner`)."""
         return self.ops.device.type == "cuda"
 
     def _select_ops(self) -> Ops:

@@ -29,10 +29,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     health: str = "127.0.0.1:0"
     """Address of /livez, /readyz and /metrics: HOST:PORT or `unix:PATH`."""
     device: Device = "cpu"
-    """Device that runs the models. `auto` selects a GPU if one can be used, and otherwise the CPU.
-    """
+    """Device that runs the models. `auto` selects a GPU if one can be used, otherwise the CPU."""
     ops: str = ""
-    """Name of the op backend. If empty, the backend is chosen by the device."""
+    """Name of the op backend. If empty, the device determines the backend."""
     kernel_variant: str = ""
     """Variant of the `cpu` backend's kernels (see `ops.processor`). Empty means the fastest one."""
     kernel_fault: str = ""
@@ -40,9 +39,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType = "bfloat16"
     threads: int | None = None
     memory: int = 0
-    """Bytes for KV pages and resident adapters, in addition to the weights of all models. On a CPU,
-    0 means 1 GiB or a quarter of the RAM, whichever is less. On a GPU, 0 means that `device_memory`
-    applies, whose default is then most of the free memory."""
+    """Bytes for KV pages and resident adapters, in addition to the weights of all models. If 0, a
+    CPU worker uses 1 GiB or a quarter of the RAM, whichever is less, and a GPU worker uses
+    `device_memory`, or most of the free memory if `device_memory` is not set either."""
     device_memory: int | None = None
     """Bytes of device memory for weights, KV pages and adapters together. If set, `memory` is not
     used. Models that do not fit at the same time are loaded in turn."""
@@ -63,7 +62,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens: int = 0
     """Maximum number of tokens per step. 0 means 512 on a CPU and 2048 on a GPU."""
     max_token_gap: float = 0.25
-    """Maximum seconds of a step, including its prompts, while other sequences generate tokens."""
+    """Maximum seconds of a step in which sequences generate tokens. Limits the prompt tokens that
+    such a step also computes. Multiplied by the `gap_factor` of each sequence's service class."""
     max_model_len: int | None = None
     max_lora_rank: int = 256
     """Maximum rank for which kernels are compiled at start-up. Kernels for a higher rank are
@@ -71,8 +71,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued: int = 1024
     max_queued_tokens: int = 1 << 20
     max_queue_wait: float = 15.0
-    """Maximum seconds that an interactive request waits for its first token. Each model has a queue
-    with the bounds `max_queued`, `max_queued_tokens` and `max_queue_wait` (`QueueBounds`)."""
+    """Maximum seconds until the first token of an interactive request. Together with `max_queued`
+    and `max_queued_tokens`, it decides which requests a model's queue refuses (`QueueBounds`)."""
     max_loaded_adapters: int = 128
     """Number of adapter slots, which are entries of the device tables. A slot does not include
     memory for the adapter."""
@@ -91,8 +91,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     def effective(self) -> dict[str, str]:
-        """Returns every setting as text: an empty string if it is not set, and JSON if its value is
-        not a string. No setting is secret."""
+        """Returns every setting as text. A value of None becomes an empty string, and a value that
+        is not a string becomes JSON. No setting is secret."""
         values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
         return {
             name: value if isinstance(value, str) else "" if value is None else json.dumps(value)

@@ -36,7 +36,7 @@ MAX_HINTS = 1024
 is reached, a new request's adapter is loaded only once the engine thread handles the request, and a
 new prefetch is dropped."""
 RETRY_S = 1.0
-"""Seconds after which a request that was refused by a full inbox may be sent again."""
+"""Seconds after which a request may be sent again that was refused because the inbox was full."""
 
 
 EngineCommand = Generate | Abort | Probe | Withdraw | Desired | Drain | Disconnected
@@ -70,8 +70,8 @@ class Inbox:
         deliver: Callable[[Delivery], None],
         clock: Callable[[], float],
     ) -> None:
-        """bounds: limits of each tenant's requests. hints: executor that starts adapter loads, with
-        the lock `memory` held. deliver: thread-safe function that sends refusals."""
+        """bounds: limits of each tenant's requests. memory: lock that is held while an adapter load
+        is started. hints: executor that starts the loads. deliver: thread-safe; sends refusals."""
         self.models = models
         """Registered models by digest. Changed by the engine thread with the memory lock held."""
         self.is_stopped = False
@@ -129,7 +129,7 @@ class Inbox:
         return messages
 
     def _refusal(self, request: Generate) -> Failed | None:
-        """Returns a failure if the request can never run on this worker. Otherwise returns None."""
+        """Returns a failure if this worker can never run the request, and None otherwise."""
         instance = self.models.get(request.model)
         if instance is None:
             return Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
@@ -137,7 +137,7 @@ class Inbox:
         return None if refusal is None else Failed(request.id, *refusal)
 
     def _put_request(self, connection: int, request: Generate) -> Failed | None:
-        """Keeps the request for `take`. If the inbox is full, returns a failure instead."""
+        """Keeps the request for `take`. Returns None, or a failure if the inbox is full."""
         model, bounds = request.model, self._bounds
         with self._changed:
             for tenant, factor in ((request.tenant, 1), (None, MAX_TENANTS_FULL)):

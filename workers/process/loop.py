@@ -39,7 +39,7 @@ STATUS_PERIOD_S = 1.0
 PAGES_PERIOD_S = 0.1
 """Seconds between reports of prefix-cache changes to the gateways."""
 INTEGRITY_PERIOD_S = 60.0
-"""Seconds between integrity checks of an idle loop."""
+"""Seconds between integrity checks, which run only while the worker is idle."""
 TIMER_S = 0.02
 """Seconds between checks of deadlines while there is work but no step can run. A finished load
 wakes the loop sooner."""
@@ -79,17 +79,17 @@ class WorkerLoop:
         """Whether the process is shutting down, so that no gateway can turn draining off."""
         self.is_ready = False
         """Whether the loop runs and is not fetching the models of the first `Desired`. A rolling
-        update waits until the new worker is ready. If the worker were ready before the fetch ends,
-        the update could replace all workers that have these models."""
+        update replaces the next worker once this worker is ready, so this worker must first have
+        the models that the replaced workers had."""
         self._has_settled = False
         """Whether the models of the first `Desired` have been fetched or have failed."""
         self.is_draining = False
         self.generation = 0
         """Generation of the last `Desired` that was applied."""
         self._pinned_generation = 0
-        """Generation of the `Desired` whose pins are applied to every registered model. Set to -1
-        when the set of models changes, so that a `Desired` with the same generation is reapplied.
-        """
+        """Generation of the `Desired` whose pins are applied to every registered model. Becomes -1
+        when the set of models changes, so that the same `Desired` is applied again when it is next
+        received."""
 
     @property
     def step_age_s(self) -> float:
@@ -98,7 +98,7 @@ class WorkerLoop:
         return 0.0 if since is None else self._clock() - since
 
     def post(self, connection: int, message: Command) -> None:
-        """Refuses a connection's message or keeps it for the next iteration. Thread-safe."""
+        """Refuses a connection's message, or keeps it until `run` handles it. Thread-safe."""
         self._inbox.post(connection, message)
 
     def stop(self) -> None:
@@ -171,7 +171,7 @@ class WorkerLoop:
         return not self._inbox.is_stopped
 
     def _idle_s(self) -> float:
-        """Returns the seconds to wait for a message before other work must be done."""
+        """Returns the maximum seconds to wait for a message, so that other work is not late."""
         engines = [model.engine for model in self._served.active.values()]
         if any(engine.has_work and not engine.is_stalled for engine in engines):
             return 0.0

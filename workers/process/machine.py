@@ -19,13 +19,13 @@ from workers.process.errors import CannotServe
 log = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
-"""Minimum compute capability: Ampere, the first architecture that multiplies bfloat16 matrices."""
+"""Minimum compute capability (Ampere). Older GPUs cannot multiply bfloat16 matrices."""
 FREE_PERCENT = 90
 """Percentage of a GPU's free memory for weights, KV and adapters. The rest is for activations,
 captured graphs and cuBLAS."""
 CPU_TOKENS, GPU_TOKENS = 512, 2048
-"""Default maximum of tokens per step. With fewer than 2,048 tokens, a GPU's matrix units would be
-idle for part of a prefill."""
+"""Default of `max_batched_tokens` on a CPU and on a GPU. With fewer than 2,048 tokens in a step, a
+GPU's matrix units would be idle for part of a prefill."""
 
 
 class Card(NamedTuple):
@@ -53,8 +53,8 @@ def find_card() -> Card | str:
 
 
 def settled(config: WorkerConfig, find: Callable[[], Card | str] = find_card) -> WorkerConfig:
-    """Returns the configuration completed with the settings of this machine. find: function that
-    finds the GPU. It is called only if the configuration permits a GPU.
+    """Returns the configuration with the unset settings filled in for this machine. find: function
+    that finds the GPU. It is called only if the configuration permits a GPU.
 
     Raises CannotServe with the reason if a GPU is requested and none can be used.
     """

@@ -18,7 +18,7 @@ MAX_EXTENTS = 1024
 
 
 class Footprint(NamedTuple):
-    """Bytes of a model's KV pages and weights."""
+    """Bytes of one KV page of a model, and bytes of the model's weights."""
 
     page_bytes: int
     weight_bytes: int
@@ -54,7 +54,7 @@ def plan_memory(
     given = (config.device_memory or config.memory) - outside
     extent_bytes, least = _cut(given, config, models, granularity)
     if given < least:
-        # A larger memory has larger extents, which may need a larger memory: repeat until it fits.
+        # The extents of a larger memory may be larger, which may raise the minimum again.
         while (larger := _cut(least, config, models, granularity)[1]) > least:
             least = larger
         raise CannotServe(
@@ -86,7 +86,7 @@ def setting(config: WorkerConfig) -> str:
 def _cut(
     given: int, config: WorkerConfig, models: Sequence[Footprint], granularity: int
 ) -> tuple[int, int]:
-    """Returns the bytes of an extent, and the minimum value of `given`. The minimum is the sum of
+    """Returns the bytes of an extent, and the minimum value of `given`, which is the sum of
     `adapter_memory_min`, one extent for KV and, if `device_memory` is set, the weights of the
     largest model. given: bytes of `device_memory` if it is set, and otherwise of `memory`."""
     is_all = config.device_memory is not None

@@ -90,7 +90,7 @@ class ModelBuilder:
         return model
 
     def _build(self, name: str, plan: ModelPlan, closing: ExitStack) -> ServedModel:
-        """closing: receives the callbacks that free the model's parts."""
+        """Builds the model. closing: stack to which callbacks that free its parts are added."""
         config, memory, broker = self.config, self.memory, self.memory.broker
         self._check_heads(plan)
         weight_bytes, page_bytes = plan.max_bytes(self.ops), plan.kv_layout.page_bytes
@@ -160,7 +160,7 @@ class ModelBuilder:
         effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, loader.layout)
         with broker.lock:
             num_wanted = self.residency.num_wanted
-        # The memory for weights is enlarged last, because it is not reduced if the build fails.
+        # Must be last, because the memory for weights is not reduced again if the build fails.
         memory.extend(num_wanted + num_extents)
         return ServedModel(
             *(engine, pool, report, effect_proof),
@@ -224,8 +224,8 @@ def graph_limits(config: WorkerConfig, plan: ModelPlan) -> Limits:
 
 @contextmanager
 def _sized_by(setting: str, value: int) -> Generator[None]:
-    """Context manager that raises CannotServe, with the setting and its value, if torch lacks
-    memory for an object that is made inside."""
+    """Context manager that raises CannotServe, with the setting and its value, if an allocation
+    inside the context fails."""
     try:
         yield
     except RuntimeError as error:

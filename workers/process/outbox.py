@@ -13,9 +13,9 @@ def frames(
     events: Iterable[Event], take_own: Callable[[SequenceOutput | Failed], None]
 ) -> list[tuple[int, StepFrame | Failed]]:
     """Returns one frame per connection with all events of this connection except failures, followed
-    by the failures. Failures are last, because a failed sequence may have reported the progress of
-    its prompt before. Passes events of the verifier's own sequences, except prompt progress, to
-    `take_own`."""
+    by the failures of all connections. Failures are last, because the prompt progress of a failed
+    sequence must be received before its failure. Passes events of the adapter verifier's own
+    sequences, except prompt progress, to `take_own`."""
     steps: dict[int, StepFrame] = {}
     failures: list[tuple[int, Failed]] = []
     for connection, event in events:

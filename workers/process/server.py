@@ -124,7 +124,7 @@ class Server:
         self._engine: EngineLoop | None = None
         self._listener: Listener | None = None
         self._is_leaving = False
-        """Whether the process is shutting down. The engine knows it only after its current step."""
+        """Whether the process shuts down. The engine learns of it only after its current step."""
         self._pulse: asyncio.Task[None] | None = None
 
     def why_not_ready(self) -> str | None:
@@ -266,8 +266,8 @@ class Server:
             self._drop(number)
 
     def _send_apart(self, number: int, message: ToGateway, error: FrameTooLarge) -> None:
-        """Splits the message of a step that is too large for one frame, and sends the output of
-        each sequence separately. A sequence whose output is too large by itself fails."""
+        """Sends a `StepFrame` that is too large for one frame as one frame per sequence. A sequence
+        whose own output is too large fails. Drops the gateway if any other message is too large."""
         match message:
             case StepFrame(sequences=[output], progress=[]):
                 if self._engine is not None:

@@ -18,7 +18,7 @@ class WorkerMemory:
     """Memory that all models of a worker share.
 
     - arena: records the owner of each extent.
-    - device: contains the bytes of the extents.
+    - device: owns the memory of the extents.
     - adapters: allocates memory for adapters in the arena.
     - broker: evicts idle pages and adapters.
     """
@@ -61,8 +61,8 @@ class WorkerMemory:
 
     def max_kv_extents(self, num_extents: int, page_bytes: int) -> int:
         """Returns the maximum number of KV extents of a model. num_extents: number of extents of
-        the model's weights. page_bytes: size of the model's KV pages. Raises CannotServeModel if
-        the model does not fit."""
+        the model's weights. page_bytes: bytes of one KV page of the model. Raises CannotServeModel
+        if the model does not fit."""
         extent_bytes = self.arena.extent_bytes
         if page_bytes > extent_bytes:
             raise CannotServeModel(

@@ -82,8 +82,8 @@ class WorkerFailed(Exception):
         pace_s: float = 0.0,
         times: SequenceTimes | None = None,
     ) -> None:
-        """retry_after_s: seconds until an overloaded worker may have room. pace_s: see
-        `Failed.pace_s`. times: times of the sequence's stages, if the worker reported them."""
+        """retry_after_s: seconds until an overloaded worker may have room. pace_s: seconds until
+        the tenant's next place in the queue is free, or 0. times: stage times of the sequence."""
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
@@ -210,8 +210,8 @@ class WorkerClient:
         self._tell(Prefetch(model, adapter))
 
     async def probe(self, model: str, adapter: AdapterRef) -> ProbeResult:
-        """Asks the worker to prove the adapter, and returns the result. If the caller is cancelled,
-        the worker drops the probe. Raises WorkerFailed if the connection is lost."""
+        """Makes the worker verify the adapter with a `Probe`, and returns the result. If the caller
+        is cancelled, the worker drops the probe. Raises WorkerFailed if the connection is lost."""
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
         probe_id = next(self._probe_ids)
@@ -265,7 +265,7 @@ class WorkerClient:
         that reads from the connection. Closes the connection on exit.
 
         Raises OSError or TransportError if no connection can be opened (ProtocolMismatch if the two
-        sides have no version in common). The task ends when the connection ends, and raises
+        sides have no version in common). The yielded task ends when the connection ends, and raises
         TransportError if the connection broke.
         """
         connection = await connect(self.address, self._security)
@@ -372,7 +372,7 @@ class WorkerClient:
                 answer.set_exception(_lost())
 
     def _tell(self, message: Abort | Prefetch | Withdraw | Desired | Drain) -> None:
-        """Sends a message that needs no confirmation. Does nothing if the connection is lost."""
+        """Sends a message that the worker does not answer. Does nothing while disconnected."""
         if self._connection is not None:
             with contextlib.suppress(TransportError):
                 self._connection.send(message)

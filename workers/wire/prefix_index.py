@@ -76,8 +76,8 @@ class Prefix:
 
 
 class PrefixIndex:
-    """Page keys of the prefixes that one worker has cached. There are at most as many keys as the
-    worker has pages."""
+    """Keys of the prefix-cache pages of one worker. The number of keys is bounded by the worker's
+    number of pages."""
 
     def __init__(self) -> None:
         self._keys: dict[str, set[bytes]] = {}

@@ -63,8 +63,8 @@ class OutputKind(StrEnum):
 
 
 class Pooling(StrEnum):
-    """Hidden states, after the final norm, from which a prompt's vector is made: the state of the
-    last token, the mean of all states, or the state of the first token."""
+    """Method by which a prompt's vector is made from the hidden states after the final norm. The
+    vector is the state of the last token, the mean of all states, or the first token's state."""
 
     LAST = "last"
     MEAN = "mean"
@@ -106,7 +106,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     max_tokens: int
     seed: int
-    """Signed 64-bit integer. The gateway draws a random seed if the client set none."""
+    """Sampling seed, a signed 64-bit integer. The gateway draws it if the client set none."""
     choice: int = 0
     temperature: float = 1.0
     top_k: int = 0
@@ -129,7 +129,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens. Requires `logprobs`."""
     prompt_logprobs: int | None = None
     """Number of likeliest tokens whose log-probabilities are returned for each prompt token except
-    the first, as in `logprobs`. If it is not None, the sequence reuses no cached prefix."""
+    the first. `ALL_TOKENS`, 0 and None mean the same as in `logprobs`. Unless it is None, the
+    sequence reuses no cached prefix."""
     rules: TokenRules | None = None
 
 
@@ -173,8 +174,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     tokens: list[int]
     params: SamplingParams
     cache_domain: str
-    """Tenant, or group of tenants that share a cache. A cached prefix is reused only within the
-    domain whose request computed the prefix."""
+    """Name of a tenant, or of a group of tenants that share cached prefixes. A sequence reuses only
+    prefixes that requests of the same domain computed."""
     adapter: AdapterRef | None = None
     activation: int = 0
     """Position from which the adapter is used (activated LoRA). All earlier positions are computed
@@ -182,8 +183,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     cache_salt: str = ""
     tenant: str = ""
     weight: int = 1
-    """Weight of the tenant relative to other tenants, by which its share of the worker is
-    computed."""
+    """Weight of the tenant. Tenants share the worker in proportion to their weights."""
     service_class: ServiceClass = ServiceClass.STANDARD
     priority: int = 0
     """Priority among the tenant's requests. Requests with a higher priority run first."""
@@ -208,8 +208,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     pooling: Pooling = Pooling.LAST
     """Pooling that makes the vector. Used only for the kind `embed`."""
     labels: tuple[int, ...] = ()
-    """Token ids. If there are any, the vector has the logits of these tokens after the prompt, in
-    this order, instead of the hidden state. Allowed only for the kind `embed` with the pooling
+    """Token ids. Unless empty, the vector has the logits that these tokens have after the prompt,
+    in this order, instead of the hidden state. Allowed only for the kind `embed` with the pooling
     `last`."""
     waited_s: float = 0.0
     """Seconds that the request has waited at other workers. This time counts towards the request's
@@ -223,7 +223,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Request to end a sequence. The worker answers with a `SequenceOutput` whose finish reason is
-    `abort`, unless it has already sent another end of the sequence."""
+    `abort`, unless the sequence has already ended or failed."""
 
     id: int
 
@@ -236,9 +236,9 @@ class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Request to prove that the adapter does what its files say. The worker answers with one
-    `ProbeResult`. The gateway chooses the ids of probes. A probe and a sequence may have the same
-    id."""
+    """Request to verify that the loaded adapter has the effect that its files describe. The worker
+    answers with one `ProbeResult`. The gateway chooses the ids of probes. A probe and a sequence
+    may have the same id."""
 
     id: int
     model: str
@@ -297,8 +297,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class Models(msgspec.Struct, frozen=True, tag="models"):
-    """All models of the worker, which replace the models of its `Hello`. Sent after a model has
-    been registered."""
+    """All models of the worker, which replace the models of its `Hello`. Sent when models have been
+    registered or unregistered."""
 
     models: list[ModelInfo]
 
@@ -309,13 +309,13 @@ class Fingerprint(msgspec.Struct, frozen=True):
     tokens: list[int]
     logprobs: list[float]
     effect: float
-    """Largest change that the adapter causes in a log-probability of the probe."""
+    """Largest absolute change that the adapter causes in a log-probability of the probe prompt."""
 
 
 class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
-    """Result of a `Probe`. If `error` is empty, the adapter is proved. Otherwise `error` is an
-    error code, and `message` says what failed. If `is_final` is false, the adapter may be correct,
-    so that another try may succeed."""
+    """Result of a `Probe`. If `error` is empty, the adapter has passed. Otherwise `error` is an
+    error code, and `message` says what failed. If `is_final` is false, another probe may succeed,
+    because the failure may have a cause other than the adapter."""
 
     id: int
     layout: str = ""
@@ -347,14 +347,14 @@ class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
     with the sequence's first output and with its end if the request has a `traceparent`."""
 
     told_s: float
-    """Time of this report. In the last output, this is the time of the sequence's end."""
+    """Time of this report. In the last output, it is the time of the sequence's end."""
     started_s: float | None = None
     """Time when the scheduling of the sequence's first step began; None if it has not begun."""
     first_token_s: float | None = None
     """Time of the first token that this worker generated; None if there is none yet."""
     model_wait: tuple[float, float] | None = None
     """Time when the base model was unloaded (0 if it was not loaded when the sequence arrived), and
-    time when it had been loaded again. None if the model was loaded all the time."""
+    time when it had been loaded again (`told_s` if not yet). None if it was loaded all the time."""
     adapter_load: AdapterLoadTimes | None = None
     """Times of the adapter's load. None if the sequence has no adapter, or if the adapter was on
     the device when the sequence arrived."""
@@ -418,9 +418,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     retry_after_s: float = 0.0
     """Seconds after which there may be room for the request. Set if the code is `overloaded`."""
     pace_s: float = 0.0
-    """Predicted interval, in seconds, at which places in the tenant's queue become free. Set if the
-    code is `overloaded` and every other request of the tenant would have been refused, too;
-    otherwise 0."""
+    """Predicted mean seconds until another place in the tenant's queue becomes free. 0 if there is
+    no prediction, or if the queue may still accept other requests of the tenant."""
     times: SequenceTimes | None = None
     """Times of the sequence's stages. Set if the sequence was queued and the request has a
     `traceparent`."""
@@ -429,8 +428,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 class AdapterStatus(msgspec.Struct, frozen=True):
     digest: str
     tier: str
-    """Place of the adapter: "host", "device" or "loading". "disk" or "store" means that the adapter
-    is not loaded and is listed only to report its `error`."""
+    """Place of the adapter: "host", "device" or "loading". With "disk" or "store", the adapter is
+    not loaded, and is listed only to report the `error` of its last load."""
     num_bytes: int
     leases: int
     pinned: bool
@@ -487,7 +486,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     """Total seconds of adapter loads to each tier, "host" or "device"."""
     num_failed_adapter_loads: int = 0
     num_proof_steps: int = 0
-    """Number of finished steps of adapter proofs. While the number grows, queued probes make
+    """Number of finished steps of adapter verifications. While it grows, queued probes make
     progress."""
     itl: list[tuple[float, int]] = []
     """Histogram of the inter-token latencies of the last minute. Each entry is a pair: the upper

@@ -137,8 +137,8 @@ def _worker_end(reader: StreamReader, writer: StreamWriter) -> WorkerConnection:
 
 
 class StreamListener:
-    """Listener of an asyncio server. address: address to which peers connect, with the actual port
-    if port 0 was requested. `close` also deletes the file of a Unix socket."""
+    """Listener that is an asyncio server. address: address to which peers connect, with the actual
+    port if port 0 was requested. `close` also deletes the file of a Unix socket."""
 
     def __init__(self, server: asyncio.Server, address: str, path: Path | None = None) -> None:
         self.address = address

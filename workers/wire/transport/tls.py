@@ -21,8 +21,8 @@ HANDSHAKE_S = 10.0
 ACCEPT_AGAIN_S = 0.5
 """Seconds to pause after `accept` fails, for example because no file descriptor is free."""
 KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP"}
-"""Prefix that patterns use for each kind of subject alternative name, by Python's name of the
-kind."""
+"""Map from Python's `ssl` names of the kinds of subject alternative names to the prefixes that
+these kinds have in patterns, for example `IP` in `IP:10.0.0.7`."""
 
 Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
