@@ -104,7 +104,7 @@ async def migrate(
     applied: list[str] = []
     async with database.acquire() as connection:
         await connection.execute(_WITHOUT_LIMIT)
-        # PostgreSQL releases the advisory lock when the session ends, even by the process's death.
+        # PostgreSQL releases the lock when the session ends, even if this process is killed.
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK_ID)
         try:
             # Without this check, a role that may not create tables would fail even if no migration

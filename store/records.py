@@ -295,7 +295,6 @@ class ServedVersion(VersionFields, frozen=True):
     signature: bytes | None = None
     """Signature of the version's content, which workers check. None if it is not signed."""
     public_key: bytes | None = None
-    """Public key that verifies the signature."""
 
 
 class Alias(msgspec.Struct, frozen=True):
@@ -371,7 +370,7 @@ class KnownWorker(msgspec.Struct, frozen=True):
     """Name that the worker gives itself."""
     address: str
     is_registered: bool
-    """Whether gateways connect to it."""
+    """Whether gateways connect to the worker, because it is registered."""
     draining: bool | None = None
     """Whether a drain was requested. None if neither a drain nor its end was requested."""
 

@@ -26,7 +26,6 @@ class AdapterFields(msgspec.Struct, frozen=True):
     canaries: dict[str, dict[int, int]]
     """Weight of each version, for each alias with a canary."""
     pinned: list[str]
-    """Names of the pinned aliases."""
 
 
 class TierView(msgspec.Struct, frozen=True):

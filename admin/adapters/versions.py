@@ -40,7 +40,6 @@ class NewVersion(VersionFields, frozen=True, kw_only=True):
     uploaded_by: str | None = None
     """Id of the key that sends the upload."""
     signature: bytes | None = None
-    """Detached signature of the content."""
 
 
 class RejectedUpload(msgspec.Struct, frozen=True):

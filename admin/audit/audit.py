@@ -66,12 +66,10 @@ class AuditView(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Row at which the chain begins after older rows were pruned."""
+    """Last pruned row, after which the chain now begins."""
 
     seq: int
-    """Number of the last pruned row."""
     hash: bytes
-    """Hash of the last pruned row."""
     seal: bytes
 
     def is_sealed(self, pepper: bytes) -> bool:

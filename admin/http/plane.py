@@ -67,7 +67,6 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     usage_days: int = 90
     """Days for which rows of single requests are kept, including today."""
     audit_days: int = 400
-    """Days for which rows of the audit log are kept."""
     tenant_writes_per_minute: int = 60
     """Changes per minute that a tenant's keys may make. A burst may use five minutes' worth."""
     default_quota: TenantLimits | None = None

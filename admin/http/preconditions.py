@@ -76,8 +76,7 @@ async def lock(
     *args: Any,
 ) -> None:
     """Locks the catalog, and checks `if_match` against the ETag of the view that
-    `describe(connection, *args)` returns. `describe` raises NotFound if the object does not
-    exist."""
+    `describe(connection, *args)` returns. If `describe` raises NotFound, no ETag matches."""
     await lock_catalog(connection)
     try:
         current = etag(await describe(connection, *args))

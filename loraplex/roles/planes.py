@@ -84,7 +84,7 @@ class Server(server.Server):
 
 
 Sockets = tuple[socket.socket, socket.socket]
-"""The public socket and the management socket."""
+"""Pair of the public socket and the management socket."""
 
 
 def run_gateway(
