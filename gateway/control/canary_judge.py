@@ -98,7 +98,7 @@ class CanaryJudge:
     async def _roll_back(self, connection: Connection, alias: Alias, reason: str) -> None:
         where = (alias.tenant_id, alias.name, alias.alias)
         move = (alias.version, reason, alias.change)
-        # The result is null if another gateway or an operator has changed the alias first.
+        # The query returns null if another gateway or an operator has changed the alias first.
         if await connection.fetchval(sql["canary_roll_back"], *where, *move):
             log.warning("%s: %s@%s rolled back: %s", *where, reason)
 

@@ -261,8 +261,8 @@ class Placement:
         for sequence in [self.sequences[number] for number in self._aborted]:
             sequence.worker.cancel(sequence.id)
         self._aborted.clear()
-        # The functions refer to the owner of this placement, which refers to the placement. This
-        # cycle would stay in memory until the garbage collector runs.
+        # Both callbacks refer to this placement's owner, which refers to the placement. Otherwise,
+        # this cycle would stay in memory until the garbage collector runs.
         self._on_event = self._on_failure = _ignore
 
     async def stop(self, timeout_s: float) -> bool:
@@ -368,7 +368,7 @@ class Placement:
         now = time.perf_counter()
         waited_s = request.waited_s + (now - sequence.sent_at if sequence.sent_at else 0.0)
         if sequence.tokens and params.prompt_logprobs is not None:
-            # The prompt's scores arrived with the first token.
+            # The prompt is not scored again, because its scores arrived with the first token.
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         return msgspec.structs.replace(
             request,

@@ -40,7 +40,7 @@ class CrossOrigin:
 
     def headers(self, scope: Scope) -> Headers:
         """Returns the headers to add to the answer to this request."""
-        # Keeps shared caches from answering one origin with the answer to another origin.
+        # `vary` keeps shared caches from answering one origin with the answer to another origin.
         varies = [] if "*" in self._origins or not self._origins else [(b"vary", b"origin")]
         allowed = self._allowed(scope)
         if allowed is None:

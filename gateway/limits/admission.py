@@ -235,8 +235,8 @@ class Reservation:
         try:
             await self._reserve(0, more)
         except ApiError:
-            # Retried when half of the tokens left are used, because other requests may have ended
-            # by then.
+            # Reserving is retried when half of the tokens left are used, because other requests may
+            # have ended by then.
             self._ask_below = left // 2
         except Exception:
             log.exception("extending a reservation failed")

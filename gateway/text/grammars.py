@@ -85,8 +85,8 @@ class Grammars:
                 self._refusals.remember(key, error)
                 raise
 
-        # Logged before compiling, so that a grammar that crashes the process can be traced to its
-        # request.
+        # The grammar is logged before it is compiled, so that one that crashes the process can be
+        # traced to its request.
         log.info(
             "compiling a grammar",
             extra={"request_id": user.request_id, "tenant": user.tenant_id, "digest": key.hex()},

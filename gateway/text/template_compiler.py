@@ -174,8 +174,8 @@ def _weight(node: nodes.Node) -> int:
         case nodes.TemplateData(data=str(data)) | nodes.Const(value=str(data)):
             return 1 + len(data) // CHARS_PER_STEP
         case nodes.Dict(items=items):
-            # The cost is quadratic, because numeric keys can be chosen so that they collide in the
-            # dict.
+            # The steps are quadratic in the number of items, because numeric keys can be chosen so
+            # that all of them collide.
             weight += len(items) * len(items) // 16
         case _:
             pass

@@ -229,8 +229,8 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         kind = type(obj)  # pyright: ignore[reportUnknownVariableType]
         if kind in (Macro, BlockReference, LoopContext) or isinstance(obj, Undefined):
             return context.call(obj, *args, **kwargs)
-        # Jinja adds these two arguments for functions that take a context. The functions that are
-        # allowed below take no context.
+        # Jinja adds `_loop_vars` and `_block_vars` for functions that take a context. The functions
+        # that are allowed below take no context.
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
         if kind is BuiltinMethodType or kind is MethodType:
@@ -242,7 +242,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             return spend_size(obj(*args, **kwargs))
         formatted: Any = getattr(obj, "__wrapped__", None)
         if isinstance(formatted, BuiltinMethodType | MethodType):
-            # The sandbox replaces str.format and str.format_map by a wrapper with this attribute.
+            # The sandbox wraps str.format and str.format_map. `__wrapped__` is the method itself.
             spend_format(str(formatted.__self__), args, kwargs)
         elif obj is dict:
             if args and not isinstance(args[0], dict):

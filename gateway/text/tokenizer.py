@@ -38,8 +38,8 @@ dropped."""
 RETRY_S = 1.0
 """Seconds until another attempt to load a tokenizer after a failure."""
 
-# The library's own threads are turned off, because encoding a short prompt takes less time than
-# passing it to them.
+# The threads of the tokenizers library are turned off, because encoding a short prompt takes less
+# time than passing it to a thread.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 A = TypeVar("A")
