@@ -175,7 +175,7 @@ def canonical_name(stored: str) -> str:
 
 
 def _block_shape(name: str, shape: tuple[int, ...], format: WeightFormat) -> tuple[int, ...]:
-    """Returns the shape [N, bytes of a row] with which a matrix [N, K] is stored in blocks."""
+    """Returns the shape [N, bytes per row] that a matrix [N, K] has when it is stored in blocks."""
     sizes = BLOCK_SIZES[format]
     if len(shape) != 2 or shape[1] % sizes.block:
         raise CheckpointError(f"tensor {name} of shape {shape} cannot be in {format.name} blocks")

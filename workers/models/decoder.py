@@ -26,8 +26,8 @@ from workers.models.spec import ModelSpec
 
 
 class Decoder:
-    """Loaded base model. Immutable, because the state of a step is in the step's batch and KV
-    pages."""
+    """Loaded base model. It never changes, because the state of a step is stored in the step's
+    batch and KV pages."""
 
     def __init__(self, plan: ModelPlan, loader: WeightLoader) -> None:
         assert isinstance(plan.spec, ModelSpec)

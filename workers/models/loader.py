@@ -36,8 +36,8 @@ class WeightLoader:
         self._device = ops.device if image is None else torch.device("cpu")
 
     def linear(self, modules: list[str], *, bias: bool = False) -> PackedLinear:
-        """Loads one packed linear that has the rows of all the modules, in the order of
-        `modules`."""
+        """Loads the linears of all `modules` as one packed linear, with their rows stacked in this
+        order."""
         weights = [self._weight(f"{name}.weight") for name in modules]
         stacked = [self._read(f"{name}.bias", torch.float32) for name in modules] if bias else None
         packed = self.ops.pack_linear(*weights, bias=torch.cat(stacked) if stacked else None)

@@ -15,7 +15,7 @@ TEXT_TYPES = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
 }
-"""Family of the language model, by the `model_type` of the whole config or of its `text_config`."""
+"""Map from the `model_type` of a config or of its `text_config` to the language model's family."""
 OTHER_PARTS = (
     *("model.audio_tower.", "model.embed_audio.", "model.embed_vision."),
     *("model.multi_modal_projector.", "model.vision_model.", "model.vision_tower."),

@@ -74,8 +74,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum seconds until the first token of an interactive request. Together with `max_queued`
     and `max_queued_tokens`, it decides which requests a model's queue refuses (`QueueBounds`)."""
     max_loaded_adapters: int = 128
-    """Number of adapter slots, which are entries of the device tables. A slot does not include
-    memory for the adapter."""
+    """Maximum number of adapters that are on the device at the same time. Each takes one slot of
+    the device tables. Memory for the adapters is limited separately."""
     drain_s: float = 120.0
     """Seconds that running requests have to finish after SIGTERM."""
     log_format: LogFormat = "text"

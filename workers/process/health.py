@@ -29,8 +29,8 @@ class HealthServer:
         documents: Mapping[str, Callable[[], bytes]],
     ) -> None:
         """address: HOST:PORT or `unix:PATH`. why_not_ready: function that returns the reason why
-        the worker is not ready, for /readyz, or None if it is ready. documents: functions that make
-        documents, by path, such as /metrics. These functions are called on another thread."""
+        the worker is not ready, for /readyz, or None if it is ready. documents: map from a path,
+        such as /metrics, to a function that makes its document and is called on another thread."""
         self.address = address
         self._why_not_ready = why_not_ready
         self._documents = documents

@@ -30,13 +30,13 @@ from workers.wire.protocol import (
 log = logging.getLogger(__name__)
 
 MAX_TENANTS_FULL = 4
-"""Limits of the whole inbox, as a multiple of the limits of one tenant's requests."""
+"""Limits of the whole inbox, as a multiple of the limits for the requests of one tenant."""
 MAX_HINTS = 1024
 """Maximum number of adapter loads that wait in the executor `hints` to be started. If this number
 is reached, a new request's adapter is loaded only once the engine thread handles the request, and a
 new prefetch is dropped."""
 RETRY_S = 1.0
-"""Seconds after which a request may be sent again that was refused because the inbox was full."""
+"""Seconds after which a request that a full inbox has refused may be sent again."""
 
 
 EngineCommand = Generate | Abort | Probe | Withdraw | Desired | Drain | Disconnected
@@ -90,7 +90,7 @@ class Inbox:
         self._num_posted = Counter[str]()
         """Number of requests received for each model since the start."""
         self._num_taken = Counter[str]()
-        """Number of received requests of each model that the engine thread has taken."""
+        """Number of requests for each model that the engine thread has taken since the start."""
         self._num_hints = 0
 
     def post(self, connection: int, message: Command) -> None:

@@ -41,8 +41,8 @@ PAGES_PERIOD_S = 0.1
 INTEGRITY_PERIOD_S = 60.0
 """Seconds between integrity checks, which run only while the worker is idle."""
 TIMER_S = 0.02
-"""Seconds between checks of deadlines while there is work but no step can run. A finished load
-wakes the loop sooner."""
+"""Seconds between checks of request deadlines while there is work but no step can run. A finished
+load wakes the loop sooner."""
 
 
 class WorkerLoop:
@@ -161,8 +161,8 @@ class WorkerLoop:
             self.is_ready = self._has_settled = not self._served.is_fetching
 
     def _receive(self) -> bool:
-        """Handles all received messages, and waits for one only if no step can run. During a
-        shutdown, reports `Drained` if no work is left. Returns False after `stop`."""
+        """Handles all received messages. Waits for a message only if no step can run. During a
+        shutdown, delivers `Drained` if no work is left. Returns False after `stop`."""
         for connection, message, received_s in self._inbox.take(self._idle_s()):
             with self._memory:
                 self._handle(connection, message, received_s)

@@ -43,9 +43,9 @@ class MemoryPlan:
 def plan_memory(
     config: WorkerConfig, models: Sequence[Footprint], *, granularity: int, graph_bytes: int = 0
 ) -> MemoryPlan:
-    """Returns the division for a worker that serves these models. If `device_memory` is not set,
-    `memory` bytes are available in addition to the weights of all models. Raises CannotServe if
-    there is too little memory.
+    """Returns the division of memory for a worker that serves these models. If `device_memory` is
+    not set, the worker has `memory` bytes in addition to the weights of all models. Raises
+    CannotServe if there is too little memory.
 
     granularity: number of bytes of which the size of an extent must be a multiple. graph_bytes:
     bytes of `device_memory` for the buffers of captured graphs, which are outside the arena.

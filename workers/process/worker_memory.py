@@ -80,8 +80,8 @@ class WorkerMemory:
         return most
 
     def extend(self, num_weight_extents: int) -> None:
-        """Enlarges the memory for weights to `num_weight_extents` extents, in addition to the bytes
-        of the setting `memory`. Does nothing if the memory for weights is already that large, or if
+        """Enlarges the memory for weights, which is separate from the bytes of `memory`,
+        to `num_weight_extents` extents. Does nothing if it is already that large, or if
         `device_memory` is set. Raises CannotServeModel if the machine has too little memory."""
         if self._limit is not None:
             return

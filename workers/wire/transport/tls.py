@@ -28,8 +28,8 @@ Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
 
 def check_peer(writer: StreamWriter, patterns: Sequence[str], setting: str) -> None:
-    """Raises PeerRefused unless a subject alternative name of the peer's certificate matches a
-    pattern. setting: name of the setting that has the patterns, for the error message."""
+    """Raises PeerRefused unless a subject alternative name of the peer's certificate matches one of
+    the patterns. setting: name of the setting that has the patterns, for the error message."""
     names = names_of(writer.get_extra_info("peercert"))
     if not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
         shown = ", ".join(names[:8]) or "no name"
