@@ -1,6 +1,6 @@
 """Runs the command line: `python -m loraplex`.
 
-Python puts the current folder first on the import path, so that a file with the name of a library
+Python puts the current folder first on the import path, so a file there with the name of a library
 would be imported instead of the library. The folder is removed before anything else is imported.
 """
 

@@ -20,7 +20,7 @@ def check_folder(folder: Path, warn: Callable[[str], None]) -> None:
     """Checks that the folder has the two files of an adapter and that the adapter can be served, as
     far as this is known without the base model. Passes warnings to `warn`.
 
-    Raises ApiFailure, which names what the folder has instead, or Refused.
+    Raises ApiFailure, which names what is wrong in the folder, or Refused for the adapter.
     """
     config, weights = folder / CONFIG_NAME, folder / WEIGHTS_NAME
     pickle = next((folder / name for name in PICKLE_NAMES if (folder / name).is_file()), None)

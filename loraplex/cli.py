@@ -75,7 +75,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except OutputLost as lost:
-        # Without this, Python would try to flush the buffered output again at exit.
+        # Standard output is replaced, because Python would flush the lost output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if str(lost):
             click.echo(f"loraplex: {lost}", err=True)

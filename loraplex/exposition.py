@@ -74,7 +74,7 @@ def _family(metric: Metric) -> Family:
 
 
 def _add_histogram(family: Family, labels: dict[str, str], point: HistogramDataPoint) -> None:
-    """Adds the samples of one series of a histogram, whose buckets are cumulative."""
+    """Adds the samples of one series of a histogram, with cumulative buckets."""
     bounds = (*(f"{bound:g}" for bound in point.explicit_bounds), "+Inf")
     places = {bisect_left(point.explicit_bounds, each.value): each for each in point.exemplars}
     count = 0

@@ -7,8 +7,8 @@ import re
 from typing import IO, Any
 
 _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Matches control characters except newline and tab, characters that change the direction or begin
-a line, and lone surrogates."""
+"""Matches control characters except newline and tab, characters that change the writing direction
+or begin a new line, and lone surrogates."""
 
 
 def neutral(text: str) -> str:
@@ -18,7 +18,7 @@ def neutral(text: str) -> str:
 
 
 class NeutralText(io.TextIOWrapper):
-    """Standard output or standard error that makes all texts harmless."""
+    """Standard output or standard error that makes all texts harmless for a terminal."""
 
     def write(self, text: str, /) -> int:
         super().write(neutral(text))

@@ -47,7 +47,7 @@ class Kind(Enum):
 
 
 LEAST = {Kind.NAME: 16, Kind.ID: 12, Kind.TEXT: 16, Kind.PROSE: 20}
-"""Minimum number of cells to which a column is shortened. Other kinds are never shortened."""
+"""Minimum cells to which a column is shortened, by its kind. Other kinds are never shortened."""
 
 
 class Size(int):

@@ -116,7 +116,7 @@ class Database:
             "lock_timeout": _milliseconds(LOCK_TIMEOUT_S),
             "idle_in_transaction_session_timeout": _milliseconds(IDLE_IN_TRANSACTION_TIMEOUT_S),
             "loraplex.tenant": sees,
-            # The database formats times in JSON in the session's time zone.
+            # UTC, because the database formats times in JSON in the session's time zone.
             "timezone": "UTC",
         }
         with translated_errors():

@@ -13,9 +13,9 @@ from typing import Any
 from store.errors import Invalid
 
 PICO = 12
-"""Decimal places of spend and of spend limits, in dollars."""
+"""Decimal places, in dollars, of a pico-dollar, the unit of spend and of spend limits."""
 MICRO = 6
-"""Decimal places of prices, in dollars."""
+"""Decimal places, in dollars, of a micro-dollar, the unit of prices."""
 
 
 def count_dollars(value: Decimal, decimals: int, most: int, field: str) -> int:

@@ -114,8 +114,8 @@ class Histogram:
         """Records the value `count` times."""
         counts = self._counts.get(labels)
         if counts is None:
-            # Set before the counts, because a reader on another thread looks up the sum of each
-            # series that has counts.
+            # The sum is set before the counts, because a reader on another thread looks up the sum
+            # of each series that has counts.
             self._sums[labels] = 0.0
             counts = self._counts[labels] = [0] * len(self._names)
         counts[bisect_left(self._bounds, value)] += count
@@ -205,7 +205,7 @@ def _difference(after: Totals, before: Totals) -> Totals:
     for labels, values in after.items():
         earlier = before.get(labels, (0,) * len(values))
         if any(old > new for new, old in zip(values, earlier, strict=True)):
-            # The series was reset.
+            # The series was reset, so it began at 0 again.
             earlier = (0,) * len(values)
         if any(counted := [new - old for new, old in zip(values, earlier, strict=True)]):
             found[labels] = counted

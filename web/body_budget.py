@@ -59,7 +59,7 @@ class BodyBudget:
 
 
 class HeldBody:
-    """Memory of one request's body. Also counts bytes that are received after the answer."""
+    """Counter of one request's body bytes in memory, and of bytes received after the answer."""
 
     __slots__ = (
         "_budget",

@@ -11,7 +11,7 @@ from store.records import ApiKey
 from web.errors import Forbidden
 
 MAX_CHARS = 45
-"""Characters of the longest IP address, which is IPv6 with an embedded IPv4 address."""
+"""Number of characters of the longest IP address, which is IPv6 with an embedded IPv4 address."""
 IPV6_PREFIX = 64
 """Length in bits of the IPv6 prefix that one subscriber usually has."""
 

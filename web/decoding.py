@@ -65,7 +65,7 @@ def first_step(path: str) -> str:
 
 @lru_cache(maxsize=64)
 def members(kind: Any) -> list[inspect.Type]:
-    """Returns the members of a union, or a list with only the type itself. Removes metadata."""
+    """Returns a union's members, or a list of only the type if it is no union. Removes metadata."""
     return _flat([inspect.type_info(kind)])
 
 

@@ -107,7 +107,7 @@ class PlaneRequest(Request[U, Any, State]):
 
     async def read(self, max_bytes: int) -> bytes:
         """Returns the whole body. Raises the errors of `stream`."""
-        # Chunks of a few bytes would take many times the memory that the body's budget counts.
+        # The chunks are joined, because small ones take many times the memory that is counted.
         body = bytearray()
         async for chunk in self.stream(max_bytes):
             body += chunk

@@ -78,8 +78,8 @@ async def _renewed(database: Database, digest: str, holder: str) -> AsyncGenerat
 
 async def _write_hold(database: Database, query: str, digest: str, holder: str) -> bool:
     async with database.transaction() as connection:
-        # Without the lock, a reaper could find the content free just before this hold is written,
-        # and remove the content just after.
+        # Without the catalog's lock, a reaper could find the content free just before this hold is
+        # written, and remove the content just after.
         await lock_catalog(connection)
         return await connection.fetchval(sql[query], digest, holder) is not None
 

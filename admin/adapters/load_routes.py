@@ -44,7 +44,7 @@ class VllmErrorDetails(msgspec.Struct, frozen=True):
     code: int
     """HTTP status."""
     reason: str | None
-    """Code of the error, as on the other routes."""
+    """Error code, the same as on the other routes."""
 
 
 class VllmErrorBody(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class LoadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lora_path: str
     """Absolute path of a folder on the admin plane's machine, under one of `adapter_roots`."""
     load_inplace: bool = False
-    """Whether an adapter of this name that is loaded is replaced."""
+    """Whether to replace a loaded adapter of this name."""
     is_3d_lora_weight: Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})] = False
     """Must be false, because adapters of mixture-of-experts layers are not supported."""
     model: str | None = None
@@ -80,7 +80,7 @@ class UnloadLoraAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     lora_name: str
     lora_int_id: int | None = None
-    """Accepted without effect."""
+    """Accepted as vLLM does, but has no effect."""
 
 
 FORM = UploadForm(LoadLoraAdapter, absent={"lora_path": "(in the body)"})

@@ -14,8 +14,8 @@ FILES = {CONFIG_NAME, WEIGHTS_NAME}
 
 class StoredContent(msgspec.Struct, frozen=True):
     state: Literal["present", "intact", "missing", "damaged", "unknown"]
-    """`present`: of the right size. `intact`: every byte was read and is right. `unknown`: the
-    store does not answer."""
+    """`present` means that the files have the right size, `intact` that every byte was read and is
+    right, and `unknown` that the store does not answer."""
     detail: str = ""
 
 

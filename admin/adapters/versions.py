@@ -47,7 +47,7 @@ class RejectedUpload(msgspec.Struct, frozen=True):
 
     name: str
     error: dict[str, Any]
-    """{code, field, got, allowed, hint}."""
+    """Fields of the AdapterRejected: code, field, got, allowed and hint."""
     uploaded_by: str | None
     """Id of the key that sent the upload."""
     rejected_at: datetime

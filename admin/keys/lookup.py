@@ -34,7 +34,7 @@ class KeyLookup:
             self._waiting[key_id] = asyncio.get_running_loop().create_future()
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
-        # Shielded, because other requests may wait for the same future if this one is cancelled.
+        # The future is shielded, because other requests may wait for it if this one is cancelled.
         found = await asyncio.shield(self._waiting[key_id])
         if isinstance(found, Exception):
             raise found

@@ -38,7 +38,7 @@ ZIP64_END_MAGIC = b"PK\x06\x06"
 ZIP64_END = struct.Struct("<4sQ2H2L4Q")
 REGULAR = (b"0", b"\0")
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Supported compression methods. Decoders of others take as much memory as the archive demands."""
+"""Supported compression methods. Other decoders take as much memory as the archive demands."""
 ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,

@@ -41,7 +41,7 @@ MAX_SKEW_S = 5.0
 """Maximum seconds by which this machine's clock may differ from the database's or a server's.
 Budgets, keys and traces depend on the time."""
 LOW_DISK = 2 << 30
-"""Bytes of free disk space in addition to `min_free_disk` below which a warning is shown."""
+"""Bytes above `min_free_disk`. With less free disk space than this sum, a warning is shown."""
 TIMEOUT_S = 5.0
 DAY_S = 86_400
 

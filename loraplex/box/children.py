@@ -17,8 +17,8 @@ from loraplex.settings import SECRETS
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 5.0
 CHILD_FOLDER = "/"
-"""Working folder of every child process. A library may read files by relative names, and only root
-can create files in this folder."""
+"""Working folder of every child process. Only root can create files in it, so no other account can
+supply a file that a library reads by a relative name."""
 STABLE_S = 10.0
 """Seconds of uptime after which a crash no longer increases the backoff."""
 

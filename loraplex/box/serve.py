@@ -77,7 +77,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
         settings = msgspec.structs.replace(settings, log_format="short")
     if settings.log_format == "json":
         set_up_logging("json", settings.log_level)
-        # httpx logs each request that this process sends.
+        # Without this, httpx would log each request that this process sends.
         logging.getLogger("httpx").setLevel(logging.WARNING)
     signals = EndSignals()
     models = dict(settings.models)
@@ -166,7 +166,8 @@ class Box:
                 keys = await _unless(stopping, self._start())
                 if keys is not None:
                     with announced(self._where):
-                        # Written only when the server is ready, because scripts wait for this file.
+                        # keys.json is written only when the server is ready, as scripts wait for
+                        # it.
                         keys.write(self._settings.home / "keys.json")
                         self._announce(keys, time.monotonic() - started)
                         await stopping.wait()

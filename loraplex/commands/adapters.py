@@ -322,7 +322,7 @@ def _percent(canary: dict[str, int]) -> dict[str, str]:
 
 
 def _summary(adapter: Row) -> Row:
-    """Returns the values for the list of adapters that are computed from the server's answer."""
+    """Returns an adapter's computed values for a row of the list of adapters."""
     tiers = [f"{tier['worker']} {tier['tier']} @{tier['version']}" for tier in adapter["tiers"]]
     return {
         "serves": _pointers(adapter),
@@ -346,7 +346,7 @@ def _pointers(adapter: Row) -> str:
 
 
 def _version(version: Row) -> Row:
-    """Returns the values for the table of versions that are computed from the server's answer."""
+    """Returns a version's computed values for a row of the table of versions."""
     template = version["serving"]["template"]
     return {
         "served": version["aliases"],

@@ -179,8 +179,8 @@ def _obey(chat: Chat, line: str) -> None:
 
 
 def _describe(chat: Chat) -> str:
-    """Returns a description of the chat's model. Raises ApiFailure, which lists the models, if it
-    does not exist."""
+    """Returns a description of the chat's model. Raises ApiFailure, which lists the models, if this
+    model does not exist."""
     try:
         card = chat.api.get(f"/v1/models/{quote(chat.model, safe='@')}")
     except Refused as error:
