@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -63,62 +64,48 @@ WAL_CHECK_S = 5.0
 """Seconds between checks that the usage log can be written."""
 
 
-class _Tasks:
-    """Background tasks of a gateway: worker discovery, worker connections, the catalog, and the
-    control tasks."""
+@asynccontextmanager
+async def _running(
+    gateway: Gateway, control: ControlTasks | None, app: Litestar
+) -> AsyncGenerator[None, None]:
+    """Runs the background tasks of a gateway while the application serves requests. Waits up to
+    START_WAIT_S for the first catalog before the port is opened, so that the first clients are not
+    refused."""
+    await gateway.wal.open()
+    # The OpenAPI documents are written here, because otherwise the first request for one would
+    # write it and delay all other requests.
+    await asyncio.to_thread(reference.write_documents, app)
+    telemetry.show(lambda: gateway.standing)
+    works = [
+        gateway.discovery.run(),
+        gateway.fleet.run(),
+        *([] if control is None else [control.run()]),
+        _follow_catalog(gateway, control),
+        gateway.in_flight_requests.run(),
+        repeat("usage cannot be written", gateway.wal.check, WAL_CHECK_S),
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(each) for each in works]
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(START_WAIT_S):
+                    await gateway.catalog.loaded.wait()
+            yield
+        finally:
+            for task in running:
+                task.cancel()
+    await asyncio.to_thread(gateway.grammars.close)
+    if control is not None:
+        await control.leave()
+    await gateway.wal.close()
 
-    def __init__(self, gateway: Gateway, database: Database | None) -> None:
-        self._gateway = gateway
-        self._control = None
-        if database is not None and gateway.leases is not None:
-            self._control = ControlTasks(
-                database,
-                gateway.config.instance_id,
-                gateway.catalog,
-                gateway.fleet,
-                gateway.in_flight_requests,
-                gateway.key_uses,
-                gateway.wal,
-                gateway.leases,
-            )
 
-    @asynccontextmanager
-    async def running(self, app: Litestar) -> AsyncGenerator[None, None]:
-        """Runs the tasks while the application serves requests. Waits up to START_WAIT_S for the
-        first catalog before the port is opened, so that the first clients are not refused."""
-        gateway, control = self._gateway, self._control
-        await gateway.wal.open()
-        # The OpenAPI documents are written here, because otherwise the first request for one would
-        # write it and delay all other requests.
-        await asyncio.to_thread(reference.write_documents, app)
-        telemetry.show(lambda: gateway.standing)
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(each.run()) for each in (gateway.discovery, gateway.fleet)]
-            if control is not None:
-                running.append(tasks.create_task(control.run()))
-            running.append(tasks.create_task(self._follow_catalog()))
-            running.append(tasks.create_task(gateway.in_flight_requests.run()))
-            checking = repeat("usage cannot be written", gateway.wal.check, WAL_CHECK_S)
-            running.append(tasks.create_task(checking))
-            try:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(START_WAIT_S):
-                        await gateway.catalog.loaded.wait()
-                yield
-            finally:
-                for task in running:
-                    task.cancel()
-        await asyncio.to_thread(gateway.grammars.close)
-        if control is not None:
-            await control.leave()
-        await gateway.wal.close()
-
-    async def _follow_catalog(self) -> None:
-        """Follows the catalog once the first heartbeat is written. The heartbeat must be written
-        before this gateway uses any adapter version."""
-        if self._control is not None:
-            await self._control.has_joined.wait()
-        await self._gateway.catalog.run()
+async def _follow_catalog(gateway: Gateway, control: ControlTasks | None) -> None:
+    """Follows the catalog once the first heartbeat is written. The heartbeat must be written before
+    this gateway uses any adapter version."""
+    if control is not None:
+        await control.has_joined.wait()
+    await gateway.catalog.run()
 
 
 def create_app(
@@ -134,11 +121,22 @@ def create_app(
     catalog. Without a database, no report is written, no adapter is verified, no canary is rolled
     back, and usage stays in the write-ahead log. `document_beside` is the OpenAPI document of
     routes that another application serves on the same port."""
-    gateway = Gateway(config, source, clients, database)
+    gateway, control = Gateway(config, source, clients, database), None
+    if database is not None and gateway.leases is not None:
+        control = ControlTasks(
+            database,
+            config.instance_id,
+            gateway.catalog,
+            gateway.fleet,
+            gateway.in_flight_requests,
+            gateway.key_uses,
+            gateway.wal,
+            gateway.leases,
+        )
     return DataPlane(
         cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,
         route_handlers=ROUTES,
-        lifespan=[_Tasks(gateway, database).running],
+        lifespan=[partial(_running, gateway, control)],
         state=State({"gateway": gateway, reference.BESIDE: document_beside}),
         request_class=HttpRequest,
         exception_handlers={Exception: to_response},

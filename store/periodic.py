@@ -1,15 +1,30 @@
-"""Runs background work at intervals."""
+"""Runs work in the background, at intervals or until the end of a block."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from store.errors import ApiError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, T]) -> AsyncGenerator[asyncio.Task[T]]:
+    """Runs `work` in a task, which is cancelled at the end of the block. Yields the task."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def repeat(

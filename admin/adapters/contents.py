@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 
 from store.database import Connection, Database
 from store.errors import DatabaseUnavailable, Overtaken
+from store.periodic import in_background
 from store.queries import lock_catalog, sql
 
 RENEW_S = 15.0
@@ -42,7 +43,7 @@ async def held(database: Database, digest: str) -> AsyncGenerator[str, None]:
         await asyncio.sleep(0.1)
     is_named = False
     try:
-        async with _renewed(database, digest, holder):
+        async with in_background(_renew(database, digest, holder)):
             yield holder
         is_named = True
     finally:
@@ -61,19 +62,11 @@ async def check_held(connection: Connection, digest: str, holder: str) -> None:
         raise Overtaken
 
 
-@asynccontextmanager
-async def _renewed(database: Database, digest: str, holder: str) -> AsyncGenerator[None, None]:
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(RENEW_S)
-            with contextlib.suppress(DatabaseUnavailable):
-                await _write_hold(database, "content_renew", digest, holder)
-
-    renewing = asyncio.create_task(renew())
-    try:
-        yield
-    finally:
-        renewing.cancel()
+async def _renew(database: Database, digest: str, holder: str) -> None:
+    while True:
+        await asyncio.sleep(RENEW_S)
+        with contextlib.suppress(DatabaseUnavailable):
+            await _write_hold(database, "content_renew", digest, holder)
 
 
 async def _write_hold(database: Database, query: str, digest: str, holder: str) -> bool:
@@ -120,7 +113,7 @@ async def _remove(
     """Removes a content from the store. Holds no database lock during the removal, because the
     store may be slow. Only uploads of the same content wait for the removal."""
     try:
-        async with _renewed(database, digest, remover):
+        async with in_background(_renew(database, digest, remover)):
             await remove(digest)
     except Exception:
         # Makes the content due for removal again. A cancelled task skips this, because the removal

@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.dispatch.fleet import Fleet
 from store.database import Database
 from store.errors import ApiError
-from store.periodic import repeat
+from store.periodic import in_background, repeat
 from store.queries import from_row, sql
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import AdapterRef, ErrorCode, ProbeResult
@@ -123,7 +122,7 @@ class AdapterVerification:
         adapter = AdapterRef(claim.digest, f"{claim.name}@{claim.version}")
         try:
             try:
-                async with asyncio.timeout(None) as held, self._renewed(claim, held):
+                async with asyncio.timeout(None) as held, in_background(self._renew(claim, held)):
                     able = self._fleet.serving(claim.base_digest)
                     worker, result = await self._probe(able, claim, adapter)
             except TimeoutError:
@@ -143,28 +142,19 @@ class AdapterVerification:
         except ApiError as error:
             log.warning("%s of %s: %s", adapter.name, claim.tenant_id, error)
 
-    @asynccontextmanager
-    async def _renewed(self, claim: Claim, held: asyncio.Timeout) -> AsyncGenerator[None]:
-        """Renews the claim while its probe is in flight. Makes the timeout `held` expire if the
-        claim is lost, because the version was deleted or another gateway has claimed it."""
-
-        async def renew() -> None:
-            while True:
-                await asyncio.sleep(RENEW_S)
-                with contextlib.suppress(ApiError):
-                    async with self._database.acquire() as connection:
-                        is_held: bool | None = await connection.fetchval(
-                            sql["proving_renew"], *claim.key, self._id
-                        )
-                    if not is_held:
-                        held.reschedule(0)
-                        return
-
-        renewing = asyncio.create_task(renew())
-        try:
-            yield
-        finally:
-            renewing.cancel()
+    async def _renew(self, claim: Claim, held: asyncio.Timeout) -> None:
+        """Renews the claim until cancelled. Makes the timeout `held` expire if the claim is lost,
+        because the version was deleted or another gateway has claimed it."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(ApiError):
+                async with self._database.acquire() as connection:
+                    is_held: bool | None = await connection.fetchval(
+                        sql["proving_renew"], *claim.key, self._id
+                    )
+                if not is_held:
+                    held.reschedule(0)
+                    return
 
     async def _prove_further(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -215,7 +205,10 @@ class AdapterVerification:
                 raise WorkerFailed(ErrorCode.WORKER_LOST, "no worker is ready")
             client = choose_worker(able, claim)
             worker = client.instance_id
-            async with asyncio.timeout(STALL_S) as patience, prolonged(patience, client, base):
+            async with (
+                asyncio.timeout(STALL_S) as patience,
+                in_background(prolong(patience, client, base)),
+            ):
                 return worker, await client.probe(base, adapter)
         except WorkerFailed as error:
             why = error.message
@@ -238,26 +231,16 @@ def choose_worker(able: list[WorkerClient], claim: Claim) -> WorkerClient:
     return sorted(able, key=rank)[turn % len(able)]
 
 
-@asynccontextmanager
-async def prolonged(
-    patience: asyncio.Timeout, client: WorkerClient, base: str
-) -> AsyncGenerator[None]:
-    """Extends the timeout `patience` whenever the worker's proofs for the base model advance."""
-
-    async def watch() -> None:
-        seen = _num_proof_steps(client, base)
-        while True:
-            await asyncio.sleep(STALL_CHECK_S)
-            now = _num_proof_steps(client, base)
-            if now != seen and not patience.expired():
-                seen = now
-                patience.reschedule(asyncio.get_running_loop().time() + STALL_S)
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watching.cancel()
+async def prolong(patience: asyncio.Timeout, client: WorkerClient, base: str) -> None:
+    """Extends the timeout `patience` whenever the worker's proofs for the base model advance, until
+    cancelled."""
+    seen = _num_proof_steps(client, base)
+    while True:
+        await asyncio.sleep(STALL_CHECK_S)
+        now = _num_proof_steps(client, base)
+        if now != seen and not patience.expired():
+            seen = now
+            patience.reschedule(asyncio.get_running_loop().time() + STALL_S)
 
 
 def _num_proof_steps(client: WorkerClient, base: str) -> int:

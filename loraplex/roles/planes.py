@@ -7,12 +7,12 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
-    asynccontextmanager,
     contextmanager,
+    nullcontext,
     suppress,
 )
 from functools import partial
@@ -46,6 +46,7 @@ from loraplex.settings import Settings
 from loraplex.telemetry import set_up_telemetry, show_certificates
 from loraplex.tracing import trace_destination, tracing_to
 from store.database import EVERYTHING, Database
+from store.periodic import in_background
 from telemetry.garbage_collection import look_for_cycles_less
 from telemetry.logs import set_up_logging
 from web import server
@@ -231,10 +232,10 @@ class Role:
             tls=self.tls,
         )
         async with (
-            _beside(plane and plane.run()),
+            in_background(plane.run()) if plane else nullcontext(),
             self._managing(management),
             # This task reloads certificates that are renewed on disk.
-            _beside(self.tls and follow_files(self.tls, self.settings)),
+            in_background(follow_files(self.tls, self.settings)) if self.tls else nullcontext(),
         ):
             log.info(
                 "loraplex %s %s serves on %s%s, management on %s: %s",
@@ -273,18 +274,6 @@ class Role:
         # planes.
         config.lifespan = "off"
         return serving_beside(config, self._management)
-
-
-@asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None] | None) -> AsyncGenerator[None]:
-    """Runs `work` in the background until the end of the block."""
-    task = work and asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 def _data_plane(

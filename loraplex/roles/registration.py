@@ -15,6 +15,7 @@ from loraplex.output import tell
 from loraplex.roles.retrying import retry
 from store.database import EVERYTHING, Database
 from store.errors import ApiError
+from store.periodic import in_background
 
 LEASE_S = 15.0
 RENEWALS = 4
@@ -43,12 +44,9 @@ async def registered(
     # Messages of the connection pool are suppressed, because `_renew` reports an unavailable
     # database once.
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
-    renewing = asyncio.create_task(_renew(url, worker_id, address, lease_s, is_listening))
-    try:
+    renewal = _renew(url, worker_id, address, lease_s, is_listening)
+    async with in_background(renewal) as renewing:
         yield renewing
-    finally:
-        renewing.cancel()
-        await asyncio.wait([renewing])
 
 
 async def _renew(

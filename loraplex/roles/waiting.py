@@ -16,6 +16,7 @@ from admin.http import problems
 from loraplex.roles.probes import make_probes
 from loraplex.roles.retrying import retry
 from store.errors import DatabaseUnavailable
+from store.periodic import in_background
 from web import server
 from web.headers import add_request_headers, number_request
 from web.http_protocol import Config
@@ -36,17 +37,13 @@ async def until_there(
 
     After `PATIENCE_S` seconds, clients of the listener get 503 until the result is available. Calls
     `report` with the reason. Raises all other errors, such as DatabaseMisconfigured."""
-    trying = asyncio.create_task(
-        retry(attempt, lambda reason: report(f"waiting for the database: {reason}"))
-    )
-    try:
-        await asyncio.wait({trying}, timeout=PATIENCE_S)
-        if trying.done():
-            return trying.result()
+    trying = retry(attempt, lambda reason: report(f"waiting for the database: {reason}"))
+    async with in_background(trying) as task:
+        await asyncio.wait({task}, timeout=PATIENCE_S)
+        if task.done():
+            return task.result()
         async with _refusing(listener, tls):
-            return await trying
-    finally:
-        trying.cancel()
+            return await task
 
 
 async def _never() -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.control import verification
 from store.database import EVERYTHING, Database
+from store.periodic import in_background
 from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.live import Live, eventually
 from tests.proxy import PostgresProxy
@@ -133,7 +134,10 @@ async def test_patience_with_a_worker_whose_proofs_advance_does_not_end(
     """However long the probe waits for its turn."""
     monkeypatch.setattr(verification, "STALL_CHECK_S", 0.001)
     worker: Any = Prover()
-    async with asyncio.timeout(3600) as patience, verification.prolonged(patience, worker, "base"):
+    async with (
+        asyncio.timeout(3600) as patience,
+        in_background(verification.prolong(patience, worker, "base")),
+    ):
         for _ in range(2):
             before = patience.when()
             await asyncio.sleep(0.05)
