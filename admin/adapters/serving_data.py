@@ -43,17 +43,13 @@ _SYNTAX = ImmutableSandboxedEnvironment(extensions=[loopcontrols, _Generation])
 
 def check_names(name: str | None, model: str | None, alias: str | None) -> None:
     """Raises Invalid if the name of the adapter, model or alias is given and its form is wrong."""
-    checks: list[tuple[str, str | None, Any, str]] = [
-        ("name", name, EntityName, "entity_name_form"),
-        ("model", model, EntityName, "entity_name_form"),
-        ("alias", alias, AliasName, "alias_name_form"),
-    ]
-    for field, given, kind, form in checks:
-        _check_form(field, given, kind, form)
+    check_entity_name("name", name)
+    check_entity_name("model", model)
+    _check_form("alias", alias, AliasName, "alias_name_form")
 
 
-def check_entity_name(field: str, given: str) -> None:
-    """Raises Invalid unless the text can be the name of an adapter."""
+def check_entity_name(field: str, given: str | None) -> None:
+    """Raises Invalid if the text is given and cannot be the name of an adapter."""
     _check_form(field, given, EntityName, "entity_name_form")
 
 

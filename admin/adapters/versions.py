@@ -70,22 +70,19 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[int, boo
     await lock_catalog(connection)
     await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
     digest = new.manifest.digest
-    signed = await check_signature(connection, new.tenant_id, digest, new.signature)
+    signed_by = await check_signature(connection, new.tenant_id, digest, new.signature)
     row = await connection.fetchrow(
         sql["version_find_content"],
         *(new.tenant_id, new.name, new.base_name, digest, new.serving),
     )
     if row is not None:
-        if signed is not None:
+        if signed_by is not None:
             place = new.tenant_id, new.name, row["version"]
-            await connection.execute(
-                sql["version_sign"], *place, signed.signed_by, signed.signature
-            )
+            await connection.execute(sql["version_sign"], *place, signed_by, new.signature)
         await _want_alias(connection, new, row["version"], row["state"])
         return row["version"], False
     await check_holdings(connection, new.tenant_id, new.name, new.manifest)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
-    signed_by = None if signed is None else signed.signed_by
     values = msgspec.structs.astuple(new)
     await connection.execute(sql["version_insert"], number, digest, signed_by, *values)
     key = new.tenant_id, new.name, number

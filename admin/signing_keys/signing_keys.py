@@ -38,13 +38,6 @@ class SigningKeyView(SigningKey, frozen=True):
     object: str = "signing_key"
 
 
-class Signature(msgspec.Struct, frozen=True):
-    """Signature of a version's content. `signed_by` is the id of the signing key."""
-
-    signed_by: str
-    signature: bytes
-
-
 async def add_key(
     connection: Connection, tenant_id: str, name: str, public_key: str, *, by_tenant: bool
 ) -> SigningKeyView:
@@ -112,9 +105,8 @@ def parse_signature(text: str | None) -> bytes | None:
 
 async def check_signature(
     connection: Connection, tenant_id: str, digest: str, signature: bytes | None
-) -> Signature | None:
-    """Returns the signature of the content with the id of its signing key, or None if the content
-    is not signed.
+) -> str | None:
+    """Returns the id of the key that signed the content, or None if the content is not signed.
 
     Raises Invalid if the signature is not by one of the tenant's keys or the key is revoked, and
     Forbidden if there is no signature and the tenant requires one. The caller must hold the
@@ -133,7 +125,7 @@ async def check_signature(
             if key.revoked_at is not None:
                 message = f"signature: made with the key {key.name!r} ({key.id}), which is revoked"
                 raise Invalid(message, "signing_key_revoked", "signature")
-            return Signature(key.id, signature)
+            return key.id
     raise Invalid(
         f"signature: made with none of the tenant's signing keys, or of another content than"
         f" {digest}",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -203,7 +204,8 @@ async def _answer(
             whole = max(found[-1].start, start + wide.width.value)
             asked = msgspec.structs.replace(asked, end=whole)
             found = await report(connection, asked)
-    by_start = {start: results(list(sums), given) for start, sums in groupby(found, _start)}
+    by_time = groupby(found, attrgetter("start"))
+    by_start = {start: results(list(sums), given) for start, sums in by_time}
     next_page = str(int(asked.end.timestamp())) if asked.end < end else None
     return Buckets(
         data=_buckets(asked, by_start), has_more=next_page is not None, next_page=next_page
@@ -220,10 +222,6 @@ def _buckets(asked: UsageQuestion, by_start: Mapping[datetime, list[T]]) -> list
         )
         start = end
     return buckets
-
-
-def _start(found: UsageSum) -> datetime:
-    return found.start
 
 
 def _usage(found: Sequence[UsageSum], given: Given) -> list[UsageResult]:

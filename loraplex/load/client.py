@@ -190,12 +190,7 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-class _Refusal(msgspec.Struct):
-    error: Any = None
-
-
 _event = msgspec.json.Decoder(_Event)
-_refusal = msgspec.json.Decoder(_Refusal)
 
 
 class _Answer:
@@ -283,7 +278,7 @@ class _Answer:
             outcome.num_output = outcome.num_output or len(outcome.arrivals_s)
             return
         try:
-            error = _refusal.decode(self._rest).error
+            error = _event.decode(self._rest).error
         except (msgspec.DecodeError, UnicodeDecodeError):
             error = None
         outcome.fail(*_told(error, f"http_{outcome.status}"))
