@@ -31,7 +31,7 @@ class Constraint(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Reason why no token can follow, or None if one can. Valid once the constraint is
+        """Reason why no token can follow, or None if a token can. Valid once the constraint is
         ready."""
         ...
 
@@ -96,7 +96,7 @@ class ConstraintSource(Protocol):
     """Source of the constraints of a model's requests."""
 
     def refusal(self, request: Generate) -> str | None:
-        """Returns why the request's constraint is not supported, or None if it is."""
+        """Returns why the request's constraint is not supported, or None if it is supported."""
         ...
 
     def open(self, request: Generate, generated: Sequence[int]) -> Constraint:
@@ -117,7 +117,7 @@ class Unconstrained:
 
 
 def effective_bans(banned: frozenset[int], mask: NDArray[Any] | None) -> frozenset[int]:
-    """Returns the banned tokens, or none of them if the mask allows no other token."""
+    """Returns the banned tokens, or no tokens if the mask allows only banned tokens."""
     if mask is None or not banned:
         return banned
     left = np.unpackbits(mask.view(np.uint8), bitorder="little")

@@ -192,7 +192,7 @@ class Sequence:
 
     @property
     def next_page_key(self) -> bytes | None:
-        """Key of the first full page that is not in the prefix cache, or None if all are."""
+        """Key of the first full page that is not in the prefix cache, or None if all are cached."""
         index = self.block_table.num_committed
         return self.page_keys[index] if index < len(self.page_keys) else None
 

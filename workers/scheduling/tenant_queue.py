@@ -12,7 +12,7 @@ from workers.wire.protocol import ServiceClass
 Item = TypeVar("Item")
 
 MAX_TENANTS = 1024
-"""Number of tenants of a class beyond which `forget_idle` drops idle ones."""
+"""Number of tenants in a class above which `forget_idle` removes idle tenants."""
 
 
 class Terms(NamedTuple):
