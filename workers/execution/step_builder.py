@@ -84,7 +84,7 @@ def _sample(index: int, item: ScheduledSequence) -> SampleInput:
 
 def _scores(index: int, item: ScheduledSequence, num_top: int) -> list[ScoreInput]:
     """Returns the request to score the prompt tokens that follow this step's tokens, or an empty
-    list if no prompt token does."""
+    list if no prompt token follows."""
     first = item.start + 1
     last = min(first + item.num_tokens, item.sequence.num_prompt)
     targets = item.sequence.tokens[first:last]

@@ -67,7 +67,7 @@ class PoolInput(NamedTuple):
 class StepInput:
     """Work of one step.
 
-    The S sequences are grouped by adapter, sequences without one last. Sequence s computes tokens
+    The S sequences are grouped by adapter slot, with slot -1 last. Sequence s computes tokens
     at positions starts[s]..starts[s] + counts[s] - 1, which are in its slot of the token buffer.
 
     sequence_slots int64 [S]      slot of each sequence in the token buffer

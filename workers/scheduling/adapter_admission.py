@@ -64,7 +64,7 @@ class AdapterAdmission:
         self._victims: dict[str, str] = {}
         """Victim of each starving adapter. No sequence may start on a victim."""
         self._lacks_pages = False
-        """Whether a starving adapter has no victim (one to evict), so sequences must free pages."""
+        """Whether no adapter can be evicted for a starving one, so sequences must free pages."""
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
         """Waiting sequences of each adapter, in the order of arrival."""
 
