@@ -29,7 +29,7 @@ ANCHOR = re.compile(r"(\d{1,18}):([0-9a-f]{64})", re.ASCII)
 
 @click.group("audit", cls=Group)
 def audit_group() -> None:
-    """Log of all changes and their keys, in a hash chain that reveals rewritten rows."""
+    """Log of all changes, each with its key, in a hash chain that reveals rewritten rows."""
 
 
 @audit_group.command("list", example="--tenant acme --limit 20", output="table")
@@ -60,8 +60,8 @@ def list_entries(tenant: str | None, object: str | None, limit: int) -> None:
 @click.option(
     "--anchor",
     metavar="SEQ:HASH",
-    help="Line that an earlier verify printed. Only with it can a chain be recognised that was cut"
-    " short or rewritten as a whole.",
+    help="Line that an earlier verify printed. Without it, a log that was cut short or rewritten as"
+    " a whole is not noticed.",
 )
 def verify(anchor: str | None) -> None:
     """Recompute the hash chain and name the first row that was changed."""

@@ -68,8 +68,8 @@ def model_group() -> None:
 @click.option(
     "--table-format",
     type=click.Choice(FORMATS),
-    help="Storage format of embedding and output matrix, if it is not that of the other matrices. "
-    "`int4` alone stores them as `int8`.",
+    help="Storage format of embedding and output matrix (default: that of --weight-format; `int8` "
+    "for `int4`).",
 )
 @click.option("--replace", is_flag=True, help="Replace the weights of a NAME that is in use.")
 @settings_options()

@@ -106,9 +106,9 @@ def push_command(
     wait: bool,
     **given: Any,
 ) -> None:
-    """Upload each FOLDER that peft saved, as a new version of the adapter of its name.
+    """Upload each FOLDER that peft saved as a new version of the adapter with the folder's name.
 
-    If there are several, refused ones are listed at the end and the others are pushed."""
+    If some are refused, the others are pushed and the refusals are listed at the end."""
     given["serving"] = _serving(serving, chat_template, pairs("--metadata", metadata))
     given["weights_only"] = weights_only
     given["sign"] = key_file and _private_key(key_file)

@@ -65,7 +65,7 @@ def show_tenant(name: str) -> None:
 @click.option(
     "--require-signature/--no-require-signature",
     default=None,
-    help="Accept only adapters signed with one of the tenant's signing keys, or any.",
+    help="Accept only adapters signed with a signing key of the tenant, or also unsigned ones.",
 )
 def change_tenant(name: str, sharing_group: str | None, require_signature: bool | None) -> None:
     """Change with whom a tenant shares cached prefixes, or whether its adapters must be signed."""

@@ -116,8 +116,8 @@ def make_credit(
 ) -> None:
     """Correct a wrong price in recorded usage. The options have the right price.
 
-    Sets the costs of the whole hours from --since to --end to what the right price makes them.
-    Costs can only be lowered. Spend limits count what is left.
+    Sets the costs of the whole hours from --since to --end to those of the given prices. It never
+    raises a cost. Spend limits count the corrected costs.
     """
     body = {"model": model, "start": moment(since), "end": moment(end or "0h"), **fields}
     name = credit_id or f"credit-{secrets.token_hex(6)}"
