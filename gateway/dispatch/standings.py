@@ -316,7 +316,7 @@ def _model_report(
 def _wait_s(model: ModelStatus, status: WorkerStatus) -> float:
     """Returns the seconds until a model is on the device. Counts a load in progress as half done.
     Otherwise, adds the loads of models for which requests wait and, if there is no room, the time
-    until another model has finished its requests, and the time to load that model again."""
+    until another model has finished its requests, and an estimate of that model's later reload."""
     if model.tier == "device":
         return 0.0
     load_s = _load_s(model)
