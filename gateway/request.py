@@ -173,8 +173,8 @@ class Pair(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, document=document.strip("\ufffd"))
 
     def messages(self) -> list[Message]:
-        """Returns the question as a conversation. The document comes last, so that the prompts of
-        all documents of a query share a prefix."""
+        """Returns a conversation that asks whether the document fits the query. The document is
+        last, so that the prompts of all documents of a query share a prefix."""
         question = (
             f"<Instruct>: {self.instruction}\n<Query>: {self.query}\n<Document>: {self.document}"
         )

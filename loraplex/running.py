@@ -120,7 +120,7 @@ def _link(data_dir: Path) -> Path:
 
 
 def _folder() -> Path:
-    """Returns the account's folder of links, the same in every shell and empty after a reboot."""
+    """Returns the user's folder with a link to the data directory of each running server."""
     standard = Path(f"/run/user/{os.geteuid()}")
     for place in (Path(os.environ.get("XDG_RUNTIME_DIR") or standard), standard):
         # After `su`, XDG_RUNTIME_DIR may still name the folder of another account.

@@ -104,12 +104,12 @@ class Ask:
         self._spare = spare
 
     def priority(self, *names: str) -> float:
-        """Returns the eviction priority of an item that the accounts `names` would lose. Items with
-        the lowest priority are evicted first."""
+        """Returns the eviction priority of an item that is charged to the accounts `names`. Items
+        with the lowest priority are evicted first."""
         return max((-self._level(name) for name in names), default=-math.inf)
 
     def may_take(self, *names: str) -> bool:
-        """Whether an item that the accounts `names` would lose may be evicted for this request."""
+        """Whether this request may evict an item that is charged to the accounts `names`."""
         return self._is_first or all(
             name == self.name or self._level(name) > self._level(self.name) for name in names
         )

@@ -243,7 +243,7 @@ class CpuOps(HostOps):
         self._lib.set_num_threads(self.threads.record_step(begin, end))
 
     def team_ids(self, count: int) -> list[int]:
-        """Returns the operating system's ids of the calling thread's team of kernel threads."""
+        """Returns the ids (`gettid`) of the threads that compute the calling thread's ops."""
         ids = (c_int32 * count)()
         self._lib.team_ids(count, ids)
         return [each for each in ids if each]

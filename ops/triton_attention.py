@@ -34,13 +34,13 @@ def paged_attention(
     qkv: Tensor, at: LayerAttention, short: AttentionBlocks, long: AttentionBlocks
 ) -> Tensor:
     """Semantics: as Ops.paged_attention.  Shape: qkv [T, (H + 2G) * D] -> [T, H * D].
-    DType: qkv any float; keys are converted to the same dtype; products and sums are float32.
+    DType: qkv any float; cached keys are converted to it; products and sums are float32.
 
     Bytes of a decode step: the context's K and V, `context * 2 * G * D * itemsize` per layer;
     queries and results are negligible. Llama 3 8B at 1024 tokens: 4.2 MB per sequence and layer.
-    The results of parts take `S * min(max_query, short tokens) * H * MAX_PARTS * (D + 2)` floats.
-    Only the parts that a context needs are written and read, and they stay in the L2 cache. Long
-    sequences have no parts. Flops of a prefill: `4 * D * H * rows * context / 2`.
+    Sequences of at most `short_tokens` rows divide their context into parts, whose results take
+    `S * min(max_query, short_tokens) * H * MAX_PARTS * (D + 2)` floats. Only the parts that a
+    context needs are used, in the L2 cache. Flops of a prefill: `4 * D * H * T * context / 2`.
     """
     batch, layout, num_heads = at.batch, at.kv.layout, at.num_heads
     num_kv, dim = layout.num_kv_heads, layout.head_dim

@@ -23,8 +23,8 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Semantics: as Ops.sample.  Shape: logits float32 [N, V], changed by bias and penalties ->
-    int32 [N].
+    """Semantics: as Ops.sample.  Shape: logits float32 [N, V] -> int32 [N]. Adds bias and
+    penalties to `logits` in place.
     """
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)

@@ -106,8 +106,8 @@ def load_b(b, column, lane, in_width, rank):
 
 @triton.jit
 def load_planes(planes, lane, shown, rank, stride, SPLIT: tl.constexpr):
-    """Returns the sum of the planes, added in a fixed order, and 0 outside them. Reads groups of 8
-    lanes, so that loads are wide, and discards the up to 7 undefined lanes past the rank."""
+    """Returns the sum of the SPLIT partial results (planes), added in a fixed order. Reads groups
+    of 8 lanes, so that loads are wide. Lanes that are not `shown` or are past the rank are 0."""
     offered = shown & (lane < (rank + 7) // 8 * 8)
     total = tl.load(planes + lane, mask=offered, other=0)
     for split in tl.static_range(1, SPLIT):

@@ -30,7 +30,7 @@ def count_dollars(value: Decimal, decimals: int, most: int, field: str) -> int:
 
 
 def format_dollars(count: int | Decimal, decimals: int) -> str:
-    """Formats an exact amount with at least two decimals, such as 12.50 or 0.000125.
+    """Returns `count * 10**-decimals` with at least two decimals, such as 12.50 or 0.000125.
 
     `count` is a whole number from 0, with up to 28 digits.
     """

@@ -94,8 +94,8 @@ class DeviceTier:
     """Adapters on the device. Owns `AdapterEntry.slot` and `AdapterEntry.placement`, which no other
     class sets. An adapter has both or neither.
 
-    Evicts from the tenant's account that holds the most bytes relative to its weight, and there the
-    adapter with the lowest reload time per byte, weighted by its expected reuse.
+    Evicts from the tenant that holds the most bytes relative to the tenant's weight. Evicts the
+    tenant's adapter with the lowest product of reload time per byte and expected reuse.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class ImageLoader(Protocol):
     def fetch(
         self, digest: str, proved: str, signed: Signed | None, *, keeps_file: bool
     ) -> AdapterImage:
-        """Loads an image. Raises AdapterUnavailable if the image cannot be loaded."""
+        """Loads an adapter's packed image to the host. Raises AdapterUnavailable if that fails."""
         ...
 
 

@@ -47,7 +47,7 @@ class ImageTables:
 
     For L layers and P projections: rank is int32 [L + 1, P]; a_offset and b_offset are int64 [L +
     1, P], in bytes from the start of the image. The last row is for the modules outside of the
-    layers. replaced: locations of the rows that the adapter replaces, by table (EMBEDDING or HEAD).
+    layers. replaced: locations of the adapter's own rows of a table, by table (EMBEDDING or HEAD).
     """
 
     rank: NDArray[np.int32]

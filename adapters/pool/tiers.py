@@ -33,7 +33,7 @@ class AdapterEntry:
     name: str = ""
     """Adapter's name in the last request that contained a name."""
     is_ephemeral: bool = False
-    """Whether the last request was for an ephemeral version."""
+    """Whether the last request was for an ephemeral version, which is retired after some time."""
     signed: Signed | None = None
     """Signature of the last request's version, which the next fetch checks."""
     account: str = NO_TENANT.name

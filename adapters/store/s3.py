@@ -304,7 +304,7 @@ class ObjectStore:
             self._bytes_until_listing = min(margin, self._cache_bytes - total)
 
     def _entry(self, kind: Kind, digest: str) -> IndexEntry:
-        """Returns the index entry. Raises NotInStore."""
+        """Returns the entry of an adapter or base model in the store's index. Raises NotInStore."""
         entry = self._find(kind, digest)
         if entry is None:
             raise NotInStore(f"{kind}/{digest}")

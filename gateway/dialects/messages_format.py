@@ -34,7 +34,7 @@ NOTHING_USED = {
 
 
 class MessagesFormat(AnswerFormat):
-    """Answer to one request, which has one choice."""
+    """Format of the answer to one Messages request. The answer has exactly one choice."""
 
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 

@@ -37,7 +37,7 @@ class Work:
     model: str
     """Digest of the base model."""
     adapter: str | None
-    """Digest of the adapter, or None."""
+    """Digest of the adapter. None for the base model alone."""
     prompts: Sequence[Prefix]
     num_sequences: int
     least_version: int = OLDEST_VERSION

@@ -195,7 +195,7 @@ class StreamResponse(GenerationResponse):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
     def _watch(self, send: Send, client: Client) -> None:
-        """Starts the task that sends pings. Most answers end before a ping is due."""
+        """Starts the task that sends pings while there is no output."""
         self._watcher = asyncio.create_task(self._keep_alive(send, client))
 
     async def _keep_alive(self, send: Send, client: Client) -> None:

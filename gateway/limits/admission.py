@@ -65,8 +65,8 @@ class RequestCharge:
             if self._leases is not None and self._limits:
                 await self._take_from(self._leases, on_worker=on_worker)
         except BaseException:
-            # The body has not been read, so this refusal does not count against the limit of
-            # refusals.
+            # The limit of refusals bounds the bytes of refused bodies that are read. This body has
+            # not been read, so it does not count.
             self._end_refusal(None)
             raise
 

@@ -74,8 +74,8 @@ class PostgresLeaseRenewal:
     def __init__(
         self, database: Database, lifetime_s: float, clock: DatabaseClock | None = None
     ) -> None:
-        """`lifetime_s` is the number of seconds that leases last after a renewal. `clock` is
-        corrected with each renewal."""
+        """`lifetime_s` is the number of seconds that leases last after a renewal. `clock` is set
+        to the database's time by each renewal."""
         self._database = database
         self._lifetime_s = lifetime_s
         self._clock = clock or DatabaseClock()

@@ -54,7 +54,7 @@ class UsageLoader:
         self._wal = wal
         self._release = release
         self._waiting: set[Path] = set()
-        """Segments that are loaded, except for bad records that could not be set aside yet."""
+        """Segments whose good records are loaded, but whose bad records are not set aside yet."""
         self._pause_s = 0.0
         """Seconds from a failure to set records aside until the segments in `_waiting` are read
         again."""

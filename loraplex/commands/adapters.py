@@ -167,8 +167,8 @@ def promote(version: str, alias: str, completions_only: bool, tenant: str | None
     "--policy",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Automatic rollback policy: window_s, min_requests, max_error_rate, max_ttft_ratio;"
-    " 'none' disables it.",
+    help="Number of the rollback policy: window_s, min_requests, max_error_rate or"
+    " max_ttft_ratio. 'none' disables automatic rollback.",
 )
 @alias_option
 @completions_option

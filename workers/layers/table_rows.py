@@ -25,8 +25,8 @@ def with_rows(
     """Returns a copy of the batch that also has its adapters' own rows of the embedding and of the
     output matrix.
 
-    segment_start, segment_slot: segments of `batch.lora`, on the host. sampled_start: first rows of
-    the segments of `batch.sample_lora`, which have the same slots as the segments of `batch.lora`.
+    segment_start, segment_slot: host copies of the arrays of `batch.lora`. sampled_start: host copy
+    of `batch.sample_lora.segment_start`. Both have the same slots.
     """
     if batch.lora is None or batch.sample_lora is None:
         return batch

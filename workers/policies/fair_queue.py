@@ -274,8 +274,8 @@ def load_of(sequence: Sequence) -> Load:
 
 
 def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
-    """Returns the sequence to preempt when memory is short. Prefers batch sequences, then the most
-    charged class, then the most charged tenant, then the newest sequence."""
+    """Returns the sequence to preempt when memory is short: one of class `batch` if there is one.
+    Among these, prefers the most charged class, then the most charged tenant, then the newest."""
 
     def key(sequence: Sequence) -> tuple[bool, float, float, float]:
         tenant = sequence.place.tenant_queue

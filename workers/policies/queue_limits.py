@@ -227,10 +227,10 @@ class QueueLimits:
         *,
         is_full: bool = True,
     ) -> Refusal:
-        """Returns a refusal of the sequence. The proposed retry time is the retry time of the
-        tenant's previous refusal, plus the mean seconds until one of the tenant's places is free.
+        """Returns a refusal of the sequence. Its retry time is later than that of the tenant's
+        previous refusal by the mean seconds in which one waiting request of the tenant starts.
         wait_s: predicted seconds until one more request of the tenant has its first token; None if
-        not predicted yet. is_full: whether the tenant's other requests would be refused, too."""
+        not known. is_full: whether the tenant's other requests would all be refused, too."""
         wait_s = self._wait_with_s(sequence, tenant) if wait_s is None else wait_s
         pace_s = wait_s / (tenant.num_waiting + 1)
         last_s = self._next_retry_s.get((tenant.class_queue, tenant.tenant), now)

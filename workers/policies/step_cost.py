@@ -23,7 +23,7 @@ UNITS = np.array([1.0, 1e2, 1e5])
 """Divisor of each feature (steps, tokens, attended positions), so that all features have a similar
 size in the equations."""
 RIDGE = 1e-9
-"""Regularisation of the coefficients towards zero, as a fraction of the largest product. It makes
+"""Regularisation of the coefficients towards zero, relative to the largest sum of products. Makes
 the solution unique if the measured steps do not determine all coefficients. It is far larger than
 the rounding error of a pivot that should be zero."""
 RIDGE_OF_ONE = RIDGE * np.eye(3)

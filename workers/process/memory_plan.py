@@ -86,9 +86,9 @@ def setting(config: WorkerConfig) -> str:
 def _cut(
     given: int, config: WorkerConfig, models: Sequence[Footprint], granularity: int
 ) -> tuple[int, int]:
-    """Returns the bytes of an extent, and the minimum value of `given`, which is the sum of
+    """Returns the bytes of an extent, and the bytes that must be given at least: for
     `adapter_memory_min`, one extent for KV and, if `device_memory` is set, the weights of the
-    largest model. given: bytes of `device_memory` if it is set, and otherwise of `memory`."""
+    largest model. given: bytes of the setting `device_memory`, or of `memory` if it is not set."""
     is_all = config.device_memory is not None
     total = given if is_all else given + sum(model.weight_bytes for model in models)
     page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)

@@ -333,11 +333,11 @@ class AdapterLoadTimes(msgspec.Struct, frozen=True, array_like=True):
     tier: str
     """Tier from which the adapter was loaded: "host", "disk" or "store"."""
     begun_s: float
-    """Start of the load; 0 if the load began before the sequence arrived."""
+    """Start of the load in seconds since the sequence arrived; 0 if the load began before."""
     ended_s: float
     copy_begun_s: float = 0.0
-    """Start of the copy from the host to the device; 0 if the copy began before the sequence
-    arrived."""
+    """Start of the adapter's copy from the host to the device, in seconds since the sequence
+    arrived; 0 if the copy began before."""
     num_evicted: int = 0
     """Number of adapters that were evicted from the device to make room for this adapter."""
 

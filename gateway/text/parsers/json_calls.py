@@ -53,7 +53,7 @@ class JsonCallParser(ReadingParser):
             yield from self.expect("]")
 
     def add_string(self, text: str) -> None:
-        """Adds text to a string in the arguments, escaped as in JSON."""
+        """Escapes the text as in JSON, and adds it to the current string of the arguments."""
         self.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _read_object(self, names: Set[str] | None) -> Reading[None]:
