@@ -130,8 +130,8 @@ class Grammars:
             with self._lock:
                 self._compiling.remove(tenant)
                 self._num_submitted -= 1
-                # While this thread was compiling, the other thread may have skipped this tenant, so
-                # there may be a grammar that no call of `_prepare_next` would compile.
+                # Another call of `_prepare_next` may have skipped this tenant while this thread was
+                # compiling, so the tenant's next grammar needs a new call.
                 if self._waiting:
                     self._submit()
 

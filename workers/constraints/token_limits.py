@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from workers.wire.protocol import ThoughtBound, TokenRules
 
 MAX_BEFORE_THOUGHT = 4
-"""Number of generated tokens within which a thought must begin. If none of these tokens begins a
-thought, the answer counts as an answer without a thought."""
+"""Number of generated tokens within which a thought (the reasoning before an answer) must begin. If
+none of them begins a thought, the answer counts as an answer without a thought."""
 
 
 class TokenLimits:

@@ -54,8 +54,8 @@ Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 
 
 class NewTokens(NamedTuple):
-    """New tokens of a sequence: first `num_drawn` tokens that the step drew, then tokens that its
-    constraint forces. finish_reason: why the sequence ends with them, or None if it continues."""
+    """New tokens of a sequence: `num_drawn` tokens that the step drew, then tokens that its
+    constraint forces. finish_reason: why the tokens end the sequence, or None if they do not."""
 
     tokens: list[int]
     num_drawn: int
@@ -96,7 +96,7 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """Launched step whose result is not collected yet. Times in seconds of the engine's clock."""
+    """Launched step whose result is not collected yet. Times are seconds of the engine's clock."""
 
     schedule: Schedule
     step: PendingStep
@@ -178,7 +178,7 @@ class Engine:
         return [a.sequence for a in self._answers.values() if a.sequence.is_waiting]
 
     def refusal(self, request: Generate) -> tuple[ErrorCode, str] | None:
-        """Returns why the request can never run, or None if it can. Thread-safe; needs no lock."""
+        """Returns why the request can never run, or None if it can run. Needs no lock."""
         if (reason := self._constraints.refusal(request)) is not None:
             return ErrorCode.INVALID, reason
         return check_request(request, self._limits)
@@ -192,9 +192,9 @@ class Engine:
         return None
 
     def offer(self, connection: int, request: Generate, arrival_s: float) -> list[Event]:
-        """Queues the request if the queue has room or can make room. `refusal` must have returned
-        None for it. Returns the refusal of this request, or refusals of queued requests that make
-        room for it because their tenants fill more than their share of the queue."""
+        """Queues the request if the queue has room or can make room. Called only if `refusal`
+        returned None. Returns a `Failed` of this request if it is refused, or of each queued
+        request that is refused to make room for it (see `Intake.refuse_for`)."""
         if (connection, request.id) in self._answers:
             message = f"sequence id {request.id} is in use"
             return [(connection, Failed(request.id, ErrorCode.INVALID, message))]
@@ -387,7 +387,7 @@ class Engine:
         ]
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str, *retry: float) -> Event:
-        """Ends the sequence, and returns its `Failed`. retry: `retry_after_s` and `pace_s`."""
+        """Ends the sequence, and returns its `Failed` with `*retry` as its retry fields."""
         now = self._clock()
         self._end(sequence, code, now)
         failed = Failed(sequence.request.id, code, message, *retry, times=sequence.traced(now))

@@ -221,7 +221,7 @@ class GraphRunner:
         self._buffers = GraphBuffers(limits, ops.device)
         self._graphs: dict[GraphKey, StepGraph] = {}
         self._num_paused = 0
-        """Number of steps without a graph until captures are tried again; 0 unless one failed."""
+        """Number of steps without a graph until captures are tried again; 0 if none failed."""
         self._next_pause = NUM_PAUSED
 
     @classmethod

@@ -105,8 +105,8 @@ class ModelRunner:
         targets: list[Tensor],
         readers: list[Reader],
     ) -> Tensor | None:
-        """Returns the logits [N, V] of the samples, or None without samples. Appends to `readers`
-        for prompt scores and pooled vectors. targets: target tokens of each `ScoreInput`."""
+        """Returns the samples' logits [N, V], or None without samples. Appends readers of prompt
+        scores and vectors to `readers`. targets: target tokens of each `ScoreInput`."""
         batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
         starts = on_host.segment_start, on_host.sampled_start
         batch = with_rows(batch, *starts, on_host.segment_slot)
@@ -122,7 +122,7 @@ class ModelRunner:
         return logits
 
     def _logits(self, max_rank: int, hidden: Tensor, slots: Array) -> Tensor:
-        """Computes logits, as `Head` requires. max_rank: upper bound of the adapters' ranks."""
+        """Returns logits (see `Head`). max_rank: upper bound of the adapters' ranks."""
         segments = build_segments([(slot, 1) for slot in slots.tolist()])
         if not len(segments[1]):
             return self.model.logits(hidden)

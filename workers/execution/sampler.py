@@ -16,7 +16,7 @@ from workers.execution.step_input import Array, SampleInput, SequenceResult, Ste
 from workers.wire.protocol import ErrorCode
 
 MIN_TEMPERATURE = 1e-6
-"""Temperature below which the likeliest token is drawn, because the quotient might overflow."""
+"""Temperature below which the likeliest token is drawn, because scaled logits might overflow."""
 
 
 @dataclass(frozen=True, slots=True)

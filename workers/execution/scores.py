@@ -61,7 +61,7 @@ class SampleScores(NamedTuple):
     scores: Scores
     params: Sequence[SamplingParams]
     named: Tensor
-    """Log-probabilities of the tokens that the samples name, float32, concatenated by sample."""
+    """Log-probabilities of the token ids that samples request, float32, concatenated by sample."""
     whole: Sequence[Tensor]
     """Log-probabilities of all tokens, float32 [V], for each sample that requests them."""
 
@@ -77,8 +77,8 @@ class SampleScores(NamedTuple):
 def _others(
     entry: TokenLogprobs, params: SamplingParams, named: Iterator[float], whole: Iterator[Tensor]
 ) -> list[tuple[int, float]]:
-    """Returns the tokens to report with a drawn token, and their log-probabilities: the tokens that
-    the request names, in its order, or else the likeliest tokens, the likeliest first."""
+    """Returns the tokens to report with a drawn token, and their log-probabilities: the token ids
+    that the request lists, in this order, or else the likeliest tokens, the likeliest first."""
     if params.logprob_token_ids:
         return [(token, next(named)) for token in params.logprob_token_ids]
     if params.logprobs == ALL_TOKENS:
@@ -97,7 +97,7 @@ def score_samples(
     """Scores drawn tokens, and starts the copy of the scores to the host.
 
     logits: raw logits, float32 [M, V]. tokens: drawn tokens, int32 [M]. named: row and token id,
-    both int64, of each token that `params` name.
+    both int64, of each token id that `params` request.
     """
     num_top = max(0, *(each.logprobs or 0 for each in params))
     chosen, *top = ops.log_softmax_top(logits, tokens, num_top)

@@ -60,8 +60,8 @@ def _observe(
     instrument: Gauge[T],
     _: CallbackOptions,
 ) -> Iterator[Observation]:
-    """parts: function that returns the parts of a status that the instrument reads, each with its
-    labels."""
+    """Yields the instrument's values. parts: function that returns the parts of a status that the
+    instrument reads, each with its labels."""
     status = find()
     for part, labels in [] if status is None else parts(status):
         figures = instrument.read(part)

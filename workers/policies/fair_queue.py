@@ -87,7 +87,7 @@ class FairQueue:
         self._insert(sequence)
 
     def start(self, sequence: Sequence) -> None:
-        """Records that the sequence runs. Called after its status has changed."""
+        """Records that the sequence runs. Called after the sequence's status has changed."""
         tenant = sequence.place.tenant_queue
         tenant.pending.remove(sequence)
         insort(tenant.pending, sequence, key=_turn)
@@ -95,7 +95,7 @@ class FairQueue:
         self._count(tenant, -1, sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Records that the sequence waits again. Called after its status has changed."""
+        """Records that the sequence waits again. Called after the sequence's status has changed."""
         tenant = sequence.place.tenant_queue
         if sequence.place.is_pending:
             tenant.pending.remove(sequence)

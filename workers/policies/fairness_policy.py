@@ -132,7 +132,7 @@ class FairnessPolicy:
         if reason is BlockReason.BUDGET:
             self._is_spent = True
         elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.CONSTRAINT):
-            pass  # a sequence that lacks one of these does not hold up other sequences
+            pass  # an adapter, prefix or constraint that is not ready blocks only its sequence
         elif reason is not BlockReason.MODEL and self._waits_over_share(sequence):
             self.over_share.is_closed = True
         else:

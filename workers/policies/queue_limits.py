@@ -113,7 +113,7 @@ class QueueLimits:
             is_full = wait_s > ADMITTED_PART * max_wait_s
             return [self._refusal(newcomer, tenant, message, now, wait_s, is_full=is_full)]
         if self._queue.num_waiting == 0:
-            return []  # otherwise a prompt longer than the queue could never be queued
+            return []  # so that a prompt longer than the queue can run when the queue is empty
         return self._push_out(newcomer, tenant, now)
 
     def refuse_late(self, now: float) -> list[Refusal]:
@@ -190,7 +190,7 @@ class QueueLimits:
         ]
 
     def _has_room(self, num_requests: int, num_tokens: float) -> bool:
-        """Whether the queue has room for this many more requests and tokens."""
+        """Whether the queue has room for `num_requests` more requests with `num_tokens` tokens."""
         queue, bounds = self._queue, self._bounds
         return (
             queue.num_waiting + num_requests <= bounds.max_requests

@@ -11,8 +11,8 @@ MIN_TOKENS = 64
 prompt would be computed under load. The number is smaller if these prompt tokens would take longer
 than both the maximum gap between two tokens and `MIN_PART` allow."""
 MIN_PART = 0.25
-"""Fraction of the time of a step's generating sequences that the step may spend on `MIN_TOKENS`
-prompt tokens, even if it then exceeds the maximum gap between two tokens."""
+"""Time that a step may spend on `MIN_TOKENS` prompt tokens, even if this exceeds the maximum gap
+between two tokens, as a fraction of the predicted time of its generating sequences."""
 
 
 class StepBudget:

@@ -41,7 +41,7 @@ class StepTime:
         """Forgets all measurements."""
         self._products, self._sums = np.zeros((3, 3)), np.zeros(3)
         self._new: list[tuple[float, float, float]] = []
-        """Features of the steps that have not been added to the products and sums yet."""
+        """Features of the steps that are not part of `_products` and `_sums` yet."""
         self._num_steps = 0
         self._coefficients = 0.0, 0.0, 0.0
 
@@ -88,8 +88,8 @@ class StepTime:
         self._products = memory * self._products + (weights * features.T) @ features
         self._sums = memory * self._sums + weights @ features
         self._new = []
-        # The largest product is on the diagonal, because the product of two different features is
-        # at most the larger of their squares.
+        # The largest sum of products is on the diagonal, because the product of two different
+        # features is at most the larger of their squares.
         matrix, sums = self._products + self._products.max() * RIDGE_OF_ONE, self._sums.copy()
         while (values := np.linalg.solve(matrix, sums)).min() < 0.0:
             fixed = int((values < 0.0).argmax())

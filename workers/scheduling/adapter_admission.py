@@ -1,19 +1,19 @@
-"""Admission of waiting sequences by their adapters: decides which adapter is loaded, and which
-adapter admits no sequences until it can be evicted.
+"""Admission of waiting sequences by their adapters: decides which adapter is loaded, and on which
+adapter no sequence starts, so that it can be evicted.
 
     no room --(patience ends)--> starving: its victim starts no sequences
             --(the victim's last sequence ends)--> loaded
 
-An adapter that finds no room is skipped until the promised time to first token (`Terms.ttft_s`) has
-passed, which is its patience. Then the adapter starves and gets a victim: the adapter in use whose
+An adapter that finds no room is skipped until its patience ends, which is the promised time to
+first token (`Terms.ttft_s`). Then the adapter starves and gets a victim: the adapter in use whose
 sequences end soonest. An adapter of a tenant that was charged less than the starving adapter's
-tenant becomes a victim only if there is no other. No sequence starts on a victim, and while an
-adapter starves, no adapter that does not starve may load. So the longest wait of an adapter for
-room is its patience plus, for each victim that it needs, the time until the victim's last sequence
-ends. The adapter that has starved longest gets its victim first.
+tenant becomes a victim only if there is no other. No sequence starts on a victim. While there are
+victims, only their starving adapters may load. So the longest wait of an adapter for room is its
+patience plus, for each victim that it needs, the time until the victim's last sequence ends. The
+adapter that has starved longest gets its victim first.
 
-If no adapter in use can be a victim, the memory is full of the pages of running sequences. Then
-only sequences of starving adapters start, until enough running sequences have ended to make room.
+If no adapter is or can be a victim, the pages of running sequences fill the memory. Then only
+sequences of adapters that lack room start, until enough running sequences have ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ device."""
 
 
 LATER = Blocked(BlockReason.ADAPTER)
-"""Decision that a sequence waits, because its adapter is loading or must wait for others."""
+"""Decision that a sequence waits, because its adapter is loading or other adapters go first."""
 NO_MEMORY = Blocked(
     BlockReason.ADAPTER,
     (
@@ -44,8 +44,8 @@ NO_MEMORY = Blocked(
     ),
     lacks_memory=True,
 )
-"""Decision about a sequence whose adapter was requested from the pool, which found no room for it
-on the device."""
+"""Decision that a sequence waits, or fails if no memory can be freed, because the pool found no
+room on the device for the sequence's adapter."""
 
 
 class AdapterAdmission:
@@ -58,13 +58,14 @@ class AdapterAdmission:
         self._charged = charged
         self._now = 0.0
         self._asked: set[str] = set()
-        """Adapters that were requested in this step and are not on the device."""
+        """Digests of the adapters that were requested in this step and are not on the device."""
         self._starves_at_s: dict[str, float] = {}
         """Time at which each adapter that lacks room begins to starve, by digest."""
         self._victims: dict[str, str] = {}
         """Victim of each starving adapter. No sequence may start on a victim."""
         self._lacks_pages = False
-        """Whether no adapter can be evicted for a starving one, so sequences must free pages."""
+        """Whether running sequences must free pages, because a starving adapter lacks memory, no
+        adapter can be its victim, and no other starving adapter has a victim."""
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
         """Waiting sequences of each adapter, in the order of arrival."""
 
@@ -110,9 +111,8 @@ class AdapterAdmission:
             self._choose_victims([digest for _, digest in starving], list(in_use))
 
     def acquire(self, sequence: Sequence) -> Blocked | None:
-        """Leases the sequence's adapter if it is on the device. Otherwise starts to load it, if it
-        may be loaded. Returns why there is no lease, or None if the sequence has its lease or uses
-        no adapter."""
+        """Leases the adapter if it is on the device, else starts to load it if it may be loaded.
+        Returns why there is no lease, or None if the sequence has its lease or no adapter."""
         ref = sequence.adapter
         if ref is None:
             return None if self.may_start(None) else LATER
@@ -141,8 +141,8 @@ class AdapterAdmission:
                 return NO_MEMORY if num_bytes else LATER
 
     def may_load(self, digest: str) -> bool:
-        """Whether the adapter may be loaded. While adapters starve, no other adapters may be
-        loaded."""
+        """Whether the adapter may be loaded. While there are victims, only their starving adapters
+        may be loaded. While sequences must free pages, only adapters that lack room may."""
         if self._lacks_pages:
             return digest in self._starves_at_s
         return not self._victims or digest in self._victims

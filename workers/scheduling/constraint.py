@@ -59,9 +59,9 @@ class Constraint(Protocol):
         ...
 
     def forced(self) -> list[int]:
-        """Returns the next tokens if the constraint allows only these. It has already advanced by
-        them. Waits only briefly: a forced token that is not found in time is drawn like any other
-        token. Called without the memory lock."""
+        """Returns the next tokens if the constraint allows only these. The constraint has already
+        advanced by these tokens. Waits only briefly: a forced token that is not found in time is
+        drawn like any other token. Called without the memory lock."""
         ...
 
     def close(self) -> None:

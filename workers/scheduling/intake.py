@@ -55,8 +55,8 @@ class Intake(Protocol):
     def on_step(
         self, num_tokens: int, num_attended: int, ended_s: float, *, is_backlogged: bool
     ) -> None:
-        """Called when a step has ended. ended_s: time of its end. num_attended:
-        `Schedule.num_attended`. is_backlogged: `SchedulingPolicy.is_backlogged`."""
+        """Called when a step has ended. ended_s: time when the step ended. num_attended: the step's
+        `Schedule.num_attended`. is_backlogged: `SchedulingPolicy.is_backlogged` at that time."""
         ...
 
     def pause(self) -> None:

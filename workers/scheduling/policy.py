@@ -89,7 +89,7 @@ class SchedulingPolicy(Protocol):
     def begin_prompts(
         self, schedule: Schedule, running: Iterable[Sequence], num_free_slots: int
     ) -> None:
-        """Sets the step's budget for prompts. schedule: step with all its generating sequences."""
+        """Sets the step's prompt budget. schedule: step with only its generating sequences."""
         ...
 
     def in_turn(self) -> Iterator[Sequence]:
@@ -111,12 +111,12 @@ class SchedulingPolicy(Protocol):
     ) -> bool: ...
 
     def victim(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Returns the running sequence that must give up its slot to `sequence`, or None if no
-        sequence must."""
+        """Returns the running sequence that is preempted so that `sequence` gets its slot, or None
+        if no sequence may be preempted for `sequence`."""
         ...
 
     def last_in_turn(self, sequences: Iterable[Sequence]) -> Sequence:
-        """Returns the sequence to preempt when memory is short."""
+        """Returns which of the sequences is preempted when memory is short."""
         ...
 
     def charged(self, sequence: Sequence) -> Charge:
@@ -134,8 +134,8 @@ class SchedulingPolicy(Protocol):
         ...
 
     def charge_generated(self, sequence: Sequence, num_known: int) -> None:
-        """Charges the generated tokens among the sequence's first `num_known` tokens that have not
-        been charged yet."""
+        """Charges the generated tokens that are among the sequence's first `num_known` tokens and
+        have not been charged yet."""
         ...
 
     def charge_load(self, sequence: Sequence, num_tokens: float) -> None:

@@ -67,7 +67,7 @@ class Scheduler:
         self._admission = AdapterAdmission(adapters, policy.charged)
         self._slots = slots
         self._now = 0.0
-        """Time of the step that is being scheduled."""
+        """Time at which the current step is scheduled."""
         self._in_flight: list[Schedule] = []
         """Schedules of the steps in flight, the oldest first."""
 
@@ -195,7 +195,7 @@ class Scheduler:
                 schedule.items.append(ScheduledSequence(sequence, num_tokens))
 
     def _prefill(self, schedule: Schedule) -> None:
-        """Schedules prompts in turn, up to the budget."""
+        """Schedules prompt tokens in the policy's order, up to the step's budget."""
         begun = [sequence for sequence in self.running if sequence.place.is_pending]
         if self.policy.is_closed and not begun:
             return
@@ -313,8 +313,8 @@ class Scheduler:
         return Blocked(BlockReason.SLOT)
 
     def _lack_memory(self, sequence: Sequence, schedule: Schedule, blocked: Blocked) -> Blocked:
-        """Returns the decision for a sequence that finds too little memory. It fails only if this
-        model will free no memory, no idle adapter can be evicted, and no other model has memory."""
+        """Decides about a sequence that lacks memory. The sequence fails only if this model will
+        free no memory, no idle adapter can be evicted, and no other model has memory."""
         if self.running or self._in_flight or self._adapters.is_busy:
             return Blocked(blocked.reason)
         if sequence.adapter is not None and self._adapters.evict_all_idle(sequence.adapter):
@@ -392,6 +392,6 @@ class Scheduler:
 
 
 def _num_missing(sequence: Sequence) -> int:
-    """Returns the number of pages that the sequence's tokens still need, or 0 if it has enough. It
-    may already have a page for the token that a step in flight draws."""
+    """Returns the number of pages that the sequence's tokens still need. Returns 0 even if the
+    sequence has one page more, for the token that a step in flight draws."""
     return max(-(-len(sequence.tokens) // PAGE_TOKENS) - len(sequence.block_table.pages), 0)

@@ -17,8 +17,8 @@ class StageTimes:
 
     arrival_s: float
     model_left_s: float | None = None
-    """Time when the base model was last unloaded while the sequence was in the worker, or the
-    sequence's arrival if the model was not loaded then."""
+    """Time when the base model was last unloaded while the sequence was in the worker, or the time
+    of the sequence's arrival if the model was not loaded at that time."""
     model_back_s: float | None = None
     started_s: float | None = None
     """Time when the sequence was first admitted to a step."""

@@ -47,7 +47,7 @@ class Load(NamedTuple):
     num_output: float
 
     def changed(self, other: Load, sign: int) -> Load:
-        """Returns the load with the other one added, or subtracted if `sign` is -1."""
+        """Returns this load plus the other load, or minus the other load if `sign` is -1."""
         return Load(
             self.num_requests + sign * other.num_requests,
             self.num_tokens + sign * other.num_tokens,
@@ -55,8 +55,8 @@ class Load(NamedTuple):
         )
 
     def with_parts(self, parts: Iterable[tuple[Load, float]]) -> Load:
-        """Returns this load plus a fraction of each load in `parts`. The number given with a load
-        is the maximum number of tokens that its fraction may have."""
+        """Returns this load plus a fraction of each load in `parts`: the largest fraction that has
+        at most the number of tokens given with the load."""
         requests, tokens, output = self
         for (more_requests, more_tokens, more_output), most in parts:
             if most >= more_tokens:
@@ -104,7 +104,7 @@ class TenantQueue(Generic[Item]):
     @property
     def turn(self) -> Turn:
         """Sort key of the tenant, by its charges. If two tenants have equal charges, such as after
-        idleness, the tenant with fewer running sequences for its weight is first."""
+        idleness, the tenant with fewer running sequences relative to its weight is first."""
         return self.counter, self.num_running / self.weight, self.since
 
     @property
