@@ -387,7 +387,7 @@ class Engine:
         ]
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str, *retry: float) -> Event:
-        """Ends the sequence, and returns its `Failed` with `*retry` as its retry fields."""
+        """Ends the sequence, and returns its `Failed`. retry: its `retry_after_s` and `pace_s`."""
         now = self._clock()
         self._end(sequence, code, now)
         failed = Failed(sequence.request.id, code, message, *retry, times=sequence.traced(now))

@@ -105,8 +105,8 @@ class ModelRunner:
         targets: list[Tensor],
         readers: list[Reader],
     ) -> Tensor | None:
-        """Returns the samples' logits [N, V], or None without samples. Appends readers of prompt
-        scores and vectors to `readers`. targets: target tokens of each `ScoreInput`."""
+        """Returns the samples' logits [N, V], or None without samples. Adds readers of prompt
+        scores and pooled vectors to `readers`. targets: target tokens of each `ScoreInput`."""
         batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
         starts = on_host.segment_start, on_host.sampled_start
         batch = with_rows(batch, *starts, on_host.segment_slot)

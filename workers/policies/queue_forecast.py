@@ -54,9 +54,9 @@ class RunningWork:
 
 
 class _Request(NamedTuple):
-    """Mean waiting request. prompt: number of prompt tokens that will be computed, because they are
-    not cached. answer: expected number of generated tokens. length: number of queued prompt tokens
-    plus `answer`."""
+    """Mean waiting request. prompt: predicted number of prompt tokens that will be computed.
+    answer: expected number of generated tokens. length: number of prompt tokens that were not known
+    to be cached when queued, plus `answer`."""
 
     prompt: float
     answer: float

@@ -1,4 +1,4 @@
-"""Budget of prompt tokens for a step, limited so that generated tokens are in time."""
+"""Budget of prompt tokens for a step, limited so that generated tokens are on time."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class AdapterAdmission:
         """Waiting sequences of each adapter, in the order of arrival."""
 
     def load(self, ref: AdapterRef, tenant: Tenant) -> None:
-        """Starts to load the adapter to the device at once, unless another adapter starves."""
+        """Starts to load the adapter to the device, unless starving adapters are loaded first."""
         if not self._victims and not self._lacks_pages:
             self._pool.load(ref, tenant)
 
