@@ -72,7 +72,7 @@ class Schedule:
     needs_drain: bool = False
     """Whether the next step can be scheduled only after all steps in flight have ended."""
     is_short: bool = False
-    """Whether the first waiting sequence lacks memory that other models hold."""
+    """Whether a waiting sequence lacks memory that is shared with other models."""
     computing: set[bytes | None] = field(default_factory=set[bytes | None])
     """Keys of the pages that running prompts compute next."""
 

@@ -314,7 +314,7 @@ class Scheduler:
 
     def _lack_memory(self, sequence: Sequence, schedule: Schedule, blocked: Blocked) -> Blocked:
         """Decides about a sequence that lacks memory. The sequence fails only if this model will
-        free no memory, no idle adapter can be evicted, and no other model has memory."""
+        free no memory, no idle adapter can be evicted, and no other model shares the memory."""
         if self.running or self._in_flight or self._adapters.is_busy:
             return Blocked(blocked.reason)
         if sequence.adapter is not None and self._adapters.evict_all_idle(sequence.adapter):
