@@ -38,7 +38,7 @@ preempted. After that it is considered unsatisfiable."""
 class Demand:
     """Work of a model's engine, from which the models to load are chosen. num_extents: number of KV
     extents that the engine's first waiting sequence needs. is_short: whether, at the engine's last
-    step, this sequence lacked memory that other models hold."""
+    step, a waiting sequence lacked memory that is shared with other models."""
 
     num_running: int = 0
     num_waiting: int = 0
