@@ -94,8 +94,8 @@ class BaseModelShape(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(linear.name for linear in self.linears))
 
     def modules(self, layer: int) -> tuple[str, ...]:
-        """Returns the names on the `projection` axis of the adapter tables for a layer. In a native
-        family, the modules outside of the layers form one more layer, after the last one."""
+        """Returns the names of the layer's modules, as on the `projection` axis of the adapter
+        tables. `num_layers` as the layer stands for the modules outside of the layers."""
         is_outer = layer == self.num_layers and not self.linears
         return OUTER if is_outer else self.projections
 

@@ -108,8 +108,8 @@ class Arena:
         self._free |= 1 << extent
 
     def allocate_weights(self, owner: str, num_extents: int) -> int:
-        """Allocates up to `num_extents` free extents to the owner: first extents outside the arena,
-        then the lowest extents that weights may use. Returns the number allocated."""
+        """Allocates up to `num_extents` free extents to the owner: first those that only weights
+        use, then the lowest shared ones that weights may use. Returns the number allocated."""
         num_taken = min(num_extents, self.num_beside_obtainable)
         self._weights_beside[owner] += num_taken
         while num_taken < num_extents and (extent := self._take_lowest()) is not None:

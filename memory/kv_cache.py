@@ -60,7 +60,7 @@ class KVCache:
         return Ask(bytes_held, tenant.name, num_pages * page_bytes, is_first=is_first, spare=spare)
 
     def close(self) -> None:
-        """Frees idle pages and removes the cache from its source. Pages in use are not freed."""
+        """Frees idle pages and unregisters the cache from its `PageSource`. Keeps pages in use."""
         self.idle.evict(self.idle.num_pages, self.ask(0, NO_TENANT, is_first=True))
         self._leave_source()
 

@@ -165,11 +165,11 @@ class ReplacedRows:
 class AdapterTables:
     """Locations of each resident adapter's factors. A slot is rewritten in place at each load.
 
-    P is the number of projections of a layer that adapters may touch.
+    L is the number of layers, and P that of a layer's projections that adapters may touch.
 
-    a_offset int64 [slots, L + 1, P]  byte offset in the arena of A, [rank, K], K contiguous; A of
-                                      the embedding is [V, rank], rank contiguous
-    b_offset int64 [slots, L + 1, P]  byte offset in the arena of B in the backend's layout, scaled
+    a_offset int64 [slots, L + 1, P]  byte offset of A in the arena. A is [rank, K], K contiguous;
+                                      of the embedding [V, rank], rank contiguous
+    b_offset int64 [slots, L + 1, P]  byte offset of B, scaled and in the backend's layout
     rank     int32 [slots, L + 1, P]  0 = the adapter does not touch this projection (offsets
                                       undefined)
 
@@ -187,7 +187,7 @@ class AdapterTables:
     )
 
     def replaces_rows(self, slots: NDArray[Any]) -> bool:
-        """Returns whether any adapter in these slots replaces rows. slots: host array."""
+        """Returns whether an adapter in these slots has own rows of a table. slots: host array."""
         return bool(self.replaced) and not self.replaced.keys().isdisjoint(slots.tolist())
 
 

@@ -154,7 +154,7 @@ def expand_tokens(
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Computes y[row, columns] += A[ids[row]] B * scale for one tile of columns."""
+    """Adds A[token id] @ B of the row's adapter to y, for one tile of columns."""
     row = tl.program_id(0)
     segment = group_of_row(segment_start, num_segments, row)
     slot = tl.load(segment_slot + segment)

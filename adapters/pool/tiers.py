@@ -35,7 +35,7 @@ class AdapterEntry:
     is_ephemeral: bool = False
     """Whether the last request was for an ephemeral version, which is retired after some time."""
     signed: Signed | None = None
-    """Signature of the last request's version, which the next fetch checks."""
+    """Signature of the last requested version. The next fetch checks the files against it."""
     account: str = NO_TENANT.name
     """Tenant that last requested the adapter and is charged for its bytes."""
     image: AdapterImage | None = None
@@ -59,7 +59,7 @@ class AdapterEntry:
     """Whether the adapter is to be pinned. `is_pinned` is set while there is room to pin it."""
     is_pinned: bool = False
     awaited_polls: int = 0
-    """Number of further polls for which the adapter counts as awaited (see `AWAITED_POLLS`)."""
+    """Further calls of the pool's `poll` for which the adapter is awaited (see `AWAITED_POLLS`)."""
 
     @property
     def is_ready(self) -> bool:

@@ -269,7 +269,7 @@ def _exact_item(num_bytes: int, lost: Idle, evict: Callable[[], None]) -> Item:
 
 
 def _evict_all(placements: Iterable[Placement], placed: dict[Placement | int, Item]) -> None:
-    """Evicts the placements that are still in `placed`, and removes them from it."""
+    """Evicts the adapters at those of `placements` that are still in `placed`."""
     for placement in placements:
         if placement in placed:
             placed.pop(placement).evict()

@@ -63,8 +63,8 @@ class ServedModel(ModelInstance):
 
     @property
     def demand(self) -> Demand:
-        """Work of the engine. `num_extents` is the memory that the first waiting sequence needs in
-        total: pages for its tokens, and memory for the part of its adapter that is not loaded."""
+        """Running and waiting work of the engine. `num_extents` is what the first waiting sequence
+        needs for the pages of all its tokens and the part of its adapter that is not loaded."""
         scheduler = self.engine.scheduler
         pages, first, num_pages = scheduler.kv.pool, scheduler.policy.first_waiting, 0
         if first is not None:

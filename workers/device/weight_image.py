@@ -77,8 +77,8 @@ class WeightImage:
         return host
 
     def place(self, tensor: Tensor) -> Tensor:
-        """Copies a host tensor into the image. Returns a view of the device addresses to which the
-        tensor will be copied. Raises MemoryError if the address range is too small."""
+        """Copies a host tensor into the image on the host. Returns a view of the device addresses
+        to which it will be copied later. Raises MemoryError if the image has no room for it."""
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         place = slice(start, start + tensor.nbytes)
         if place.stop > len(self._host):

@@ -274,8 +274,8 @@ def load_of(sequence: Sequence) -> Load:
 
 
 def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
-    """Returns the sequence to preempt when memory is short: one of class `batch` if there is one.
-    Among these, prefers the most charged class, then the most charged tenant, then the newest."""
+    """Returns the sequence to preempt when memory is short: a `batch` sequence if there is one, of
+    several one of the most charged class, there of the most charged tenant, there the newest."""
 
     def key(sequence: Sequence) -> tuple[bool, float, float, float]:
         tenant = sequence.place.tenant_queue

@@ -227,8 +227,8 @@ class QueueLimits:
         *,
         is_full: bool = True,
     ) -> Refusal:
-        """Returns a refusal of the sequence. Its retry time is later than that of the tenant's
-        previous refusal by the mean seconds in which one waiting request of the tenant starts.
+        """Returns a refusal of the sequence. Retry times of a tenant's refusals follow one another
+        at the mean interval in which the tenant's waiting requests start.
         wait_s: predicted seconds until one more request of the tenant has its first token; None if
         not known. is_full: whether the tenant's other requests would all be refused, too."""
         wait_s = self._wait_with_s(sequence, tenant) if wait_s is None else wait_s

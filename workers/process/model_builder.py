@@ -160,7 +160,7 @@ class ModelBuilder:
         effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, loader.layout)
         with broker.lock:
             num_wanted = self.residency.num_wanted
-        # Must be last, because the memory for weights is not reduced again if the build fails.
+        # This must be the last step, because a failure after it would leave the memory enlarged.
         memory.extend(num_wanted + num_extents)
         return ServedModel(
             *(engine, pool, report, effect_proof),

@@ -61,7 +61,7 @@ class SchedulingPolicy(Protocol):
         ...
 
     def add(self, sequence: Sequence, num_live: int) -> None:
-        """Queues a waiting sequence. num_live: upper bound of the number of other sequences."""
+        """Queues a waiting sequence. num_live: maximum of other live sequences."""
         ...
 
     def start(self, sequence: Sequence) -> None:

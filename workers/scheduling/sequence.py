@@ -40,7 +40,7 @@ class Sequence:
 
     A preempted sequence returns to `num_computed = 0` and keeps its generated tokens. When it
     restarts, `num_cached` changes only if more than `num_reached` positions are cached, because
-    this sequence itself may have computed the positions before. A resumed sequence starts like a
+    this sequence itself may have computed the first `num_reached`. A resumed sequence starts like a
     preempted one, with tokens that another worker generated.
 
     The engine appends tokens, the policy changes `place`, and the scheduler changes the rest. Each

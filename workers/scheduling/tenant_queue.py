@@ -91,7 +91,7 @@ class TenantQueue(Generic[Item]):
     num_started: int = 0
     """Number of pending sequences that run."""
     waiting: Load = NO_LOAD
-    """Load of the pending sequences that wait."""
+    """Load of the pending sequences that do not run."""
     since: int = 0
     """Serial number of the tenant's last activation, counted over all tenants. A tenant becomes
     active when it gets a pending sequence and had none."""

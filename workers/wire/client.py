@@ -60,10 +60,10 @@ LOOK_S = 0.25
 previous check, and has acknowledged every frame that the gateway had sent before the last
 successful check."""
 SILENT_LOOKS = 10
-"""Number of consecutive failed liveness checks (2.5 s) after which a worker counts as silent, so
-that work is routed to other workers."""
+"""Number of consecutive failed liveness checks, 2.5 s in all, after which a worker counts as
+silent, so that work is routed to other workers."""
 LOST_LOOKS = 40
-"""Number of consecutive failed liveness checks (10 s) after which the connection is closed."""
+"""Number of consecutive failed checks, 10 s in all, after which the connection is closed."""
 WITHDRAW_VERSION = 7
 """Oldest protocol version whose workers understand `Withdraw`."""
 HUNG_STEP_S = 60.0

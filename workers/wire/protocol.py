@@ -351,7 +351,7 @@ class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
     started_s: float | None = None
     """Time when the scheduling of the sequence's first step began; None if it has not begun."""
     first_token_s: float | None = None
-    """Time of the first token that this worker generated; None if there is none yet."""
+    """Time when this worker generated its first token; None if there is none yet."""
     model_wait: tuple[float, float] | None = None
     """Time when the base model was unloaded (0 if it was not loaded when the sequence arrived), and
     time when it had been loaded again (`told_s` if not yet). None if it was loaded all the time."""

@@ -54,8 +54,8 @@ class GroupedIntegers(NamedTuple):
         )
 
     def blocks(self, format: WeightFormat) -> Blocks:
-        """Returns the matrix in blocks, uint8 [N, bytes of a row]. format: block format that the
-        method `format` returned."""
+        """Returns the matrix in a block-quantised format, uint8 [N, bytes of a row]. format: format
+        that the method `format` returned."""
         sizes = BLOCK_SIZES[format]
         scales = self.scales[:, self.groups[:: sizes.block]].astype(np.float16)
         levels = self._levels().reshape(*scales.shape, sizes.block)
