@@ -116,8 +116,8 @@ async def _remove(
         async with in_background(_renew(database, digest, remover)):
             await remove(digest)
     except Exception:
-        # Makes the content due for removal again. A cancelled task skips this, because the removal
-        # continues in a thread. The hold on the content then expires.
+        # The removal failed, so the content is made due for removal again. A cancelled task skips
+        # this, because a thread still removes the content; its hold on the content then expires.
         async with database.transaction() as connection:
             await connection.execute(sql["content_let_go"], digest, remover)
         raise

@@ -291,7 +291,7 @@ class Given:
 
     @property
     def models(self) -> list[str] | None:
-        """Selected models, including models selected by a line item. None if all are selected."""
+        """Models that the query names, or whose line items it names. None if it names neither."""
         if self._selected is None:
             return None
         return [name.partition(", ")[0] for name in self._selected]

@@ -66,8 +66,8 @@ class Outcomes:
     def add(
         self, target: ResolvedModel, failure: BaseException | None, ttft_s: float | None
     ) -> None:
-        """Counts an ended request if its version was chosen from a canary. Errors caused by the
-        client and disconnects do not count as errors."""
+        """Counts an ended request for the version that served it, if its alias has a canary. Errors
+        caused by the client and disconnects do not count as errors."""
         if target.canary is None or target.canary.change is None or target.version is None:
             return
         key = target.canary.change, target.version.version

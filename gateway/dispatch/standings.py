@@ -141,7 +141,7 @@ class Standing:
         """Requests that are assigned to the worker, and wait for their limits to be reserved."""
         self._known_s = report.queue_s
         self._sent_s = 0.0
-        """Seconds to compute the requests that this gateway has sent since the report."""
+        """Estimated seconds of the requests that this gateway sent since the worker's report."""
         self._queue_at = reported_at
         """Time at which `_known_s` and `_sent_s` were last updated."""
         self._sent_adapters: set[str] = set()

@@ -64,7 +64,7 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
         gateway.key_uses.note(key.id)
         body = held_body(connection.scope)
         body.charge(principal.tenant.id)
-        # The charge is stored before it is taken, so that a refusal also reports the limits.
+        # The charge is stored before it is made, so that a refusal also reports the limits.
         charge = gateway.admission.charge(view, principal, body)
         state = connection.scope["state"]
         state[CHARGE] = charge

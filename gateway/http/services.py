@@ -100,6 +100,6 @@ class Gateway:
         return view is not None and is_valid(view, key_id, self.clock.moment)
 
     def _connect(self, address: str) -> WorkerClient:
-        """Returns a client of a worker that is not yet connected."""
+        """Returns a client of the worker. The client does not connect yet."""
         config = self.config
         return WorkerClient(address, instance_id=config.instance_id, security=config.security)

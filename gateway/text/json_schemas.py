@@ -257,7 +257,7 @@ class SchemaReader:
                     node["required"] = [*_required(node), name]
 
     def _names(self, branch: Any) -> list[str]:
-        """Returns the names of the properties in a branch's first alternative."""
+        """Returns the property names of a branch. If it has branches itself, those of the first."""
         leaf = next(self._leaves(branch), None)
         return [] if leaf is None else [n for each in self._merged(leaf) for n in _properties(each)]
 
