@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class ReceivedEvent(msgspec.Struct, frozen=True):
@@ -142,9 +142,12 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
         receiver = OtlpReceiver(server)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield receiver
-        server.shutdown()
-        thread.join()
+        try:
+            yield receiver
+        finally:
+            # Of a test that failed, too: the thread would keep pytest from ending.
+            server.shutdown()
+            thread.join()
 
 
 def _metric(metric: Any) -> ReceivedMetric:

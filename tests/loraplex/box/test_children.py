@@ -42,11 +42,11 @@ async def child(code: str, said: list[str]) -> AsyncIterator[Child]:
     try:
         yield one
     finally:
-        await one.stop(0.5)
+        await one.stop(60)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -56,7 +56,7 @@ async def test_it_drains_and_is_not_started_again():
     async with child(POLITE, said) as one:
         await until(lambda: "it: up" in said)
         pid = one.pid
-        await one.stop(10)
+        await one.stop(60)
         assert pid is not None and not is_running(pid)
     assert (said, one.num_starts) == (["it: up", "it: draining"], 1)
 

@@ -30,7 +30,7 @@ def every_finding(folder: Path, code: int, **settings: object) -> list[dict[str,
     environment |= {"LORAPLEX_DATA_DIR": str(folder / "data"), "LORAPLEX_PORT": "0"}
     environment |= {name: str(value) for name, value in settings.items()}
     command = [sys.executable, "-m", "loraplex", "doctor", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == code, done.stdout + done.stderr
     assert code == 2 or done.stdout, done.stderr
     return [] if code == 2 else json.loads(done.stdout)

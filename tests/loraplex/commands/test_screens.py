@@ -52,11 +52,12 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A server that has the fixed answers and no other."""
-    # As if it were some seconds ago: ages are whole minutes, and stay so while the tests run.
-    known = answers(datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            # As if it were some seconds ago: ages are whole minutes, and stay so until they are
+            # shown, however long the tests before have taken.
+            known = answers(datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5))
             found = known.get(self.path.partition("?")[0].removeprefix("/admin/v1/"))
             body = json.dumps(found or {"error": {"message": self.path}}).encode()
             self.send_response(200 if found else 404)

@@ -260,6 +260,8 @@ async def test_keys_sort_a_live_screen_and_q_ends_it(busy: Plane) -> None:
     seen.clear()
     os.write(terminal, b"n")
     await until(b"sorted by name")
+    # Before it there may be a screen of before the key was read.
+    del seen[: seen.index(b"sorted by name")]
     await until(b"w-2")
     assert seen.index(b"w-1") < seen.index(b"w-2")
     async with busy.database.transaction() as connection:

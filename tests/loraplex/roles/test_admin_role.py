@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from admin.keys.keys import create_key
+from loraplex.probe import answers_ok
 from store.database import EVERYTHING, Database
-from tests.stack import free_port
+from tests.stack import START_TIMEOUT_S, free_port
 
 
 @pytest.fixture
@@ -32,14 +33,11 @@ def url(dsn: str, tmp_path: Path) -> Iterator[str]:
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                httpx.get(f"{url}/livez")
-                break
-            except httpx.TransportError:
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        # If the database takes its time, another server answers /livez until then.
+        while not answers_ok(url.removeprefix("http://"), "/readyz"):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
         yield url
     finally:
         process.send_signal(signal.SIGTERM)

@@ -204,7 +204,7 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
         assert await served() == files[0].read_text()
         files[1].write_text("half of it is written")
         make_certificate(tmp_path)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await served() != files[0].read_text():
                 await asyncio.sleep(0.01)
     finally:

@@ -117,6 +117,8 @@ async def test_it_ends_while_it_waits(proxy: PostgresProxy, tmp_path: Path) -> N
     async with proxy.closed():
         await role.launch()
         await role.get("/readyz")
+        # Clients are refused after a second, be it before the first attempt has failed.
+        await eventually(lambda: "waiting for the database" in role.told, 60)
         assert role.told.count("waiting for the database") == 1, "once for each reason"
         assert await role.end() == 0, role.told
 
@@ -205,6 +207,7 @@ async def test_a_worker_registers_when_the_database_is_there(
         async with proxy.closed():
             await role.launch()
             await eventually(lambda: "serving on" in role.told, 60)
+            await eventually(lambda: "the worker is not registered" in role.told, 60)
             assert role.told.count("the worker is not registered") == 1, "once for each reason"
         await eventually(is_registered, 60)
         assert await role.end() == 0
