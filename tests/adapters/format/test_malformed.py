@@ -390,7 +390,7 @@ def refuse(files: AdapterFiles, code: str) -> AdapterRejected:
         validate(files, BASE, STRICT)
     assert caught.value.code == code, str(caught.value)
     # A bound on work, not on speed: a bomb that goes off takes minutes.
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 10.0
     assert len(json.dumps(caught.value.to_dict())) < 4096
     assert len(caught.value.hint) > 10
     return caught.value

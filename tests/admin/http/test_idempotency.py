@@ -175,7 +175,7 @@ async def test_a_crash_leaves_both_or_neither(dsn: str, tmp_path: Path):
 
     async with httpx.AsyncClient(headers=headers, timeout=30) as client:
         tasks = [asyncio.create_task(create(client, name)) for name in names]
-        await tasks[20]
+        await asyncio.gather(*tasks[:20])
         process.kill()
         await asyncio.gather(*tasks, return_exceptions=True)
     process.wait()

@@ -44,7 +44,9 @@ async def test_alias_flips_leave_a_bounded_number_of_rows(
         acme, globex, operator = [
             await stack.enter_async_context(
                 httpx.AsyncClient(
-                    base_url=f"{url}/admin/v1", headers={"authorization": f"Bearer {text}"}
+                    base_url=f"{url}/admin/v1",
+                    headers={"authorization": f"Bearer {text}"},
+                    timeout=60,
                 )
             )
             for text in texts

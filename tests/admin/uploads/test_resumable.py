@@ -19,6 +19,7 @@ import pytest
 from adapters.format.validator import CONFIG_NAME, AdapterFiles, content_digest
 from adapters.store.folder import LocalStore
 from admin.keys.keys import create_key
+from admin.uploads.file_sink import FileSink
 from admin.uploads.resumable import MAX_OPEN
 from store.database import Database
 from tests.adapters.files import write_adapter
@@ -54,6 +55,19 @@ async def announce(client: httpx.AsyncClient, num_bytes: int, name: str = "a.tar
 async def append(client: httpx.AsyncClient, upload: str, offset: int, body: Any) -> httpx.Response:
     headers = {"upload-offset": str(offset)}
     return await client.patch(f"uploads/{upload}", content=body, headers=headers)
+
+
+@pytest.fixture
+def has_received(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Event that is set once the plane has received bytes of an upload."""
+    event, write = asyncio.Event(), FileSink.write
+
+    async def write_and_set(sink: FileSink, chunk: bytes | bytearray) -> None:
+        await write(sink, chunk)
+        event.set()
+
+    monkeypatch.setattr(FileSink, "write", write_and_set)
+    return event
 
 
 async def complete(client: httpx.AsyncClient, upload: str, **fields: Any) -> httpx.Response:
@@ -152,23 +166,23 @@ async def test_an_upload_is_its_tenants_and_the_admins(
 
 
 async def test_a_piece_that_breaks_off_counts_as_far_as_it_came(
-    plane: Plane, base: str, archive: bytes
+    plane: Plane, base: str, archive: bytes, has_received: asyncio.Event
 ) -> None:
     acme = await plane.tenant("acme")
     upload = await announce(acme, len(archive))
 
     async def cut() -> AsyncIterator[bytes]:
         yield archive[:5000]
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(has_received.wait(), 60)
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
         await append(acme, upload, 0, cut())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (offset := (await acme.get(f"uploads/{upload}")).json()["offset"]) == 0:
             await asyncio.sleep(0.02)
     assert 0 < offset <= 5000
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await append(acme, upload, offset, archive[offset:])).status_code == 409:
             await asyncio.sleep(0.02)
     assert (await complete(acme, upload)).status_code == 201
@@ -191,7 +205,9 @@ async def test_a_tenant_has_a_few_open_uploads_at_a_time(plane: Plane, archive: 
     await announce(acme, len(archive))
 
 
-async def test_one_request_at_a_time_works_on_an_upload(plane: Plane, archive: bytes) -> None:
+async def test_one_request_at_a_time_works_on_an_upload(
+    plane: Plane, archive: bytes, has_received: asyncio.Event
+) -> None:
     acme = await plane.tenant("acme")
     upload = await announce(acme, len(archive))
     go_on = asyncio.Event()
@@ -202,7 +218,7 @@ async def test_one_request_at_a_time_works_on_an_upload(plane: Plane, archive: b
         yield archive[10:]
 
     first = asyncio.create_task(append(acme, upload, 0, slowly()))
-    await asyncio.sleep(0.3)
+    await asyncio.wait_for(has_received.wait(), 60)
     busy = problem(await append(acme, upload, 0, archive), 409)
     assert busy["code"] == "upload_busy"
     assert problem(await acme.delete(f"uploads/{upload}"), 409)["code"] == "upload_busy"

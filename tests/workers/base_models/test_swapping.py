@@ -271,7 +271,7 @@ def test_an_unloaded_model_is_not_kept(house: House, without_collector: None) ->
         driver.wait()
         driver.loop.post(1, Desired(1, [], [unloaded]))
         driver.await_status(lambda s: models(s)["one"].tier == "host")
-        assert is_freed.wait(30)
+        assert is_freed.wait(60)
         driver.loop.post(1, Desired(2, [], [wanted]))
         driver.await_status(lambda s: s.generation == 2)
         driver.submit(house.generate(1, "one", [1, 2, 3], 8))
@@ -471,10 +471,10 @@ def freed_event(part: object) -> threading.Event:
     return event
 
 
-def num_adapter_threads() -> int:
+def adapter_threads() -> set[threading.Thread]:
     """Each model has two, from the first adapter on."""
     names = ("adapter-fetcher", "adapter-copier")
-    return sum(thread.name.startswith(names) for thread in threading.enumerate())
+    return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
 
 
 @pytest.mark.parametrize("form", ["in-turn", "as-on-a-gpu"])
@@ -483,12 +483,14 @@ def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
 ) -> None:
     """Once its last sequence has ended, and without the collector of cycles."""
     one, two = (DesiredModel(house.digests[name], name) for name in ("one", "two"))
+    # Those of a worker that has just been closed may still be ending.
+    others = adapter_threads()
     with Driver(house.config("two", room=2, **FORMS[form])) as driver:
         driver.loop.post(1, Desired(1, [], [one, two]))
         driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
         driver.submit(house.generate(0, "one", [1, 2, 3] * 20, 100, house.refs["one"][0]))
         driver.await_first(0)
-        assert num_adapter_threads() == 2
+        assert len(adapter_threads() - others) == 2
         worker = driver.worker
         parts = [
             worker.instances[one.digest].engine.runner,
@@ -506,7 +508,7 @@ def test_a_model_that_the_catalog_drops_frees_all_that_it_had(
         assert not any(each.added for each in driver.prefixes.whole())
         assert not {"k", "a"} & {*worker.memory.arena.map()}
         assert len(worker.memory.broker._caches) == len(worker.memory.broker.holders) == 1
-        while num_adapter_threads():
+        while adapter_threads() - others:
             sleep(0.01)
         driver.submit(house.generate(1, "one", [1, 2, 3], 4))
         driver.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from time import monotonic, sleep
 
 import numpy as np
@@ -128,10 +128,16 @@ def test_grammars_of_sequences_that_have_ended_are_not_compiled(
     compiler: Grammars, threads: GrammarThreads
 ) -> None:
     """Nor kept, however many a client sends and aborts."""
-    is_free = Event()
+    is_free, held = Event(), Semaphore(0)
+
+    def hold() -> None:
+        held.release()
+        is_free.wait()
+
     for _ in range(NUM_COMPILING):
-        threads.compiling.submit(is_free.wait)
+        threads.compiling.submit(hold)
     try:
+        assert all(held.acquire(timeout=60) for _ in range(NUM_COMPILING))
         opened = [compiler.open(REGEX, f"t{n % 3}", "request", []) for n in range(300)]
         kept = opened.pop()
         for each in opened:

@@ -372,7 +372,7 @@ def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFix
     assert simulation.kv.pool.allocate(1)
     thread = Thread(target=loop.run)
     thread.start()
-    while reports.get(timeout=10) == 0:
+    while reports.get(timeout=60) == 0:
         simulation.clock.now += INTEGRITY_PERIOD_S
         loop.post(0, Abort(0))
     loop.stop()

@@ -290,9 +290,11 @@ def test_what_is_wrong_with_the_files_is_final_and_what_is_wrong_with_the_worker
         assert driver.probe(4, llama.digest, damaged).error == ""
         assert driver.probe(5, "0" * 64, damaged).error == "adapter.probe.no_model"
         numbers = range(6, 6 + MAX_QUEUED + 20)
-        for number in numbers:
-            driver.loop.post(0, Probe(number, llama.digest, llama.refs["r4"]))
-        driver.loop.post(0, Drain())
+        # The loop handles none of them before all have come.
+        with driver.worker.memory.broker.lock:
+            for number in numbers:
+                driver.loop.post(0, Probe(number, llama.digest, llama.refs["r4"]))
+            driver.loop.post(0, Drain())
         answers = [driver.await_probe(number) for number in numbers]
         assert {answer.error for answer in answers[-10:]} == {"adapter.probe.busy"}
         assert answers[5].error == "adapter.probe.draining"
@@ -418,8 +420,10 @@ def test_waiting_adapters_are_scored_in_one_pass(
         alone = [model.effect_proof.expect(ref.digest).scores for ref in refs]
     monkeypatch.setattr(proofs, "score_tokens", count)
     with Driver(llama.config()) as driver:
-        for number, ref in enumerate(refs):
-            driver.loop.post(0, Probe(number, llama.digest, ref))
+        # The loop handles none of them before all have come.
+        with driver.worker.memory.broker.lock:
+            for number, ref in enumerate(refs):
+                driver.loop.post(0, Probe(number, llama.digest, ref))
         assert [driver.await_probe(number).error for number in range(len(refs))] == [""] * len(refs)
         proof = driver.worker.instances[llama.digest].effect_proof
         together = [proof.expect(ref.digest).scores for ref in refs]

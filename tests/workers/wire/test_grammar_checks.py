@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -73,8 +74,12 @@ def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grammar
 
 
 def sandboxes() -> set[int]:
-    found = psutil.Process().children()
-    return {p.pid for p in found if "workers.wire.grammar_sandbox" in p.cmdline()}
+    found = set[int]()
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # Another test's child may be ending.
+            if "workers.wire.grammar_sandbox" in process.cmdline():
+                found.add(process.pid)
+    return found
 
 
 @pytest.mark.parametrize("grammar", CRASHES.values(), ids=CRASHES)

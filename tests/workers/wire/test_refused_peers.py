@@ -102,7 +102,7 @@ async def port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Port]:
 
 async def line_of(caplog: pytest.LogCaptureFixture, pattern: str) -> str:
     """The line of the log that matches, when it is there."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             for record in caplog.records:
                 if re.search(pattern, record.getMessage()):
