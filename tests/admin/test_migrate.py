@@ -32,7 +32,7 @@ from admin.migrate import Migration, load_migrations, migrate
 async def main(dsn):
     files = load_migrations()
     number = len(files) + 1
-    slow = "CREATE TABLE slow (i int); SELECT pg_sleep(1); INSERT INTO slow VALUES (1)"
+    slow = "CREATE TABLE slow (i int); SELECT pg_advisory_xact_lock(7); INSERT INTO slow VALUES (1)"
     files.append(Migration(number, f"{number:04}_pre_slow.sql", slow))
     database = await Database.connect(dsn, role=None, max_size=1, command_timeout=None)
     print("applied", *await migrate(database, files, lambda name: print(name, flush=True)))
@@ -83,7 +83,14 @@ async def test_five_processes_one_of_which_is_killed_midway(empty_dsn: str):
         while line := (await stdout.readline()).decode().strip():
             heard.put_nowait((i, line))
 
-    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+    database = await connect(empty_dsn)
+    async with (
+        asyncio.timeout(120),
+        database.acquire() as connection,
+        asyncio.TaskGroup() as tasks,
+    ):
+        # The slow file waits for this lock, so that its process is killed in the middle of it.
+        await connection.execute("SELECT pg_advisory_lock(7)")
         for i in range(5):
             tasks.create_task(listen(i))
         told, first = [""], 0
@@ -91,6 +98,8 @@ async def test_five_processes_one_of_which_is_killed_midway(empty_dsn: str):
             first, line = await heard.get()
             told.append(line)
         processes[first].kill()
+        await processes[first].wait()
+        await connection.execute("SELECT pg_advisory_unlock(7)")
         codes = [await process.wait() for process in processes]
     names = [file.name for file in load_migrations()]
     assert told[1:-1] == names  # all by the first
@@ -98,7 +107,6 @@ async def test_five_processes_one_of_which_is_killed_midway(empty_dsn: str):
     rest = [heard.get_nowait()[1] for _ in range(heard.qsize())]
     slow = told[-1]
     assert sorted(rest) == sorted([slow, f"applied {slow}", *["applied"] * 3])
-    database = await connect(empty_dsn)
     async with database.acquire() as connection:
         assert await connection.fetchval("SELECT count(*) FROM slow") == 1
         await connection.execute("DROP TABLE slow")

@@ -319,7 +319,7 @@ def client_of(url: str, key: str) -> httpx.AsyncClient:
 async def test_what_is_given_up_leaves_nothing(
     database: Database, tmp_path: Path, folder: Path, archive: bytes
 ) -> None:
-    """The product's minute, shortened to a third of a second: an upload announced and forgotten, a
+    """The product's minute, shortened to a second: an upload announced and forgotten, a
     piece and a form of which no more comes, what a dead process left. Slow ones are not touched."""
     store = LocalStore(tmp_path / "store")
     write_model(tmp_path / "store", "b" * 64)
@@ -340,7 +340,7 @@ async def test_what_is_given_up_leaves_nothing(
             await asyncio.sleep(0.2)
 
     async with (
-        served(database, store.incoming.parent, upload_idle_s=0.35, min_upload_rate=64) as url,
+        served(database, store.incoming.parent, upload_idle_s=1.0, min_upload_rate=64) as url,
         client_of(url, key) as client,
     ):
         await client.post("tenants", json={"name": "acme"})
