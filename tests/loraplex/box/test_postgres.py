@@ -39,7 +39,7 @@ def run(dsn: str, *statements: str) -> object:
     """The last statement's value."""
 
     async def execute() -> object:
-        connection = await asyncpg.connect(dsn, timeout=10)
+        connection = await asyncpg.connect(dsn, timeout=60)
         try:
             for statement in statements[:-1]:
                 await connection.execute(statement)
