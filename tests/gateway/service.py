@@ -178,7 +178,7 @@ class Service:
 
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         self._socket.close()
         self._wal.cleanup()
         assert not self._thread.is_alive()
@@ -196,13 +196,13 @@ class Service:
         async def run() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=60)
 
     def await_in_loop(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return asyncio.run_coroutine_threadsafe(function(), self.loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(function(), self.loop).result(timeout=60)
 
     @staticmethod
-    def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "the condition never came true"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,16 @@ from gateway.dispatch.standings import Work
 from gateway.exceptions import NoWorker
 from store.records import AdapterProof, CatalogSnapshot
 from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
-from tests.gateway.scripts import endless
+from tests.gateway.scripts import ids
 from tests.gateway.service import Service, snapshot
-from workers.wire.protocol import UNSATISFIABLE, AdapterStatus, Desired, ModelStatus
+from workers.wire.protocol import (
+    UNSATISFIABLE,
+    AdapterStatus,
+    Desired,
+    Generate,
+    ModelStatus,
+    SequenceOutput,
+)
 
 SEVEN, THREE = "ten_acme-support-bot-7", "ten_acme-support-bot-3"
 PROOFS = (
@@ -112,10 +120,15 @@ def pins(desired: Desired) -> set[tuple[str, str, str]]:
     return {(pin.model, pin.adapter.digest, pin.adapter.checksum) for pin in desired.pins}
 
 
+async def endless_after_a_token(request: Generate) -> AsyncIterator[SequenceOutput]:
+    yield SequenceOutput(id=request.id, tokens=ids("a"))
+    await asyncio.sleep(3600)
+
+
 def test_requests_are_counted_by_version_while_they_run(
     service: Service, client: openai.OpenAI, worker: ScriptedWorker
 ) -> None:
-    worker.script = endless()
+    worker.script = endless_after_a_token
     in_flight_requests = service.gateway.in_flight_requests.by_version
     streams: list[Any] = [
         client.completions.create(model=model, prompt="Hi", stream=True, max_tokens=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -34,7 +35,7 @@ class House:
     def __init__(self, workers: list[StubWorker], clients: list[WorkerClient]) -> None:
         self.workers = workers
         self.clients = clients
-        self.fleet = Fleet(clients)
+        self.fleet = Fleet(clients, rng=random.Random(7))
 
     async def report(self, number: int, *adapters: str, waiting_tokens: int = 0) -> None:
         model = ModelStatus(

@@ -135,7 +135,7 @@ async def test_a_request_above_a_limit_is_never_worth_a_retry(live: Live) -> Non
 
 
 async def test_requests_at_once(live: Live) -> None:
-    live.worker.script = endless
+    live.worker.script, live.worker.step_s = endless, 0.02
     async with live.worker, live.gateway() as served:
         await limited(live, served, concurrent_requests=2)
         body = {"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 500}

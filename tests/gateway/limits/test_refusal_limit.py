@@ -322,7 +322,7 @@ async def test_refusals_that_wait_for_their_turn_hold_no_bytes_of_others(
 
 async def test_too_many_at_once_are_not_counted(live: Live) -> None:
     """Their bodies are not read either. They keep their own answer however many there are."""
-    live.worker.script = lambda _: Reply([65], never_ends=True)
+    live.worker.script, live.worker.step_s = lambda _: Reply([65], never_ends=True), 0.05
     async with live.worker, live.gateway(tenant_refusals_per_minute=MANY) as served:
         await limited(live, served, concurrent_requests=1)
         async with served.client.stream(
