@@ -4,6 +4,7 @@ HTTP."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -33,10 +34,20 @@ MAX_QUEUE_WAIT_S = 150.0
 meant to be refused."""
 
 
+PORTS = range(10_000, 32_000)
+"""Below those that the kernel gives to clients, which could get one before its server binds it."""
+_numbers = itertools.count(200 * os.getpid())
+"""Of ports: test processes at the same time take different ones."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Returns a port that nothing uses. Each call returns another one."""
+    for number in _numbers:
+        port = PORTS[number % len(PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 class Stack:
