@@ -19,7 +19,7 @@ from tests.stack import free_port
 from tools.dashboards import FOLDER
 
 PROGRAM = shutil.which("prometheus")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SCRAPE_MS = 250
 STEP_S = 0.5
 

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 NUM_CONNECTIONS = 100
+BEGUN = b"begun\n"
+"""Line that it prints when it sends its first request."""
 
 
 class Answers(msgspec.Struct):
@@ -82,6 +84,8 @@ async def flood(url: str, key: str, per_s: float, body: bytes) -> Answers:
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ending.set)
+    sys.stdout.buffer.write(BEGUN)
+    sys.stdout.buffer.flush()
 
     async def ask(client: FloodClient) -> None:
         await client.ask(body)

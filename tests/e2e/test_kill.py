@@ -298,6 +298,8 @@ def test_killed_amid_uploads_promotes_and_loads(tmp_path: Path) -> None:
                 for i, caller in enumerate(callers)
             ),
         ]
+        # A failure ends them too.
+        clients.callback(stop.set)
         for thread in threads:
             thread.start()
         back_s: list[float] = []
@@ -307,6 +309,12 @@ def test_killed_amid_uploads_promotes_and_loads(tmp_path: Path) -> None:
             time.sleep(rng.uniform(0.2, 2.0))
             psutil.Process(pid_of(stack, victim)).kill()
             back_s.append(wait_served(main))
+        deadline = time.monotonic() + BACK_S
+        while not (
+            ledger.uploads and ledger.num_moves > NUM_KILLS and len(ledger.answers) > 10 * NUM_KILLS
+        ):
+            assert time.monotonic() < deadline, "the clients have hardly been served"
+            time.sleep(0.1)
         time.sleep(1.0)
         stop.set()
         for thread in threads:
@@ -323,7 +331,6 @@ def test_killed_amid_uploads_promotes_and_loads(tmp_path: Path) -> None:
         listed = listed_names(main)
     assert not ledger.broken, ledger.broken[:5]
     assert listed >= {"bot", *names, *ledger.uploads}
-    assert ledger.uploads and ledger.num_moves > NUM_KILLS and len(ledger.answers) > 10 * NUM_KILLS
     files = {f"bot@{i + 1}": folder for i, folder in enumerate(bots)}
     files |= dict(zip(names, others, strict=True)) | ledger.uploads
     used = sorted({name for name, _, _ in ledger.answers})

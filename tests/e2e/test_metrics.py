@@ -49,7 +49,7 @@ NUM_TOKENS = 20
 NUM_PLAIN = 3
 OTHER = "other-bot"
 """An adapter that comes when all else is there."""
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 STILL = {
     "loraplex_catalog_age_seconds": "the database answers",
@@ -170,10 +170,11 @@ def until(stack: Stack, is_there: Callable[[str], bool]) -> str:
 @pytest.fixture(scope="module")
 def page(stack: Stack) -> str:
     def is_there(page: str) -> bool:
-        """The worker's status is of after the load."""
-        found = values_of(page, "vllm:prefix_cache_hits_total").get(("0", NAME))
+        """The worker's status is of after the load, and the gateway has counted all answers."""
+        ended = values_of(page, "vllm:e2e_request_latency_seconds_count").get(("0", NAME))
         running = values_of(page, "vllm:num_requests_running").get(("0", NAME))
-        return bool(found) and running == 0
+        counted = sum(values_of(page, "loraplex_requests_total").values())
+        return ended == counted == NUM_PLAIN + 1 and running == 0
 
     return until(stack, is_there)
 
@@ -357,6 +358,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_box_that_runs(stack: Stack) -> No
         assert re.search(pattern, text), (pattern, text)
 
 
+@pytest.mark.usefixtures("page")
 def test_each_request_leaves_one_line_with_its_trace(stack: Stack) -> None:
     lines = [json.loads(line) for line in stack.log.splitlines() if line.startswith("{")]
     answered = [line for line in lines if line["message"] == "answered"]

@@ -33,7 +33,7 @@ class Caller:
     def __init__(self, stack: Stack, tenant: str) -> None:
         headers = {"authorization": f"Bearer {stack.create_tenant(tenant)}"}
         self.http = httpx.Client(base_url=stack.url, headers=headers, timeout=60)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.http.get("/v1/models").status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.05)

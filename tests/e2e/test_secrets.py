@@ -190,14 +190,15 @@ class Box:
             said = self.canaries.secrets["prompt"]
             deadline = time.monotonic() + 120
             while True:
-                with self._client(self.key) as client, self.stack.admin as admin:
-                    try:
-                        answers = [
-                            client.post("/v1/completions", json={"model": "bot", "prompt": said}),
-                            admin.get("/tenants"),
-                        ]
-                    except httpx.TransportError:
-                        continue
+                with (
+                    contextlib.suppress(httpx.TransportError),
+                    self._client(self.key) as client,
+                    self.stack.admin as admin,
+                ):
+                    answers = [
+                        client.post("/v1/completions", json={"model": "bot", "prompt": said}),
+                        admin.get("/tenants"),
+                    ]
                     if all(answer.status_code == 200 for answer in answers):
                         break
                     self.refusals += [a.text for a in answers if a.status_code != 200]

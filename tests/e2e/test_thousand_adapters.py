@@ -144,7 +144,7 @@ def resident_bytes(stack: Stack) -> dict[str, int]:
 def at_rest(stack: Stack) -> dict[str, float]:
     """The worker's metrics once nothing runs; pages then belong to the prefix cache or to
     nobody."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         metrics = worker_metrics(stack)
         busy = metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]
