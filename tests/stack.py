@@ -37,7 +37,7 @@ meant to be refused."""
 PORTS = range(10_000, 32_000)
 """Below those that the kernel gives to clients, which could get one before its server binds it."""
 _numbers = itertools.count(200 * os.getpid())
-"""Of ports: test processes at the same time take different ones."""
+"""Counter for the choice of ports. Test processes of the same time begin at different ports."""
 
 
 def free_port() -> int:

@@ -69,10 +69,9 @@ class ModelPlan:
 
     @property
     def site_layouts(self) -> list[tuple[KVLayout, int]]:
-        """One pair per attention module of a model that workers run with transformers' code. The
-        pair has a layout with the module's heads, and the layer of this layout in which the
-        module's keys and values are stored. In a KV page, the bytes of two modules do not overlap.
-        """
+        """KV layout of each attention module, with the module's heads, and the layer of the layout
+        in which the module's keys and values are stored. Only for a model that workers run with
+        transformers' code. In a KV page, the bytes of two modules do not overlap."""
         assert isinstance(self.spec, TransformersSpec)
         sites = self.spec.recorded.sites
         places: list[tuple[KVLayout, int]] = []

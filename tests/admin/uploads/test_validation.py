@@ -213,7 +213,7 @@ async def test_a_cancelled_validation_leaves_no_process(validation: Validation, 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    # A thread, for which nothing waits any more, ends them.
+    # A background thread ends them.
     async with asyncio.timeout(60):
         while fork.is_running() or sandboxes():
             await asyncio.sleep(0.01)

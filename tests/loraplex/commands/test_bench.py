@@ -281,8 +281,8 @@ async def test_a_certificate_that_is_not_trusted_is_an_error(
 
 
 async def test_an_open_loop_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that answers nothing before all are due: what is beyond the bound is told, not
-    sent."""
+    """The server answers nothing before all requests are due. Requests above the bound are
+    reported and not sent."""
     monkeypatch.setattr(loops, "MAX_OPEN", 3)
     outcomes: list[Outcome] = []
     all_due = asyncio.Event()
