@@ -27,6 +27,7 @@ from store.errors import (
     NotFound,
     Overtaken,
 )
+from store.sql_states import Meaning, meaning_of
 from store.stored_text import REASON
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,11 @@ RECONNECT_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 _SEE = "SELECT set_config('loraplex.tenant', $1, true)"
 _ROLE = "SELECT current_user AS role, current_setting('loraplex.tenant', true) AS sees"
+_IS_READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
+_ROUTE: dict[str, Any] = {"target_session_attrs": "read-write", "timeout": CONNECT_TIMEOUT_S}
+"""Only servers that accept writes are used, of those that the URL names. After a fail-over, these
+are neither standbys nor the primary of before."""
+READ_ONLY = "the server accepts no writes: it is a standby, or read-only"
 
 
 class Connection(Protocol):
@@ -125,7 +131,7 @@ class Database:
                     dsn,
                     min_size=min_size,
                     max_size=max_size,
-                    timeout=CONNECT_TIMEOUT_S,
+                    **_ROUTE,
                     command_timeout=command_timeout,
                     statement_cache_size=statement_cache_size,
                     server_settings=settings | _as_role(role),
@@ -160,9 +166,15 @@ class Database:
                 " a proxy drops its settings; see docs/operate/postgres.md"
             )
 
+    async def check_writable(self) -> None:
+        """Raises DatabaseUnavailable unless the server answers and accepts writes."""
+        async with self.acquire() as connection:
+            await _check_writable(connection)
+
     @asynccontextmanager
     async def acquire(self) -> AsyncGenerator[Connection, None]:
-        """Acquires a connection outside any transaction."""
+        """Acquires a connection outside any transaction. If the server turns out to be one that
+        accepts no writes, or is ending, all connections are replaced before their next use."""
         with translated_errors():
             async with self._pool.acquire(timeout=self._acquire_timeout) as connection:
                 try:
@@ -171,6 +183,11 @@ class Database:
                     # A server that hangs would not answer an orderly close either, so the
                     # connection is dropped.
                     connection.terminate()
+                    raise
+                except asyncpg.PostgresError as error:
+                    if meaning_of(_state(error)) is Meaning.LOST:
+                        connection.terminate()
+                        await self._pool.expire_connections()
                     raise
 
     @asynccontextmanager
@@ -216,7 +233,7 @@ class Database:
         with translated_errors():
             connection: Any = await asyncpg.connect(
                 self._dsn,
-                timeout=CONNECT_TIMEOUT_S,
+                **_ROUTE,
                 server_settings={"application_name": "loraplex-listen"} | _as_role(self._role),
             )
             await connection.add_listener(channel, heard)
@@ -266,6 +283,8 @@ def translated_errors() -> Generator[None, None, None]:
         yield
     except asyncpg.PostgresError as error:
         raise _translate(error) from error
+    except asyncpg.TargetServerAttributeNotMatched as error:
+        raise DatabaseUnavailable(READ_ONLY) from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
         # The driver raises InternalClientError if a connection is lost during a call.
         if isinstance(error, ValueError):
@@ -287,18 +306,19 @@ def _translate(error: asyncpg.PostgresError) -> ApiError:
             return Invalid(REASON)
         case asyncpg.IntegrityConstraintViolationError() | asyncpg.DataError():
             return Invalid(text)
-        case asyncpg.TransactionRollbackError():
+        case asyncpg.InvalidCachedStatementError():
+            # A migration has changed the result of a prepared statement, which the driver forgets.
             return Overtaken()
-        case (
-            asyncpg.PostgresConnectionError()
-            | asyncpg.InsufficientResourcesError()
-            | asyncpg.OperatorInterventionError()
-            | asyncpg.LockNotAvailableError()
-        ):
-            return DatabaseUnavailable(text)
-        case asyncpg.InvalidAuthorizationSpecificationError() | asyncpg.InvalidCatalogNameError():
-            return DatabaseMisconfigured(text)
         case _:
+            pass
+    match meaning_of(_state(error)):
+        case Meaning.LOST | Meaning.BUSY:
+            return DatabaseUnavailable(text)
+        case Meaning.OVERTAKEN:
+            return Overtaken()
+        case Meaning.MISCONFIGURED:
+            return DatabaseMisconfigured(text)
+        case None:
             return DatabaseRefused(f"the database refused: {text}")
 
 
@@ -325,9 +345,18 @@ async def _until_lost(connection: Any, check_interval_s: float) -> None:
         try:
             with translated_errors():
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
-                    await connection.execute("SELECT")
+                    await _check_writable(connection)
         except ApiError:
             connection.terminate()
+
+
+async def _check_writable(connection: Connection) -> None:
+    if await connection.fetchval(_IS_READ_ONLY):
+        raise asyncpg.ReadOnlySQLTransactionError(READ_ONLY)
+
+
+def _state(error: asyncpg.PostgresError) -> str:
+    return str(getattr(error, "sqlstate", None) or "")
 
 
 def _constraint(error: asyncpg.PostgresError) -> str:

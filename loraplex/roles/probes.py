@@ -11,11 +11,11 @@ from litestar import Litestar, Response, get
 
 from admin.http.problems import to_response
 from gateway.http.routes.health import get_version, livez
-from store.database import Database
+from store.database import READ_ONLY, Database
 from store.errors import ApiError
-from store.queries import catalog_generation
 from web.guards import public
 
+UNAVAILABLE = "the database does not answer"
 FRESH_S = 1.0
 """Seconds for which the result of a database check is reused. Checks are limited in this way,
 because probes have no rate limit."""
@@ -29,34 +29,35 @@ class Readiness:
         self._lock = asyncio.Lock()
         self._asked_at = -FRESH_S
         """Time of the last check, as of time.monotonic()."""
-        self._is_ready = False
+        self._reason: str | None = None
 
-    async def check(self) -> bool:
+    async def check(self) -> str | None:
+        """Returns why the admin plane is not ready, or None if it is."""
         async with self._lock:
             if time.monotonic() - self._asked_at >= FRESH_S:
-                self._is_ready = await self._ask()
+                self._reason = await self._ask()
                 self._asked_at = time.monotonic()
-            return self._is_ready
+            return self._reason
 
-    async def _ask(self) -> bool:
+    async def _ask(self) -> str | None:
         try:
-            async with self._database.acquire() as connection:
-                await catalog_generation(connection)
-        except ApiError:
-            return False
-        return True
+            await self._database.check_writable()
+        except ApiError as error:
+            # Other messages may name hosts or accounts, and probes need no key.
+            return READ_ONLY if error.message == READ_ONLY else UNAVAILABLE
+        return None
 
 
 def make_probes(
-    is_ready: Callable[[], Awaitable[bool]], on_error: Any = to_response, **options: Any
+    why_not_ready: Callable[[], Awaitable[str | None]], on_error: Any = to_response, **options: Any
 ) -> Litestar:
     """Returns an application with /livez, /readyz, /health and /version, which need no key."""
 
     @get(["/readyz", "/health"], guards=[public])
     async def readyz() -> Response[dict[str, str]]:
-        if await is_ready():
+        reason = await why_not_ready()
+        if reason is None:
             return Response({"status": "ok"})
-        reason = "the database does not answer"
         return Response({"status": "unavailable", "reason": reason}, status_code=503)
 
     return Litestar(

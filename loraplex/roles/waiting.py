@@ -13,7 +13,7 @@ from litestar import Request, Response
 from litestar.types import Message, Scope
 
 from admin.http import problems
-from loraplex.roles.probes import make_probes
+from loraplex.roles.probes import UNAVAILABLE, make_probes
 from loraplex.roles.retrying import retry
 from store.errors import DatabaseUnavailable
 from store.periodic import in_background
@@ -46,8 +46,8 @@ async def until_there(
             return await task
 
 
-async def _never() -> bool:
-    return False
+async def _unavailable() -> str:
+    return UNAVAILABLE
 
 
 def _refuse(request: Request[Any, Any, Any], _: Exception) -> Response[dict[str, Any]]:
@@ -83,7 +83,7 @@ async def serving_beside(config: Config, listener: socket.socket) -> AsyncGenera
 def _refusing(
     listener: socket.socket, tls: ssl.SSLContext | None
 ) -> AbstractAsyncContextManager[None]:
-    app = make_probes(_never, on_error=_refuse, before_send=[_number])
+    app = make_probes(_unavailable, on_error=_refuse, before_send=[_number])
     # This server closes only a duplicate of the socket. Connections that are still queued then are
     # accepted by the next server.
     return serving_beside(server.make_config(app, drain_s=1, tls=tls), listener.dup())
