@@ -19,6 +19,7 @@ from workers.models.checkpoint import (
     CheckpointError,
     canonical_name,
     expected_tensors,
+    explain_missing,
     weight_files,
 )
 from workers.models.spec import ModelSpec
@@ -132,13 +133,13 @@ def file_tensors(
 
 def check_tensors(tensors: dict[str, FileTensor], spec: ModelSpec) -> None:
     """Raises CheckpointError if a tensor of the spec is missing or has another shape, or if there
-    is a tensor that is not in the spec. An additional `lm_head.weight` is allowed."""
+    is a tensor that is not in the spec. Additional rotary frequencies are allowed."""
     expected = dict(expected_tensors(spec))
     for name, shape in expected.items():
         if name not in tensors:
-            raise CheckpointError(f"tensor {name} is missing")
+            raise CheckpointError(explain_missing(name))
         if (got := tensors[name].shape) != shape:
             raise CheckpointError(f"tensor {name} has shape {got}, config.json says {shape}")
     for name in tensors.keys() - expected.keys():
-        if name != "lm_head.weight":
+        if not name.endswith("rotary_emb.inv_freq"):
             raise CheckpointError(f"tensor {name} belongs to no module of {spec.model_type}")

@@ -22,6 +22,7 @@ from workers.importer.quantized import open_quantization
 from workers.importer.quantized.dequantized import DequantizedTensor, dequantized_tensors
 from workers.importer.quantized.source_tensors import SourceTensors
 from workers.importer.safetensors_file import StoredTensor, write_safetensors
+from workers.importer.tied_head import HEAD, are_tied, untied_if_stored, with_embedding
 from workers.importer.weight_formats import (
     INTO,
     ImportFormats,
@@ -32,7 +33,6 @@ from workers.models import FAMILIES, read_spec
 from workers.models.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
-    Checkpoint,
     weight_files,
 )
 from workers.models.progress import ByteProgress, ProgressMeter
@@ -120,34 +120,45 @@ def _native(
     config = text_part(whole)
     others = OTHER_PARTS if is_composite(whole) else ()
     spec = read_spec(config)
-    config = complete_config(config, spec)
     _refuse_pickles(source)
     if quantization:
-        tensors = _dequantized(source, others, spec, quantization)
+        tensors, spec = _dequantized(source, others, spec, quantization)
         config = {key: value for key, value in config.items() if key != "torch_dtype"}
-        config["dtype"] = "bfloat16"
-    elif is_canonical(spec):
-        with Checkpoint(source, "np") as checkpoint:
-            checkpoint.check(spec, others)
-        tensors = file_tensors(source, others) if others or formats.quantise else None
-    else:
-        shape = BaseModelShape.from_config(config, "")
-        tensors = canonical_layout(file_tensors(source, others), shape)
-        check_tensors(tensors, spec)
-    return config, None if tensors is None else _stored(tensors, formats)
+        return complete_config(config | {"dtype": "bfloat16"}, spec), _stored(tensors, formats)
+    found = file_tensors(source, others)
+    tensors = with_embedding(found, spec)
+    is_copied = is_canonical(spec) and not (others or formats.quantise)
+    is_copied = is_copied and tensors.keys() == found.keys()
+    if not is_canonical(spec):
+        shape = BaseModelShape.from_config(complete_config(config, spec), "")
+        tensors = canonical_layout(tensors, shape)
+    stored = untied_if_stored(tensors, spec)
+    check_tensors(tensors, stored)
+    if spec.tie_word_embeddings and are_tied(tensors):
+        tensors.pop(HEAD, None)
+        stored = spec
+    config = complete_config(config, stored)
+    return config, None if is_copied else _stored(tensors, formats)
 
 
 def _dequantized(
     source: Path, others: tuple[str, ...], spec: ModelSpec, quantization: object
-) -> dict[str, DequantizedTensor]:
+) -> tuple[dict[str, DequantizedTensor], ModelSpec]:
+    """Returns the dequantised tensors, and the spec. The spec is untied if the source has an output
+    matrix that differs from the embedding."""
     find = open_quantization(quantization)
     if not is_canonical(spec):
         raise ImportRefused(
             f"quantised checkpoints of the family {spec.model_type} are not supported, "
             "because it joins or reorders its projections"
         )
-    tensors = SourceTensors(file_tensors(source, others, NUMPY_TYPES))
-    return dequantized_tensors(tensors, spec, find)
+    found = with_embedding(file_tensors(source, others, NUMPY_TYPES), spec)
+    stored = untied_if_stored(found, spec)
+    tensors = dequantized_tensors(SourceTensors(found), stored, find)
+    if spec.tie_word_embeddings and are_tied(tensors):
+        tensors.pop(HEAD, None)
+        stored = spec
+    return tensors, stored
 
 
 def _refuse_pickles(source: Path) -> None:

@@ -105,6 +105,8 @@ def read_transformers_model(source: Path, config: dict[str, Any]) -> Transformer
     facts = {name: getattr(known, name, None) for name in ("vocab_size", "max_position_embeddings")}
     for name in facts:
         positive(facts, name)
+    if known.tie_word_embeddings and _is_untied(model):
+        known.tie_word_embeddings = facts["tie_word_embeddings"] = False
     named = [*model.named_parameters(), *model.named_buffers()]
     tensors = {name: _module_tensor(model_type, name, tensor) for name, tensor in named}
     table = [name for name, own in named if own is _table(model)]
@@ -141,6 +143,13 @@ def _load(source: Path, config: Any, is_part: bool) -> PreTrainedModel:
         if keys:
             raise UnsupportedModel(kind, keys[:3], "none")
     return model.eval()
+
+
+def _is_untied(model: PreTrainedModel) -> bool:
+    """Returns whether the output matrix differs from the embedding, although the config says that
+    they are tied. transformers does not tie them if the checkpoint has both."""
+    head = model.get_output_embeddings()
+    return isinstance(head, nn.Linear) and head.weight is not _table(model)
 
 
 def _is_other(key: str) -> bool:

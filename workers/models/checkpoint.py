@@ -129,14 +129,12 @@ class Checkpoint:
         """Returns the stored name of every tensor, by canonical name."""
         return {name: stored for name, (_, stored) in self._stored.items()}
 
-    def check(self, spec: ModelSpec, others: tuple[str, ...] = ()) -> None:
+    def check(self, spec: ModelSpec) -> None:
         """Raises CheckpointError if a tensor of the spec is missing or has a wrong shape or type,
-        or for a tensor outside the spec, except `lm_head.weight`, rotary frequencies and tensors
-        whose canonical names begin with one of `others`."""
+        or for a tensor outside the spec. Rotary frequencies and `lm_head.weight` are allowed, which
+        an import keeps only if it equals the embedding."""
         expected = dict(expected_tensors(spec))
-        stray = {
-            name for name in self._stored.keys() - expected.keys() if not name.startswith(others)
-        }
+        stray = {*self._stored.keys() - expected.keys()}
         for name, shape in expected.items():
             dtypes = DTYPES
             if (format := self.formats.get(name)) is not None:
@@ -144,7 +142,7 @@ class Checkpoint:
                 dtypes = ("U8",)
                 stray.remove(name)
             if name not in self._stored:
-                raise CheckpointError(f"tensor {name} is missing")
+                raise CheckpointError(explain_missing(name))
             handle, stored = self._stored[name]
             view = handle.get_slice(stored)
             if (got := tuple(view.get_shape())) != shape:
@@ -162,6 +160,16 @@ class Checkpoint:
             raise CheckpointError(f"tensor {name} is missing")
         handle, stored = self._stored[name]
         return handle.get_tensor(stored)
+
+
+def explain_missing(name: str) -> str:
+    hint = ""
+    if name == "lm_head.weight":
+        hint = (
+            ", and config.json has tie_word_embeddings false: save the model with its output matrix"
+            ", or set tie_word_embeddings to true if the matrix is tied to the embedding"
+        )
+    return f"tensor {name} is missing{hint}"
 
 
 def canonical_name(stored: str) -> str:

@@ -80,7 +80,7 @@ def _is_spare(tensors: SourceTensors, name: str) -> bool:
 
     For example, AutoGPTQ stores a bias of zeros with every matrix.
     """
-    if name.startswith("lm_head.") or name.endswith(("rotary_emb.inv_freq", *ACTIVATION_SCALES)):
+    if name.endswith(("rotary_emb.inv_freq", *ACTIVATION_SCALES)):
         return True
     return (
         name.endswith(".bias")

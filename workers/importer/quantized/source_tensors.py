@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from workers.importer.canonical import ImportRefused
 from workers.importer.file_tensors import FileTensor
+from workers.models.checkpoint import explain_missing
 
 
 class SourceTensors(dict[str, FileTensor]):
     """Tensors of a source by canonical name. Indexing with a missing name raises ImportRefused."""
 
     def __missing__(self, name: str) -> FileTensor:
-        raise ImportRefused(f"tensor {name} is missing")
+        raise ImportRefused(explain_missing(name))
 
     def has_dtype(self, name: str, dtype: str) -> bool:
         return name in self and self[name].dtype == dtype
