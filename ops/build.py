@@ -1,4 +1,4 @@
-"""Loads the C++ kernels as a library, which is shipped with the package or compiled on demand.
+"""Finds the C++ kernels' libraries, which are shipped with the package or compiled on demand.
 
 The system compiler compiles a library once per source, variant and compiler. Each variant is
 compiled for one instruction set; `ops.processor` selects the fastest. Shipped libraries are in
@@ -8,7 +8,6 @@ demand are stored in a cache folder that only this user can write to.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import os
@@ -41,34 +40,14 @@ VARIANTS = {
 """Compiler flags of each variant. `tiles` gives the results of `amx` on any processor."""
 
 
-_FAULTS = {
-    1: "the system does not let this process use AMX (arch_prctl refused ARCH_REQ_XCOMP_PERM)",
-    2: "the processor's AMX instructions do not give the bits that they are specified to give",
-}
-"""Faults by the result of `check_tiles` in native/tile_checks.cpp. The result 0 means no fault."""
-
-
 class BuildError(Exception):
     """Raised if the kernels cannot be compiled or loaded, if another account could have written the
     library, or if the library fails its self-check."""
 
 
-def load(variant: str) -> ctypes.CDLL:
-    """Loads the library of a variant, shipped or compiled, and runs its self-check, which takes a
-    few milliseconds for `amx` and no time for other variants. Raises BuildError."""
-    path = find_shipped(variant) or compile_library(variant)
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise BuildError(f"cannot load {path}: {error}") from error
-    if fault := _FAULTS.get(library.check_tiles()):
-        raise BuildError(f"{variant} cannot be used: {fault}")
-    return library
-
-
 def find_library(variant: str) -> Path | None:
-    """Returns the library that `load` would load, or None if `load` would have to compile it.
-    Raises BuildError."""
+    """Returns the library that `kernel_library.load` would load, or None if it would have to
+    compile one. Raises BuildError."""
     if (shipped := find_shipped(variant)) is not None:
         return shipped
     compiled = _cache_dir() / _compiled_name(find_compiler(), variant, mapped_openmp(), SOURCES)

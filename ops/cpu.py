@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import byref, c_int32
 
 import torch
 from torch import Tensor
@@ -28,55 +28,14 @@ from ops.base import (
     SamplingBatch,
 )
 from ops.block_matrix import Weight, join
-from ops.cpu_layers import NativeLayers, NativeStep
-from ops.panel_linear import NativePart, PanelLinear
+from ops.cpu_layers import NativeLayers
+from ops.kernel_library import SAMPLING_POINTERS, Sampling, load
+from ops.panel_linear import PanelLinear
 from ops.processor import Processor
 from ops.scheduler_times import SchedulerTimes
 from ops.thread_count import ThreadCount
 from ops.variant_choice import choose_variant
 from ops.weight_format import WeightFormat
-
-SAMPLING_POINTERS = (
-    *("temperature", "top_k", "top_p", "min_p", "seed", "position", "choice"),
-    *("presence", "frequency", "repetition", "token_buffer", "buffer_slot"),
-    *("prompt_len", "total_len", "bias_start", "bias_ids", "bias_values"),
-)
-
-
-class Sampling(Structure):
-    """`SamplingBatch` as pointers. Matches the struct `Sampling` in native/sampling.cpp."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in SAMPLING_POINTERS),
-        ("token_buffer_stride", c_int64),
-        ("has_penalties", c_int64),
-        ("has_bias", c_int64),
-    )
-
-
-P, I32, I64, F32 = c_void_p, c_int, c_int64, c_float
-SIGNATURES: dict[str, tuple[type, ...]] = {
-    "set_num_threads": (I32,),
-    "team_ids": (I32, P),
-    "pack_linear": (P, I32, I64, I64, P),
-    "pack_blocks": (P, P, P, I32, I64, I64, P),
-    "linear": (P, I64, I64, POINTER(NativePart), I64, P, I64, P),
-    "embed": (P, I64, P, I32, I64, F32, P),
-    "rms_norm": (P, P, P, I64, I64, F32, P),
-    "gated_activation": (P, I64, I64, I32, P),
-    "rope_write_kv": (P, I64, I64, I64, I64, P, P, P, F32, P, P, P, I64, P, I64, I32),
-    "paged_attention": (
-        *(P, I64, P, P, I64, P, I64, P, I64, I32),
-        *(I64, I64, I64, F32, I64, F32, P, P),
-    ),
-    "add_lora": (P, P, I64, P, P, I64, I64, I64, P, P, I64, P, P, P, P, I32),
-    "add_embedding_lora": (P, P, I64, F32, I64, I64, P, P, I64, P, P, P, P, I32),
-    "row_products": (P, I64, I64, P, I64, I32, P),
-    "run_layers": (P, I64, POINTER(NativeStep), P, P),
-    "sample": (P, I64, I64, POINTER(Sampling), P),
-    "greedy": (P, I64, I64, P),
-    "log_softmax_top": (P, P, I64, I64, I64, P, P, P),
-}
 
 
 class CpuOps(HostOps):
@@ -96,10 +55,7 @@ class CpuOps(HostOps):
 
     def __init__(self, *, variant: str | None = None, threads: int | None = None) -> None:
         self.variant = variant or choose_variant("", Processor.here()).variant
-        self._lib = build.load(self.variant)
-        for name, arguments in SIGNATURES.items():
-            function = getattr(self._lib, name)
-            function.argtypes, function.restype = arguments, None
+        self._lib = load(self.variant)
         self.rounds_input = bool(self._lib.rounds_input())
         """Whether a bfloat16 linear also rounds its input, as `amx` and `avx512bf16` do."""
         self._fused_linears: dict[

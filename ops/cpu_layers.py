@@ -1,62 +1,19 @@
-"""Runs all decoder layers in one C call, with the structures of native/layers.cpp."""
+"""Runs all decoder layers in one C call."""
 
 from __future__ import annotations
 
 import ctypes
 import time
 from collections.abc import Callable
-from ctypes import POINTER, Structure, byref, c_double, c_int32, c_int64, c_void_p
+from ctypes import byref, c_int32
 
 import torch
 from torch import Tensor
 
 from ops.base import AdaptedLinear, ForwardBatch, LayerWeights, Norm
-from ops.panel_linear import NativePart, PanelLinear
+from ops.kernel_library import NativeLayer, NativeLinear, NativeNorm, NativeStep
+from ops.panel_linear import PanelLinear
 from ops.weight_format import WeightFormat
-
-
-class NativeLinear(Structure):
-    _fields_ = (
-        ("parts", POINTER(NativePart)),
-        ("bias", c_void_p),
-        ("projections", POINTER(c_int32)),
-        ("widths", POINTER(c_int32)),
-        ("num_parts", c_int64),
-        ("num_projections", c_int64),
-        ("in_features", c_int64),
-        ("out_features", c_int64),
-    )
-
-
-class NativeNorm(Structure):
-    _fields_ = (("weight", c_void_p), ("eps", c_double))
-
-
-class NativeLayer(Structure):
-    _fields_ = (
-        *((name, NativeLinear) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, NativeNorm) for name in ("q", "k", "post_attention", "mlp", "post_mlp")),
-        ("following", NativeNorm),
-        ("rope", c_void_p),
-        *((name, c_int64) for name in ("layer", "num_heads", "window", "silu")),
-        ("scale", c_double),
-        ("softcap", c_double),
-    )
-
-
-class NativeStep(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("rows", "num_seqs", "max_context", "table_stride")),
-        *((name, c_void_p) for name in ("query_start", "token_seq", "positions", "block_tables")),
-        ("arena", c_void_p),
-        *((name, c_int64) for name in ("layer_bytes", "num_kv", "dim", "kv_format")),
-        ("num_segments", c_int64),
-        ("segment_start", c_void_p),
-        ("segment_slot", c_void_p),
-        *((name, c_int64) for name in ("layer_entries", "slot_entries")),
-        *((name, c_void_p) for name in ("a_offset", "b_offset", "rank", "lora_arena")),
-        ("lora_format", c_int64),
-    )
 
 
 class NativeLayers:

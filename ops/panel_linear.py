@@ -5,22 +5,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from copy import copy
-from ctypes import Structure, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from ops.block_matrix import BlockMatrix, Weight
+from ops.kernel_library import NativePart
 from ops.weight_format import BLOCK_SIZES, WeightFormat
 
 PANEL = 48
 """Number of output columns in a panel."""
-
-
-class NativePart(Structure):
-    """Some output columns of a linear. Matches the struct `LinearPart` in native/kernels.h."""
-
-    _fields_ = (("panels", c_void_p), ("format", c_int64), ("columns", c_int64))
 
 
 class PanelLinear:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from ops.build import BuildError, load
+from ops.build import BuildError
+from ops.kernel_library import load
 from ops.processor import Processor
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,8 @@ from loraplex.errors import ApiFailure, LoraplexError, reason_of
 from loraplex.private import check_owner, may_be_replaced
 from loraplex.roles.tls import load_tls
 from loraplex.settings import Settings
-from ops.build import COMPILED, BuildError, find_compiler, find_library, find_shipped, load
+from ops.build import COMPILED, BuildError, find_compiler, find_library, find_shipped
+from ops.kernel_library import load
 from ops.processor import Processor
 from store.database import Database
 from store.errors import ApiError

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from ops import build
+from ops.kernel_library import SIGNATURES, load
 from ops.processor import REQUIRED, Processor
 from ops.registry import select
+from tests.ops.conftest import VARIANTS
 
 
 def some_sources(folder: Path, *names: str) -> Path:
@@ -69,6 +71,15 @@ def test_the_bfloat16_instructions_compile(monkeypatch, tmp_path: Path, variant:
     tiles = [path.name for path in build.SOURCES.glob("tile_*.cpp")]
     sources = some_sources(tmp_path / "sources", "linear.cpp", "threads.cpp", *tiles)
     assert build.compile_library(variant, sources).exists()
+
+
+@pytest.mark.skipif(not VARIANTS, reason="no C++ compiler")
+@pytest.mark.parametrize("variant", VARIANTS[:1])
+def test_a_loaded_library_has_the_types_of_its_functions(variant: str) -> None:
+    """Else pointers would be cut to 32 bits."""
+    library = load(variant)
+    for name, arguments in SIGNATURES.items():
+        assert getattr(library, name).argtypes == arguments
 
 
 def test_a_cache_that_others_can_write_to_is_refused(monkeypatch, tmp_path: Path):

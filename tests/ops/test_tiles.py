@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops import build
+from ops import build, kernel_library
 from ops.base import FusedLinear
 from ops.block_matrix import Weight, join
-from ops.cpu import SIGNATURES, CpuOps
+from ops.cpu import CpuOps
+from ops.kernel_library import load, open_library
 from ops.panel_linear import PanelLinear
 from ops.processor import Processor
 from ops.weight_format import BLOCK_SIZES, WeightFormat
@@ -30,10 +31,6 @@ from tests.ops.test_block_matrix import random_blocks
 from tests.ops.test_lora import LAYER, make_lora
 
 EMULATOR = Path(__file__).parent / "tile_emulator.cpp"
-SOURCES = (
-    *("attention", "linear", "lora", "packing", "pointwise", "threads"),
-    *("tile_attention", "tile_checks", "tile_linear", "tile_lora"),
-)
 HAS_AMX = "amx" in Processor.here().variants()
 
 pytestmark = pytest.mark.skipif(
@@ -45,7 +42,7 @@ emulated_only = pytest.mark.skipif(HAS_AMX, reason="this processor has AMX: noth
 def emulated(folder: Path) -> Path:
     """Compiles kernels of `amx` together with the emulator. Their other instructions are those of
     this processor's fastest variant."""
-    for path in (*build.SOURCES.glob("*.h"), *(build.SOURCES / f"{name}.cpp" for name in SOURCES)):
+    for path in build.SOURCES.iterdir():
         shutil.copy(path, folder)
     shutil.copy(EMULATOR, folder / "tile_permission.cpp")
     flags = build.VARIANTS[Processor.here().variants()[0]]
@@ -57,13 +54,9 @@ def emulated(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if HAS_AMX:
-        return build.load("amx")
-    library = ctypes.CDLL(str(emulated(tmp_path_factory.mktemp("sources"))))
+        return load("amx")
+    library = open_library(emulated(tmp_path_factory.mktemp("sources")))
     library.emulated_products.restype = ctypes.c_int64
-    for name, arguments in SIGNATURES.items():
-        if hasattr(library, name):
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
     assert library.check_tiles() == 0
     library.set_num_threads(2)
     return library
@@ -188,12 +181,12 @@ def test_the_self_check_finds_refused_and_wrong_tiles(
 
 @emulated_only
 def test_a_library_that_fails_its_check_is_not_loaded(amx: ctypes.CDLL, monkeypatch) -> None:
-    monkeypatch.setattr(build, "find_shipped", lambda _: Path(amx._name))
+    monkeypatch.setattr(kernel_library, "find_shipped", lambda _: Path(amx._name))
     try:
         for faults, words in (((1, 0), "system does not let"), ((0, 1), "do not give the bits")):
             amx.set_faults(*faults)
             with pytest.raises(build.BuildError, match=f"^amx cannot be used: .*{words}"):
-                build.load("amx")
+                load("amx")
     finally:
         amx.set_faults(0, 0)
-    assert build.load("amx").check_tiles() == 0
+    assert load("amx").check_tiles() == 0
