@@ -166,8 +166,9 @@ def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[Pr
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Shows a spinner with the text `what` on a terminal. Each call of the yielded function adds a
-    detail to the text. Elsewhere, each call prints a line with `what` and the detail."""
+    """Shows a spinner with the text `what` on a terminal. Each call of the yielded function shows a
+    detail after `what`, in place of the previous detail. If standard error is not a terminal, there
+    is no spinner, and each call prints a line with `what` and the detail."""
     if not sys.stderr.isatty():
         yield lambda detail: tell(f"{what}: {detail}")
         return

@@ -7,8 +7,8 @@ overloaded  The sequence moves once, to a worker that has not just refused a sim
 lost        Before its first token, the sequence is retried on another worker, within the budget of
             retries. After its first token, it continues on another worker. If there is no other
             worker, it waits for one.
-lost again  Two workers were lost without a token in between. The sequence waits for the workers to
-            return. If they do not, it is presumed to have crashed them, and ends.
+lost again  Two workers were lost without a token in between. The sequence waits for their processes
+            to connect again. If they do not, it is presumed to have crashed them, and ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ crashing them."""
 MAX_LOST = 5
 """Total number of lost workers at which a sequence is suspected of crashing them."""
 VERDICT_S = 3.0
-"""Seconds in which lost workers may return before a sequence is presumed to have crashed them."""
+"""Seconds for which a suspected sequence waits for the processes of its lost workers to connect
+again. After that, it is presumed to have crashed them."""
 REFUSALS = (ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN)
 OVERLOADED = (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE)
 
@@ -193,11 +194,13 @@ class RetryState:
 
     def is_suspected(self) -> bool:
         """Returns whether the sequence is suspected of crashing its workers, and must not be sent
-        to another worker yet. Raises PoisonRequest if the workers have not returned within
-        `VERDICT_S`.
+        to another worker yet. Raises PoisonRequest if the suspicion has lasted for `VERDICT_S`
+        seconds, measured from the first call that found it.
 
-        A worker that has connected again with the same instance id was only disconnected, and does
-        not count.
+        A sequence is suspected while `MAX_WITHOUT_PROGRESS` workers that it lost since its last
+        token, or `MAX_LOST` of all that it lost, are dead. A worker is not dead if the process that
+        had the sequence is connected again, which its instance id shows, and does not hang in a
+        step. A process that was started in its place has another instance id.
         """
         is_dead = [not worker.lives(instance_id) for worker, instance_id in self._lost]
         if (
