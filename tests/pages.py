@@ -1,8 +1,8 @@
 """The command blocks of the pages, and a shell that runs them.
 
 A block is run if it is fenced as `sh` or `python`, or is indented and begins with `$ ` or with a
-command. It is left out where the paragraph before it, or one before the first heading of the
-second level, says "not run by the tests: REASON".
+command, unless a comment that readers do not see names a reason against it: `<!-- not run: REASON
+-->` in the line before the block, or `<!-- not run on this page: REASON -->` for all of a page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ PAGES = [
     *sorted((ROOT / "docs/use").glob("*.md")),
     *sorted((ROOT / "docs/operate").glob("*.md")),
 ]
-MARK = re.compile(r"not run by the tests: ([^*)]+)", re.IGNORECASE)
+NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
+NOT_RUN_ON_PAGE = re.compile(r"^<!-- not run on this page: (.+) -->$", re.MULTILINE)
 COMMAND = re.compile(
     r"\$ |\. |(?:loraplex|curl|make|kubectl|export|openssl|pg_dump|pip|python)\b|[A-Z_]+="
 )
@@ -62,12 +63,11 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """In the order of the page."""
-    lines = page.read_text().splitlines()
-    preface = "\n".join(lines).partition("\n## ")[0]
-    # Indented blocks are no prose.
-    whole = MARK.search("\n".join(line for line in preface.splitlines() if line[:4] != "    "))
-    number, paragraph, before = 0, "", ""
+    """Yields the blocks of a page in their order."""
+    text = page.read_text()
+    lines = text.splitlines()
+    of_page = NOT_RUN_ON_PAGE.search(text)
+    number, last, before = 0, "", ""
     while number < len(lines):
         line = lines[number]
         start = number
@@ -89,15 +89,12 @@ def blocks(page: Path) -> Iterator[Block]:
             inside = [each[4:] for each in lines[start : number + 1]]
             kind = "sh" if COMMAND.match(inside[0]) else ""
         else:
-            # A paragraph's text stays until the next one begins.
-            paragraph = f"{paragraph}\n{line}" if before else line or paragraph
-            before, number = line, number + 1
+            last, before, number = line or last, line, number + 1
             continue
         if kind in ("sh", "python"):
-            mark = MARK.search(paragraph) or whole
-            reason = " ".join(mark[1].split()) if mark else None
-            yield Block(page, start + 1, kind, inside, reason)
-        before, number = "", number + 1
+            mark = NOT_RUN.fullmatch(last) or of_page
+            yield Block(page, start + 1, kind, inside, mark[1] if mark else None)
+        last, before, number = "", "", number + 1
 
 
 class Shell:

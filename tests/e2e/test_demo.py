@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -16,12 +17,14 @@ import openai
 import pydantic
 import pytest
 
-from tests.pages import PAGES, Shell, blocks, failures
+from tests.pages import NOT_RUN_ON_PAGE, PAGES, Shell, blocks, failures
 from tests.stack import ROOT, Stack, running
 from tests.wheel import install_wheel
 
 pytestmark = pytest.mark.full
 
+NUM_RUN = 82
+"""Number of blocks that are run, which may grow but not fall."""
 RUN = [page for page in PAGES if any(block.reason is None for block in blocks(page))]
 AGENT = ROOT / "examples" / "agent.py"
 
@@ -152,13 +155,24 @@ def test_the_commands_of_a_page_are_true(demo: Stack, page: Path, tmp_path: Path
         assert not (wrong := failures(page, shell, demo.url)), "\n".join(wrong)
 
 
-def test_what_is_not_run_says_why() -> None:
-    """And every page that has commands is read: none loses its blocks to a change of form."""
+def test_each_block_is_run_or_its_page_says_why_not() -> None:
+    """A comment without a block, a fence of another name, or an indented block that begins with its
+    output would take commands from the run without a sign."""
+    num_run = 0
     for page in PAGES:
-        found = list(blocks(page))
-        assert all(block.reason is None or len(block.reason) > 10 for block in found)
-        has_commands = "    $ " in page.read_text() or "```sh" in page.read_text()
-        assert bool(found) >= has_commands, page
+        found, text = list(blocks(page)), page.read_text()
+        num_run += sum(block.reason is None for block in found)
+        reasons = [block.reason for block in found if block.reason is not None]
+        assert all(len(reason) > 10 for reason in reasons), page
+        comments = re.findall(r"<!-- *not run.*", text)
+        of_page = NOT_RUN_ON_PAGE.findall(text)
+        assert comments == [f"<!-- not run on this page: {each} -->" for each in of_page] or (
+            comments == [f"<!-- not run: {each} -->" for each in reasons]
+        ), page
+        assert set(re.findall(r"^ *```(\w+)", text, re.MULTILINE)) <= {"sh", "python"}, page
+        in_blocks = sum(line.startswith("$ ") for block in found for line in block.lines)
+        assert in_blocks == len(re.findall(r"^ {4}\$ ", text, re.MULTILINE)), page
+    assert num_run >= NUM_RUN
 
 
 def test_a_second_start_remembers(demo: Stack) -> None:
